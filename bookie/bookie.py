@@ -10,6 +10,7 @@ A poisoned journal acknowledges nothing (B6), so a bookie that cannot go on need
 """
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any, Final, Protocol, cast
 import structlog
 
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.bookie.core.remedies import RESTORED
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.membership import Membership
 from rollbook.bookie.server import BookieServer
@@ -27,19 +29,28 @@ from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
-from rollbook.proto.cluster.ledger_ids import LedgerIds
+from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
-from rollbook.proto.errors import BadConfig, OutcomeUnknown, RollbookError, Unavailable
+from rollbook.proto.errors import (
+    BadConfig,
+    OlderMetadata,
+    OutcomeUnknown,
+    RollbookError,
+    Unavailable,
+)
 from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
-from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import (
+    NO_SESSION,
     Address,
     Clock,
     Disk,
     Listener,
     MetadataStore,
     Randomness,
+    SessionId,
     Transport,
 )
 from rollbook.proto.tasks import first_failure, first_of
@@ -170,7 +181,7 @@ class Bookie:
         `tls` is how it listens at `tls_listen`.
 
         Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
-        `BadConfig`, each with what to do about it; `OSError`.
+        `BadConfig`, `OlderMetadata`, each with what to do about it; `OSError`.
         """
         try:
             url = MetadataUrl.parse(settings.bookie.metadata)
@@ -206,6 +217,7 @@ class Bookie:
         self.space.set_read_only(settings.bookie.read_only)
         await self.space.open()
         await self._registration().await_others()  # Who lives must not be overtaken by a copy.
+        await self._require_current_metadata()
         # A full disk keeps no bookie from answering, but from promising: a copy might pass for it (B8).
         self.storage.may_promise = await self.identity.begin()
         self.server = BookieServer(
@@ -220,6 +232,25 @@ class Bookie:
             self._begin(self._count_start())
         if tls and self._tls_listen:
             self._tls_listener = await self.server.listen(self._tls_listen, tls)
+
+    async def _require_current_metadata(self) -> None:
+        """Raises `OlderMetadata` if the store was put back from a copy that knows less than this bookie (B14)."""
+        nodes = LedgerNodes(self._store, self.cluster.root, self.cluster.layout)
+        known = await self.storage.ledger_ids()
+        if not known:
+            return
+        position = await LedgerIds(self._store, self.cluster.root).draw()
+        ahead = [each for each in known if is_ahead(each, position)]
+        unnamed = [each for each in ahead if not await nodes.exists(LedgerId(each))]
+        if unnamed:
+            url = shlex.quote(self.config.bookie.metadata)
+            raise OlderMetadata(
+                f"this bookie has ledgers that the metadata store has not given out yet ({len(unnamed)}, up to "
+                f"{unnamed[-1]}; the next id there is {position}): the store was put back from an older copy",
+                bookie=self.bookie_id,
+                next_step="put back the newest copy there is; if that is it, what was written since is lost: "
+                f"{RESTORED} --metadata {url} --above {unnamed[-1]}",
+            )
 
     async def _require_place(self) -> None:
         """Raises `BadConfig` if it cannot listen where it wants to. Mostly its id says where that is."""
@@ -271,6 +302,7 @@ class Bookie:
         self.membership = Membership(registration, self._standing)
         await self._unless_failed(self.membership.join())
         self._begin(self._follow_standing())
+        self._begin(self._follow_sessions(self._store.session))
         self.state = State.SERVING
 
     def _registration(
@@ -315,6 +347,18 @@ class Bookie:
             writable_s = 0.0 if self.is_read_only else writable_s + _LOOK_S
             if not 0.0 < writable_s < _CALM_S:
                 self.membership.want(self._standing)
+
+    async def _follow_sessions(self, session: SessionId) -> None:
+        """A store may be put back under a bookie that runs: it loses its session by that. Raises `OlderMetadata`."""
+        async for _ in self._store.session_events():
+            while self._store.session not in (session, NO_SESSION):
+                found = self._store.session
+                try:
+                    await self._require_current_metadata()
+                except (Unavailable, OutcomeUnknown):
+                    await asyncio.sleep(_LOOK_S)
+                else:
+                    session = found
 
     @property
     def _standing(self) -> Standing:

@@ -550,6 +550,12 @@ class WrongCluster(Invalid):
     code = Code("WRONG_CLUSTER", "FAILED_PRECONDITION", 409)
 
 
+class OlderMetadata(Invalid):
+    """The metadata store is older than what was built on it."""
+
+    code = Code("OLDER_METADATA", "FAILED_PRECONDITION", 409)
+
+
 class WrongBookie(Invalid):
     """These directories are not this bookie's, or not all of them, or not of its latest life."""
 

@@ -106,6 +106,36 @@ def health(metadata: Metadata, output: str) -> None:
     click.get_current_context().exit(CODES[verdict["health"]])
 
 
+@group.command(
+    epilog=examples(
+        "rollbook cluster restored --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster restored --metadata zk://zk1/ledgers --above 71203",
+        "rollbook cluster restored --metadata sqlite:///var/lib/rollbook/metadata.db --yes",
+    )
+)
+@metadata_option(WHERE, required=True)  # What is changed is named.
+@click.option(
+    "--above",
+    type=click.IntRange(min=0),
+    default=0,
+    help="The highest ledger id that a bookie has: a bookie that does not start names it.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def restored(url: str, above: int, yes: bool, output: str) -> None:
+    """Go on with a metadata store that was put back from an older copy.
+
+    Stop everything else first. Ledger ids go on above all that were given out since the copy was made, so none is
+    given out twice. Records that were written to segments made since the copy are lost: the store does not name those
+    segments, and bookies remove them an hour or so later.
+    """
+    from rollbook.api.cli.cluster_work import go_on_after_restore
+    from rollbook.api.cli.confirming import ask_whether
+
+    ask_whether("give up what was written since the copy was made", yes)
+    show_facts(go_on_after_restore(url, above), output)
+
+
 # --- Log servers, asked themselves ------------------------------------------------------------
 
 

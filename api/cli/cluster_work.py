@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import BadConfig, OutcomeUnknown, Unavailable
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import BookieServiceInfo
@@ -53,6 +54,18 @@ def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if not has_own_trees:
         facts["own_root"] = None
     return facts, bookies
+
+
+def go_on_after_restore(url: str, above: int) -> dict[str, Any]:
+    """The lowest ledger id that may be given out from now on."""
+
+    async def skip(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
+        if not cluster.layout.takes_new_ledgers:
+            raise BadConfig(f"the {cluster.layout.value} layout takes no new ledgers")
+        next_id = await LedgerIds(store, cluster.root).skip(above)
+        return {"instance_id": cluster.instance_id, "next_ledger_id": next_id}
+
+    return run_on_store(url, skip)
 
 
 def run_on_store(

@@ -53,6 +53,7 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Superseded, 4),
     (errors.WrongCluster, 4),
     (errors.WrongBookie, 4),
+    (errors.OlderMetadata, 4),
     (errors.Unavailable, 5),
     (errors.OutcomeUnknown, 5),
     (errors.Corrupt, 7),

@@ -14,6 +14,9 @@ Who wants an id while others are being drawn has his drawn together with all tha
 two transactions for many, not for each. If that fails, those without one all hear so at the same time.
 
 A drawn id is a proposal: creating the ledger's node decides.
+
+A store that was put back from an older copy has counters that stand where they stood then. `skip` moves them past
+every id that can have been drawn since: to a new `HOB`. Ids that were drawn before the copy stay below it.
 """
 
 import asyncio
@@ -30,6 +33,7 @@ from rollbook.proto.cluster.lost_replies import (
 )
 from rollbook.proto.errors import (
     ConnectionLost,
+    InvalidRequest,
     MetadataUnavailable,
     NodeNotEmpty,
     NoSuchCluster,
@@ -48,10 +52,18 @@ _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 256
 # To be removed; as long as that fails, what is beyond these stays until its session ends.
 _USED_MAX: Final = 16 * 1024
+# In units of 2^32 ids. No counter moves further between a copy of the store and its return; what lies beyond was
+# picked by a client.
+_HIGHS_WITHIN_REACH: Final = 16
 
 
 _Waiter = asyncio.Future[LedgerId | None]
 """Who waits for his id; or for None: it is his turn to draw."""
+
+
+def is_ahead(ledger_id: int, position: int) -> bool:
+    """Whether a counter that stands at `position` will give out this id (LI1)."""
+    return position <= ledger_id and (ledger_id >> 32) - (position >> 32) <= _HIGHS_WITHIN_REACH
 
 
 class LedgerIds:
@@ -59,7 +71,7 @@ class LedgerIds:
         self._store = store
         self._short = f"{root}/{SHORT_IDS}"
         self._long = f"{root}/{LONG_IDS}"
-        self._is_long: bool | None = None  # Not looked yet.
+        self._is_long = False  # True stays so.
         self._is_drawing = False
         self._waiting: deque[_Waiter] = deque()  # Those whose ids are drawn next, in order.
         self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
@@ -77,6 +89,26 @@ class LedgerIds:
             self._pass_on()
         await self._remove_used()  # Whoever has drawn, while the others go on.
         return drawn
+
+    async def skip(self, above: int = 0) -> LedgerId:
+        """Every id that is drawn from now on is this one or higher, and higher than `above` and than all that
+        this cluster's counters can have given out before their store was put back from a copy (LI1).
+
+        Raises `InvalidRequest` if there are no such ids, `NoSuchCluster`.
+        """
+        try:
+            await ensure_node(self._store, self._long)
+        except NoSuchNode:
+            raise NoSuchCluster(path=self._long.rpartition("/")[0]) from None
+        highs = _high_numbers(await children_surely(self._store, self._long))
+        high = max(above >> 32, *highs, 0) + 1
+        if high > _HIGH_MAX:
+            raise InvalidRequest(
+                f"no counter gives ids above {above}",
+                next_step="name the highest id that was drawn",
+            )
+        await ensure_node(self._store, self._high_path(high))
+        return LedgerId(high << 32)
 
     async def _wait(self) -> LedgerId | None:
         """None: it is this one's turn."""
@@ -157,8 +189,8 @@ class LedgerIds:
 
     async def _draw(self, count: int) -> list[LedgerId]:
         """So many, or fewer; one at least."""
-        if self._is_long is None:
-            self._is_long = await read_surely(self._store, self._long) is not None
+        if not self._is_long:  # Asked each time: `skip` may have been called elsewhere.
+            self._is_long = await read_surely(self._store, self._long, fresh=False) is not None
         if not self._is_long:
             numbers = await self._draw_numbers(self._short, count)
             if numbers:

@@ -117,6 +117,9 @@ class LedgerNodes:
         created_ms = node.stat.created_ms if metadata.created_ms is None else metadata.created_ms
         return StoredLedger(metadata, node.stat.version, created_ms)
 
+    async def exists(self, ledger_id: LedgerId) -> bool:
+        return await read_surely(self._store, self.path(ledger_id)) is not None
+
     async def watch(self, ledger_id: LedgerId) -> Watch:
         """Tells of every change from now on."""
         return await self._store.watch(self.path(ledger_id))

@@ -90,6 +90,7 @@ class Files:
         self._metadata_url = f"sqlite://{folder}/metadata.db"
         command = [sys.executable, "-m", "rollbook.api.cli.main", "cluster", "init", "--metadata"]
         subprocess.run([*command, self._metadata_url], check=True, stdout=subprocess.DEVNULL)
+        bookies.give_out_ids(self._metadata_url)
 
     def start(self, keep: str) -> tuple[float, float]:
         """Returns how long it took to open the storage, and from its start until it was ready."""

@@ -21,6 +21,7 @@ from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from tests.crash import CrashResult
 from tests.crash.bookie_rig import PATIENCE_S, Outcome, Rig, Subject
 from tests.crash.series import Report, crash_in_series
+from tests.support import bookies
 from tests.support.forgetful import ForgetfulDisk
 from tests.support.processes import family
 
@@ -224,6 +225,7 @@ def _subject(
         url = f"sqlite://{native}/metadata.db"
         command = ("rollbook.api.cli.main", "cluster", "init", "--metadata", url)
         assert children.start_module(*command).wait(PATIENCE_S) == 0
+        bookies.give_out_ids(url)
         children.start_module("tests.crash.server", url)  # Whoever serves it must not be killed.
         yield Subject(
             *(folder / "bookie", children, url), flaw=flaw, journal_file_bytes=journal_file_bytes

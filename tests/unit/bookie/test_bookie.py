@@ -11,11 +11,13 @@ import pytest
 from rollbook.bookie.bookie import Bookie, Settings, State, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, SpaceConfig, StorageConfig
 from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import (
     BadConfig,
     BookieReadOnly,
     NodeExists,
     NoSuchCluster,
+    OlderMetadata,
     RollbookError,
     Unavailable,
     WrongBookie,
@@ -81,6 +83,7 @@ class Town:
             eyes = self.world.node("eyes")
             self.eyes = await eyes.metadata(session_timeout_s=SESSION_S)
             await initialise(self.eyes, ROOT, self.world.random("cluster"))
+            await LedgerIds(self.eyes, ROOT).skip()  # The ledgers of these tests have no metadata.
             await story(self)
             for node in self.world.nodes.values():
                 if node.name.startswith("b"):
@@ -689,3 +692,21 @@ def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.Mon
 def test_what_nobody_can_connect_to_or_know_again_is_refused(config: dict[str, str]) -> None:
     with pytest.raises(BadConfig):
         addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
+
+
+def test_under_an_older_metadata_store_it_does_not_go_on() -> None:
+    """B14: a store may be put back while a bookie runs, which loses its session by that."""
+
+    async def story(town: Town) -> None:
+        process = await town.start()
+        position = await LedgerIds(town.eyes, ROOT).draw()
+        await add_entries(town.serving["b1"].storage, position + 5, [0])
+        town.world.metadata.expire(town.node)
+        await process.result
+        assert isinstance(town.ends["b1"], OlderMetadata)
+        with pytest.raises(OlderMetadata, match="older copy"):
+            await town.node.start(town.serve).result
+        await LedgerIds(town.eyes, ROOT).skip(position + 5)
+        await town.start()
+
+    Town().tell(story)

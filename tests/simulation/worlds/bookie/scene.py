@@ -29,6 +29,7 @@ from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.scrub import Scrubber
 from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.registration import BookieRegistration
 from rollbook.proto.errors import (
@@ -372,6 +373,7 @@ class _Run(Stage):
     async def _make_cluster(self, node: Node) -> None:
         store = await node.metadata()
         cluster = await initialise(store, ROOT, node.randomness)
+        await LedgerIds(store, ROOT).skip()  # The ids of this world's ledgers were all given out.
         ledgers = LedgerNodes(store, ROOT, cluster.layout)
         for ledger_id in LEDGERS:
             await ledgers.create(_metadata(ledger_id))

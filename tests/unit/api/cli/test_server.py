@@ -20,6 +20,7 @@ import pytest
 
 from rollbook.api.cli.main import exit_code, rollbook
 from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.errors import ConnectionLost, NoSuchLedger, RollbookError
 from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
@@ -72,6 +73,7 @@ def make_cluster(url: str) -> None:
         place = MetadataUrl.parse(url)
         async with await open_metadata_store(place, create=True) as store:
             await initialise(store, place.ledgers_root, random.SystemRandom())
+            await LedgerIds(store, place.ledgers_root).skip()  # Ledgers here have no metadata.
 
     asyncio.run(make())
 

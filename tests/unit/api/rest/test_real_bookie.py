@@ -43,6 +43,7 @@ class Process:
         self._child: processes.Child
         init = [*_ROLLBOOK, "cluster", "init", "--metadata", self._url]
         subprocess.run(init, check=True, capture_output=True)
+        bookies.give_out_ids(self._url)
 
     async def start(self) -> None:
         line = await self.start_with(

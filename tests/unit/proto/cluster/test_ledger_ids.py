@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from rollbook.proto.cluster import ledger_ids as module
-from rollbook.proto.cluster.ledger_ids import LedgerIds
-from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
+from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
+from rollbook.proto.errors import InvalidRequest, MetadataUnavailable, NoSuchCluster
 from rollbook.proto.ports import Create, CreateMode, MetadataStore, Op, OpResult
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
@@ -312,3 +312,33 @@ async def test_a_counter_that_was_removed_meanwhile_is_not_made_again(
     counters.fates.append(Fate.REQUEST_LOST)
     assert await ids.draw() == 5 << 32
     assert await counters.children(long) == ["HOB-0000000005"]
+
+
+async def test_ids_go_on_above_all_that_were_given_out_before_the_store_was_put_back(
+    counters: Counters, ids: LedgerIds, rival: MetadataStore
+) -> None:
+    """LI1: a client that has drawn short ids before hears of it, too."""
+    highest = 7 << 32 | 15
+    assert await LedgerIds(rival, ROOT).skip(highest) == 8 << 32
+    assert await ids.draw() == 8 << 32
+    assert await LedgerIds(rival, ROOT).skip() == 9 << 32  # Put back once more.
+    assert await ids.draw() == 9 << 32
+    with pytest.raises(InvalidRequest, match="no counter gives ids above"):
+        await ids.skip(2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("ledger_id", "position", "expected"),
+    [
+        (99, 100, False),
+        (100, 100, True),  # It would be the next one.
+        (5 << 32, 100, True),  # As after a store was put back twice from one copy.
+        (1 << 62, 100, False),  # Some client has picked it.
+        (1 << 62, 1 << 62, True),
+    ],
+)
+def test_which_ids_a_counter_has_yet_to_give_out(
+    ledger_id: int, position: int, expected: bool
+) -> None:
+    """LI1."""
+    assert is_ahead(ledger_id, position) is expected
