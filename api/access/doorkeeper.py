@@ -1,8 +1,8 @@
-"""Who is at the door: looked up by the token that he shows, or else by his certificate.
+"""Who is at the door: looked up by the token that it shows, or else by its certificate.
 
 Files are looked at with each call, and by streams that go on each second, so that a new token needs no
-restart and one that is gone opens nothing more. What cannot be used leaves what was there before in force. A
-stream whose principal has changed ends, and its client comes in again as what he is now.
+restart and one that is gone opens nothing more. What cannot be used, or may be half-written, leaves what was there
+before in force (AF1). A stream whose principal has changed ends, and its client comes in again with its new rights.
 """
 
 import time
@@ -25,10 +25,10 @@ from rollbook.api.access.core.principals import (
     parse_principals,
 )
 from rollbook.api.access.core.quotas import Account
-from rollbook.api.access.token_file import read_token, require_own
+from rollbook.api.access.token_file import mode_of, require_own, token_in
+from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig, Unauthorized
-from rollbook.proto.runtime.config import read_config_file
-from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
+from rollbook.proto.runtime.config import parse_config
 
 logger = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class Caller:
     principal: Principal
     account: Account
     peer: str = ""  # Whence it came, for the audit.
-    doorkeeper: "Doorkeeper | None" = None  # None: nobody is asked who he is.
+    doorkeeper: "Doorkeeper | None" = None  # None: nobody is asked for a name.
     expires_us: int | None = None
 
     def is_in_force(self) -> bool:
@@ -72,11 +72,12 @@ class Doorkeeper:
     ) -> None:
         """Raises `BadConfig`."""
         self.audit = Audit(now_ns)
-        self._token_file, self._access_file = token_file, access_file
         self._wall_us, self._now_ns = wall_us, now_ns
-        self._seen = self._stamps()
+        self._token = WatchedFile(token_file, is_token=True) if token_file else None
+        self._access = WatchedFile(access_file) if access_file else None
+        self._files = [each for each in (self._token, self._access) if each is not None]
         self._looked_ns = now_ns()
-        self._principals = self._read()
+        self._principals = self._parse()
         self._accounts: dict[str, Account] = {}
 
     @classmethod
@@ -135,27 +136,30 @@ class Doorkeeper:
     # --- Files ------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._looked_ns = self._now_ns()
-        if (seen := self._stamps()) == self._seen:
+        self._looked_ns = now_ns = self._now_ns()
+        wall_ns = self._wall_us() * 1000
+        news = [each.look(now_ns, wall_ns) for each in self._files]  # Of all of them.
+        if not any(news):
             return
-        self._seen = seen
+        for each in self._files:
+            if each.waits_for:  # What was there before stays in force.
+                logger.warning("access_not_reloaded", path=each.path, reason=each.waits_for)
+                return
         try:
-            self._principals = self._read()
+            self._principals = self._parse()
             logger.info("access_reloaded", principals=len(self._principals))
         except BadConfig as error:
             logger.warning("access_not_reloaded", reason=str(error))
 
-    def _stamps(self) -> tuple[FileStamp, ...]:
-        return tuple(file_stamp(path) for path in (self._token_file, self._access_file) if path)
-
-    def _read(self) -> Principals:
+    def _parse(self) -> Principals:
         found = Principals([])
-        if self._token_file:
-            found = operator_with(read_token(self._token_file))
-        if self._access_file:
-            path = self._access_file
+        if self._token is not None:
+            path = self._token.path
+            found = operator_with(token_in(self._token.data, mode_of(path), path))
+        if self._access is not None:
+            path = self._access.path
             require_own(path)
-            tables = read_config_file(path, (SECTION,))
+            tables = parse_config(self._access.data, path, (SECTION,))
             try:
                 found = Principals([*found, *parse_principals(tables.get(SECTION, {}))])
             except BadConfig as error:

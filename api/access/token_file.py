@@ -15,10 +15,19 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 def read_token(path: str) -> str:
     """Raises `BadConfig`, too if others than its owner may read the file."""
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            token = file.readline(_TOKEN_BYTES[1] + 1).strip()
-    except (OSError, UnicodeDecodeError) as error:
+            data = file.readline(_TOKEN_BYTES[1] + 1)
+    except OSError as error:
+        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
+    return token_in(data, mode, path)
+
+
+def token_in(data: bytes, mode: int, path: str) -> str:
+    """As `read_token`, of a file that was read before."""
+    try:
+        token = data.partition(b"\n")[0].decode("ascii").strip()
+    except UnicodeDecodeError as error:
         raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
     if mode & _OTHERS_READ:
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
@@ -29,6 +38,14 @@ def read_token(path: str) -> str:
             next_step=f"openssl rand -hex 32 > {path}",
         )
     return token
+
+
+def mode_of(path: str) -> int:
+    """Raises `BadConfig`."""
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
 
 
 def require_own(path: str) -> None:

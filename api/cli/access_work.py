@@ -1,10 +1,15 @@
-"""What `rollbook access` does: it reads the file as a server does, and adds to its end."""
+"""What `rollbook access` does: it reads the file as a server does, and replaces it whole, with what is added.
+
+A server that reads it meanwhile sees the old file or the new one; its last line, `# end`, says that it is whole (AF1).
+"""
 
 import json
 import os
 import secrets
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -12,6 +17,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.access.core.principals import SECTION, Principals, digest_of, parse_principals
+from rollbook.api.access.core.settling import END
 from rollbook.api.access.token_file import require_own
 from rollbook.api.cli.output import tell_rows, time_of
 from rollbook.proto.errors import BadConfig, InvalidRequest
@@ -43,12 +49,35 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
         raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
     added = parse_principals(tomllib.loads(section)[SECTION])
     Principals([*there, *added])  # Nothing of it may be another's.
-    with open(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8"
-    ) as file:
-        file.write(section)
+    _replace(path, section)
     if secret:
         click.echo(secret)
+
+
+def _replace(path: str, section: str) -> None:
+    """By a file of the same mode and owner. Raises `OSError`."""
+    path = os.path.realpath(path)
+    text, found = "", None
+    with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        text, found = file.read(), os.fstat(file.fileno())
+    end = f"\n{END.decode()}\n"
+    text = f"{text.rstrip()}\n".removesuffix(end).rstrip()
+    new = f"{path}.{secrets.token_hex(4)}.new"
+    try:
+        with open(
+            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(f"{text}\n{section}{end}".lstrip())
+            if found is not None:
+                os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
 
 
 def show(path: str, output: str) -> None:

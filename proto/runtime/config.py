@@ -44,8 +44,13 @@ def read_config_text(path: str) -> str:
 
 def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
     """The file as tables; a section outside `sections` is an error."""
+    return parse_config(_read(path), path, sections)
+
+
+def parse_config(data: bytes, path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
+    """As `read_config_file`, of a file that was read before."""
     try:
-        tables = tomllib.loads(_read(path).decode())
+        tables = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadConfig(f"{path} is not TOML: {error}") from error
     for name, table in tables.items():

@@ -98,7 +98,8 @@ class Site:
     channels: Channels
 
     def rewrite(self, principals: dict[str, str]) -> None:
-        self.path.write_text(file_of(principals))
+        """In place, and complete."""
+        self.path.write_text(f"{file_of(principals)}\n# end\n")
 
     async def ask(self, method: Method, word: Any, who: str | None) -> Any:
         """One answer, or the first event. Raises what is heard."""
@@ -853,7 +854,8 @@ async def test_who_was_known_before_he_said_anything_is_looked_at_again(
         call = method(speak(), timeout=DEADLINE_S)
         async with asyncio.timeout(DEADLINE_S):
             await was_let_in.wait()
-        there.path.write_text(there.path.read_text().replace("m.example", "another.example"))
+        text = there.path.read_text().replace("m.example", "another.example")
+        there.path.write_text(f"{text}\n# end\n")
         may_speak.set()
         assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
         assert not there.core.asked

@@ -1,0 +1,86 @@
+"""When a file that was changed may be taken: not while it is half-written (AF1).
+
+A file that is replaced in place (`cp`, an editor) is empty for a moment, then half there, and half an access
+file may be one that grants without its `deny`. So a change is taken
+
+    at once         if the file says that it is complete: an access file by its last line, `# end`, a token's by the end of
+                    its first line. An access file that had that line keeps having to have it
+    after a while   else: `IN_PLACE_NS` after the last change if the file is the same one, `REPLACED_NS` if another one was
+                    moved to its name, which is how a file is replaced whole
+    never           if it is empty, or could not be read twice alike
+
+and until then what was there before stays in force.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+END: Final = b"# end"
+IN_PLACE_NS: Final = 5_000_000_000
+REPLACED_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file as it was read, and that it was the same before and after."""
+
+    inode: int
+    changed_wall_ns: int  # By the file system.
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not yet: the reason, and when to look again (ns; None: when the file has changed)."""
+
+    reason: str
+    again_ns: int | None = None
+
+
+class Settling:
+    """Of one file; `in_force` is what was last taken."""
+
+    def __init__(self, in_force: Seen, *, is_token: bool = False) -> None:
+        self.in_force = in_force
+        self._is_token = is_token
+        self._changed: Seen | None = None
+        self._since_ns = 0  # When it was first seen as it is now.
+
+    def on_seen(self, seen: Seen | None, now_ns: int, wall_ns: int) -> Wait | None:
+        """None: it is taken, and in force. `seen`: None if it could not be read, or not twice alike."""
+        if seen is None:
+            self._changed = None
+            return Wait("it cannot be read, or was being written", now_ns)
+        if seen != self._changed:
+            self._changed, self._since_ns = seen, now_ns
+        if seen.data != self.in_force.data and (wait := self._wait(seen, now_ns, wall_ns)):
+            return wait
+        self.in_force, self._changed = seen, None
+        return None
+
+    def _wait(self, seen: Seen, now_ns: int, wall_ns: int) -> Wait | None:
+        if not seen.data.strip():
+            return Wait("it is empty")
+        if self._is_complete(seen.data):
+            return None
+        if not self._is_token and self._is_complete(self.in_force.data):
+            return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
+        is_in_place = seen.inode == self.in_force.inode
+        settles_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
+        if wall_ns - seen.changed_wall_ns >= settles_ns:  # It was written while nobody asked.
+            return None
+        due_ns = self._since_ns + settles_ns
+        if now_ns >= due_ns:
+            return None
+        seconds = settles_ns // 1_000_000_000
+        ending = "a newline" if self._is_token else f"the line `{END.decode()}`"
+        return Wait(
+            f"it may be half-written: it is taken once it has not changed for {seconds} s, "
+            f"or at once if it ends with {ending}",
+            due_ns,
+        )
+
+    def _is_complete(self, data: bytes) -> bool:
+        if self._is_token:
+            return b"\n" in data
+        return data.rstrip().rpartition(b"\n")[2].strip() == END

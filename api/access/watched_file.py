@@ -1,0 +1,55 @@
+"""A file that says who may come in, read again when it changes, and taken when it is whole (AF1)."""
+
+import os
+
+from rollbook.api.access.core.settling import Seen, Settling, Wait
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
+from rollbook.proto.runtime.system_errors import told
+
+
+class WatchedFile:
+    def __init__(self, path: str, *, is_token: bool = False) -> None:
+        """Takes it as it is. Raises `BadConfig`."""
+        self.path = path
+        self._stamp = file_stamp(path)
+        self._settling = Settling(_read(path), is_token=is_token)
+        self._wait: Wait | None = None
+
+    @property
+    def data(self) -> bytes:
+        """In force."""
+        return self._settling.in_force.data
+
+    def look(self, now_ns: int, wall_ns: int) -> bool:
+        """Whether there is news: it was taken, or waits for another reason than before."""
+        stamp = file_stamp(self.path)
+        again_ns = self._wait.again_ns if self._wait else None
+        if stamp == self._stamp and (again_ns is None or now_ns < again_ns):
+            return False
+        before, self._stamp = self._wait, stamp
+        self._wait = self._settling.on_seen(_read_twice(self.path, stamp), now_ns, wall_ns)
+        return self._wait is None or before is None or self._wait.reason != before.reason
+
+    @property
+    def waits_for(self) -> str:
+        """Why what is there now is not taken; empty if it is."""
+        return self._wait.reason if self._wait else ""
+
+
+def _read(path: str) -> Seen:
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            return Seen(found.st_ino, found.st_mtime_ns, file.read())
+    except OSError as error:
+        raise BadConfig(f"cannot read it: {told(error)}", path=path) from error
+
+
+def _read_twice(path: str, stamp: FileStamp) -> Seen | None:
+    """None: it cannot be read, or somebody was writing it."""
+    try:
+        first, again = _read(path), _read(path)
+    except BadConfig:
+        return None
+    return first if stamp == file_stamp(path) and first == again else None

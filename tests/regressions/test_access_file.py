@@ -1,0 +1,81 @@
+"""An access file that is replaced in place opens and closes nothing while it is half-written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from rollbook.api.access.core.principals import digest_of
+from rollbook.api.client.sync import SyncClient, connect
+from rollbook.proto.errors import NoSuchLog, RollbookError, Unauthorized
+from tests.regressions.defects import defect
+from tests.support import bookies, commands, processes
+
+_TOKEN: Final = "token-of-a-member-0123456789abcdef"
+_GRANTS: Final = (
+    f'[principals.member]\ntokens = [{{ sha256 = "{digest_of(_TOKEN)}" }}]\nread = ["*"]\n'
+)
+_DENIES: Final = 'deny = ["team/secret"]\n'
+_SEEN: Final = (
+    "A call while the access file was written in place was refused, or granted without its deny."
+)
+
+
+@dataclass(frozen=True)
+class _Site:
+    access: Path
+    client: SyncClient
+
+    def error_of(self, log: str) -> type[RollbookError]:
+        """There are no logs: `NoSuchLog` is an answer, `Unauthorized` a refusal."""
+        with pytest.raises(RollbookError) as caught:
+            self.client.open(log)
+        return type(caught.value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
+    folder = tmp_path_factory.mktemp("access")
+    url, access = f"sqlite://{folder}/metadata.db", folder / "access.toml"
+    access.write_text(_GRANTS + _DENIES)
+    assert commands.run("cluster", "init", "--metadata", url).returncode == 0
+    with processes.family() as children:
+        child = children.start_module(
+            "rollbook.api.cli.main",
+            *("server", "log", "--metadata", url, "--server-name", "log-1"),
+            *("--listen", "127.0.0.1:0", "--log-level", "error", "--access-file", access),
+        )
+        address = bookies.address_in(child.line(60.0))
+        with connect(f"log://{address}", token=_TOKEN) as client:
+            yield _Site(access, client)
+
+
+@defect("access-file-half-written", _SEEN)
+def test_file_without_an_end_is_not_taken_in_the_midst_of_a_write(site: _Site) -> None:
+    """The first test: a file that once had an end has to have one."""
+    site.access.write_text(_GRANTS)
+    assert site.error_of("team/secret") is Unauthorized
+    assert site.error_of("team/other") is NoSuchLog
+
+
+@pytest.fixture
+def fresh(site: _Site) -> _Site:
+    site.access.write_text(f"{_GRANTS}{_DENIES}# end\n")
+    assert site.error_of("team/other") is NoSuchLog
+    assert site.error_of("team/secret") is Unauthorized
+    return site
+
+
+@defect("access-file-empty-for-a-moment", _SEEN)
+def test_callers_are_known_while_the_file_is_empty(fresh: _Site) -> None:
+    fresh.access.write_text("")
+    assert fresh.error_of("team/other") is NoSuchLog
+
+
+@defect("access-file-half-written", _SEEN)
+def test_half_written_file_grants_nothing_that_it_will_deny(fresh: _Site) -> None:
+    fresh.access.write_text(_GRANTS)
+    assert fresh.error_of("team/secret") is Unauthorized
+    assert fresh.error_of("team/other") is NoSuchLog
