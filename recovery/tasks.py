@@ -1,4 +1,5 @@
-"""Work in our own tree: ledgers to copy away from draining bookies, and failures of repairs.
+"""Work in our own tree: ledgers to copy away from draining bookies, failures of repairs, and what a
+person asks of the auditor.
 
     <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: the draining bookies that the ledger names
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
@@ -8,19 +9,31 @@ same lock (`Marks.take`): the bookies that it names are to be replaced, though t
 steward publishes them, a bounded number at a time.
 """
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Collection
 from typing import Final
 
+import structlog
+
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
-from rollbook.proto.cluster.lost_replies import delete_surely, ensure_node, read_surely, set_surely
+from rollbook.proto.cluster.lost_replies import (
+    create_surely,
+    delete_surely,
+    ensure_node,
+    read_surely,
+    set_surely,
+)
 from rollbook.proto.cluster.marks import MarkTree
 from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
-from rollbook.proto.errors import MetadataConflict, NodeExists, NoSuchNode
-from rollbook.proto.ids import LedgerId
-from rollbook.proto.ports import MetadataStore
+from rollbook.proto.errors import InvalidRequest, MetadataConflict, NodeExists, NoSuchNode
+from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
+from rollbook.proto.ports import MetadataStore, Watch
 from rollbook.recovery.core.failures import Failure, pack_failure, unpack_failure
 
+logger = structlog.get_logger()
+
 DRAIN: Final = "drain"
+AUDIT: Final = "audit"
 FAILURES: Final = "failures"
 STEWARD: Final = "steward"  # Where stewards are elected.
 _RACES_MAX: Final = 20
@@ -80,3 +93,49 @@ class Failures:
     def ids(self) -> AsyncIterator[LedgerId]:
         """Ledgers whose last repair failed."""
         return self._tree.ids()
+
+
+class AuditOrders:
+    """What a person asks of the auditor that BookKeeper's tree has no place for.
+
+    <own root>/audit    JSON `{"approved": ["b1:3181"], "token": "4e0c…", "version": 1}`
+    """
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self.path = f"{cluster.own_root}/{AUDIT}"
+
+    async def approve(self, bookies: Collection[BookieId], token: str) -> None:
+        """These may be lost all at once; replaces what was approved before."""
+        await ensure_own_root(self._store, self._cluster)
+        fields = {"version": 1, "approved": sorted(bookies), "token": token}
+        data = json.dumps(fields, sort_keys=True).encode("ascii")
+        for _ in range(_RACES_MAX):
+            node = await read_surely(self._store, self.path)
+            try:
+                if node is None:
+                    await create_surely(
+                        self._store, self.path, data, lambda node: node.value == data
+                    )
+                else:
+                    await set_surely(self._store, self.path, data, node.stat.version)
+                return
+            except (NodeExists, NoSuchNode, MetadataConflict):
+                continue
+        raise MetadataConflict("it is written again and again", path=self.path)
+
+    async def approved(self) -> frozenset[BookieId]:
+        """What cannot be read approves nothing."""
+        node = await read_surely(self._store, self.path)
+        if node is None:
+            return frozenset()
+        try:
+            fields = json.loads(node.value)
+            return frozenset(map(parse_bookie_id, fields["approved"]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
+            logger.warning("audit_order_unreadable", path=self.path)
+            return frozenset()
+
+    async def watch(self) -> Watch:
+        return await self._store.watch(self.path)

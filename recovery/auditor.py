@@ -1,0 +1,297 @@
+"""Sees that bookies are lost, and marks their ledgers, while it is elected.
+
+    registrations, cookies ──► Losses ──► lost bookies ──► index ──► marks, the fewest copies first
+    delay, switch, orders  ──►
+
+`core/audit.py` has the rules. Everything that is published may be published again: an auditor that
+dies half-way, or two of them, do no harm (AU4). What a pass has missed is found later: a ledger that
+names a lost bookie after the pass is marked as soon as the index hears of it, and each sweep of the
+index is followed by a pass.
+
+Who leads is settled as BookKeeper's auditors settle it (`proto/cluster/election.py`).
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cookies import CookieNodes
+from rollbook.proto.cluster.election import Vote
+from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.errors import BadMetadata, MetadataConflict
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import Clock, MetadataStore
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.core.audit import Backlog, Losses
+from rollbook.recovery.core.shapes import Shape, good_copies
+from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.patience import LOOK_AGAIN_S, follow, patiently, until_done
+from rollbook.recovery.tasks import AuditOrders
+
+logger = structlog.get_logger()
+
+_LATE_MAX: Final = (
+    10_000  # Ledgers that name a lost bookie after the pass; then all are passed again.
+)
+
+
+@dataclass(slots=True)
+class AuditState:
+    """What `status` shows of it."""
+
+    is_enabled: bool = True
+    is_braked: bool = False
+    delay_s: int = 0
+    missing: list[BookieId] = field(default_factory=list)
+    lost: list[BookieId] = field(default_factory=list)
+    marked: int = 0  # Since it leads.
+    to_mark: int = 0
+    passes: int = 0  # That were completed.
+    unreadable: int = 0  # Ledgers and marks.
+
+
+class Auditor:
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        clock: Clock,
+        watcher: BookieWatcher,
+        index: LedgerIndex,
+        marks: Marks,
+        config: AuditConfig,
+    ) -> None:
+        """`watcher` was started; `index` is kept by its owner."""
+        self._clock = clock
+        self._watcher = watcher
+        self._index = index
+        self._marks = marks
+        self._config = config
+        self._cookies = CookieNodes(store, cluster.root)
+        self._orders = AuditOrders(store, cluster)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.state = AuditState(delay_s=self._config.lost_bookie_delay_s)
+        self._losses = Losses(self._config.lost_bookie_delay_s)
+        self._has_members = False
+        self._is_enabled: bool | None = None
+        self._delay: tuple[int, int] | None = None  # As it was seen, with its version.
+        self._passed: set[BookieId] = set()  # All of their ledgers were marked.
+        self._late: dict[LedgerId, None] = {}
+        self._bad_marks: set[LedgerId] = set()
+        self._has_news = asyncio.Event()
+
+    async def lead(self, vote: Vote) -> None:
+        """Until cancelled."""
+        self._reset()
+        logger.info("auditor_leads", vote=vote.path)
+        forget = self._index.on_change(self._on_ledger)
+        try:
+            await until_done("auditor", self._prepare)
+            async with TaskGroup() as group:
+                group.create_task(self._follow_members())
+                group.create_task(follow("switch", self._marks.watch_switch, self._look_at_switch))
+                group.create_task(follow("delay", self._marks.watch_delay, self._look_at_delay))
+                group.create_task(follow("orders", self._orders.watch, self._look_at_orders))
+                group.create_task(self._follow_sweeps())
+                group.create_task(self._check_bookies_on_schedule())
+                group.create_task(patiently("auditor", self._audit))
+        finally:
+            forget()
+
+    async def _prepare(self) -> None:
+        await self._marks.prepare()
+        with contextlib.suppress(BadMetadata):
+            if await self._marks.delay() is None:
+                await self._marks.set_delay(self._config.lost_bookie_delay_s)
+
+    # --- Facts --------------------------------------------------------------------------------
+
+    async def _follow_members(self) -> None:
+        """Bookies that are registered, named by a cookie, or named by a ledger."""
+
+        async def look() -> None:
+            live = self._watcher.current
+            known = await self._cookies.list()
+            await self._index.settle()
+            registered = {*live.writable, *live.read_only}
+            before = set(self._losses.missing)
+            now_ns = self._clock.monotonic_ns()
+            self._losses.on_members(known, self._index.bookies(), registered, now_ns)
+            missing = set(self._losses.missing)
+            for bookie in sorted(missing - before):
+                logger.warning("bookie_missed", bookie=bookie, ledgers=self._index.count(bookie))
+            for bookie in sorted(before - missing):
+                logger.info("bookie_returned", bookie=bookie)
+            self._passed &= missing
+            self._has_members = True
+            self._has_news.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._watcher.changed(live)
+
+        await patiently("members", look)
+
+    async def _look_at_switch(self) -> None:
+        is_enabled = await self._marks.is_enabled()
+        if is_enabled is not self._is_enabled:
+            self._is_enabled = is_enabled
+            logger.info("autorecovery_enabled" if is_enabled else "autorecovery_disabled")
+            self._has_news.set()
+
+    async def _look_at_delay(self) -> None:
+        try:
+            found = await self._marks.delay()
+        except BadMetadata as error:
+            logger.warning("delay_unreadable", reason=error.message)
+            found = self._delay or (self._config.lost_bookie_delay_s, -1)
+        before, self._delay = self._delay, found
+        if found is None or found == before:
+            return
+        seconds, _ = found
+        self._losses.on_delay(seconds)
+        if before is not None and (seconds == before[0] or seconds == 0):
+            logger.info("audit_asked_for")
+            self._losses.on_asked()
+            self._passed.clear()
+        self._has_news.set()
+
+    async def _look_at_orders(self) -> None:
+        self._losses.on_approved(await self._orders.approved())
+        self._has_news.set()
+
+    async def _follow_sweeps(self) -> None:
+        """What a sweep has found is marked by another pass."""
+        sweeps = self._index.sweeps
+        while True:
+            sweeps = await self._index.swept(sweeps)
+            self._passed.clear()
+            self._has_news.set()
+
+    async def _check_bookies_on_schedule(self) -> None:
+        while self._config.bookie_check_s:
+            await asyncio.sleep(self._config.bookie_check_s)
+            self._index.request_sweep()
+
+    def _on_ledger(self, ledger_id: LedgerId, shape: Shape) -> None:
+        if self._passed.isdisjoint(shape):
+            return
+        if len(self._late) < _LATE_MAX:
+            self._late[ledger_id] = None
+        else:
+            self._passed.clear()
+        self._has_news.set()
+
+    # --- Marking ------------------------------------------------------------------------------
+
+    async def _audit(self) -> None:
+        """One look at what is lost, and a pass over what is not marked yet."""
+        self._has_news.clear()
+        if not self._has_members or not self._is_enabled or self._delay is None:
+            self._tell()
+            await self._has_news.wait()
+            return
+        now_ns = self._clock.monotonic_ns()
+        lost = self._losses.lost(now_ns)
+        self._tell()
+        if new := lost - self._passed:
+            await self._pass(new)
+        elif self._late:
+            late = list(self._late)
+            await self._mark_all(late, lost)
+            for ledger_id in late:
+                self._late.pop(ledger_id, None)
+        else:
+            await self._wait(self._losses.next_ns(now_ns))
+
+    async def _wait(self, until_ns: int | None) -> None:
+        wait_s = None
+        if until_ns is not None:
+            wait_s = max(until_ns - self._clock.monotonic_ns(), 0) / 1e9 + 0.001
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._has_news.wait()
+
+    async def _pass(self, lost: frozenset[BookieId]) -> None:
+        await self._index.settle()
+        backlog = Backlog()
+        async for ledger_id, shape in self._index.naming(lost):
+            backlog.add(ledger_id, good_copies(shape, self._losses.missing))
+        logger.info("audit_started", lost=sorted(lost), ledgers=len(backlog))
+        self._passed |= lost  # Ledgers that name them from here on are late ones.
+        try:
+            is_complete = await self._mark_all(backlog, lost)
+        except BaseException:
+            self._passed -= lost
+            raise
+        if not is_complete:
+            self._passed -= lost
+            return
+        self.state.passes += 1
+        logger.info("audit_completed", lost=sorted(lost), ledgers=len(backlog))
+
+    async def _mark_all(self, ids: Backlog | list[LedgerId], lost: frozenset[BookieId]) -> bool:
+        """False: it was switched off, or the brake went on, before all were marked."""
+        remaining = iter(ids)
+        self.state.to_mark = len(ids)
+        is_stopped = False
+
+        async def work() -> None:
+            nonlocal is_stopped
+            for ledger_id in remaining:
+                if is_stopped or not self._is_enabled or self._losses.is_braked:
+                    is_stopped = True
+                    return
+                try:
+                    await self._mark(ledger_id, lost)
+                except BaseException:
+                    is_stopped = True
+                    raise
+                self.state.to_mark -= 1
+
+        works = (work() for _ in range(self._config.marks_at_once))
+        for result in await asyncio.gather(*works, return_exceptions=True):
+            if result is not None:
+                raise result
+        self.state.to_mark = 0
+        return not is_stopped
+
+    async def _mark(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> None:
+        shape = self._index.shape(ledger_id)
+        if shape is None:
+            return  # It was deleted.
+        missing = self._losses.missing
+        names = [BookieId(each) for each in shape if isinstance(each, str)]
+        gone = [each for each in dict.fromkeys(names) if each in lost and each in missing]
+        if not gone:
+            return  # It names them no more, or they are back.
+        try:
+            is_new = await self._marks.mark(ledger_id, gone, self._clock.wall_us() // 1000)
+        except (BadMetadata, MetadataConflict) as error:
+            if ledger_id not in self._bad_marks:
+                logger.warning("ledger_not_marked", ledger_id=ledger_id, reason=error.message)
+                self._bad_marks.add(ledger_id)
+            return
+        self.state.marked += is_new
+
+    def _tell(self) -> None:
+        state, losses = self.state, self._losses
+        was_braked, state.is_braked = state.is_braked, losses.is_braked
+        state.is_enabled = bool(self._is_enabled)
+        state.delay_s = self._delay[0] if self._delay else self._config.lost_bookie_delay_s
+        state.missing = list(losses.missing)
+        state.lost = sorted(losses.lost(self._clock.monotonic_ns()))
+        state.unreadable = len(self._index.unreadable) + len(self._bad_marks)
+        if state.is_braked and not was_braked:
+            logger.error(
+                "audit_braked",
+                missing=state.missing,
+                next_step="rollbook recovery audit --anyway",
+            )

@@ -1,0 +1,325 @@
+"""Which ledgers name a bookie, kept up to date by a watch instead of by scans.
+
+    watch below the ledgers root ──► ids are noted ──► their metadata is read ──► shapes, counts
+    one walk at the start        ──►
+
+The reader of the watch does nothing but note ids: a watch holds a bounded number of events, and then
+only RESYNC. After RESYNC all ids are walked again; those that are new, were noted, were not closed when
+they were read, or are gone from the walk are read again, and a sweep over all others becomes due: while
+nobody listened Java may have moved a closed ledger. A sweep is paced, and due every day in any case.
+
+The index may name too much, never too little, as far as it has read (RI1); what it has not read it does
+not hide (`settle`, `sweeps`). Nothing final rests on it: `safe-to-remove` and the end of a drain walk
+the ledgers themselves (RI2).
+"""
+
+import asyncio
+import contextlib
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Final, Never
+
+import structlog
+
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.errors import (
+    BadMetadata,
+    MetadataUnavailable,
+    NoSuchLedger,
+    OutcomeUnknown,
+    SessionExpired,
+    Unavailable,
+)
+from rollbook.proto.formats.paths import ledger_of_path
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import Clock, EventKind, MetadataStore, Watch
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.core.shapes import Shape, members_of, shape_of
+
+logger = structlog.get_logger()
+
+SWEEP_S: Final = 24 * 3600.0
+READS_PER_S: Final = 1000  # Of a sweep.
+_CHUNK: Final = 64  # Ledgers that are read at once.
+_SHARED_MAX: Final = 200_000  # Shapes that are looked up to be shared.
+_SCAN: Final = 10_000  # Ledgers that are looked through in one step of the loop.
+_RETRY_PAUSE_S: Final = 0.5
+
+OnChange = Callable[[LedgerId, Shape], None]
+
+
+class LedgerIndex:
+    """`run` keeps it; everything else may be asked at any time."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        sweep_s: float = SWEEP_S,
+        reads_per_s: int = READS_PER_S,
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
+        self._sweep_s = sweep_s
+        self._reads_per_s = reads_per_s
+        self._shapes: dict[int, Shape] = {}
+        self._shared: dict[Shape, Shape] = {}
+        self._unclosed: set[int] = set()
+        self._counts: Counter[BookieId] = Counter()
+        self._noted: dict[int, int] = {}  # Id -> the number of its note; the oldest first.
+        self._notes = 0
+        self._must_walk = True
+        self._has_news = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._on_change: list[OnChange] = []
+        self._sweep_due_ns = 0
+        self.walks = 0  # That were completed.
+        self.sweeps = 0
+        self.unreadable: dict[LedgerId, str] = {}  # What they name is not known.
+
+    # --- Questions ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.walks > 0
+
+    @property
+    def unclosed(self) -> int:
+        return len(self._unclosed)
+
+    def bookies(self) -> dict[BookieId, int]:
+        """Those that some ledger names, with the number of ledgers."""
+        return dict(self._counts)
+
+    def count(self, bookie: BookieId) -> int:
+        return self._counts[bookie]
+
+    def shape(self, ledger_id: LedgerId) -> Shape | None:
+        return self._shapes.get(ledger_id)
+
+    async def naming(self, bookies: Iterable[BookieId]) -> AsyncIterator[tuple[LedgerId, Shape]]:
+        """Ledgers that name one of them, in no order. Others have their turn in between, so a ledger
+        that changes meanwhile comes once, as it was or as it is.
+        """
+        wanted = frozenset(bookies)
+        ids = array("q", self._shapes)
+        for start in range(0, len(ids), _SCAN):
+            for ledger_id in ids[start : start + _SCAN]:
+                shape = self._shapes.get(ledger_id)
+                if shape is not None and not wanted.isdisjoint(shape):
+                    yield LedgerId(ledger_id), shape
+            await asyncio.sleep(0)
+
+    def on_change(self, call: OnChange) -> Callable[[], None]:
+        """`call` hears of each ledger that is new or changed; returns what ends that."""
+        self._on_change.append(call)
+        return lambda: self._on_change.remove(call)
+
+    async def settle(self) -> None:
+        """Returns when all that was noted before the call has been read, and no walk is owed."""
+        notes = self._notes
+        while self._must_walk or (self._noted and next(iter(self._noted.values())) <= notes):
+            await self._progress.wait()
+
+    async def swept(self, sweeps: int) -> int:
+        """Returns once more sweeps than this were completed."""
+        while self.sweeps <= sweeps:
+            await self._progress.wait()
+        return self.sweeps
+
+    def request_sweep(self) -> None:
+        """All metadata is read again, at the pace of sweeps."""
+        self._sweep_due_ns = 0
+        self._has_news.set()
+
+    # --- Keeping it ---------------------------------------------------------------------------
+
+    async def run(self) -> Never:
+        """Until cancelled. While the metadata store is away it waits, and knows less and less."""
+        while True:
+            try:
+                watch = await self._store.watch(self._cluster.root, recursive=True)
+                try:
+                    self._must_walk = True  # Nobody has listened so far.
+                    async with TaskGroup() as group:
+                        group.create_task(self._listen(watch))
+                        group.create_task(self._keep())
+                finally:
+                    await watch.close()
+            except* (Unavailable, OutcomeUnknown, SessionExpired) as errors:
+                logger.warning("ledger_index_waits", reason=str(errors.exceptions[0]))
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _listen(self, watch: Watch) -> None:
+        """Nothing here waits for anything but events."""
+        prefix = len(self._cluster.root) + 1
+        layout = self._cluster.layout
+        async for event in watch:
+            if event.kind is EventKind.RESYNC:
+                self._must_walk = True
+                self._has_news.set()
+            elif (ledger_id := ledger_of_path(layout, event.path[prefix:])) is not None:
+                self._note(ledger_id)
+        raise MetadataUnavailable("the metadata store was closed")
+
+    def _note(self, ledger_id: int) -> None:
+        self._notes += 1
+        self._noted.setdefault(ledger_id, self._notes)
+        self._has_news.set()
+
+    async def _keep(self) -> Never:
+        while True:
+            try:
+                if self._must_walk:
+                    await self._walk()
+                elif self._noted:
+                    await self._read_noted()
+                elif self._clock.monotonic_ns() >= self._sweep_due_ns:
+                    await self._sweep()
+                else:
+                    await self._await_news()
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.warning("ledger_index_waits", reason=error.code.reason)
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _await_news(self) -> None:
+        self._has_news.clear()
+        left_s = (self._sweep_due_ns - self._clock.monotonic_ns()) / 1e9
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(left_s, 0.0)):
+                await self._has_news.wait()
+
+    async def _walk(self) -> None:
+        """Notes ids, and reads them on the way, so that a first walk keeps no million of notes."""
+        self._must_walk = False  # What is missed from here on sets it again.
+        try:
+            known = array("q", sorted(self._shapes))
+            at = 0
+            async for ledger_id in self._nodes.ids():
+                upto = bisect_left(known, ledger_id, at)
+                for gone in known[at:upto]:
+                    self._note(gone)
+                at = upto
+                if at < len(known) and known[at] == ledger_id:
+                    at += 1
+                    if ledger_id in self._unclosed:
+                        self._note(ledger_id)
+                else:
+                    self._note(ledger_id)
+                while len(self._noted) >= _CHUNK:
+                    await self._read_noted()
+            for gone in known[at:]:
+                self._note(gone)
+            notes = self._notes
+            while self._noted and next(iter(self._noted.values())) <= notes:
+                await self._read_noted()
+        except BaseException:
+            self._must_walk = True
+            raise
+        if self._must_walk:
+            return
+        self.walks += 1
+        is_first = self.walks == 1
+        self._sweep_due_ns = 0
+        if is_first:  # All has just been read.
+            self._sweep_is_due_in(self._sweep_s)
+        logger.info("ledgers_indexed", ledgers=len(self), bookies=len(self.bookies()))
+        self._tell_progress()
+
+    async def _read_noted(self) -> None:
+        """The oldest notes; what is noted meanwhile is read again."""
+        chunk = dict(zip(self._noted, range(_CHUNK), strict=False))
+        taken = {ledger_id: self._noted.pop(ledger_id) for ledger_id in chunk}
+        try:
+            await self._read(list(taken))
+        except BaseException:
+            # Their notes are the oldest again.
+            self._noted = taken | {k: v for k, v in self._noted.items() if k not in taken}
+            raise
+        self._tell_progress()
+
+    async def _sweep(self) -> None:
+        ids = array("q", self._shapes)
+        for start in range(0, len(ids), _CHUNK):
+            if self._must_walk:
+                return  # It is due again after that.
+            began_ns = self._clock.monotonic_ns()
+            chunk = [each for each in ids[start : start + _CHUNK] if each in self._shapes]
+            await self._read(chunk)
+            while self._noted and not self._must_walk:
+                await self._read_noted()
+            took_s = (self._clock.monotonic_ns() - began_ns) / 1e9
+            await asyncio.sleep(max(len(chunk) / self._reads_per_s - took_s, 0.0))
+        self._sweep_is_due_in(self._sweep_s)
+        self.sweeps += 1
+        logger.info("ledger_index_swept", ledgers=len(self))
+        self._tell_progress()
+
+    def _sweep_is_due_in(self, seconds: float) -> None:
+        self._sweep_due_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def _read(self, ids: Sequence[int]) -> None:
+        """Each id is read by one task at a time: an older answer never replaces a newer one."""
+        reads = (self._read_one(LedgerId(each)) for each in ids)
+        for result in await asyncio.gather(*reads, return_exceptions=True):
+            if result is not None:
+                raise result
+
+    async def _read_one(self, ledger_id: LedgerId) -> None:
+        try:
+            metadata = (await self._nodes.read(ledger_id)).metadata
+        except NoSuchLedger:
+            self._forget(ledger_id)
+            return
+        except BadMetadata as error:
+            if ledger_id not in self.unreadable:
+                logger.warning("ledger_unreadable", ledger_id=ledger_id, reason=error.message)
+            self.unreadable[ledger_id] = error.message  # What it named before may still be so.
+            return
+        self.unreadable.pop(ledger_id, None)
+        if metadata.is_closed:
+            self._unclosed.discard(ledger_id)
+        else:
+            self._unclosed.add(ledger_id)
+        self._put(ledger_id, shape_of(metadata))
+
+    def _put(self, ledger_id: LedgerId, shape: Shape) -> None:
+        before = self._shapes.get(ledger_id)
+        if before == shape:
+            return
+        if len(self._shared) < _SHARED_MAX:
+            shape = self._shared.setdefault(shape, shape)
+        else:
+            shape = self._shared.get(shape, shape)
+        self._shapes[ledger_id] = shape
+        self._counts.update(members_of(shape))
+        if before is not None:
+            self._discount(before)
+        for call in self._on_change:
+            call(ledger_id, shape)
+
+    def _forget(self, ledger_id: LedgerId) -> None:
+        self._unclosed.discard(ledger_id)
+        self.unreadable.pop(ledger_id, None)
+        if (before := self._shapes.pop(ledger_id, None)) is not None:
+            self._discount(before)
+
+    def _discount(self, shape: Shape) -> None:
+        for bookie in members_of(shape):
+            self._counts[bookie] -= 1
+            if not self._counts[bookie]:
+                del self._counts[bookie]

@@ -1,0 +1,62 @@
+"""What goes on while the metadata store is away, and what is repeated when it is back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Never, TypeVar
+
+import structlog
+
+from rollbook.proto.errors import (
+    MetadataUnavailable,
+    OutcomeUnknown,
+    SessionExpired,
+    Unavailable,
+)
+from rollbook.proto.ports import Watch
+
+logger = structlog.get_logger()
+
+RETRY_PAUSE_S: Final = 0.5
+LOOK_AGAIN_S: Final = 60.0  # No decision rests on a watch alone.
+T = TypeVar("T")
+
+AWAY: Final = (Unavailable, OutcomeUnknown, SessionExpired)
+
+
+async def patiently(part: str, work: Callable[[], Awaitable[object]]) -> Never:
+    """Repeats `work` until cancelled, with a pause after it could not reach what it needs."""
+    while True:
+        await until_done(part, work)
+
+
+async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Repeats `work` until it comes to its end."""
+    while True:
+        try:
+            return await work()
+        except AWAY as error:
+            logger.warning("recovery_part_waits", part=part, reason=error.code.reason)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def follow(
+    part: str, watch: Callable[[], Awaitable[Watch]], look: Callable[[], Awaitable[None]]
+) -> Never:
+    """Looks now, at each event, and every so often all the same."""
+
+    async def once() -> None:
+        stream = await watch()
+        try:
+            while True:
+                await look()
+                try:
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await anext(stream)
+                except TimeoutError:
+                    pass
+                except StopAsyncIteration:
+                    raise MetadataUnavailable("the metadata store was closed") from None
+        finally:
+            await stream.close()
+
+    await patiently(part, once)

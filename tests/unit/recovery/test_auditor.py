@@ -1,0 +1,282 @@
+"""Lost bookies and the marks of their ledgers, on a metadata store that fails."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.election import Election
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.ports import Address, CreateMode, Delete, MetadataStore
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery import patience
+from rollbook.recovery.auditor import Auditor
+from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.tasks import AuditOrders
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+from tests.unit.recovery.test_index import closed, ledger, moved
+
+ROOT = "/ledgers"
+B = [BookieId(f"b{number}:3181") for number in range(6)]
+DEADLINE_S = 10.0
+
+
+class Site:
+    """A cluster of bookies that are nothing but registrations and cookies."""
+
+    def __init__(self, service: MemoryService, store: FaultyStore, people: MetadataStore) -> None:
+        self.service = service
+        self.store = store  # The auditor's.
+        self.people = people
+        self.cluster: Cluster
+        self.nodes: LedgerNodes
+        self.marks = Marks(people, ROOT)
+
+    async def start(self, bookies: int) -> None:
+        self.cluster = await initialise(self.people, ROOT, random.Random(1))
+        self.nodes = LedgerNodes(self.people, ROOT, self.cluster.layout)
+        for number in range(bookies):
+            await self.people.create(f"{ROOT}/cookies/{B[number]}")
+            await self.register(number)
+
+    async def register(self, number: int) -> None:
+        data = pack_service_info(describe_bookie(Address(f"b{number}", 3181)))
+        await self.people.create(f"{ROOT}/available/{B[number]}", data, CreateMode.EPHEMERAL)
+
+    async def lose(self, number: int) -> None:
+        await self.people.delete(f"{ROOT}/available/{B[number]}")
+
+    async def make(self, ledger_id: int, *members: int) -> None:
+        await self.nodes.create(ledger(ledger_id, *(B[each] for each in members)))
+
+    async def marked(self) -> dict[int, set[int]]:
+        found = {}
+        with contextlib.suppress(Exception):
+            async for ledger_id in self.marks.ids():
+                mark = await self.marks.read(ledger_id)
+                if mark is not None:
+                    found[int(ledger_id)] = {B.index(each) for each in mark.mark.missing}
+        return found
+
+    async def until_marked(self, expected: dict[int, set[int]]) -> None:
+        async def is_so() -> bool:
+            return await self.marked() == expected
+
+        await until(is_so)
+
+    @contextlib.asynccontextmanager
+    async def auditor(
+        self, delay_s: int = 0, store: MetadataStore | None = None, name: str = "auditor:1"
+    ) -> AsyncIterator[Auditor]:
+        store = store or self.store
+        watcher = BookieWatcher(store, ROOT)
+        await watcher.start()
+        index = LedgerIndex(store, self.cluster, SystemClock())
+        config = AuditConfig(lost_bookie_delay_s=delay_s)
+        auditor = Auditor(
+            store, self.cluster, SystemClock(), watcher, index, Marks(store, ROOT), config
+        )
+        election = Election(
+            store, self.marks.election_folder, BookieId(name), above=self.cluster.root
+        )
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(index.run()), loop.create_task(election.serve(auditor.lead))]
+        try:
+            yield auditor
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await watcher.close()
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await holds():
+            await asyncio.sleep(0.005)
+
+
+async def settled(auditor: Auditor, missing: set[int]) -> None:
+    """It has seen them missing, and had time to do what it would do."""
+
+    async def has_seen() -> bool:
+        return set(auditor.state.missing) == {B[each] for each in missing}
+
+    await until(has_seen)
+    await asyncio.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "RETRY_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+async def site(service: MemoryService, store: FaultyStore, rival: MetadataStore) -> Site:
+    site = Site(service, store, rival)
+    await site.start(4)
+    return site
+
+
+async def test_a_lost_bookies_ledgers_are_marked(site: Site) -> None:
+    """AU1, A2, A17, A18, A19."""
+    for ledger_id in range(20):
+        await site.make(ledger_id, ledger_id % 4, (ledger_id + 1) % 4)
+    async with site.auditor():
+        await site.lose(2)
+        await site.until_marked({each: {2} for each in range(20) if each % 4 in (1, 2)})
+
+
+async def test_nothing_is_marked_within_the_delay(site: Site) -> None:
+    """AU1: three of four restart, one after the other."""
+    await site.make(1, 0, 1, 2)
+    async with site.auditor(delay_s=60) as auditor:
+        for number in range(3):
+            await site.lose(number)
+            await settled(auditor, {number})
+            await site.register(number)
+            await settled(auditor, set())
+    assert await site.marked() == {}
+
+
+async def test_a_person_asks_for_an_audit_by_writing_the_delay_again(site: Site) -> None:
+    await site.make(1, 0, 1, 2)
+    async with site.auditor(delay_s=60) as auditor:
+        await site.lose(1)
+        await settled(auditor, {1})
+        assert await site.marked() == {}
+        assert await site.marks.delay() == (60, 0)
+        await site.marks.set_delay(60)
+        await site.until_marked({1: {1}})
+
+
+async def test_more_than_half_gone_at_once_waits_for_a_person(site: Site) -> None:
+    """AU2."""
+    for ledger_id in range(4):
+        await site.make(ledger_id, ledger_id, (ledger_id + 1) % 4)
+    async with site.auditor() as auditor:
+        gone = [Delete(f"{ROOT}/available/{B[number]}") for number in range(3)]
+        await site.people.transaction(gone)
+        await settled(auditor, {0, 1, 2})
+        assert auditor.state.is_braked
+        assert await site.marked() == {}
+        await AuditOrders(site.people, site.cluster).approve([B[0], B[1], B[2]], "aa")
+        await site.until_marked({0: {0, 1}, 1: {1, 2}, 2: {2}, 3: {0}})
+
+
+async def test_while_it_is_switched_off_nothing_is_marked(site: Site) -> None:
+    """A10, A11."""
+    await site.make(1, 0, 1)
+    await site.marks.prepare()
+    await site.marks.disable()
+    async with site.auditor() as auditor:
+        await site.lose(0)
+        await settled(auditor, {0})
+        assert await site.marked() == {}
+        await site.marks.enable()
+        await site.until_marked({1: {0}})
+
+
+async def test_a_ledger_that_names_a_lost_bookie_later_is_marked(site: Site) -> None:
+    """AU4: a client picked its ensemble before the loss, and creates the ledger after the pass."""
+    await site.make(1, 0, 1)
+    async with site.auditor():
+        await site.lose(0)
+        await site.until_marked({1: {0}})
+        await site.make(2, 0, 3)
+        await site.until_marked({1: {0}, 2: {0}})
+
+
+async def test_what_java_moved_unheard_is_marked(site: Site) -> None:
+    """RI1, AU4: RESYNC, a closed ledger that Java moved to b3, then b3's loss."""
+    await site.make(1, 0, 1)
+    await closed(site.nodes, 1)
+    raw = site.store.store
+    async with site.auditor() as auditor:
+        await site.lose(2)
+        await settled(auditor, {2})
+        line = site.service.line(raw)
+        line.suspend()
+        await moved(site.nodes, 1, B[1], B[3])
+        await site.lose(3)
+        line.resume()
+        await site.until_marked({1: {3}})
+
+
+async def test_two_auditors_and_one_that_dies_half_way_do_no_harm(
+    site: Site, service: MemoryService
+) -> None:
+    """AU4, A14: the next one scans again; what is marked stays marked once."""
+    for ledger_id in range(50):
+        await site.make(ledger_id, 0, 1)
+    async with await service.connect() as second:
+        async with site.auditor() as first:
+            await site.lose(0)
+
+            async def is_half_way() -> bool:
+                return len(await site.marked()) >= 5
+
+            await until(is_half_way)
+            assert first.state.lost == [B[0]]
+        async with site.auditor(store=second, name="auditor:2"):
+            await site.until_marked({each: {0} for each in range(50)})
+        found = await site.marks.read(LedgerId(0))
+        assert found is not None
+        assert found.version == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_lost_replies_leave_no_ledger_unmarked(site: Site, seed: int) -> None:
+    """AU4, LR1."""
+    chance = random.Random(seed)
+    for ledger_id in range(30):
+        await site.make(ledger_id, ledger_id % 4, (ledger_id + 1) % 4)
+    fates = [Fate.OK, Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST, Fate.NOT_SENT]
+    async with site.auditor():
+        site.store.fates.extend(chance.choices(fates, k=60))
+        site.store.read_fates.extend(chance.choices([*fates, Fate.OK, Fate.OK], k=20))
+        await site.lose(1)
+        await site.until_marked({each: {1} for each in range(30) if each % 4 in (0, 1)})
+
+
+async def test_a_mark_that_cannot_be_read_is_passed_over(site: Site) -> None:
+    """MK4."""
+    for ledger_id in (1, 2, 3):
+        await site.make(ledger_id, 0, 1)
+    await site.marks.prepare()
+    await site.marks.mark(LedgerId(2), [B[5]], 1)
+    await site.people.set(site.marks.path(LedgerId(2)), b"\xff")
+    async with site.auditor() as auditor:
+        await site.lose(0)
+
+        async def is_done() -> bool:
+            return auditor.state.passes == 1
+
+        await until(is_done)
+        assert auditor.state.marked == 2
+        assert auditor.state.unreadable == 1
+
+
+async def test_the_metadata_store_is_away_for_a_while(site: Site) -> None:
+    for ledger_id in range(10):
+        await site.make(ledger_id, 0, 1)
+    async with site.auditor():
+        line = site.service.line(site.store.store)
+        line.suspend()
+        await site.lose(0)
+        await asyncio.sleep(0.05)
+        assert await site.marked() == {}
+        line.resume()
+        await site.until_marked({each: {0} for each in range(10)})
