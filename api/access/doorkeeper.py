@@ -33,6 +33,8 @@ from rollbook.proto.runtime.config import parse_config
 logger = structlog.get_logger()
 
 _LOOK_NS: Final = 1_000_000_000
+_BEARER: Final = "bearer"
+_TEXT_MAX: Final = 500  # Certificates may have thousands of names.
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,7 @@ class Doorkeeper:
         else:
             found = self._principals.by_certificate(certificate_names)
         if found is None or self._is_past(found.expires_us):
-            why = "show the token: authorization: Bearer …"
-            if found is not None:
-                why = "the token has expired"
-            refusal = Unauthorized(why)
+            refusal = _refusal_of(authorization, certificate_names, found)
             name = found.principal.name if found is not None else ""
             self.audit.refused(refusal, principal=name, peer=peer)
             raise refusal
@@ -118,7 +117,7 @@ class Doorkeeper:
 
     def _shown_by(self, authorization: str) -> Shown | None:
         scheme, _, token = authorization.partition(" ")
-        return self._principals.by_token(token.strip()) if scheme.lower() == "bearer" else None
+        return self._principals.by_token(token.strip()) if scheme.lower() == _BEARER else None
 
     def still_admits(self, caller: Caller) -> bool:
         if self._now_ns() - self._looked_ns >= _LOOK_NS:
@@ -166,3 +165,32 @@ class Doorkeeper:
                 error.ids["path"] = path
                 raise
         return found
+
+
+def _refusal_of(
+    authorization: str, certificate_names: Collection[str], found: Shown | None
+) -> Unauthorized:
+    """Which of them it is: nothing was shown, or something else, or what opens nothing."""
+    if found is not None:
+        return Unauthorized(
+            "the token has expired",
+            principal=found.principal.name,
+            next_step="show a new one: `rollbook access token` makes it",
+        )
+    if authorization:
+        if authorization.partition(" ")[0].lower() != _BEARER:
+            return Unauthorized(
+                "the authorization is no bearer token",
+                next_step="show the token: authorization: Bearer …",
+            )
+        return Unauthorized(
+            "the token that was shown is not known here",
+            next_step="show the one that `rollbook access` printed for this cluster, or that --token-file of the server holds",
+        )
+    if certificate_names:
+        names = ", ".join(certificate_names)
+        return Unauthorized(
+            f"no principal has a name of the certificate that was shown: {names}"[:_TEXT_MAX],
+            next_step="name it in `certificates` of a principal, or show a token: authorization: Bearer …",
+        )
+    return Unauthorized("no token was shown", next_step="show the token: authorization: Bearer …")

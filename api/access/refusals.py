@@ -1,18 +1,35 @@
-"""What whoever may not is told, and how large a block is before anybody has looked into it."""
+"""What a principal hears that lacks a right, and how large a block is before anybody has looked into it."""
 
 from typing import Any
 
+from rollbook.api.access.core.grants import rights_for
 from rollbook.logservice.core.block import HEADER_BYTES, opened_bytes_of, span_of
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
+from rollbook.logservice.words import GetServerStats
 from rollbook.proto.errors import Unauthorized
 
 
 def refusal_of(principal: str, word: Any) -> Unauthorized:
-    """The same whether there is such a log or not."""
-    log = getattr(word, "log", None)
-    if log is None:
-        return Unauthorized(f"{principal} does not operate this cluster")
-    return Unauthorized(f"{principal} may not do this there", log=str(log))
+    """The right that is missing, by its name. The same whether there is such a log or not."""
+    section = f"[principals.{principal}] of the access file"
+    if rights := [each.value for each in rights_for(word)]:
+        wanted = " or ".join(rights)
+        return Unauthorized(
+            f"{principal} has no right to {wanted} there",
+            next_step=f"name the log in `{rights[0]}` of {section}; what `deny` names is refused all the same",
+            log=str(word.log),
+            right=wanted,
+        )
+    wanted = "admin of all logs"
+    advice = f'write admin = ["*"] and no `deny` in {section}'
+    if isinstance(word, GetServerStats):
+        wanted = f"{wanted}, or monitor"
+        advice = f"write monitor = true in {section}"
+    return Unauthorized(
+        f"{principal} does not operate this cluster: that takes {wanted}",
+        next_step=advice,
+        right=wanted,
+    )
 
 
 def size_of(block: bytes) -> tuple[int, int]:

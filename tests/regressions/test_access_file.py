@@ -1,4 +1,4 @@
-"""An access file that is replaced in place opens and closes nothing while it is half-written."""
+"""The access file: half-written it opens and closes nothing, and a refusal says what is missing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ _SEEN: Final = (
 @dataclass(frozen=True)
 class _Site:
     access: Path
+    address: str
     client: SyncClient
 
     def error_of(self, log: str) -> type[RollbookError]:
@@ -49,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
         )
         address = bookies.address_in(child.line(60.0))
         with connect(f"log://{address}", token=_TOKEN) as client:
-            yield _Site(access, client)
+            yield _Site(access, str(address), client)
 
 
 @defect("access-file-half-written", _SEEN)
@@ -79,3 +80,32 @@ def test_half_written_file_grants_nothing_that_it_will_deny(fresh: _Site) -> Non
     fresh.access.write_text(_GRANTS)
     assert fresh.error_of("team/secret") is Unauthorized
     assert fresh.error_of("team/other") is NoSuchLog
+
+
+def _refusal(site: _Site, log: str, token: str, tmp_path: Path, *command: str) -> str:
+    """What a shell says to somebody who shows this token."""
+    file = tmp_path / "token"
+    file.write_text(f"{token}\n")
+    shown = ("--token-file", str(file)) if token else ()
+    server = ("--server", f"log://{site.address}", "--timeout", "5")
+    done = commands.run("log", *command, log, *shown, *server)
+    assert done.returncode == 6, done.stderr
+    return done.stderr.decode()
+
+
+@defect("wrong-token-answered-as-missing", "A wrong token was answered as if none had been shown.")
+def test_wrong_token_is_not_answered_as_a_missing_one(fresh: _Site, tmp_path: Path) -> None:
+    missing = _refusal(fresh, "team/other", "", tmp_path, "show")
+    wrong = _refusal(fresh, "team/other", "some-other-token-0123456789", tmp_path, "show")
+    assert "no token was shown" in missing
+    assert "not known" in wrong
+    assert "some-other-token" not in wrong
+
+
+@defect("missing-right-without-its-name", "A refusal did not say which right was missing.")
+def test_refusal_names_the_right_that_is_missing(fresh: _Site, tmp_path: Path) -> None:
+    deleting = _refusal(fresh, "team/other", _TOKEN, tmp_path, "rm", "--yes")
+    assert "right to admin" in deleting
+    assert "member" in deleting
+    reading = _refusal(fresh, "team/secret", _TOKEN, tmp_path, "read")
+    assert "right to read" in reading or "read or append or admin" in reading

@@ -118,13 +118,17 @@ _SHOWN_TO_ALL: Final = (words.ListLogs, words.Lookup, words.ListServers, words.G
 _FOR_OPERATORS: Final = (words.DrainServer, words.GetServerStats)
 
 
+def rights_for(word: Any) -> tuple[Right, ...]:
+    """On the log that the word names; one of them will do. None: the word is of no log."""
+    if type(word) is words.CommitCursor and word.is_protected is not None:
+        return _ADMINS  # It holds others' truncation back, or lets go what somebody waits for.
+    return _ON_ITS_LOG.get(type(word), ())
+
+
 def may_ask(grants: Grants, word: Any) -> bool:
     """A list is asked for by everybody, and shows each what is his (`visible`)."""
     kind = type(word)
-    if (rights := _ON_ITS_LOG.get(kind)) is not None:
-        if kind is words.CommitCursor and word.is_protected is not None:
-            # It holds others' truncation back, or lets go what somebody waits for.
-            rights = _ADMINS
+    if rights := rights_for(word):
         return grants.may_any(rights, str(word.log))
     if kind in _SHOWN_TO_ALL:
         return True

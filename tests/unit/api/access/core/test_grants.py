@@ -1,7 +1,8 @@
 import pytest
 
 from rollbook.api.access.core import grants as module
-from rollbook.api.access.core.grants import EVERYTHING, Grants, Right, is_act, may_ask
+from rollbook.api.access.core.grants import EVERYTHING, Grants, Right, is_act, may_ask, rights_for
+from rollbook.api.access.refusals import refusal_of
 from rollbook.api.grpc.methods import METHODS, Kind
 from rollbook.logservice import words
 from rollbook.logservice.ids import AtOffset, LogName, Offset
@@ -105,3 +106,13 @@ def test_acts() -> None:
     assert not is_act(plan)
     assert is_act(words.Truncate(LogName("ns", "log"), AtOffset(Offset(3))))
     assert set(module._ON_ITS_LOG[words.Truncate]) == {Right.ADMIN}
+
+
+def test_refusal_names_each_right_that_would_do() -> None:
+    for word in WORDS:
+        refusal = refusal_of("somebody", word)
+        rights = rights_for(word)
+        assert all(right.value in refusal.message for right in rights)
+        assert "somebody" in refusal.message
+        assert refusal.next_step
+        assert bool(rights) == ("log" in refusal.ids)
