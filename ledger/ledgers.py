@@ -24,6 +24,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.verification import Verdict
+from rollbook.ledger.pardoning import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import Recovery
 from rollbook.ledger.verifier import Verifier
@@ -58,6 +59,7 @@ CLAIMED: Final = "rollbook.claimed"
 
 _RACES_MAX: Final = 20
 _HANDLES_MIN: Final = 64
+_QUESTION_S: Final = 1.0  # For a bookie in quarantine to show that it lives.
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
@@ -321,6 +323,26 @@ class Ledgers:
     def live(self) -> LiveBookies:
         """Who is registered, as was heard last."""
         return self.bookies.live()
+
+    @property
+    def usable_bookies(self) -> int:
+        """How many bookies take new ledgers, as was heard last; some of them may be in quarantine."""
+        return len(self._placement.usable(self.live()))
+
+    async def has_healthy_bookies(self, count: int) -> bool:
+        """Whether at least `count` bookies take new ledgers. One in quarantine counts if it answers now. Cancelled, it
+        leaves nothing behind.
+        """
+        live = self.live()
+        if len(self._placement.usable(live)) < count:
+            return False
+        resting = self._placement.resting(live, self._clock.monotonic_ns())
+        await pardon_those_that_answer(
+            *(resting, self.bookies, self._health, self._clock), question_s=_QUESTION_S
+        )
+        live, now_ns = self.live(), self._clock.monotonic_ns()
+        resting = self._placement.resting(live, now_ns)
+        return len(self._placement.usable(live)) - len(resting) >= count
 
     async def until_writable(self, count: int, deadline_s: float) -> None:
         """Until so many bookies take new ledgers. Raises `TimeoutError`. Cancelled, it leaves nothing

@@ -13,12 +13,12 @@ from rollbook.ledger.core.ensemble_change import Seating
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.pardoning import pardon_those_that_answer
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.ports import Clock
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo
 
 _PAUSE_S_MIN: Final = 0.01
 _PAUSE_S_MAX: Final = 1.0
@@ -99,14 +99,9 @@ class StandIns:
             self._asking = self._loop.create_task(self._ask(resting))
 
     async def _ask(self, resting: list[BookieId]) -> None:
-        """A bookie that hangs does not answer, and has cost nothing by that."""
-        question = GetBookieInfo(total_bytes=False, free_bytes=False)
-        ask = self._bookies.call
-        calls = [ask(each, question, deadline_s=self._question_s) for each in resting]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for bookie, answer in zip(resting, answers, strict=True):
-            if isinstance(answer, BookieInfoReply) and answer.error is None:
-                self._health.pardon(bookie, self._clock.monotonic_ns())
+        await pardon_those_that_answer(
+            *(resting, self._bookies, self._health, self._clock), question_s=self._question_s
+        )
         self._asking = None
 
     async def _replace_failed(self) -> None:

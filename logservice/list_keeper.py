@@ -27,7 +27,6 @@ from rollbook.proto.errors import (
     RollbookError,
     Unavailable,
 )
-from rollbook.proto.ids import LedgerId
 
 T = TypeVar("T")
 
@@ -119,7 +118,10 @@ class ListKeeper:
                 await self.refresh()
 
     async def list_ledger(
-        self, make: Callable[[LedgerList, LedgerId], LedgerList]
+        self,
+        make: Callable[[LedgerList, LedgerWriter], LedgerList],
+        *,
+        needs_full_ensemble: bool = False,
     ) -> tuple[LedgerWriter, Segment]:
         """A new ledger at the end of the list (LS3).
 
@@ -130,9 +132,11 @@ class ListKeeper:
             races = 0
             while True:
                 made_for = self.stored.version
-                writer = await make_ledger(self._ground, self.stored)
+                writer = await make_ledger(
+                    self._ground, self.stored, needs_full_ensemble=needs_full_ensemble
+                )
                 try:
-                    wanted = make(self.list, writer.ledger_id)
+                    wanted = make(self.list, writer)
                 except RollbookError:
                     await drop_ledger(self._ground, writer)
                     raise

@@ -63,6 +63,9 @@ class ConfigValues:
     speed. What all logs of a server keep together is bounded by its `tail_memory_bytes`."""
     delete_grace_s: int = 86_400
     """How long a log that is deleted keeps its ledgers."""
+    degraded_segments: bool = True
+    """While too few bookies for the ensemble take new ledgers, a new segment may have fewer, down to the ack
+    quorum. False: then a new log, and one whose owner changes, takes no append."""
     labels: tuple[tuple[str, str], ...] = ()
     """Pairs of name and value, by distinct names, for whoever sorts logs."""
     description: str = ""

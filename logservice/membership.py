@@ -144,7 +144,13 @@ class Membership:
 
     # --- This server ------------------------------------------------------------------------
 
-    async def tell(self, *, is_draining: bool | None = None, logs_owned: int | None = None) -> None:
+    async def tell(
+        self,
+        *,
+        is_draining: bool | None = None,
+        logs_owned: int | None = None,
+        logs_degraded: int | None = None,
+    ) -> None:
         """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
         others see it, and when this is cancelled, they see it at the latest when something is told again.
         """
@@ -156,6 +162,8 @@ class Membership:
                 record = replace(record, is_draining=is_draining)
             if logs_owned is not None:
                 record = replace(record, logs_owned=logs_owned)
+            if logs_degraded is not None:
+                record = replace(record, logs_degraded=logs_degraded)
             if record == self._told:
                 return
             self._record = record

@@ -27,6 +27,7 @@ from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.block import Block
 from rollbook.logservice.core.control import NO_LEDGER, Follows, unpack_control
+from rollbook.logservice.core.degrading import degraded_to
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
 from rollbook.logservice.core.memory import LogMemory, snapshot_in
 from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down, to_end
@@ -208,7 +209,12 @@ async def _take_over(
     writer = await new.take()
     laps.on_done("create_ms")
     found.memory.timestamp_us = found.memory.timestamp_us or now_us  # A new log's clock begins.
-    wanted = settled.with_successor(writer.ledger_id, reason, found.memory.timestamp_us)
+    wanted = settled.with_successor(
+        writer.ledger_id,
+        reason,
+        found.memory.timestamp_us,
+        degraded_to=degraded_to(settled.config.quorum, writer.metadata.quorum),
+    )
     try:
         stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)
     except MetadataConflict:

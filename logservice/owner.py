@@ -225,6 +225,11 @@ class Owner:
         return self._ground.clock.wall_us() + round(left_s * 1_000_000)
 
     @property
+    def degraded_to(self) -> int:
+        """The bookies of the segment that is written, if they are fewer than the log wants; else 0."""
+        return self._succession.degraded_to
+
+    @property
     def tail_cache(self) -> TailCache:
         return self._order.tail_cache
 

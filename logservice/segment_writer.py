@@ -10,23 +10,51 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import structlog
+
 from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.degrading import degraded_quorum
 from rollbook.logservice.core.ledger_list import custom_metadata
 from rollbook.logservice.core.rolling import SegmentLimits
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.log_nodes import StoredLog
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import NotEnoughBookies, RollbookError
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
+from rollbook.proto.quorum import Quorum
+
+logger = structlog.get_logger()
 
 _SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
 _SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
 _SNAPSHOT_SHARE: Final = 16  # the log than one byte in so many.
 
 
-async def make_ledger(ground: Ground, stored: StoredLog) -> LedgerWriter:
-    """To be listed by the change of this very list, or dropped."""
-    quorum = stored.list.config.quorum
+async def make_ledger(
+    ground: Ground, stored: StoredLog, *, needs_full_ensemble: bool = False
+) -> LedgerWriter:
+    """To be listed by the change of this very list, or dropped. It has fewer bookies than the log wants
+    if there are no more and the log allows it (LS13). Raises as `Ledgers.create`.
+    """
+    config = stored.list.config
+    try:
+        return await _make_ledger(ground, stored, config.quorum)
+    except NotEnoughBookies:
+        smaller = degraded_quorum(config.quorum, ground.ledgers.usable_bookies)
+        if needs_full_ensemble or smaller is None or not config.degraded_segments:
+            raise
+    writer = await _make_ledger(ground, stored, smaller)
+    logger.warning(
+        "segment_degraded",
+        log=str(stored.name),
+        ledger_id=writer.ledger_id,
+        bookies=smaller.ensemble,
+        wanted=config.quorum.ensemble,
+    )
+    return writer
+
+
+async def _make_ledger(ground: Ground, stored: StoredLog, quorum: Quorum) -> LedgerWriter:
     return await ground.ledgers.create(
         ensemble=quorum.ensemble,
         write=quorum.write,

@@ -127,7 +127,9 @@ class LogServer:
         info = ServerInfo(self.server_id, address)
         self._pulse.start()
         await self.membership.start(
-            ServerRecord(info, self._release, self._clock.wall_us(), http=http)
+            ServerRecord(
+                info, self._release, self._clock.wall_us(), quorum=self.config.quorum, http=http
+            )
         )
         self._ground = Ground(
             *(info, self.ledgers, self.nodes, self._clock, self._randomness),
@@ -176,6 +178,11 @@ class LogServer:
     @property
     def owned_logs(self) -> list[LogName]:
         return list(self._owners)
+
+    @property
+    def logs_degraded(self) -> int:
+        """How many of them write a segment with fewer bookies than they want (LS13)."""
+        return sum(owner.degraded_to > 0 for owner in self._owners.values())
 
     def is_alive(self, server_id: ServerId) -> bool:
         return self.membership.is_alive(server_id)
@@ -556,7 +563,9 @@ class LogServer:
 
     async def _tell_how_many(self) -> None:
         try:
-            await self.membership.tell(logs_owned=len(self._owners))
+            await self.membership.tell(
+                logs_owned=len(self._owners), logs_degraded=self.logs_degraded
+            )
         except RollbookError:
             pass  # With the next change.
 

@@ -118,6 +118,7 @@ class Service:
         stats.cursor_lags = server.cursor_lags.lags
         stats.cursors_untold = server.cursor_lags.untold
         stats.logs_owned = lambda: len(server.owned_logs)
+        stats.logs_degraded = lambda: server.logs_degraded
         stats.logs_opened = lambda: server.opened
         stats.logs_taken_over = lambda: server.taken_over
         stats.logs_handed_over = lambda: server.handed_over
@@ -712,6 +713,7 @@ class Service:
                     version=each.release,
                     started_us=each.started_us,
                     logs_owned=each.logs_owned,
+                    logs_degraded=each.logs_degraded,
                 )
                 for each in self.server.membership.servers
             )

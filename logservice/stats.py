@@ -81,6 +81,9 @@ class LogStats:
     )
     # --- Logs ---------------------------------------------------------------------------------
     logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")
+    logs_degraded: Gauge = gauge(
+        "logs_degraded", "Those of them whose open segment has fewer bookies than they want."
+    )
     logs_opened: Gauge = told_counter("logs_opened_total", "Logs that it became the owner of.")
     logs_taken_over: Gauge = told_counter(
         "logs_taken_over_total", "Those whose owner was believed to live, and did not answer."

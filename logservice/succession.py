@@ -16,7 +16,9 @@ from typing import Final
 
 import structlog
 
+from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.control import Follows
+from rollbook.logservice.core.degrading import FULL_ENSEMBLE, degraded_to
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
 from rollbook.logservice.core.rolling import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ground import Ground
@@ -28,6 +30,9 @@ from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Supers
 from rollbook.proto.ids import EntryId, LedgerId
 
 _ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
+_LOOK_S: Final = (
+    1.0  # How often a degraded segment looks for bookies, up to twice as long by chance.
+)
 
 
 class Succession:
@@ -48,19 +53,43 @@ class Succession:
         self._loop = asyncio.get_running_loop()
         self._not_before_s = 0.0
         self._age_timer: asyncio.TimerHandle | None = None
+        self._widening: asyncio.Task[None] | None = None  # While the segment is degraded.
         self._unclosed: list[SegmentWriter] = []  # As far as is known; two at most.
 
     # --- Rolling ------------------------------------------------------------------------------
 
     def watch(self) -> None:
         """The segment that is written was begun: idle ones end, too."""
-        self._stop_watching()
+        self._stop_age_timer()
         writing = self._order.writing
         if writing is not None and self._order.failure is None:
             if writing not in self._unclosed:
                 self._unclosed.append(writing)
             wait_s = max(writing.oldest_s - self._loop.time(), _ROLL_AGAIN_S)
             self._age_timer = self._loop.call_later(wait_s, self._on_old)
+            if self.degraded_to and (self._widening is None or self._widening.done()):
+                self._widening = self._loop.create_task(self._widen())
+
+    @property
+    def degraded_to(self) -> int:
+        """The bookies of the segment that is written, if it was made with too few; else 0 (LS13)."""
+        writing, listed = self._order.writing, self._keeper.list.segments
+        if writing is None or not listed or listed[-1].ledger_id != writing.ledger_id:
+            return 0
+        return listed[-1].degraded_to
+
+    async def _widen(self) -> None:
+        """Rolls as soon as a full ensemble can be had (LS13). Many logs are degraded at the same time, and
+        chance keeps them from rolling at the same time.
+        """
+        order, ledgers = self._order, self._ground.ledgers
+        while self.degraded_to and not order.memory.is_sealed:
+            await asyncio.sleep(_LOOK_S * (1 + self._ground.randomness.random()))
+            wanted = self._keeper.list.config.quorum.ensemble
+            if self.rolling is not None or not await ledgers.has_healthy_bookies(wanted):
+                continue
+            if self.degraded_to and order.takes_more and not order.memory.is_sealed:
+                await asyncio.wait((self.start(FULL_ENSEMBLE),))
 
     def roll_if_due(self) -> None:
         order, now_s = self._order, self._loop.time()
@@ -101,11 +130,18 @@ class Succession:
                 next_step="truncate the log, or give it larger segments (roll_bytes, roll_age_s)",
             )
 
-        def with_successor(listed: LedgerList, ledger_id: LedgerId) -> LedgerList:
-            return listed.with_successor(ledger_id, reason, order.memory.timestamp_us)
+        def with_successor(listed: LedgerList, writer: LedgerWriter) -> LedgerList:
+            return listed.with_successor(
+                writer.ledger_id,
+                reason,
+                order.memory.timestamp_us,
+                degraded_to=degraded_to(listed.config.quorum, writer.metadata.quorum),
+            )
 
         try:
-            writer, segment = await self._keeper.list_ledger(with_successor)
+            writer, segment = await self._keeper.list_ledger(
+                with_successor, needs_full_ensemble=reason == FULL_ENSEMBLE
+            )
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
         if order.failure is not None:
@@ -170,13 +206,13 @@ class Succession:
     async def stop(self) -> None:
         """At once; what is unclosed stays so."""
         self._stop_watching()
-        rolling = self.rolling
+        rolling, widening = self.rolling, self._widening
         if rolling is not None:
             rolling.cancel()
         for each in self._unclosed:
             await each.writer.stop()
-        if rolling is not None:
-            await asyncio.gather(rolling, return_exceptions=True)
+        works = [each for each in (rolling, widening) if each is not None]
+        await asyncio.gather(*works, return_exceptions=True)
 
     async def _close_ledger(self, segment: SegmentWriter) -> None:
         """At exactly the entry that was appended last; else this is no owner any more (LS2)."""
@@ -212,6 +248,11 @@ class Succession:
             raise self._on_disowned(error) from error
 
     def _stop_watching(self) -> None:
+        self._stop_age_timer()
+        if self._widening is not None:
+            self._widening.cancel()
+
+    def _stop_age_timer(self) -> None:
         if self._age_timer is not None:
             self._age_timer.cancel()
             self._age_timer = None

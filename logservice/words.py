@@ -583,6 +583,7 @@ class SegmentView:
     bytes: int
     records: int
     reason: str  # Why it was started.
+    degraded_to: int = 0  # The bookies it was made with, fewer than its log wanted; 0: all of them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -676,6 +677,7 @@ class ServerView:
     version: str
     started_us: int
     logs_owned: int  # As it last said.
+    logs_degraded: int = 0  # Those whose open segment has fewer bookies than they want.
 
 
 @dataclass(frozen=True, slots=True)

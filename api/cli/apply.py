@@ -36,7 +36,7 @@ def group(access: "LogAccess", **how: Any) -> None:
     bytes   retention_bytes roll_bytes tail_cache_bytes
             record_bytes_max batch_bytes_max                          "500M", 1000
     counts  copies acks roll_entries dedupe_batches batch_records_max
-    others  exclusive = true, labels, description
+    others  exclusive = true, degraded_segments = false, labels, description
 
     Retention is given up by "none". What the file does not name is left alone: other logs, and other settings.
     `raw` is what was made or changed.

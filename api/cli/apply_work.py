@@ -38,7 +38,7 @@ _SIZES: Final = (
 _COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")
 _COPIES: Final = ("copies", "acks")
 SETTINGS: Final = frozenset(
-    (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "labels", "description")
+    (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
 )
 _KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
 _TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))  # One bounds the other.
@@ -116,9 +116,11 @@ def _field_of(key: str, value: Any) -> tuple[str, Any]:
         if not isinstance(value, dict):
             raise BadConfig("labels are a table", next_step='write { team = "checkout" }')
         return key, in_order((name, _text(name, each, "checkout")) for name, each in value.items())
-    if key == "exclusive":
+    if key in ("exclusive", "degraded_segments"):
         if type(value) is not bool:
-            raise BadConfig("exclusive is true or false", next_step="write it without quotes")
+            raise BadConfig(f"{key} is true or false", next_step="write it without quotes")
+        if key == "degraded_segments":
+            return key, value
         return "writer_mode", WriterMode.EXCLUSIVE if value else WriterMode.OPEN
     return key, _text(key, value, "orders of the shop")
 

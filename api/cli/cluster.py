@@ -91,8 +91,9 @@ def info(metadata: Metadata, output: str) -> None:
 def health(metadata: Metadata, output: str) -> None:
     """Show whether bookies and log servers can be reached from here.
 
-    Ends with 0 if all is well, 8 if it works but one is down, read-only, draining or out of reach, 5 if
-    no bookie takes entries or no log server can be reached.
+    Ends with 0 if all is well; 8 if it works but a member is down, read-only, draining or out of reach, or
+    logs are written with fewer copies than they want; 5 if too few bookies for the acks of a new log take
+    entries, or no log server can be reached.
     """
     from rollbook.api.cli.cluster_health import CODES, look_at_health
 

@@ -1,8 +1,10 @@
 """What `rollbook cluster health` finds: who is registered in the metadata, and who can be reached.
 
-healthy       bookies are writable, whoever is registered can be reached, none is missing
-degraded      it works, and somebody should look: one is down, read-only, draining, unreachable
-unavailable   no bookie takes entries, or every log server that is registered is out of reach
+healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
+degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, or logs
+              are written with fewer copies than they want
+unavailable   a new log takes no append, since too few bookies for its acks take entries, or every log
+              server that is registered is out of reach
 """
 
 import asyncio
@@ -11,6 +13,7 @@ from typing import Any, Final
 
 from rollbook.api.cli.cluster_work import list_bookies, run_on_store
 from rollbook.logservice.core.server_record import ServerRecord, unpack_server_record
+from rollbook.logservice.log_config import DEFAULT_QUORUM
 from rollbook.logservice.membership import FOLDER
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import Cluster
@@ -44,25 +47,48 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     servers = [each for each in found if each["kind"] == "log server"]
     writable = sum(each["state"] == "writable" for each in bookies)
     serving = sum(each["state"] in ("serving", "draining") for each in servers)
+    degraded = sum(each.get("logs_degraded", 0) for each in servers)
+    # What a new log has is a setting of its server. A cluster of bookies alone is judged by the default.
+    acks = max((each.get("acks", 0) for each in servers), default=0) or DEFAULT_QUORUM.ack
+    ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
+    ensemble = ensemble or DEFAULT_QUORUM.ensemble
     verdict = "healthy"
-    if not all(each["state"] in _GOOD for each in found):
+    if degraded or writable < ensemble or not all(each["state"] in _GOOD for each in found):
         verdict = "degraded"
-    if not writable or (servers and not serving):
+    if writable < acks or (servers and not serving):
         verdict = "unavailable"
     return {
         "health": verdict,
         "bookies": f"{writable} of {len(bookies)} writable",
         "log_servers": f"{serving} of {len(servers)} reachable" if servers else "none",
+        "new_logs": _new_logs(writable, acks, ensemble),
+        "degraded_logs": degraded,
     }
 
 
+def _new_logs(writable: int, acks: int, ensemble: int) -> str:
+    if writable < acks:
+        return f"take no append: {acks} bookies have to be writable, better {ensemble}"
+    if writable < ensemble:
+        return f"are written to {writable} bookies instead of {ensemble}"
+    return "have all their copies"
+
+
 async def server_records(store: MetadataStore, own_root: str) -> list[ServerRecord]:
+    """By name. A server that was killed and started again is registered twice until its old session ends:
+    the life that was registered last counts, among those of one name and among those at one address.
+    """
+    folder = f"{own_root}/{FOLDER}"
     try:
-        names = await store.children(f"{own_root}/{FOLDER}")
+        names = await store.children(folder)
     except NoSuchNode:
         return []
-    nodes = [await store.get(f"{own_root}/{FOLDER}/{name}") for name in sorted(names)]
-    return [unpack_server_record(node.value) for node in nodes if node is not None]
+    nodes = [node for name in names if (node := await store.get(f"{folder}/{name}")) is not None]
+    nodes.sort(key=lambda node: node.stat.created_txn)
+    lives = [unpack_server_record(node.value) for node in nodes]
+    by_name = {record.name: record for record in lives}
+    by_address = {record.info.address: record for record in lives if by_name[record.name] is record}
+    return sorted(by_address.values(), key=lambda record: record.name)
 
 
 async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, Any]]:
@@ -72,6 +98,9 @@ async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, An
             "id": record.name,
             "state": "draining" if record.is_draining else "serving",
             "address": record.info.address,
+            "logs_degraded": record.logs_degraded,
+            "ensemble": record.quorum.ensemble if record.quorum else 0,
+            "acks": record.quorum.ack if record.quorum else 0,
         }
         for record in await server_records(store, own_root)
     ]

@@ -81,6 +81,12 @@ def _facts(found: _Found) -> dict[str, Any]:
     facts["kept"] = f"{tail.tail - tail.head} records; {state.bytes} bytes"
     quorum = config.quorum
     facts["copies"] = f"{quorum.write} on {quorum.ensemble} bookies, {quorum.ack} of them acked"
+    written = [each for each in found.segments if each.state is words.SegmentState.OPEN]
+    if written and (bookies := written[-1].degraded_to):
+        facts["degraded"] = (
+            f"segment {written[-1].segment_id} was made with {bookies} of {quorum.ensemble} bookies; a new one is "
+            "begun as soon as enough bookies take new ledgers"
+        )
     facts["next_roll"] = _next_roll(found)
     facts["retention"] = _retention(found)
     facts["held_back_by"] = [

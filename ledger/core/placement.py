@@ -96,6 +96,10 @@ class Placement:
             if info.address_for(tls=self._uses_tls) is not None
         ]
 
+    def resting(self, live: LiveBookies, now_ns: int) -> list[BookieId]:
+        """Those of `usable` that are in quarantine."""
+        return [each for each in self.usable(live) if self._health.is_quarantined(each, now_ns)]
+
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
         """Some entries would have all their copies in one rack, though there is a map of racks."""
         if not self._racks or quorum.write < _RACKS_WANTED:

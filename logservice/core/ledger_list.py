@@ -113,6 +113,7 @@ class Segment:
     next_offset: Offset | None = None  # The last three: known when it is CLOSED itself.
     last_timestamp_us: int | None = None
     bytes: int | None = None  # Of its ledger.
+    degraded_to: int = 0  # Its bookies if it was made with fewer than the log wanted, else 0.
 
     @property
     def is_closed(self) -> bool:
@@ -217,7 +218,9 @@ class LedgerList:
 
     # --- Segments -----------------------------------------------------------------------------
 
-    def with_successor(self, ledger_id: LedgerId, reason: str, first_timestamp_us: int) -> Self:
+    def with_successor(
+        self, ledger_id: LedgerId, reason: str, first_timestamp_us: int, *, degraded_to: int = 0
+    ) -> Self:
         """A ledger at the end; whoever lists it has made it for the very version this goes to.
 
         Raises `MetadataConflict` while anything before the last segment is unclosed (LL1),
@@ -234,6 +237,7 @@ class LedgerList:
             *(self.next_segment_id, ledger_id, self.owner_epoch, reason[:_TEXT_CHARACTERS_MAX]),
             first_timestamp_us=max(first_timestamp_us, self._last_timestamp_us()),
             base_offset=self.tail,
+            degraded_to=degraded_to,
         )
         return replace(
             self,

@@ -1,8 +1,9 @@
 """The bytes of a log's node: its ledger list, and the token of the write that it comes from.
 
 Protobuf, as `schema/log_node.proto` says. A version of the format is read by the releases that know it
-and refused by older ones, since whoever writes a list back writes all of it: a field that is new is a
-new version. A closed segment of usual size takes about 50 bytes, 64 at most; what follows from the
+and refused by older ones, since whoever writes a list back writes all of it: a field that must not be
+lost is a new version. A list that has none of them is written in the version before, so that older
+releases read it: version 2 is that of logs without degraded segments. A closed segment of usual size takes about 50 bytes, 64 at most; what follows from the
 others (bases, ids in a row) is not written. A list has to fit into one node of the metadata store.
 """
 
@@ -34,6 +35,7 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.quorum import Quorum
 
 FORMAT_VERSION: Final = 1
+_NEWEST_VERSION: Final = 2  # Of a list whose settings a release of version 1 would lose.
 TOKEN_BYTES: Final = 16
 _NODE_BYTES_MAX: Final = METADATA_BYTES_MAX - 64 * 1024  # The store's own frames come on top.
 
@@ -48,7 +50,7 @@ _STATE_NUMBERS: Final = {state: number for number, state in _STATES.items()}
 def pack_log_node(listed: LedgerList, token: bytes) -> bytes:
     """Raises `InvalidRequest` if the list has become too long for a node."""
     message = schema.LogNode(
-        format_version=FORMAT_VERSION,
+        format_version=FORMAT_VERSION if listed.config.degraded_segments else _NEWEST_VERSION,
         token=token,
         uid=listed.uid,
         config=_pack_config(listed.config),
@@ -119,7 +121,7 @@ def unpack_log_node(data: bytes) -> tuple[LedgerList, bytes]:
 def check_version(version: int) -> None:
     if not version:
         raise BadMetadata("a node of the log service says no version of its format")
-    if version > FORMAT_VERSION:
+    if version > _NEWEST_VERSION:
         raise UnsupportedVersion("a node was written by a newer release", format_version=version)
 
 
@@ -137,6 +139,7 @@ def _pack_segment(segment: Segment, id_gap: int) -> schema.SegmentEntry:
         first_timestamp_us=segment.first_timestamp_us,
         owner_epoch=segment.owner_epoch,
         reason=segment.reason,
+        degraded_to=segment.degraded_to,
     )
     if segment.is_closed:
         packed.records = segment.records or 0
@@ -159,6 +162,7 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
             as_text(packed.reason),
             packed.first_timestamp_us,
             base_offset=known_base,
+            degraded_to=packed.degraded_to,
         )
         if packed.is_closed and known_base is not None:
             known_base = Offset(known_base + packed.records)
@@ -168,6 +172,7 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
                 known_base,
                 packed.first_timestamp_us + packed.last_timestamp_gap_us,
                 packed.bytes,
+                packed.degraded_to,
             )
         elif packed.is_closed:
             raise FlawedList("a CLOSED segment has no base")
@@ -205,6 +210,7 @@ def _pack_config(config: LogConfig) -> schema.LogSettings:
         write=quorum.write,
         ack=quorum.ack,
         is_exclusive=config.writer_mode is WriterMode.EXCLUSIVE,
+        needs_full_ensemble=not config.degraded_segments,
         labels=[schema.Label(name=name, text=text) for name, text in config.labels],
     )
     for name in (*_PLAIN, *_OPTIONAL):
@@ -221,6 +227,7 @@ def _unpack_config(message: schema.LogSettings) -> LogConfig:
     return LogConfig(
         quorum=Quorum(message.ensemble, message.write, message.ack),
         writer_mode=WriterMode.EXCLUSIVE if message.is_exclusive else WriterMode.OPEN,
+        degraded_segments=not message.needs_full_ensemble,
         labels=tuple((as_text(label.name), as_text(label.text)) for label in message.labels),
         **settings,
     )

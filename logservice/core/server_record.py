@@ -1,19 +1,20 @@
 """What a log server says of itself where it is registered, for as long as its session lasts.
 
-JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "server_id":
-"log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": ""}`. The node goes by the
+JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0, "server_id":
+"log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": "", "quorum": [3, 3, 2]}`. The node goes by the
 name of that life of the server; of two lives of one name the one that was registered last counts.
-Records of before have no `http`.
+Older records have no `http`, no `logs_degraded` and no `quorum`.
 """
 
 import json
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rollbook.logservice.core.suggestion import server_name
 from rollbook.logservice.ids import ServerId, ServerInfo
-from rollbook.proto.errors import BadMetadata, UnsupportedVersion
+from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.quorum import Quorum
 
 _VERSION: Final = 1
 
@@ -25,6 +26,9 @@ class ServerRecord:
     started_us: int
     is_draining: bool = False
     logs_owned: int = 0  # When it last said.
+    logs_degraded: int = 0  # Of those, the ones that write a segment with too few bookies.
+    # What logs that are made without a configuration have here. None: a release that did not say so.
+    quorum: Quorum | None = None
     http: str = ""  # The URL of its REST; empty: it has none.
 
     @property
@@ -33,7 +37,7 @@ class ServerRecord:
 
 
 def pack_server_record(record: ServerRecord) -> bytes:
-    fields = {
+    fields: dict[str, Any] = {
         "version": _VERSION,
         "server_id": record.info.server_id,
         "address": record.info.address,
@@ -41,8 +45,11 @@ def pack_server_record(record: ServerRecord) -> bytes:
         "started_us": record.started_us,
         "is_draining": record.is_draining,
         "logs_owned": record.logs_owned,
+        "logs_degraded": record.logs_degraded,
         "http": record.http,
     }
+    if (quorum := record.quorum) is not None:
+        fields["quorum"] = [quorum.ensemble, quorum.write, quorum.ack]
     return json.dumps(fields, sort_keys=True).encode()
 
 
@@ -55,8 +62,10 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         strings = [fields[name] for name in ("server_id", "address", "release")]
         strings.append(fields.get("http", ""))
         numbers = [fields[name] for name in ("started_us", "logs_owned")]
+        numbers.append(fields.get("logs_degraded", 0))
         is_draining = fields["is_draining"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        quorum = _unpack_quorum(fields.get("quorum"))
+    except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}") from None
     if version != _VERSION:
         raise UnsupportedVersion(f"a log server's record of version {version!r:.20}")
@@ -65,6 +74,22 @@ def unpack_server_record(data: bytes) -> ServerRecord:
     if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
     server_id, address, release, http = strings
-    started_us, logs_owned = numbers
-    info = ServerInfo(ServerId(server_id), address)
-    return ServerRecord(info, release, started_us, is_draining, logs_owned, http)
+    started_us, logs_owned, logs_degraded = numbers
+    return ServerRecord(
+        ServerInfo(ServerId(server_id), address),
+        release,
+        started_us,
+        is_draining=is_draining,
+        logs_owned=logs_owned,
+        logs_degraded=logs_degraded,
+        quorum=quorum,
+        http=http,
+    )
+
+
+def _unpack_quorum(numbers: Any) -> Quorum | None:
+    if numbers is None:
+        return None
+    if not all(type(each) is int for each in numbers):
+        raise TypeError
+    return Quorum(*numbers)

@@ -43,6 +43,7 @@ def _view(segment: Segment, size: Size) -> SegmentView:
         bytes=size.bytes,
         records=size.records,
         reason=segment.reason,
+        degraded_to=segment.degraded_to,
     )
 
 
@@ -68,6 +69,8 @@ def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
             "ledger_id": str(segment.ledger_id),
             "base_offset": "" if segment.base_offset is None else str(segment.base_offset),
         }
+        if segment.degraded_to:
+            details["degraded_to"] = f"{segment.degraded_to} bookies"
         epoch, reason = segment.owner_epoch or NO_OWNER_YET, segment.reason
         server, at_us = servers.get(epoch, ""), segment.first_timestamp_us
         yield JournalEvent(at_us, "segment_started", server, epoch, reason, details)

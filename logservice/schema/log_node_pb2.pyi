@@ -58,7 +58,7 @@ class LogNode(_message.Message):
     CREATED_US_FIELD_NUMBER: _builtins.int
     FREE_AT_US_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
-    """1"""
+    """1; 2 if its settings have needs_full_ensemble."""
     token: _builtins.bytes
     """Drawn for each write: tells a writer whose reply was lost that it was made."""
     uid: _builtins.bytes
@@ -129,6 +129,7 @@ class SegmentEntry(_message.Message):
     LAST_TIMESTAMP_GAP_US_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DEGRADED_TO_FIELD_NUMBER: _builtins.int
     id_gap: _builtins.int
     """Over the segment before, less 1: usually nothing."""
     ledger_id: _builtins.int
@@ -140,6 +141,8 @@ class SegmentEntry(_message.Message):
     last_timestamp_gap_us: _builtins.int
     owner_epoch: _builtins.int
     reason: _builtins.str
+    degraded_to: _builtins.int
+    """Its bookies, if they were fewer than the log wanted."""
     def __init__(
         self,
         *,
@@ -152,10 +155,11 @@ class SegmentEntry(_message.Message):
         last_timestamp_gap_us: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        degraded_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "first_timestamp_us", b"first_timestamp_us", "id_gap", b"id_gap", "is_closed", b"is_closed", "last_timestamp_gap_us", b"last_timestamp_gap_us", "ledger_id", b"ledger_id", "owner_epoch", b"owner_epoch", "reason", b"reason", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "degraded_to", b"degraded_to", "first_timestamp_us", b"first_timestamp_us", "id_gap", b"id_gap", "is_closed", b"is_closed", "last_timestamp_gap_us", b"last_timestamp_gap_us", "ledger_id", b"ledger_id", "owner_epoch", b"owner_epoch", "reason", b"reason", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,6 +221,7 @@ class LogSettings(_message.Message):
     DELETE_GRACE_S_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    NEEDS_FULL_ENSEMBLE_FIELD_NUMBER: _builtins.int
     ensemble: _builtins.int
     write: _builtins.int
     ack: _builtins.int
@@ -234,6 +239,8 @@ class LogSettings(_message.Message):
     tail_cache_bytes: _builtins.int
     delete_grace_s: _builtins.int
     description: _builtins.str
+    needs_full_ensemble: _builtins.bool
+    """No degraded segments."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Label]: ...
     def __init__(
@@ -257,10 +264,11 @@ class LogSettings(_message.Message):
         delete_grace_s: _builtins.int = ...,
         labels: _abc.Iterable[Global___Label] | None = ...,
         description: _builtins.str = ...,
+        needs_full_ensemble: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "ack", b"ack", "batch_bytes_max", b"batch_bytes_max", "batch_records_max", b"batch_records_max", "dedupe_age_s", b"dedupe_age_s", "dedupe_batches", b"dedupe_batches", "delete_grace_s", b"delete_grace_s", "description", b"description", "ensemble", b"ensemble", "is_exclusive", b"is_exclusive", "labels", b"labels", "record_bytes_max", b"record_bytes_max", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "roll_age_s", b"roll_age_s", "roll_bytes", b"roll_bytes", "roll_entries", b"roll_entries", "tail_cache_bytes", b"tail_cache_bytes", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "ack", b"ack", "batch_bytes_max", b"batch_bytes_max", "batch_records_max", b"batch_records_max", "dedupe_age_s", b"dedupe_age_s", "dedupe_batches", b"dedupe_batches", "delete_grace_s", b"delete_grace_s", "description", b"description", "ensemble", b"ensemble", "is_exclusive", b"is_exclusive", "labels", b"labels", "needs_full_ensemble", b"needs_full_ensemble", "record_bytes_max", b"record_bytes_max", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "roll_age_s", b"roll_age_s", "roll_bytes", b"roll_bytes", "roll_entries", b"roll_entries", "tail_cache_bytes", b"tail_cache_bytes", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retention_age_s: _TypeAlias = _typing.Literal["retention_age_s"]  # noqa: Y015
     _WhichOneofArgType__retention_age_s: _TypeAlias = _typing.Literal["_retention_age_s", b"_retention_age_s"]  # noqa: Y015

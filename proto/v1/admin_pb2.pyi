@@ -135,6 +135,7 @@ class LogConfig(_message.Message):
     DELETE_GRACE_S_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    DEGRADED_SEGMENTS_FIELD_NUMBER: _builtins.int
     roll_bytes: _builtins.int
     """A segment ends with whichever comes first: so many bytes,"""
     roll_entries: _builtins.int
@@ -163,6 +164,10 @@ class LogConfig(_message.Message):
     """How long a deleted log keeps its ledgers."""
     description: _builtins.str
     """For people."""
+    degraded_segments: _builtins.bool
+    """A new segment may have fewer bookies than the ensemble, down to the ack quorum, while there are no
+    more. Default: true.
+    """
     @_builtins.property
     def quorum(self) -> Global___Quorum:
         """Default 3/3/2. Holds from the next segment on."""
@@ -190,10 +195,11 @@ class LogConfig(_message.Message):
         delete_grace_s: _builtins.int | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         description: _builtins.str | None = ...,
+        degraded_segments: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_bytes_max", b"_batch_bytes_max", "_batch_records_max", b"_batch_records_max", "_dedupe_age_s", b"_dedupe_age_s", "_dedupe_batches", b"_dedupe_batches", "_delete_grace_s", b"_delete_grace_s", "_description", b"_description", "_record_bytes_max", b"_record_bytes_max", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_roll_age_s", b"_roll_age_s", "_roll_bytes", b"_roll_bytes", "_roll_entries", b"_roll_entries", "_tail_cache_bytes", b"_tail_cache_bytes", "batch_bytes_max", b"batch_bytes_max", "batch_records_max", b"batch_records_max", "dedupe_age_s", b"dedupe_age_s", "dedupe_batches", b"dedupe_batches", "delete_grace_s", b"delete_grace_s", "description", b"description", "quorum", b"quorum", "record_bytes_max", b"record_bytes_max", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "roll_age_s", b"roll_age_s", "roll_bytes", b"roll_bytes", "roll_entries", b"roll_entries", "tail_cache_bytes", b"tail_cache_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_bytes_max", b"_batch_bytes_max", "_batch_records_max", b"_batch_records_max", "_dedupe_age_s", b"_dedupe_age_s", "_dedupe_batches", b"_dedupe_batches", "_degraded_segments", b"_degraded_segments", "_delete_grace_s", b"_delete_grace_s", "_description", b"_description", "_record_bytes_max", b"_record_bytes_max", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_roll_age_s", b"_roll_age_s", "_roll_bytes", b"_roll_bytes", "_roll_entries", b"_roll_entries", "_tail_cache_bytes", b"_tail_cache_bytes", "batch_bytes_max", b"batch_bytes_max", "batch_records_max", b"batch_records_max", "dedupe_age_s", b"dedupe_age_s", "dedupe_batches", b"dedupe_batches", "degraded_segments", b"degraded_segments", "delete_grace_s", b"delete_grace_s", "description", b"description", "quorum", b"quorum", "record_bytes_max", b"record_bytes_max", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "roll_age_s", b"roll_age_s", "roll_bytes", b"roll_bytes", "roll_entries", b"roll_entries", "tail_cache_bytes", b"tail_cache_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_bytes_max", b"_batch_bytes_max", "_batch_records_max", b"_batch_records_max", "_dedupe_age_s", b"_dedupe_age_s", "_dedupe_batches", b"_dedupe_batches", "_delete_grace_s", b"_delete_grace_s", "_description", b"_description", "_record_bytes_max", b"_record_bytes_max", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_roll_age_s", b"_roll_age_s", "_roll_bytes", b"_roll_bytes", "_roll_entries", b"_roll_entries", "_tail_cache_bytes", b"_tail_cache_bytes", "batch_bytes_max", b"batch_bytes_max", "batch_records_max", b"batch_records_max", "dedupe_age_s", b"dedupe_age_s", "dedupe_batches", b"dedupe_batches", "delete_grace_s", b"delete_grace_s", "description", b"description", "labels", b"labels", "quorum", b"quorum", "record_bytes_max", b"record_bytes_max", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "roll_age_s", b"roll_age_s", "roll_bytes", b"roll_bytes", "roll_entries", b"roll_entries", "tail_cache_bytes", b"tail_cache_bytes", "writer_mode", b"writer_mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_bytes_max", b"_batch_bytes_max", "_batch_records_max", b"_batch_records_max", "_dedupe_age_s", b"_dedupe_age_s", "_dedupe_batches", b"_dedupe_batches", "_degraded_segments", b"_degraded_segments", "_delete_grace_s", b"_delete_grace_s", "_description", b"_description", "_record_bytes_max", b"_record_bytes_max", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_roll_age_s", b"_roll_age_s", "_roll_bytes", b"_roll_bytes", "_roll_entries", b"_roll_entries", "_tail_cache_bytes", b"_tail_cache_bytes", "batch_bytes_max", b"batch_bytes_max", "batch_records_max", b"batch_records_max", "dedupe_age_s", b"dedupe_age_s", "dedupe_batches", b"dedupe_batches", "degraded_segments", b"degraded_segments", "delete_grace_s", b"delete_grace_s", "description", b"description", "labels", b"labels", "quorum", b"quorum", "record_bytes_max", b"record_bytes_max", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "roll_age_s", b"roll_age_s", "roll_bytes", b"roll_bytes", "roll_entries", b"roll_entries", "tail_cache_bytes", b"tail_cache_bytes", "writer_mode", b"writer_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_bytes_max: _TypeAlias = _typing.Literal["batch_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__batch_bytes_max: _TypeAlias = _typing.Literal["_batch_bytes_max", b"_batch_bytes_max"]  # noqa: Y015
@@ -203,6 +209,8 @@ class LogConfig(_message.Message):
     _WhichOneofArgType__dedupe_age_s: _TypeAlias = _typing.Literal["_dedupe_age_s", b"_dedupe_age_s"]  # noqa: Y015
     _WhichOneofReturnType__dedupe_batches: _TypeAlias = _typing.Literal["dedupe_batches"]  # noqa: Y015
     _WhichOneofArgType__dedupe_batches: _TypeAlias = _typing.Literal["_dedupe_batches", b"_dedupe_batches"]  # noqa: Y015
+    _WhichOneofReturnType__degraded_segments: _TypeAlias = _typing.Literal["degraded_segments"]  # noqa: Y015
+    _WhichOneofArgType__degraded_segments: _TypeAlias = _typing.Literal["_degraded_segments", b"_degraded_segments"]  # noqa: Y015
     _WhichOneofReturnType__delete_grace_s: _TypeAlias = _typing.Literal["delete_grace_s"]  # noqa: Y015
     _WhichOneofArgType__delete_grace_s: _TypeAlias = _typing.Literal["_delete_grace_s", b"_delete_grace_s"]  # noqa: Y015
     _WhichOneofReturnType__description: _TypeAlias = _typing.Literal["description"]  # noqa: Y015
@@ -229,6 +237,8 @@ class LogConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dedupe_age_s) -> _WhichOneofReturnType__dedupe_age_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dedupe_batches) -> _WhichOneofReturnType__dedupe_batches | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__degraded_segments) -> _WhichOneofReturnType__degraded_segments | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delete_grace_s) -> _WhichOneofReturnType__delete_grace_s | None: ...
     @_typing.overload
@@ -600,6 +610,7 @@ class SegmentView(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DEGRADED_TO_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.int
     """Counts the segments of the log's life."""
     ledger_id: _builtins.int
@@ -620,6 +631,8 @@ class SegmentView(_message.Message):
     """As far as known if it is open."""
     reason: _builtins.str
     """Why it was started."""
+    degraded_to: _builtins.int
+    """The bookies that it was made with, if they were fewer than the log wanted; else 0."""
     def __init__(
         self,
         *,
@@ -633,10 +646,11 @@ class SegmentView(_message.Message):
         bytes: _builtins.int = ...,
         records: _builtins.int = ...,
         reason: _builtins.str = ...,
+        degraded_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset", "_next_offset", b"_next_offset", "base_offset", b"base_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset", "_next_offset", b"_next_offset", "base_offset", b"base_offset", "bytes", b"bytes", "first_timestamp_us", b"first_timestamp_us", "last_timestamp_us", b"last_timestamp_us", "ledger_id", b"ledger_id", "next_offset", b"next_offset", "reason", b"reason", "records", b"records", "segment_id", b"segment_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset", "_next_offset", b"_next_offset", "base_offset", b"base_offset", "bytes", b"bytes", "degraded_to", b"degraded_to", "first_timestamp_us", b"first_timestamp_us", "last_timestamp_us", b"last_timestamp_us", "ledger_id", b"ledger_id", "next_offset", b"next_offset", "reason", b"reason", "records", b"records", "segment_id", b"segment_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_offset: _TypeAlias = _typing.Literal["base_offset"]  # noqa: Y015
     _WhichOneofArgType__base_offset: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset"]  # noqa: Y015

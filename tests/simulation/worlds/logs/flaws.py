@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.logservice import opening, owner, truncation
+from rollbook.logservice import opening, owner, segment_writer, truncation
 from rollbook.logservice import retention as log_retention
 from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cursors import Marks
@@ -82,6 +82,10 @@ def _end_with_a_no(self: Order, why: str, loss: Any) -> None:
 
 def _never_stalls(self: Pulse) -> int:
     return 0
+
+
+async def _stay_as_it_is(self: Succession) -> None:
+    pass
 
 
 # --- Order and memory (LS5, LS6, LS7, LS8) --------------------------------------------------------
@@ -550,6 +554,20 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         ((log_retention, "is_free", _no_grace), (truncation, "is_free", _no_grace)),
         drill="deletion",
+    ),
+    LogMutant(
+        "logs-wants-a-full-ensemble",
+        "A segment is made with a full ensemble or not at all (LS13).",
+        _BUDGET,
+        ((segment_writer, "degraded_quorum", lambda _wanted, _usable: None),),
+        drill="few_bookies",
+    ),
+    LogMutant(
+        "logs-stays-degraded",
+        "A degraded segment is not rolled when there are bookies again (LS13).",
+        _BUDGET,
+        ((Succession, "_widen", _stay_as_it_is),),
+        drill="few_bookies",
     ),
     LogMutant(
         "logs-acks-when-deleted",

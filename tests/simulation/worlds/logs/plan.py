@@ -71,6 +71,24 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     return Case(WORLD, seed, (cluster, *steps), tuple(in_order))
 
 
+def bookies_of(case: Case) -> tuple[str, ...]:
+    return BOOKIES[:3] if has_few_bookies(case) else BOOKIES
+
+
+def has_few_bookies(case: Case) -> bool:
+    return any(step.what == words.THREE for step in case.steps)
+
+
+def stands_a_siege(case: Case) -> bool:
+    """Of three bookies one may be away. Not where entries are striped and have no copy beyond the ack quorum: one
+    whose write set has lost a bookie waits for it.
+    """
+    quorums = [config.quorum for config in logs_of(case).values()]
+    return has_few_bookies(case) and all(
+        each.write > each.ack or each.ensemble == each.write for each in quorums
+    )
+
+
 def servers_of(case: Case) -> tuple[str, ...]:
     for step in case.steps:
         if step.actor == CLUSTER and not step.what.startswith(_CONFIG):
@@ -498,6 +516,24 @@ def full_disks(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, []
 
 
+def few_bookies(rng: random.Random, at_us: int, log: str) -> Happening:
+    """Of three bookies one is away, now this one, now that one, while the log changes hands and rolls. At the
+    end, too: then logs are used with an ack quorum of bookies (LS13).
+    """
+    steps = [Step(0, words.STORAGE, words.THREE)]
+    for number in range(rng.randint(1, 4)):
+        leaves_us, lasts = at_us + 250 * MS * number, log_uniform(rng, (20 * MS, 900 * MS))
+        bookie = rng.choice(BOOKIES[:3])
+        steps.append(Step(leaves_us, words.STORAGE, f"{words.AWAY} {bookie} {lasts // MS}"))
+        steps += _burst(rng, leaves_us + 5 * MS, log)
+        acts_us = leaves_us + rng.randint(0, 200 * MS)
+        if rng.random() < 0.6:
+            steps.append(Step(acts_us, rng.choice(SERVERS[:2]), f"{words.TAKE} {log}"))
+        else:
+            steps.append(Step(acts_us, ADMIN, f"{words.ROLL} {log}"))
+    return steps, []
+
+
 def interrupted(rng: random.Random, at_us: int, log: str) -> Happening:
     """A hand-over, or a change of the list, and the power or the metadata store goes in the middle."""
     owner = words.owner_of(log)
@@ -550,7 +586,7 @@ DRILLS: Final = {
     for each in (
         *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
         *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
-        *(full_disks, interrupted, sealing),
+        *(full_disks, interrupted, sealing, few_bookies),
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

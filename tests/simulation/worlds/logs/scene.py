@@ -10,7 +10,7 @@ ever told of it is held against that.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice import membership, orphans
 from rollbook.logservice import server as log_server
+from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.list_keeper import ListKeeper
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.order import Order
@@ -45,6 +46,7 @@ LAG_S: Final = LEASE_S + 2 * LEDGERS.add_deadline_s  # A lease, and what an appe
 LIVENESS_S: Final = 20.0  # A pause after a rude take-over, a few attempts.
 LEFTOVERS: Final = "leftovers"
 LAST: Final = "last"
+_FEW: Final = 3  # Bookies of a case that has few.
 _NEW_LEDGERS: Final = 32  # More than are made in so short a time.
 DECISIVE: Final = ("open", "roll", "change list")
 
@@ -135,7 +137,7 @@ class _Run(Stage):
     def __init__(self, case: Case, is_telling: bool) -> None:
         super().__init__(case, is_telling, callbacks_max=CALLBACKS_MAX, decisive=DECISIVE)
         self.records = Records(self.history, self.broken)
-        self._bookies = Bookies(self.world, self.live)
+        self._bookies = Bookies(self.world, self.live, plan.bookies_of(case))
         self.lists = ListRules(
             *(ROOT, self.broken, self.tell),
             on_head=self.records.on_head,
@@ -165,6 +167,8 @@ class _Run(Stage):
         world = self.world
         world.metadata.on_commit = self.lists.on_commit
         await world.node(words.OPERATOR).start(self._make_cluster).result
+        if plan.has_few_bookies(self._case):
+            world.node(words.REGISTRAR).start(partial(self.live, self._bookies.keep_registered))
         self._servers.start()
         await self.within(LIVENESS_S, self._servers.all_serve, "not all servers serve at first")
         acting = dict.fromkeys(step.actor for step in self._case.steps)
@@ -178,7 +182,7 @@ class _Run(Stage):
                 continue  # It has done so from the beginning.
             if step.actor in self._servers.names:
                 world.at(step.at_us / 1e6, self._on_server_step, step)
-            elif step.actor == words.STORAGE:
+            elif step.actor == words.STORAGE and step.what != words.THREE:
                 world.at(step.at_us / 1e6, self._on_storage_step, step)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
@@ -195,11 +199,15 @@ class _Run(Stage):
     async def _settle(self) -> None:
         world, sums = self.world, self._sums
         await self.within(LIVENESS_S, self._servers.all_serve, "not all servers serve")
+        away = self._besiege() if plan.stands_a_siege(self._case) else None
         await self.within(
             LIVENESS_S, lambda: not any(sums.waiting.values()), "a producer has no answer"
         )
         last = world.node(LAST).start(partial(self.live, self._finish))
         await last.result
+        if away is not None:
+            self._bookies.come_back(away)
+            await self.within(LIVENESS_S, self._all_are_full, "logs stay degraded")
         self._servers.is_over = True
         for name in self._servers.names:
             self._servers.stop(name)
@@ -212,6 +220,25 @@ class _Run(Stage):
                 world.node(name).kill()
         for log in self._logs:
             self.records.check(log)
+
+    def _besiege(self) -> str:
+        """From here on an ack quorum of bookies is alive, and every log changes hands."""
+        away = random.Random(self._case.seed).choice(self._bookies.names)
+        self.tell(f"{away} is away")
+        self._bookies.leave(away)
+        for number, log in enumerate(self._logs):
+            names = self._servers.names
+            self._servers.take(names[(self._case.seed + number) % len(names)], words.LOGS[log])
+        return away
+
+    def _all_are_full(self) -> bool:
+        """As far as three bookies go."""
+        lists = [self.lists.log(log).listed for log in self._logs]
+        return not any(
+            listed.unclosed[-1].degraded_to and listed.config.quorum.ensemble <= _FEW
+            for listed in lists
+            if listed is not None and listed.unclosed and listed.state is LogState.OPEN
+        )
 
     async def _finish(self, node: Node) -> None:
         """Every log goes on, wherever it is asked for, and can be read at every server."""
@@ -312,7 +339,11 @@ class _Run(Stage):
             return
         verb, *rest = step.what.split()
         self.tell(f"bookies: {step.what}")
-        if verb == words.FULL:
+        end: Callable[[], None]
+        if verb == words.AWAY:
+            self._bookies.leave(rest[0])
+            end = partial(self._bookies.come_back, rest[0])
+        elif verb == words.FULL:
             end = self._bookies.be_full()
         elif verb == words.DEAF_TO_NEW:
             new = self.lists.next_ledger_id
@@ -325,7 +356,8 @@ class _Run(Stage):
         disturbance = self.history.disturb(verb, words.STORAGE)
 
         def over() -> None:
-            end()
+            if not self._sums.is_over.is_set():  # Else all is healed, and who is away now stays so.
+                end()
             self.history.on_healed(disturbance)
 
         self.world.at(self.world.now + int(rest[-1]) / 1000, over)

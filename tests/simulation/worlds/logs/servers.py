@@ -7,7 +7,7 @@ disks and whole bookies do is the business of other worlds, and costs ten times 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
@@ -21,7 +21,7 @@ from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.server import LogServer, _Grounds
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.cluster import open_cluster
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import NodeExists, NoSuchNode, RollbookError
 from rollbook.proto.formats.paths import AVAILABLE
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ports import Address, MetadataStore
@@ -61,14 +61,16 @@ Live = Callable[[Main, Node], Coroutine[Any, Any, None]]
 
 
 class Bookies:
-    def __init__(self, world: World, live: Live) -> None:
+    def __init__(self, world: World, live: Live, names: Sequence[str] = BOOKIES) -> None:
+        self.names = names
         self._world, self._live = world, live
         self.memories: dict[str, MemoryBookie] = {}
+        self._away: dict[str, None] = {}
+        self._moved = asyncio.Event()
 
     async def start(self, store: MetadataStore) -> None:
-        for name in BOOKIES:
-            info = pack_service_info(describe_bookie(Address(name, BOOKIE_PORT)))
-            await store.create(f"{ROOT}/{AVAILABLE}/{name}", info)
+        for name in self.names:
+            await _register(store, name)
             scripted = ScriptedBookie(self._world.node(name))
             self.memories[name] = MemoryBookie(scripted)
             scripted.node.start(partial(self._live, scripted.serve))
@@ -102,9 +104,48 @@ class Bookies:
         self._set_full(False)
         for memory in self.memories.values():
             memory.ignored.clear()
-        for name in BOOKIES:
-            if not self._world.node(name).is_running:
-                self._world.node(name).restart()
+        for name in self.names:
+            self.come_back(name)
+
+    # --- Stopped in order, for a while ------------------------------------------------------------
+
+    def leave(self, name: str) -> None:
+        self._world.node(name).kill()
+        self._away[name] = None
+        self._moved.set()
+
+    def come_back(self, name: str) -> None:
+        self._away.pop(name, None)
+        self._moved.set()
+        if not self._world.node(name).is_running:
+            self._world.node(name).restart()
+
+    async def keep_registered(self, node: Node) -> None:
+        """Those that are not away. For cases in which some leave."""
+        store = await node.metadata()
+        registered = dict.fromkeys(self.names)
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            for name in self.names:
+                try:
+                    if name in self._away and name in registered:
+                        await store.delete(f"{ROOT}/{AVAILABLE}/{name}")
+                        del registered[name]
+                    elif name not in self._away and name not in registered:
+                        await _register(store, name)
+                        registered[name] = None
+                except NodeExists:
+                    registered[name] = None
+                except NoSuchNode:
+                    del registered[name]
+                except RollbookError:  # The metadata store is away.
+                    self._world.at(self._world.now + _RESTART_S, self._moved.set)
+
+
+async def _register(store: MetadataStore, name: str) -> None:
+    info = pack_service_info(describe_bookie(Address(name, BOOKIE_PORT)))
+    await store.create(f"{ROOT}/{AVAILABLE}/{name}", info)
 
 
 class Servers:

@@ -12,6 +12,7 @@ READERS: Final = ("reader-1", "reader-2")
 ADMIN: Final = "admin"
 STRANGER: Final = "stranger"
 OPERATOR: Final = "operator"
+REGISTRAR: Final = "registrar"
 CLUSTER: Final = "cluster"
 METADATA: Final = "metadata"
 STORAGE: Final = "storage"
@@ -55,6 +56,8 @@ FENCE: Final = "fence"  # LOG: recovers its last ledger.
 DEAF: Final = "deaf"  # LOG MS: they take nothing for its last ledger.
 DEAF_TO_NEW: Final = "deaf-to-new"  # MS: they take nothing for ledgers that are made from now on.
 FULL: Final = "full"  # MS: they take nothing, but for fences and recoveries.
+THREE: Final = "three"  # There are no more than three, and one of them is away at the end.
+AWAY: Final = "away"  # BOOKIE MS: it is stopped, and not registered for as long.
 
 
 def owner_of(log: str) -> str:

@@ -30,6 +30,7 @@ EVERYTHING = {
     "batch_bytes_max": 1_000_000,
     "batch_records_max": 100,
     "tail_cache_bytes": "32M",
+    "degraded_segments": False,
     "description": "orders of the shop",
 }
 
@@ -53,6 +54,7 @@ def test_a_file_can_say_whatever_a_log_can_be() -> None:
         batch_records_max=100,
         tail_cache_bytes=32 * MIB,
         delete_grace_s=3600,
+        degraded_segments=False,
         labels=(("team", "checkout"),),
         description="orders of the shop",
     )

@@ -47,11 +47,14 @@ def member(kind: str, state: str) -> dict[str, Any]:
     [
         (["writable"] * 3, [], "healthy"),
         (["writable"] * 3, ["serving"], "healthy"),
-        (["writable", "read-only"], ["serving"], "degraded"),
-        (["writable", "down"], [], "degraded"),
-        (["writable"], ["serving", "unreachable"], "degraded"),
-        (["writable"], ["draining"], "degraded"),
-        (["writable"], ["unreachable"], "unavailable"),
+        (["writable"] * 2, ["serving"], "degraded"),
+        (["writable", "writable", "read-only"], ["serving"], "degraded"),
+        (["writable", "writable", "down"], [], "degraded"),
+        (["writable"] * 3, ["serving", "unreachable"], "degraded"),
+        (["writable"] * 3, ["draining"], "degraded"),
+        (["writable"] * 3, ["unreachable"], "unavailable"),
+        (["writable"], ["serving"], "unavailable"),
+        (["writable", "down", "down"], [], "unavailable"),
         (["read-only", "down"], ["serving"], "unavailable"),
         ([], [], "unavailable"),
     ],
@@ -60,3 +63,22 @@ def test_it_judges_by_what_still_works(bookies: list[str], servers: list[str], h
     found = [member("bookie", each) for each in bookies]
     found += [member("log server", each) for each in servers]
     assert judge(found)["health"] == health
+
+
+def test_a_cluster_is_judged_by_the_copies_that_its_servers_give_new_logs() -> None:
+    bookies = [member("bookie", "writable")]
+    one = member("log server", "serving") | {"ensemble": 1, "acks": 1}
+    assert judge([*bookies, one])["health"] == "healthy"
+    two = member("log server", "serving") | {"ensemble": 2, "acks": 1}
+    found = judge([*bookies, one, two])
+    assert (found["health"], found["new_logs"]) == (
+        "degraded",
+        "are written to 1 bookies instead of 2",
+    )
+
+
+def test_logs_with_too_few_copies_are_counted() -> None:
+    bookies = [member("bookie", "writable")] * 3
+    server = member("log server", "serving") | {"logs_degraded": 4}
+    found = judge([*bookies, server])
+    assert (found["health"], found["degraded_logs"]) == ("degraded", 4)

@@ -51,6 +51,7 @@ _CONFIG: Final = {
     "batch_records_max": 10,
     "tail_cache_bytes": 1 << 20,
     "delete_grace_s": 10,
+    "degraded_segments": False,
     "labels": {"team": "shop"},
     "description": "orders",
 }

@@ -46,7 +46,9 @@ def lists(draw: st.DrawFn) -> LedgerList:
         elif step == "release":
             listed = listed.with_released()
         elif step == "roll" and len(unclosed) < 2:
-            listed = listed.with_successor(LedgerId(ledger_id), "size", at_us)
+            listed = listed.with_successor(
+                LedgerId(ledger_id), "size", at_us, degraded_to=draw(st.integers(0, 5))
+            )
         elif step == "close" and unclosed:
             offset += draw(st.integers(0, 2**40))
             listed = closed(listed, unclosed[0].segment_id, offset, at_us)
@@ -75,6 +77,14 @@ def test_a_sealed_and_a_deleted_list_read_as_they_were_written() -> None:
     sealed = closed(rolled(10), 1, 20).with_sealed(Offset(20))
     for listed in (sealed, sealed.with_deleted(7), sealed.with_deleted(7).with_ledgers_condemned()):
         assert unpack_log_node(pack_log_node(listed, TOKEN)) == (listed, TOKEN)
+
+
+def test_only_a_list_that_an_older_release_would_damage_has_the_newer_version() -> None:
+    plain = schema.LogNode.FromString(pack_log_node(rolled(10), TOKEN))
+    full = replace(rolled(10), config=LogConfig(degraded_segments=False))
+    packed = pack_log_node(full, TOKEN)
+    assert (plain.format_version, schema.LogNode.FromString(packed).format_version) == (1, 2)
+    assert unpack_log_node(packed) == (full, TOKEN)
 
 
 def test_a_segment_takes_64_bytes_at_most() -> None:
@@ -152,7 +162,7 @@ def test_what_breaks_a_rule_is_not_believed() -> None:
 
 def test_what_is_newer_is_left_alone() -> None:
     newer = [_message(), _message()]
-    newer[0].format_version = 2
+    newer[0].format_version = 3
     newer[1].state = 9  # type: ignore[assignment]  # Of a release to come.
     for message in newer:
         with pytest.raises(UnsupportedVersion):
