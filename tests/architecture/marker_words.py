@@ -43,7 +43,10 @@ def prose_of(path: Path) -> str:
         return path.read_text()
     if path.suffix != ".py":
         return ""
-    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    text = path.read_text()
+    if not WORDS.search(text):
+        return ""  # Most files: taking them apart is what takes time.
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return "\n".join(token.string for token in tokens if token.type in _PROSE)
 
 
