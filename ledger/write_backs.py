@@ -40,20 +40,28 @@ _LOSSES_MAX: Final = 2  # In a row: a broken line is tried again, a bookie that 
 
 
 def make_recovery_packer(
-    bookies: Bookies, ledger_key: bytes, digest: LedgerDigest, config: ClientConfig
+    bookies: Bookies,
+    ledger_key: bytes,
+    digest: LedgerDigest,
+    config: ClientConfig,
+    *,
+    is_urgent: bool = True,
 ) -> AddPacker:
-    """Of adds that pass a fence, in the protocol that channels of adds speak."""
+    """Of adds that pass a fence, in the protocol that channels of adds speak.
+
+    Urgent ones overtake users and may use the reserve of a full disk: somebody waits for them.
+    """
     if bookies.protocol_version == v2.VERSION:
         return V2AddPacker(
             *(ledger_key, digest),
             is_recovery=True,
-            is_high_priority=True,
+            is_high_priority=is_urgent,
             frame_bytes_max=config.frame_bytes_max,
         )
     return V3AddPacker(
         *(ledger_key, digest, bookies.txn_ids),
         is_recovery=True,
-        is_high_priority=True,
+        is_high_priority=is_urgent,
         frame_bytes_max=config.frame_bytes_max,
     )
 

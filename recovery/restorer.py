@@ -1,11 +1,15 @@
-"""Puts entries of one ledger back on one bookie, byte for byte as another one has them.
+"""Writes entries of one ledger to one bookie, byte for byte as another one has them.
 
-They are adds of a recovery, with high priority: these pass a fence, and a bookie takes them that takes
-no others because it may have lost everything. Each is durable there before it counts (HL2).
+They are adds of a recovery: these pass a fence, and a bookie takes them that takes no others because it may have
+lost everything. Each is durable there before it counts (HL2).
+
+Urgent ones are for a bookie that gets its own entries back while others wait for its answers: they overtake users
+and may use the reserve of a full disk. Copies for a new member of an ensemble are not urgent: users come first, and
+a bookie without room refuses them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rollbook.ledger.bookies import AddChannel, Bookies
@@ -17,7 +21,7 @@ from rollbook.proto.wire.adds import AddReplies
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 
 _BUSY_PAUSE_S: Final = 0.05
-_BUSY_S_MAX: Final = 60.0  # It is there, and others come first.
+_BUSY_S_MAX: Final = 60.0  # The bookie is there, and serves others first.
 _LOSSES_MAX: Final = 3  # Of its connection, in a row.
 
 
@@ -29,9 +33,14 @@ class Restorer:
         ledger_key: bytes,
         bookies: Bookies,
         config: ClientConfig,
+        *,
+        is_urgent: bool = True,
     ) -> None:
+        self.unacked_bytes = 0  # Of frames that were put and are not known to be durable.
         self._bookie = bookie
-        self._packer = make_recovery_packer(bookies, ledger_key, digest, config)
+        self._packer = make_recovery_packer(
+            bookies, ledger_key, digest, config, is_urgent=is_urgent
+        )
         self._deadline_s = config.add_deadline_s
         self._unacked: dict[EntryId, bytes] = {}  # Frames.
         self._refused: dict[EntryId, None] = {}
@@ -39,18 +48,37 @@ class Restorer:
         self._error: RollbookError | None = None
         self._losses = 0
         self._ledger_id = digest.ledger_id
-        self._channel = bookies.add_channel(bookie, digest.ledger_id, self, is_high_priority=True)
+        self._channel = bookies.add_channel(
+            bookie, digest.ledger_id, self, is_high_priority=is_urgent
+        )
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        """They are durable when it returns. Raises whatever the bookie says, or `BookieTimeout`."""
+        """They are durable when it returns. Raises what the bookie answers, or `BookieTimeout`. Cancelled, any of
+        them may be durable.
+        """
+        await self.put(entries, unacked_bytes_max=0)
+
+    async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
+        """Sends them, and returns when at most this much of all that was put is not durable yet. Raises as `write`."""
+        frames = []
         for entry in entries:
             ids = entry.entry_id, entry.last_add_confirmed, entry.ledger_length
-            self._unacked[entry.entry_id] = self._packer.pack(*ids, entry.payload)
-        self._send(list(self._unacked.values()))
+            frame = self._packer.pack(*ids, entry.payload)
+            self._unacked[entry.entry_id] = frame
+            self.unacked_bytes += len(frame)
+            frames.append(frame)
+        self._send(frames)
+        await self._until(lambda: self.unacked_bytes <= unacked_bytes_max)
+
+    async def flush(self) -> None:
+        """Returns when all that was put is durable. Raises as `write`."""
+        await self._until(lambda: not self._unacked)
+
+    async def _until(self, is_reached: Callable[[], bool]) -> None:
         due_s, left = self._deadline_s, len(self._unacked)
         loop = asyncio.get_running_loop()
         heard_at = loop.time()
-        while self._unacked and self._error is None:
+        while self._error is None and not is_reached():
             try:
                 async with asyncio.timeout_at(heard_at + due_s):
                     await self._news.wait()
@@ -91,7 +119,8 @@ class Restorer:
         if replies.error is None:
             self._losses = 0
             for entry_id in replies.entry_ids:
-                self._unacked.pop(entry_id, None)
+                if (frame := self._unacked.pop(entry_id, None)) is not None:
+                    self.unacked_bytes -= len(frame)
         elif issubclass(replies.error, Overloaded | Throttled):
             self._refused.update(dict.fromkeys(replies.entry_ids))
         else:

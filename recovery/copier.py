@@ -1,0 +1,257 @@
+"""Copies entries of one closed run of a ledger from the bookies that have them to one that lacks them.
+
+    entry ids ──► chunks of about 1 MiB ──► read, a few chunks ahead ──► written in order, acknowledged when durable
+                                             one source per chunk,        (`restorer.py`)
+                                             the next one for what
+                                             it could not give
+
+Only the entries that are asked for are read; each is verified by its digest and passed on as it is. What no source
+gives is reported with what each source said of it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.calls import BUSY_OR_BROKEN, Calls, error_of
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.entries import unpack_batch
+from rollbook.ledger.core.verification import CopyState, state_after
+from rollbook.proto.errors import BookieFailed, RollbookError
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply
+from rollbook.recovery.budget import ByteBudget, Throttle
+from rollbook.recovery.core.healing import ranges_of
+from rollbook.recovery.restorer import Restorer
+
+_CHUNKS_AHEAD: Final = 4  # That are read while earlier ones are written.
+_UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # Of one target.
+_CHUNK_ENTRIES_MAX: Final = 10_000
+_SINGLES_MAX: Final = 64  # Asked of one bookie at a time.
+_ENTRY_OVERHEAD_BYTES: Final = 64
+
+Sources = Callable[[EntryId], Sequence[BookieId]]
+"""Who may have an entry, in the order in which they are asked."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What became of one `copy`."""
+
+    entries: int = 0
+    entry_bytes: int = 0
+    # What nobody could give, and what each source said.
+    missing: dict[EntryId, dict[BookieId, CopyState]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    budgeted: int
+    entries: list[Entry]
+    missing: dict[EntryId, dict[BookieId, CopyState]]
+
+
+class Copier:
+    """Of one ledger."""
+
+    def __init__(
+        self,
+        bookies: Bookies,
+        config: ClientConfig,
+        digest: LedgerDigest,
+        ledger_key: bytes,
+        *,
+        mean_entry_bytes: int,
+        budget: ByteBudget,
+        throttle: Throttle,
+    ) -> None:
+        self._bookies = bookies
+        self._config = config
+        self._digest = digest
+        self._key = ledger_key
+        self._entry_bytes = mean_entry_bytes + _ENTRY_OVERHEAD_BYTES
+        self._budget = budget
+        self._throttle = throttle
+
+    async def copy(
+        self,
+        target: BookieId,
+        entry_ids: Iterable[EntryId],
+        sources: Sources,
+        *,
+        is_urgent: bool = False,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> Copied:
+        """`entry_ids` ascend. What it says to be copied is durable on the target; `on_progress` hears of bytes.
+
+        Raises what the target answers. Cancelled, any of them may be on the target.
+        """
+        copied = Copied()
+        restorer = Restorer(
+            target, self._digest, self._key, self._bookies, self._config, is_urgent=is_urgent
+        )
+        owed = 0  # Of the budget, for what is on its way.
+        reading: deque[asyncio.Task[_Chunk]] = deque()
+        chunks = self._chunks(iter(entry_ids))
+        try:
+            while True:
+                for ids in islice(chunks, _CHUNKS_AHEAD - len(reading)):
+                    reading.append(asyncio.create_task(self._read(ids, sources)))
+                if not reading:
+                    break
+                chunk = await reading[0]
+                reading.popleft()
+                owed += chunk.budgeted
+                copied.missing.update(chunk.missing)
+                size = sum(len(each.payload) + _ENTRY_OVERHEAD_BYTES for each in chunk.entries)
+                await self._throttle.pay(size)
+                await restorer.put(chunk.entries, _UNACKED_BYTES_MAX)
+                copied.entries += len(chunk.entries)
+                copied.entry_bytes += size
+                on_progress(size)
+                settled = max(0, owed - restorer.unacked_bytes)
+                self._budget.give(settled)
+                owed -= settled
+            await restorer.flush()
+            return copied
+        finally:
+            for task in reading:
+                task.cancel()
+            for outcome in await asyncio.gather(*reading, return_exceptions=True):
+                owed += outcome.budgeted if isinstance(outcome, _Chunk) else 0
+            self._budget.give(owed)
+            restorer.close()
+
+    def _chunks(self, entry_ids: Iterator[EntryId]) -> Iterator[list[EntryId]]:
+        count = max(1, min(_CHUNK_ENTRIES_MAX, self._config.read_batch_bytes // self._entry_bytes))
+        while chunk := list(islice(entry_ids, count)):
+            yield chunk
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    async def _read(self, entry_ids: list[EntryId], sources: Sources) -> _Chunk:
+        budgeted = len(entry_ids) * self._entry_bytes
+        await self._budget.take(budgeted)
+        try:
+            found, missing = await self._find(entry_ids, sources)
+        except BaseException:
+            self._budget.give(budgeted)
+            raise
+        return _Chunk(budgeted, [found[each] for each in entry_ids if each in found], missing)
+
+    async def _find(
+        self, entry_ids: list[EntryId], sources: Sources
+    ) -> tuple[dict[EntryId, Entry], dict[EntryId, dict[BookieId, CopyState]]]:
+        """Asks each source for what those before it did not give."""
+        found: dict[EntryId, Entry] = {}
+        said: dict[EntryId, dict[BookieId, CopyState]] = {}
+        pending = entry_ids
+        while pending:
+            shares: dict[BookieId, list[EntryId]] = {}
+            for entry_id in pending:
+                heard = said.get(entry_id, {})
+                source = next((each for each in sources(entry_id) if each not in heard), None)
+                if source is not None:
+                    shares.setdefault(source, []).append(entry_id)
+            if not shares:
+                break
+            answers = await asyncio.gather(
+                *(self._read_share(source, share) for source, share in shares.items())
+            )
+            for source, (entries, states) in zip(shares, answers, strict=True):
+                found.update((entry.entry_id, entry) for entry in entries)
+                for entry_id, state in states.items():
+                    said.setdefault(entry_id, {})[source] = state
+            pending = [each for each in pending if each not in found]
+        return found, {each: said.get(each, {}) for each in pending}
+
+    async def _read_share(
+        self, source: BookieId, entry_ids: list[EntryId]
+    ) -> tuple[list[Entry], dict[EntryId, CopyState]]:
+        """What one bookie has of these, and why not the others."""
+        entries: list[Entry] = []
+        states: dict[EntryId, CopyState] = {}
+        rest: list[EntryId] = []
+        for first, last in ranges_of(entry_ids):
+            count = last - first + 1
+            taken = 0
+            if count > 1 and self._bookies.has_batches(source):
+                run = await self._read_run(source, EntryId(first), count)
+                taken = len(run)
+                entries += run
+            rest += [EntryId(each) for each in range(first + taken, last + 1)]
+        while rest:
+            asked, rest = rest[:_SINGLES_MAX], rest[_SINGLES_MAX:]
+            entries_before = len(entries)
+            await self._read_singles(source, asked, entries, states)
+            is_silent = all(states.get(each) is CopyState.UNREACHABLE for each in asked)
+            if is_silent and len(entries) == entries_before:
+                states.update(dict.fromkeys(rest, CopyState.UNREACHABLE))
+                break
+        return entries, states
+
+    async def _read_run(self, source: BookieId, first_entry: EntryId, count: int) -> list[Entry]:
+        """Consecutive entries, until something is not as it should be."""
+        entries: list[Entry] = []
+        while len(entries) < count:
+            start = EntryId(first_entry + len(entries))
+            request = BatchRead(
+                ledger_id=self._digest.ledger_id,
+                first_entry=start,
+                request_id=next(self._bookies.txn_ids),
+                count_max=count - len(entries),
+                bytes_max=self._config.read_batch_bytes,
+            )
+            try:
+                reply = await self._bookies.call(
+                    source, request, deadline_s=self._config.read_deadline_s
+                )
+                if not isinstance(reply, BatchReadReply) or reply.error or not reply.bodies:
+                    break
+                batch = unpack_batch(self._digest, reply.bodies, start, count - len(entries))
+            except RollbookError:
+                break
+            usable = 0
+            for entry in batch:
+                if entry.entry_id != start + usable:
+                    break
+                usable += 1
+            entries += batch[:usable]
+            if not usable:
+                break
+        return entries
+
+    async def _read_singles(
+        self,
+        source: BookieId,
+        entry_ids: Sequence[EntryId],
+        entries: list[Entry],
+        states: dict[EntryId, CopyState],
+    ) -> None:
+        deadline_s = self._config.read_deadline_s
+        async with Calls[EntryId](self._bookies) as calls:
+            for entry_id in entry_ids:
+                request = Read(self._digest.ledger_id, entry_id)
+                calls.ask(entry_id, source, request, deadline_s, passing=BUSY_OR_BROKEN)
+            while calls.is_waiting:
+                await calls.news(deadline_s)
+                for entry_id, answer in calls.take():
+                    found = self._judge(entry_id, answer)
+                    if isinstance(found, CopyState):
+                        states[entry_id] = found
+                    else:
+                        entries.append(found)
+
+    def _judge(self, entry_id: EntryId, answer: Reply | RollbookError) -> Entry | CopyState:
+        error = error_of(answer)
+        if error is None and isinstance(answer, ReadReply) and answer.body is not None:
+            try:
+                return self._digest.unpack_entry(answer.body, entry_id)
+            except RollbookError as flaw:
+                return state_after(type(flaw))
+        return state_after(error or BookieFailed)

@@ -1,0 +1,161 @@
+"""What one ledger needs so that every entry has all its copies again (RP1).
+
+For each fragment whose end is known, and each of its seats that is in question:
+
+    the bookie is registered and stays   RESTORE  what its entry list lacks is brought back to it
+    it is lost, or it is draining        REPLACE  another bookie gets the seat's share, then the seat
+
+An open fragment is never touched (LM4): its writer gives up lost seats itself, or is dead and the ledger has to be
+closed first. A ledger in recovery is recovered first; a ledger that was reserved and has no writer yet only changes
+its seat, since it has no entries.
+
+A bookie that is in question and is merely read-only is not lost: it is restored like any other.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+
+
+class Presence(Enum):
+    WRITABLE = "writable"
+    READ_ONLY = "read-only"
+    LOST = "lost"  # Not registered.
+
+
+class Action(Enum):
+    RESTORE = "restore"
+    REPLACE = "replace"
+
+
+class FirstStep(Enum):
+    """What has to happen to the ledger before its closed fragments suffice."""
+
+    NOTHING = "nothing"
+    RECOVER = "recover"  # It is in recovery already: finish that.
+    AWAIT_WRITER = (
+        "await the writer"  # Its open end names a bookie in question; then close the ledger.
+    )
+    MOVE_SEAT = "move the seat"  # Nobody has claimed it yet, so it has no entries.
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One place in the ensemble of one fragment, and what is to be done there."""
+
+    fragment: Fragment
+    last_entry: EntryId  # Of the fragment; one less than its first entry if it is empty.
+    slot: int
+    action: Action
+
+    @property
+    def bookie(self) -> BookieId:
+        return self.fragment.ensemble[self.slot]
+
+    @property
+    def first_entry(self) -> EntryId:
+        return self.fragment.first_entry
+
+    def share(self, quorum: Quorum, window: range) -> list[EntryId]:
+        """Of a window of the fragment's entries those that this seat holds, ascending."""
+        if quorum.ensemble == quorum.write:
+            return [EntryId(each) for each in window]
+        return [EntryId(each) for each in window if quorum.holds(self.slot, EntryId(each))]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    first_step: FirstStep
+    seats: tuple[Seat, ...]  # Those with the fewest other members present come first.
+    open_seats: tuple[int, ...] = ()  # Slots of the open fragment that are in question.
+
+    @property
+    def is_empty(self) -> bool:
+        return self.first_step is FirstStep.NOTHING and not self.seats
+
+
+def plan_repair(
+    metadata: LedgerMetadata,
+    in_question: Collection[BookieId],
+    draining: Collection[BookieId],
+    presence: Callable[[BookieId], Presence],
+    *,
+    is_unclaimed: bool = False,
+) -> RepairPlan:
+    """`in_question` are bookies that are marked as missing copies; `draining` are to lose their seats though they
+    are present. All others keep their seats, lost or not: their time has not come (RP2).
+    """
+    seats: list[Seat] = []
+    open_seats: tuple[int, ...] = ()
+    for index, fragment in enumerate(metadata.fragments):
+        last_entry = metadata.last_entry_of(index)
+        slots = [
+            (slot, action)
+            for slot, bookie in enumerate(fragment.ensemble)
+            if (action := _action(bookie, in_question, draining, presence))
+        ]
+        if last_entry is None:
+            open_seats = tuple(slot for slot, action in slots if action is Action.REPLACE)
+        else:
+            seats += [Seat(fragment, last_entry, slot, action) for slot, action in slots]
+    seats.sort(key=lambda seat: (_others_present(seat, presence), seat.first_entry, seat.slot))
+    return RepairPlan(_first_step(metadata, open_seats, is_unclaimed), tuple(seats), open_seats)
+
+
+def _action(
+    bookie: BookieId,
+    in_question: Collection[BookieId],
+    draining: Collection[BookieId],
+    presence: Callable[[BookieId], Presence],
+) -> Action | None:
+    if bookie in draining:
+        return Action.REPLACE
+    if bookie not in in_question:
+        return None
+    return Action.REPLACE if presence(bookie) is Presence.LOST else Action.RESTORE
+
+
+def _others_present(seat: Seat, presence: Callable[[BookieId], Presence]) -> int:
+    return sum(
+        presence(bookie) is not Presence.LOST
+        for slot, bookie in enumerate(seat.fragment.ensemble)
+        if slot != seat.slot
+    )
+
+
+def _first_step(
+    metadata: LedgerMetadata, open_seats: tuple[int, ...], is_unclaimed: bool
+) -> FirstStep:
+    if metadata.state is LedgerState.IN_RECOVERY:
+        return FirstStep.RECOVER
+    if metadata.is_closed or not open_seats:
+        return FirstStep.NOTHING
+    return FirstStep.MOVE_SEAT if is_unclaimed else FirstStep.AWAIT_WRITER
+
+
+def sources_of(
+    quorum: Quorum,
+    seat: Seat,
+    entry_id: EntryId,
+    presence: Callable[[BookieId], Presence],
+) -> list[BookieId]:
+    """Who may have a copy of the entry, in the order in which they are asked.
+
+    One present member is asked before all others, the same one for a whole fragment, so that it reads in order.
+    A bookie that gives up its seat is a source like any other as long as it is present. Lost ones come last: they
+    may be back.
+    """
+    slots = [slot for slot in quorum.write_slots(entry_id) if slot != seat.slot]
+    if seat.action is Action.REPLACE:
+        slots.append(seat.slot)
+    members = [seat.fragment.ensemble[slot] for slot in slots]
+    start = seat.first_entry % max(1, len(members))
+    if quorum.ensemble == quorum.write:  # The same members for every entry: stay with one of them.
+        members.sort(key=seat.fragment.ensemble.index)
+        members = members[start:] + members[:start]
+    members.sort(key=lambda bookie: presence(bookie) is Presence.LOST)
+    return list(dict.fromkeys(members))
