@@ -12,7 +12,7 @@ attackers. One that is given has to be the right one.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
@@ -39,7 +39,7 @@ from rollbook.proto.errors import (
     MetadataConflict,
     Unauthorized,
 )
-from rollbook.proto.ids import FIRST_ENTRY, LedgerId, parse_ledger_id
+from rollbook.proto.ids import FIRST_ENTRY, BookieId, LedgerId, parse_ledger_id
 from rollbook.proto.metadata import (
     Fragment,
     LedgerMetadata,
@@ -47,7 +47,7 @@ from rollbook.proto.metadata import (
     draw_creation_token,
 )
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
-from rollbook.proto.quorum import Quorum
+from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 
@@ -343,6 +343,15 @@ class Ledgers:
         live, now_ns = self.live(), self._clock.monotonic_ns()
         resting = self._placement.resting(live, now_ns)
         return len(self._placement.usable(live)) - len(resting) >= count
+
+    def pick_replacement(
+        self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
+    ) -> BookieId | None:
+        """Another bookie for one place of an ensemble, by racks and health; None if there is none."""
+        now_ns = self._clock.monotonic_ns()
+        return self._placement.pick_replacements(
+            quorum, ensemble, (slot,), self.live(), now_ns, excluded=excluded, is_urgent=True
+        ).get(slot)
 
     async def until_writable(self, count: int, deadline_s: float) -> None:
         """Until so many bookies take new ledgers. Raises `TimeoutError`. Cancelled, it leaves nothing

@@ -17,9 +17,27 @@ class HealConfig:
     window_bytes: int = 32 * _MIB
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_s_max", "ledgers_at_once", "window_bytes"):
-            if getattr(self, name) < 1:
-                raise BadConfig(f"{name} has to be at least 1")
+        _require_at_least(self, 1, "bytes_per_s_max", "ledgers_at_once", "window_bytes")
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Re-replication of ledgers that are marked or drained."""
+
+    # Read from others and written, of all ledgers together. Larger: copies are whole sooner, users wait longer.
+    bytes_per_s_max: int = 64 * _MIB
+    # Entries on their way. Larger: more ledgers at a time; smaller: less memory.
+    bytes_in_memory_max: int = 64 * _MIB
+    ledgers_at_once: int = 32
+    # A ledger whose open end names a lost bookie is closed after this time, unless its writer leaves the bookie first.
+    grace_s: float = 30.0
+    # How often all tasks are looked through although nothing was heard.
+    look_again_s: float = 60.0
+    locked_pause_s: float = 5.0  # Before a ledger that another worker has is looked at again.
+    settle_s: float = 0.1  # Tasks come in swarms: they are looked at together.
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "bytes_per_s_max", "bytes_in_memory_max", "ledgers_at_once")
 
 
 @dataclass(frozen=True)
@@ -32,10 +50,11 @@ class AuditConfig:
     marks_at_once: int = 32  # More: a lost bookie's ledgers are marked sooner, at the store's cost.
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("lost_bookie_delay_s", 0),
-            ("bookie_check_s", 0),
-            ("marks_at_once", 1),
-        ):
-            if getattr(self, name) < least:
-                raise BadConfig(f"{name} has to be at least {least}", settings=[name])
+        _require_at_least(self, 0, "lost_bookie_delay_s", "bookie_check_s")
+        _require_at_least(self, 1, "marks_at_once")
+
+
+def _require_at_least(config: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < least:
+            raise BadConfig(f"{name} has to be at least {least}", settings=[name])

@@ -1,0 +1,390 @@
+"""Repairs one ledger under its lock: copies what is short, then puts the bookies that got the copies in metadata.
+
+    read the metadata ─► core/plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
+          ▲                   │
+          │                   └─► seat by seat: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
+          └───── again, until nothing is short
+
+A seat changes hands only when its whole share is durable on the bookie that takes it (RP1), and only if its bookie is
+draining, or is marked and still lost when the swap is made (RP2). The swap names the lock, and the target as it was
+before the copy began (RP3). A ledger is closed for a repair only after its writer had the grace period (RP4).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.calls import error_of
+from rollbook.ledger.core.verification import CopyState
+from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
+from rollbook.proto.cluster.cookies import MemberNodes
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.cluster.lost_replies import read_surely
+from rollbook.proto.cluster.marks import Lock
+from rollbook.proto.errors import (
+    BookieReadOnly,
+    EntryStateUnknown,
+    Invalid,
+    MetadataConflict,
+    Missing,
+    NoSuchNode,
+    NotEnoughBookies,
+    RollbookError,
+)
+from rollbook.proto.formats.paths import AVAILABLE, COOKIES, OWN_BOOKIES, READ_ONLY
+from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import Check, MetadataStore
+from rollbook.proto.wire.digest import LedgerDigest, ledger_key
+from rollbook.proto.wire.entry_list import EntryList
+from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
+from rollbook.recovery.budget import ByteBudget, Throttle
+from rollbook.recovery.copier import Copied, Copier
+from rollbook.recovery.core.failures import Loss
+from rollbook.recovery.core.healing import ranges_of
+from rollbook.recovery.core.plan import (
+    Action,
+    FirstStep,
+    Presence,
+    RepairPlan,
+    Seat,
+    plan_repair,
+    sources_of,
+)
+
+logger = structlog.get_logger()
+
+_ROUNDS_MAX: Final = 20  # With writers and others that change the ledger meanwhile.
+_TARGETS_MAX: Final = 3  # That are tried for one seat.
+_NO_ENTRIES: Final = EntryList(b"")
+_LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
+
+
+class SeatOutcome(Enum):
+    WHOLE = "whole"  # Where it is.
+    CHANGED = "changed"  # It has changed hands, or has to be planned again.
+    STUCK = "stuck"  # Entries cannot be had, now or ever.
+
+
+@dataclass(slots=True)
+class Repair:
+    """What one run of `LedgerRepair` did."""
+
+    ledger_id: LedgerId
+    entries: int = 0
+    entry_bytes: int = 0
+    seats: int = 0  # That were restored, or changed hands.
+    was_closed: bool = False  # For the repair.
+    awaits_writer: bool = (
+        False  # Nothing failed: its writer has time until the grace period is over.
+    )
+    losses: list[Loss] = field(default_factory=list)
+    unavailable: str = ""  # Entries that cannot be had now, and who said what.
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.awaits_writer or self.losses or self.unavailable)
+
+
+class LedgerRepair:
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        store: MetadataStore,
+        lock: Lock,
+        *,
+        in_question: Collection[BookieId],
+        draining: Collection[BookieId],
+        is_grace_over: bool,
+        local_bookie: BookieId | None,
+        budget: ByteBudget,
+        throttle: Throttle,
+        targets: Sequence[BookieId] = (),
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`targets`: to be used before any other, if they take entries and are not members already."""
+        self.found = Repair(lock.ledger_id)
+        self._ledgers = ledgers
+        self._store = store
+        # On the store whose session holds the lock.
+        self._nodes = LedgerNodes(store, ledgers.cluster.root, ledgers.cluster.layout)
+        self._members = MemberNodes(store, ledgers.cluster)
+        self._lock = lock
+        self._in_question = in_question
+        self._draining = draining
+        self._is_grace_over = is_grace_over
+        self._preferred = (*targets, *((local_bookie,) if local_bookie else ()))
+        self._budget = budget
+        self._throttle = throttle
+        self._on_progress = on_progress
+
+    async def run(self) -> Repair:
+        """Returns when nothing is short, or when what is left cannot be had: see `Repair`.
+
+        Raises what keeps it from going on: nothing is lost by trying again. `NoSuchLedger` if it was deleted.
+        Cancelled, copies may be there that nobody counts on.
+        """
+        for _ in range(_ROUNDS_MAX):
+            stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
+            plan = self._plan(stored.metadata)
+            if plan.is_empty:
+                return self.found
+            if plan.first_step is FirstStep.AWAIT_WRITER and not self._is_grace_over:
+                self.found.awaits_writer = True
+            elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
+                await self._close()
+                continue
+            elif plan.first_step is FirstStep.MOVE_SEAT:
+                await self._move_seats(stored, plan)
+                continue
+            self.found.losses, self.found.unavailable = [], ""
+            if not await self._repair_seats(stored.metadata, plan):
+                return self.found
+        raise MetadataConflict("the ledger changes again and again", ledger_id=self._lock.ledger_id)
+
+    # --- Before the copies --------------------------------------------------------------------
+
+    def _plan(self, metadata: LedgerMetadata) -> RepairPlan:
+        is_unclaimed = UNCLAIMED in dict(metadata.custom)
+        return plan_repair(
+            metadata,
+            self._in_question,
+            self._draining,
+            self._presence,
+            is_unclaimed=is_unclaimed,
+        )
+
+    def _presence(self, bookie: BookieId) -> Presence:
+        live = self._ledgers.live()
+        if bookie in live.writable:
+            return Presence.WRITABLE
+        return Presence.READ_ONLY if bookie in live.read_only else Presence.LOST
+
+    async def _close(self) -> None:
+        """Its writer is dead, or somebody began to recover it (RP4)."""
+        async with await self._ledgers.open_recover(self._lock.ledger_id):
+            self.found.was_closed = True
+        logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
+
+    async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
+        """Of a ledger without a writer, and so without entries: whoever claims it later does so by compare-and-swap."""
+        ensemble = list(stored.metadata.fragments[-1].ensemble)
+        for slot in plan.open_seats:
+            seat_of = tuple(ensemble)
+            ensemble[slot] = self._pick_target(stored.metadata, seat_of, slot, excluded=())
+        moved = stored.metadata.with_writer_ensemble(FIRST_ENTRY, tuple(ensemble))
+        try:
+            await self._nodes.swap(stored, moved, [self._lock.check], self._lock.session)
+        except MetadataConflict:
+            return  # It was claimed in this moment: it has a writer now.
+        self.found.seats += len(plan.open_seats)
+
+    # --- Seat by seat -------------------------------------------------------------------------
+
+    async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
+        """Whether the ledger has to be planned again: unless all that is left is whole where it is, or cannot be had."""
+        outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
+        return SeatOutcome.CHANGED in outcomes
+
+    async def _repair_seat(self, metadata: LedgerMetadata, seat: Seat) -> SeatOutcome:
+        may_be_present = seat.bookie in self._draining
+        if seat.action is Action.RESTORE:
+            try:
+                copied = await self._copy(metadata, seat, seat.bookie)
+            except BookieReadOnly:
+                may_be_present = True  # It lives, but has no room for what it lacks.
+            else:
+                if not self._judge(copied):
+                    return SeatOutcome.STUCK
+                self.found.seats += copied.entries > 0
+                return SeatOutcome.WHOLE
+        elif not may_be_present and await self._is_registered(seat.bookie):
+            return SeatOutcome.CHANGED  # It is back: the next plan restores it (RP2).
+        return await self._replace(metadata, seat, may_be_present=may_be_present)
+
+    async def _replace(
+        self, metadata: LedgerMetadata, seat: Seat, *, may_be_present: bool
+    ) -> SeatOutcome:
+        excluded: list[BookieId] = []
+        while True:
+            target = self._pick_target(metadata, seat.fragment.ensemble, seat.slot, excluded)
+            checks = await self._checks_of(target)
+            try:
+                copied = await self._copy(metadata, seat, target)
+            except RollbookError as error:
+                excluded.append(target)
+                if len(excluded) >= _TARGETS_MAX:
+                    raise
+                logger.info(
+                    "repair_target_refused",
+                    ledger_id=self._lock.ledger_id,
+                    bookie=target,
+                    reason=error.message or str(error),
+                )
+                continue
+            if not self._judge(copied):
+                return SeatOutcome.STUCK
+            await self._swap(seat, target, checks, may_be_present=may_be_present)
+            return SeatOutcome.CHANGED
+
+    async def _swap(
+        self, seat: Seat, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
+    ) -> None:
+        """The target has the seat, or the next plan knows why not.
+
+        Writers change the same node: the swap is made again from what they wrote, as long as it still applies.
+        """
+        for _ in range(_ROUNDS_MAX):
+            stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
+            try:
+                changed = stored.metadata.with_replacement(seat.first_entry, seat.bookie, target)
+            except MetadataConflict:
+                return  # The seat is another one by now.
+            if not may_be_present and await self._is_registered(seat.bookie):
+                return  # It is back (RP2).
+            try:
+                await self._nodes.swap(
+                    stored, changed, [self._lock.check, *checks], self._lock.session
+                )
+            except MetadataConflict as conflict:
+                if conflict.ids.get("op") == 1 + len(checks):
+                    continue  # The ledger's own node: somebody else changed it.
+                return  # The target is not the one that was copied to (RP3).
+            except NoSuchNode as missing:
+                if missing.ids.get("op") == 0:
+                    raise  # The lock is gone.
+                return
+            self.found.seats += 1
+            logger.info(
+                "ledger_seat_replaced",
+                ledger_id=self._lock.ledger_id,
+                first_entry=seat.first_entry,
+                bookie=seat.bookie,
+                successor=target,
+            )
+            return
+
+    async def _copy(self, metadata: LedgerMetadata, seat: Seat, target: BookieId) -> Copied:
+        password, kind = credentials(metadata, None, None)
+        digest = LedgerDigest(kind, password, metadata.ledger_id)
+        listed = await self._list(target)
+        copier = Copier(
+            self._ledgers.bookies,
+            self._ledgers.config,
+            digest,
+            ledger_key(password),
+            mean_entry_bytes=_mean_entry_bytes(metadata),
+            budget=self._budget,
+            throttle=self._throttle,
+        )
+        quorum = metadata.quorum
+
+        def sources(entry_id: EntryId) -> list[BookieId]:
+            members = sources_of(quorum, seat, entry_id, self._presence)
+            return [member for member in members if member != target]
+
+        copied = await copier.copy(
+            target, _lacking(metadata, seat, listed), sources, on_progress=self._on_progress
+        )
+        self.found.entries += copied.entries
+        self.found.entry_bytes += copied.entry_bytes
+        return copied
+
+    def _judge(self, copied: Copied) -> bool:
+        """Whether everything could be had. Lost is only what every holder denies or shows damaged."""
+        if not copied.missing:
+            return True
+        lost = [
+            entry_id
+            for entry_id, said in copied.missing.items()
+            if said and all(state in _LOST_FOR_CERTAIN for state in said.values())
+        ]
+        for first, last in ranges_of(lost):
+            holders = tuple(copied.missing[EntryId(first)])
+            self.found.losses.append(Loss(EntryId(first), EntryId(last), holders))
+        uncertain = next((each for each in copied.missing if each not in lost), None)
+        if uncertain is not None:
+            said = copied.missing[uncertain]
+            states = ", ".join(f"{bookie}: {state.value}" for bookie, state in said.items())
+            self.found.unavailable = f"entry {uncertain} cannot be read now ({states})"
+        return False
+
+    # --- Bookies ------------------------------------------------------------------------------
+
+    def _pick_target(
+        self,
+        metadata: LedgerMetadata,
+        ensemble: tuple[BookieId, ...],
+        slot: int,
+        excluded: Collection[BookieId],
+    ) -> BookieId:
+        for bookie in self._preferred:
+            is_free = bookie not in ensemble and bookie not in excluded
+            if is_free and bookie not in self._draining and bookie in self._ledgers.live().writable:
+                return bookie
+        excluded = {*excluded, *self._draining}
+        picked = self._ledgers.pick_replacement(metadata.quorum, ensemble, slot, excluded)
+        if picked is None:
+            raise NotEnoughBookies(
+                f"no bookie can take the place of {ensemble[slot]}",
+                ledger_id=metadata.ledger_id,
+                next_step="start another bookie, or make room on those that are read-only",
+            )
+        return picked
+
+    async def _checks_of(self, target: BookieId) -> list[Check]:
+        """That the target is still the one that it is now (RP3)."""
+        cluster, member = self._ledgers.cluster, await self._members.read(target)
+        nodes = (
+            (cluster.path(COOKIES), member.cookie_node),
+            (f"{cluster.own_root}/{OWN_BOOKIES}", member.record_node),
+        )
+        return [
+            Check(f"{folder}/{target}", node.stat.version)
+            for folder, node in nodes
+            if node is not None
+        ]
+
+    async def _is_registered(self, bookie: BookieId) -> bool:
+        """As the store knows it at this moment."""
+        root = self._ledgers.cluster.root
+        for folder in (AVAILABLE, READ_ONLY):
+            if await read_surely(self._store, f"{root}/{folder}/{bookie}") is not None:
+                return True
+        return False
+
+    async def _list(self, bookie: BookieId) -> EntryList:
+        """What the bookie has; nothing if it cannot tell: then all of it is written."""
+        reply = await self._ledgers.bookies.call(
+            bookie,
+            ListEntries(self._lock.ledger_id),
+            deadline_s=self._ledgers.config.read_deadline_s,
+        )
+        if isinstance(reply, ListEntriesReply) and reply.error is None and reply.entries:
+            return reply.entries
+        error = error_of(reply)
+        if error is not None and not issubclass(error, Missing | EntryStateUnknown | Invalid):
+            raise error("the bookie does not list its entries", ledger_id=self._lock.ledger_id)
+        return _NO_ENTRIES
+
+
+def _lacking(metadata: LedgerMetadata, seat: Seat, listed: EntryList) -> Iterator[EntryId]:
+    """Of the seat's share, what the target does not list."""
+    end = seat.last_entry + 1
+    for start in range(seat.first_entry, end, _WINDOW_ENTRIES):
+        window = range(start, min(start + _WINDOW_ENTRIES, end))
+        share = seat.share(metadata.quorum, window)
+        yield from (each for each in share if each not in listed) if listed.packed else share
+
+
+_WINDOW_ENTRIES: Final = 4096
+_MEAN_BYTES_GUESSED: Final = 1024  # Of an open ledger, whose length metadata does not know.
+
+
+def _mean_entry_bytes(metadata: LedgerMetadata) -> int:
+    if not metadata.length or not metadata.last_entry:
+        return metadata.length or _MEAN_BYTES_GUESSED
+    return metadata.length // (metadata.last_entry + 1)

@@ -1,0 +1,365 @@
+"""The replication worker: takes marked ledgers and drain tasks, one lock each, and repairs them.
+
+    marks + drain tasks ──► those that are due, most missing bookies first ──► lock ──► LedgerRepair ──► un-mark
+              ▲                                                                              │
+              └── a watch, or the time of the next try ◄── failures in our own tree ◄────────┘
+
+A repair that failed is tried again after 5 s, doubling to 10 min; one that cannot succeed is reported once and waits
+for a person (RP5). A mark goes only in the version that was read under the lock, after a fresh look at the ledger
+found every seat whole (RP6).
+
+While the switch is off (`Marks.is_enabled`), nothing new begins.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.marks import Lock, Marks, MarkTree, StoredMark
+from rollbook.proto.errors import (
+    BadMetadata,
+    NoSuchLedger,
+    NoSuchNode,
+    OutcomeUnknown,
+    RollbookError,
+    SessionExpired,
+    Unavailable,
+    UnsupportedVersion,
+)
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import Clock, EventKind, MetadataStore, Watch
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.budget import ByteBudget, Throttle
+from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.ledger_repair import LedgerRepair, Repair
+from rollbook.recovery.tasks import DrainTasks, Failures
+
+logger = structlog.get_logger()
+
+_PAGE: Final = 1000  # Tasks that are sorted together, so that the most urgent of them come first.
+_NS_PER_S: Final = 1_000_000_000
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    repaired: int = 0  # Ledgers whose mark or drain task was removed.
+    failed: int = 0  # Attempts.
+    unrecoverable: int = 0  # Ledgers that were found to have lost entries.
+    entries: int = 0
+    entry_bytes: int = 0
+    running: dict[LedgerId, int] = field(default_factory=dict)  # Bytes that were copied so far.
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    ledger_id: LedgerId
+    missing: int  # Bookies that are named as missing or draining.
+
+
+class Worker:
+    """Run it once, in a task of its own."""
+
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        store: MetadataStore,
+        clock: Clock,
+        config: WorkerConfig,
+        *,
+        name: str,
+        local_bookie: BookieId | None = None,
+    ) -> None:
+        """`name` is written into locks, for people. Targets are the local bookie first, if there is one."""
+        self.stats = WorkerStats()
+        self.throttle = Throttle(config.bytes_per_s_max)
+        self._ledgers = ledgers
+        self._store = store
+        self._clock = clock
+        self._config = config
+        self._name = name
+        self._local_bookie = local_bookie
+        self._budget = ByteBudget(config.bytes_in_memory_max)
+        self._marks = Marks(store, ledgers.cluster.root)
+        self._drains = DrainTasks(store, ledgers.cluster)
+        self._failures = Failures(store, ledgers.cluster)
+        self._not_before_ns: dict[LedgerId, int] = {}  # Of ledgers that are not due yet.
+        self._waits_since_ns: dict[LedgerId, int] = {}  # Since when a writer is waited for.
+        self._reported: dict[LedgerId, None] = {}  # Unrecoverable ones.
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ends only by being cancelled, or with a bug: repairs that are under way are given up then."""
+        await self._patiently(self._prepare)
+        async with TaskGroup() as group:
+            for watch_of in (self._marks.watch, self._drains.watch, self._marks.watch_switch):
+                group.create_task(self._listen(watch_of))
+            while True:
+                self._news.clear()
+                with suppress(Unavailable, OutcomeUnknown, SessionExpired):
+                    await self.work_once()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause_s()):
+                        await self._news.wait()
+                        await asyncio.sleep(self._config.settle_s)  # Marks come in swarms.
+
+    async def work_once(self) -> None:
+        """Every task that is due now is tried once. Raises what the metadata store raises."""
+        running: set[asyncio.Task[None]] = set()
+        try:
+            async for task in self._due():
+                while len(running) >= self._config.ledgers_at_once:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if not await self._marks.is_enabled():
+                    break
+                running.add(asyncio.create_task(self._try(task.ledger_id)))
+            if running:
+                await asyncio.wait(running)
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    # --- What is due --------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        await self._marks.prepare()
+        await self._drains.prepare()
+        await self._failures.prepare()
+
+    async def _due(self) -> AsyncIterator[_Task]:
+        if not await self._marks.is_enabled():
+            return
+        locked = await self._marks.locked()
+        failed = {ledger_id async for ledger_id in self._failures.ids()}
+        page: list[_Task] = []
+        seen: set[LedgerId] = set()
+        for tree in (self._drains, self._marks):
+            async for ledger_id in tree.ids():
+                if ledger_id in locked or ledger_id in seen or not self._is_due(ledger_id):
+                    continue
+                if ledger_id in failed and not await self._may_try(ledger_id):
+                    continue
+                stored = await _read(tree, ledger_id)
+                if stored is None:
+                    continue
+                seen.add(ledger_id)
+                page.append(_Task(ledger_id, len(stored.mark.missing)))
+                if len(page) >= _PAGE:
+                    for task in _most_missing_first(page):
+                        yield task
+                    page = []
+        for task in _most_missing_first(page):
+            yield task
+
+    def _is_due(self, ledger_id: LedgerId) -> bool:
+        return self._not_before_ns.get(ledger_id, 0) <= self._clock.monotonic_ns()
+
+    async def _may_try(self, ledger_id: LedgerId) -> bool:
+        """By the failure that is written down, which another worker may have written."""
+        try:
+            failure = await self._failures.read(ledger_id)
+        except (BadMetadata, UnsupportedVersion) as error:
+            logger.warning("failure_unreadable", ledger_id=ledger_id, reason=error.message)
+            return True  # The next result is written over it.
+        now_ms = self._wall_ms()
+        if failure is None or failure.is_due(now_ms):
+            return True
+        pause_ms = self._config.look_again_s * 1000
+        if failure.next_try_ms is not None:
+            pause_ms = min(pause_ms, failure.next_try_ms - now_ms)
+        self._put_off(ledger_id, pause_ms / 1000)
+        return False
+
+    def _put_off(self, ledger_id: LedgerId, pause_s: float) -> None:
+        self._not_before_ns[ledger_id] = self._clock.monotonic_ns() + int(pause_s * _NS_PER_S)
+
+    def _pause_s(self) -> float:
+        """Until the next task is due, or it is time to look again all the same."""
+        now_ns = self._clock.monotonic_ns()
+        self._not_before_ns = {
+            ledger_id: due_ns
+            for ledger_id, due_ns in self._not_before_ns.items()
+            if due_ns > now_ns
+        }
+        if not self._not_before_ns:
+            return self._config.look_again_s
+        next_s = (min(self._not_before_ns.values()) - now_ns) / _NS_PER_S
+        return min(max(next_s, self._config.settle_s), self._config.look_again_s)
+
+    # --- One ledger ---------------------------------------------------------------------------
+
+    async def _try(self, ledger_id: LedgerId) -> None:
+        try:
+            lock = await self._marks.take(ledger_id, self._name)
+            if lock is None:
+                self._put_off(ledger_id, self._config.locked_pause_s)
+                return
+            try:
+                await self._repair(ledger_id, lock)
+            finally:
+                await self._marks.release(lock)
+        except (Unavailable, OutcomeUnknown, SessionExpired, NoSuchNode) as error:
+            # The metadata store is away, or the lock was lost: nobody can write down anything.
+            self._put_off(ledger_id, self._config.locked_pause_s)
+            logger.info("repair_given_up", ledger_id=ledger_id, reason=error.message or str(error))
+
+    async def _repair(self, ledger_id: LedgerId, lock: Lock) -> None:
+        mark = await _read(self._marks, ledger_id)
+        drain = await _read(self._drains, ledger_id)
+        if mark is None and drain is None:
+            return  # Another worker was quicker.
+        self.stats.running[ledger_id] = 0
+        repair = LedgerRepair(
+            self._ledgers,
+            self._store,
+            lock,
+            in_question=mark.mark.missing if mark else (),
+            draining=drain.mark.missing if drain else (),
+            is_grace_over=self._is_grace_over(ledger_id),
+            local_bookie=self._local_bookie,
+            budget=self._budget,
+            throttle=self.throttle,
+            on_progress=self._progress_of(ledger_id),
+        )
+        try:
+            found = await repair.run()
+        except NoSuchLedger:
+            found = Repair(ledger_id)  # Deleted: nothing is short any more.
+        except (SessionExpired, NoSuchNode):
+            raise  # The lock is gone; another worker may have it.
+        except RollbookError as error:
+            await self._fail(
+                ledger_id, repair.found, error.code.reason, error.message or str(error)
+            )
+            return
+        finally:
+            del self.stats.running[ledger_id]
+            self.stats.entries += repair.found.entries
+            self.stats.entry_bytes += repair.found.entry_bytes
+        if found.is_complete:
+            await self._finish(ledger_id, lock, mark, drain, found)
+        elif found.awaits_writer and not found.losses and not found.unavailable:
+            self._put_off(ledger_id, self._grace_left_s(ledger_id))
+        else:
+            await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable)
+
+    def _progress_of(self, ledger_id: LedgerId) -> Callable[[int], None]:
+        def on_progress(size: int) -> None:
+            self.stats.running[ledger_id] += size
+
+        return on_progress
+
+    async def _finish(
+        self,
+        ledger_id: LedgerId,
+        lock: Lock,
+        mark: StoredMark | None,
+        drain: StoredMark | None,
+        found: Repair,
+    ) -> None:
+        self._waits_since_ns.pop(ledger_id, None)
+        self._reported.pop(ledger_id, None)
+        if drain is not None:
+            await self._drains.unmark(drain, lock)
+        if mark is not None:
+            await self._marks.unmark(mark, lock)
+        await self._failures.clear(ledger_id)
+        self.stats.repaired += 1
+        logger.info(
+            "ledger_repaired",
+            ledger_id=ledger_id,
+            entries=found.entries,
+            entry_bytes=found.entry_bytes,
+            seats=found.seats,
+        )
+
+    async def _fail(self, ledger_id: LedgerId, found: Repair, code: str, message: str) -> None:
+        self.stats.failed += 1
+        try:
+            before = await self._failures.read(ledger_id)
+        except (BadMetadata, UnsupportedVersion):
+            before = None
+        if found.losses:
+            code, message = "DATA_LOST", "no holder has a good copy of these entries"
+        failure = after_failure(before, self._wall_ms(), code, message, found.losses)
+        await self._failures.write(ledger_id, failure)
+        await self._may_try(ledger_id)
+        if found.losses and ledger_id not in self._reported:
+            self._reported[ledger_id] = None
+            self.stats.unrecoverable += 1
+            logger.error(
+                "ledger_unrecoverable",
+                ledger_id=ledger_id,
+                losses=[
+                    {"entries": f"{loss.first_entry}-{loss.last_entry}", "holders": loss.holders}
+                    for loss in found.losses
+                ],
+            )
+        elif not found.losses:
+            logger.warning(
+                "repair_failed",
+                ledger_id=ledger_id,
+                attempts=failure.attempts,
+                reason=message,
+            )
+
+    # --- The grace period ---------------------------------------------------------------------
+
+    def _is_grace_over(self, ledger_id: LedgerId) -> bool:
+        """By this worker's own clock, since it first found that a writer is waited for: marks carry the time of
+        another machine's clock.
+        """
+        since_ns = self._waits_since_ns.get(ledger_id)
+        return since_ns is not None and self._grace_left_s(ledger_id) <= 0
+
+    def _grace_left_s(self, ledger_id: LedgerId) -> float:
+        now_ns = self._clock.monotonic_ns()
+        since_ns = self._waits_since_ns.setdefault(ledger_id, now_ns)
+        return self._config.grace_s - (now_ns - since_ns) / _NS_PER_S
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _listen(self, watch_of: Callable[[], Awaitable[Watch]]) -> None:
+        while True:
+            try:
+                watch = await watch_of()
+            except (Unavailable, OutcomeUnknown, SessionExpired):
+                await asyncio.sleep(self._config.locked_pause_s)
+                continue
+            try:
+                async for event in watch:
+                    if event.kind is not EventKind.DELETED:
+                        self._news.set()
+            finally:
+                await watch.close()
+
+    async def _patiently(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await prepare()
+                return
+            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
+                logger.warning("repair_cannot_begin", reason=error.message or str(error))
+                await asyncio.sleep(self._config.locked_pause_s)
+
+    def _wall_ms(self) -> int:
+        return self._clock.wall_us() // 1000
+
+
+async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
+    """A mark that cannot be read is reported and passed over."""
+    try:
+        return await tree.read(ledger_id)
+    except BadMetadata as error:
+        logger.warning("mark_unreadable", ledger_id=ledger_id, reason=error.message)
+        return None
+
+
+def _most_missing_first(tasks: list[_Task]) -> list[_Task]:
+    return sorted(tasks, key=lambda task: -task.missing)

@@ -1,0 +1,150 @@
+"""Which seats of a ledger are repaired, and how (RP1, RP2; A22, A30)."""
+
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+from rollbook.recovery.core.plan import Action, FirstStep, Presence, Seat, plan_repair, sources_of
+
+A, B, C, D, E, F = (BookieId(name) for name in "abcdef")
+
+
+def ledger(
+    *ensembles: tuple[BookieId, ...],
+    state: LedgerState = LedgerState.CLOSED,
+    last_entry: int | None = 29,
+    write: int = 3,
+) -> LedgerMetadata:
+    """A fragment for each ensemble, ten entries long."""
+    fragments = tuple(
+        Fragment(EntryId(10 * number), ensemble) for number, ensemble in enumerate(ensembles)
+    )
+    is_closed = state is LedgerState.CLOSED
+    return LedgerMetadata(
+        LedgerId(7),
+        Quorum(len(ensembles[0]), write, 2),
+        fragments,
+        state,
+        EntryId(last_entry) if is_closed and last_entry is not None else None,
+        3000 if is_closed else None,
+    )
+
+
+def presence_of(**states: Presence) -> Callable[[BookieId], Presence]:
+    known: Mapping[str, Presence] = states
+    return lambda bookie: known.get(bookie, Presence.WRITABLE)
+
+
+LOST_B = presence_of(b=Presence.LOST)
+
+
+def actions(metadata: LedgerMetadata, in_question: set[BookieId], **how: object) -> list[object]:
+    presence = how.get("presence", LOST_B)
+    draining = how.get("draining", ())
+    plan = plan_repair(metadata, in_question, draining, presence)  # type: ignore[arg-type]
+    return [(seat.first_entry, seat.bookie, seat.action) for seat in plan.seats]
+
+
+def test_every_closed_fragment_that_names_a_lost_bookie_is_repaired() -> None:
+    metadata = ledger((A, B, C), (A, C, D), (B, C, D))
+    assert actions(metadata, {B}) == [(0, B, Action.REPLACE), (20, B, Action.REPLACE)]
+
+
+def test_a_bookie_that_is_back_is_restored_in_place() -> None:
+    metadata = ledger((A, B, C))
+    assert actions(metadata, {B}, presence=presence_of()) == [(0, B, Action.RESTORE)]
+    read_only = presence_of(b=Presence.READ_ONLY)
+    assert actions(metadata, {B}, presence=read_only) == [(0, B, Action.RESTORE)]
+
+
+def test_a_lost_bookie_that_nobody_marked_keeps_its_seat() -> None:
+    """RP2: its delay is not over."""
+    assert actions(ledger((A, B, C)), {C}, presence=presence_of(b=Presence.LOST)) == [
+        (0, C, Action.RESTORE)
+    ]
+
+
+def test_a_draining_bookie_is_replaced_though_it_is_present() -> None:
+    metadata = ledger((A, B, C))
+    found = actions(metadata, set(), draining={C}, presence=presence_of(c=Presence.READ_ONLY))
+    assert found == [(0, C, Action.REPLACE)]
+
+
+def test_fragments_with_the_fewest_members_present_come_first() -> None:
+    metadata = ledger((A, B, C), (B, D, E))
+    presence = presence_of(b=Presence.LOST, d=Presence.LOST)
+    assert actions(metadata, {B}, presence=presence) == [
+        (10, B, Action.REPLACE),
+        (0, B, Action.REPLACE),
+    ]
+
+
+def test_empty_fragments_change_hands_too() -> None:
+    """A bookie is drained only when no ledger names it."""
+    metadata = ledger((A, B, C), last_entry=-1)
+    (seat,) = plan_repair(metadata, {B}, (), LOST_B).seats
+    assert (seat.first_entry, seat.last_entry) == (0, -1)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_unclaimed", "step"),
+    [
+        (LedgerState.OPEN, False, FirstStep.AWAIT_WRITER),
+        (LedgerState.OPEN, True, FirstStep.MOVE_SEAT),
+        (LedgerState.IN_RECOVERY, False, FirstStep.RECOVER),
+        (LedgerState.CLOSED, False, FirstStep.NOTHING),
+    ],
+)
+def test_what_comes_before_the_copies(
+    state: LedgerState, is_unclaimed: bool, step: FirstStep
+) -> None:
+    """A26, A27: the open end is never repaired while somebody may write there (LM4)."""
+    metadata = ledger((A, C, D), (A, B, C), state=state)
+    plan = plan_repair(metadata, {B}, (), LOST_B, is_unclaimed=is_unclaimed)
+    assert plan.first_step is step
+    open_slots = (1,) if state is not LedgerState.CLOSED else ()
+    assert plan.open_seats == open_slots
+    assert all(seat.first_entry == 0 or state is LedgerState.CLOSED for seat in plan.seats)
+
+
+def test_an_open_ledger_whose_end_is_sound_needs_no_first_step() -> None:
+    metadata = ledger((A, B, C), (A, C, D), state=LedgerState.OPEN)
+    plan = plan_repair(metadata, {B}, (), LOST_B)
+    assert plan.first_step is FirstStep.NOTHING
+    assert [seat.first_entry for seat in plan.seats] == [0]
+
+
+def test_a_bookie_that_is_back_makes_nobody_close_a_ledger() -> None:
+    metadata = ledger((A, B, C), state=LedgerState.OPEN)
+    assert plan_repair(metadata, {B}, (), presence_of()).is_empty
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_shares_and_sources_agree_with_the_write_sets(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randint(1, 6)
+    quorum = Quorum(size, chance.randint(1, size), 1)
+    fragment = Fragment(EntryId(0), (A, B, C, D, E, F)[:size])
+    action = chance.choice(list(Action))
+    seat = Seat(fragment, EntryId(29), chance.randrange(size), action)
+    share = seat.share(quorum, range(30))
+    for entry_id in map(EntryId, range(30)):
+        members = quorum.write_set(entry_id, fragment.ensemble)
+        assert (entry_id in share) == (seat.bookie in members)
+        if entry_id not in share:
+            continue
+        sources = sources_of(quorum, seat, entry_id, presence_of(a=Presence.LOST))
+        others = set(members) - {seat.bookie}
+        assert set(sources) == (others | {seat.bookie} if action is Action.REPLACE else others)
+        if A in sources:
+            assert sources[-1] == A, "a lost bookie is asked last"
+
+
+def test_one_source_serves_a_whole_fragment() -> None:
+    seat = Seat(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
+    first = {sources_of(Quorum(3, 3, 2), seat, EntryId(e), presence_of())[0] for e in range(100)}
+    assert len(first) == 1

@@ -1,0 +1,337 @@
+"""Marked ledgers get their copies back: real bookies on real sockets and disks, in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.marks import Lock, Marks
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.metadata import LedgerState
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.tasks import DrainTasks, Failures
+from rollbook.recovery.worker import Worker
+from tests.support.ledger_cluster import LocalCluster
+
+PATIENCE_S = 60.0
+QUICK = ClientConfig(read_deadline_s=2.0, recovery_patience_s=0.3)
+LOST = BookieId("bk-2")
+CONFIG = WorkerConfig(grace_s=0.0, look_again_s=0.5, locked_pause_s=0.05, settle_s=0.01)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    names = ("bk-1", "bk-2", "bk-3", "bk-4")
+    async with asyncio.timeout(PATIENCE_S), LocalCluster(tmp_path, names) as cluster:
+        yield cluster
+
+
+class Site:
+    """A client, a store and a worker beside a cluster."""
+
+    def __init__(self, cluster: LocalCluster, ledgers: Ledgers, store: MetadataStore) -> None:
+        self.cluster = cluster
+        self.ledgers = ledgers
+        self.store = store
+        self.marks = Marks(store, ledgers.cluster.root)
+        self.drains = DrainTasks(store, ledgers.cluster)
+        self.failures = Failures(store, ledgers.cluster)
+        self.worker = self.make_worker()
+
+    def make_worker(self, config: WorkerConfig = CONFIG, **more: Any) -> Worker:
+        return Worker(self.ledgers, self.store, SystemClock(), config, name="here", **more)
+
+    async def write(
+        self, count: int, *, is_closed: bool = True, ack: int = 2, write: int = 3, ensemble: int = 3
+    ) -> LedgerId:
+        """It has a seat on the bookie that will be lost."""
+        while True:
+            writer = await self.ledgers.create(ensemble=ensemble, write=write, ack=ack)
+            if LOST in writer.metadata.fragments[0].ensemble:
+                break
+            await writer.close()
+        writer.append_many([b"%0100d" % number for number in range(count)])
+        await writer.flush()
+        await (writer.close() if is_closed else writer.stop())
+        return writer.ledger_id
+
+    async def lose(self) -> None:
+        await self.cluster.stop(LOST)
+        while self.ledgers.live().find(LOST):
+            await asyncio.sleep(0.01)
+
+    async def bring_back(self) -> None:
+        await self.cluster.start(LOST)
+        while not self.ledgers.live().find(LOST):
+            await asyncio.sleep(0.01)
+
+    async def mark(self, *ledger_ids: LedgerId, bookie: BookieId = LOST) -> None:
+        for ledger_id in ledger_ids:
+            await self.marks.mark(ledger_id, (bookie,), 1)
+
+    async def marked(self) -> list[LedgerId]:
+        return [each async for each in self.marks.ids()]
+
+    async def require_whole(self, ledger_id: LedgerId, count: int) -> None:
+        verdict = await self.ledgers.verify(ledger_id)
+        assert (verdict.is_sound, verdict.entries) == (True, count)
+        stored = await self.ledgers.metadata(ledger_id, fresh=True)
+        live = self.ledgers.live()
+        for fragment in stored.metadata.fragments:
+            assert all(live.find(bookie) for bookie in fragment.ensemble)
+
+
+@asynccontextmanager
+async def site_of(cluster: LocalCluster) -> AsyncIterator[Site]:
+    store = await open_metadata_store(cluster.url)
+    try:
+        async with cluster.connect(QUICK) as ledgers:
+            await ledgers.until_writable(4, PATIENCE_S)
+            site = Site(cluster, ledgers, store)
+            await site.marks.prepare()
+            await site.drains.prepare()
+            await site.failures.prepare()
+            yield site
+    finally:
+        await store.close()
+
+
+async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster) -> None:
+    """A2, A3, A21-A24, A31-A35: copied, swapped, un-marked, released."""
+    async with site_of(cluster) as site:
+        ids = {await site.write(count): count for count in (200, 3, 0)}
+        striped = await site.write(120, ensemble=4, write=2)
+        await site.lose()
+        await site.mark(*ids)
+        await site.worker.work_once()
+        for ledger_id, count in ids.items():
+            await site.require_whole(ledger_id, count)
+        assert await site.marked() == []
+        assert await site.marks.locked() == set()
+        assert site.worker.stats.repaired == 3
+        assert site.worker.stats.entries == 203
+        assert LOST in (await site.ledgers.metadata(striped)).metadata.fragments[0].ensemble
+
+
+async def test_only_the_owed_stripe_is_copied(tmp_path: Path) -> None:
+    names = tuple(f"bk-{number}" for number in range(1, 7))
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        LocalCluster(tmp_path, names) as cluster,
+        site_of(cluster) as site,
+    ):
+        ledger_id = await site.write(100, ensemble=5, write=3)
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.worker.work_once()
+        await site.require_whole(ledger_id, 100)
+        assert site.worker.stats.entries == 60
+
+
+async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: LocalCluster) -> None:
+    """A26, A27, RP4: one look is not enough."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(50, is_closed=False)
+        await site.lose()
+        await site.mark(ledger_id)
+        site.worker = site.make_worker(replace(CONFIG, grace_s=0.2))
+        await site.worker.work_once()
+        stored = await site.ledgers.metadata(ledger_id, fresh=True)
+        assert stored.metadata.state is LedgerState.OPEN
+        assert await site.marked() == [ledger_id]
+        await asyncio.sleep(0.25)
+        await site.worker.work_once()
+        await site.require_whole(ledger_id, 50)
+        assert await site.marked() == []
+
+
+async def test_a_live_writer_moves_on_and_nobody_fences_it(cluster: LocalCluster) -> None:
+    """A28, A29: the writer changes the ensemble; its closed fragment is repaired while it appends."""
+    async with site_of(cluster) as site:
+        writer = await site.ledgers.create()
+        while LOST not in writer.metadata.fragments[0].ensemble:
+            await writer.close()
+            writer = await site.ledgers.create()
+        await writer.append(b"first")
+        await site.lose()
+        for number in range(20):
+            await writer.append(b"%d" % number)
+        while LOST in writer.metadata.fragments[-1].ensemble:
+            await asyncio.sleep(0.01)
+        await site.mark(writer.ledger_id)
+        await site.worker.work_once()
+        assert await site.marked() == []
+        await writer.append(b"still open")
+        await writer.close()
+        await site.require_whole(writer.ledger_id, 22)
+
+
+async def test_an_unclaimed_ledger_changes_its_seat(cluster: LocalCluster) -> None:
+    async with site_of(cluster) as site:
+        while True:
+            ledger_id = await site.ledgers.reserve()
+            stored = await site.ledgers.metadata(ledger_id)
+            if LOST in stored.metadata.fragments[0].ensemble:
+                break
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.worker.work_once()
+        stored = await site.ledgers.metadata(ledger_id, fresh=True)
+        assert stored.metadata.state is LedgerState.OPEN
+        assert not stored.metadata.names(LOST)
+        assert await site.marked() == []
+        writer = await site.ledgers.claim(ledger_id)
+        await writer.append(b"x")
+        await writer.close()
+
+
+async def test_a_bookie_that_is_back_keeps_its_seat_and_is_copied_to_only_what_it_lacks(
+    cluster: LocalCluster,
+) -> None:
+    """RP2, RP6: within the delay nothing is copied."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(100)
+        before = (await site.ledgers.metadata(ledger_id)).metadata
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.bring_back()
+        await site.worker.work_once()
+        assert await site.marked() == []
+        assert site.worker.stats.entry_bytes == 0
+        assert (await site.ledgers.metadata(ledger_id, fresh=True)).metadata == before
+
+
+async def test_registered_is_not_whole(cluster: LocalCluster) -> None:
+    """Lost, formatted and back: its entries come back to it."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(100)
+        await site.lose()
+        await cluster.format(LOST)
+        await site.bring_back()
+        await site.mark(ledger_id)
+        await site.worker.work_once()
+        assert site.worker.stats.entries == 100
+        await site.require_whole(ledger_id, 100)
+        assert await cluster.bookies[LOST].storage.entry_ids(ledger_id) == list(range(100))
+
+
+async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: LocalCluster) -> None:
+    """B20, B21."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(100)
+        await site.drains.mark(ledger_id, (LOST,), 1)
+        await site.worker.work_once()
+        stored = await site.ledgers.metadata(ledger_id, fresh=True)
+        assert not stored.metadata.names(LOST)
+        await site.require_whole(ledger_id, 100)
+        assert [each async for each in site.drains.ids()] == []
+
+
+async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:
+    """A31."""
+    async with site_of(cluster) as site:
+        ids = [await site.write(5, ensemble=2, write=2) for _ in range(6)]
+        await site.lose()
+        await site.mark(*ids)
+        site.worker = site.make_worker(local_bookie=BookieId("bk-4"))
+        await site.worker.work_once()
+        for ledger_id in ids:
+            metadata = (await site.ledgers.metadata(ledger_id, fresh=True)).metadata
+            assert metadata.names(BookieId("bk-4"))
+
+
+async def test_while_the_switch_is_off_nothing_begins(cluster: LocalCluster) -> None:
+    """A10, A11."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5)
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.marks.disable()
+        await site.worker.work_once()
+        assert await site.marked() == [ledger_id]
+        await site.marks.enable()
+        await site.worker.work_once()
+        assert await site.marked() == []
+
+
+async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
+    """A21."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5)
+        await site.lose()
+        await site.mark(ledger_id)
+        other = await open_metadata_store(cluster.url)
+        try:
+            locks = Marks(other, site.ledgers.cluster.root)
+            lock = await locks.take(ledger_id, "somebody else")
+            assert isinstance(lock, Lock)
+            await site.worker.work_once()
+            assert await site.marked() == [ledger_id]
+            await locks.release(lock)
+        finally:
+            await other.close()
+        await asyncio.sleep(0.06)
+        await site.worker.work_once()
+        assert await site.marked() == []
+
+
+async def test_a_failure_is_written_down_and_waits_for_its_next_try(cluster: LocalCluster) -> None:
+    """A25, RP5: no bookie can take the seat; nothing spins, the lock is free, the mark stays."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5, ensemble=4, write=4)
+        await site.lose()
+        await site.mark(ledger_id)
+        for _ in range(3):
+            await site.worker.work_once()
+        failure = await site.failures.read(ledger_id)
+        assert failure is not None
+        assert (failure.attempts, failure.code) == (1, "QUORUM_UNAVAILABLE")
+        assert site.worker.stats.failed == 1
+        assert await site.marked() == [ledger_id]
+        assert await site.marks.locked() == set()
+
+
+async def test_unreachable_copies_wait_and_are_not_called_lost(cluster: LocalCluster) -> None:
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5, ensemble=1, write=1, ack=1)
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.worker.work_once()
+        failure = await site.failures.read(ledger_id)
+        assert failure is not None
+        assert (failure.code, failure.is_unrecoverable) == ("ENTRY_UNAVAILABLE", False)
+
+
+async def test_a_deleted_ledger_needs_no_repair(cluster: LocalCluster) -> None:
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5)
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.ledgers.delete(ledger_id)
+        await site.worker.work_once()
+        assert await site.marked() == []
+
+
+async def test_a_running_worker_hears_of_marks(cluster: LocalCluster) -> None:
+    """A20."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5)
+        await site.lose()
+        running = asyncio.create_task(site.worker.run())
+        try:
+            await site.mark(ledger_id)
+            while await site.marked():
+                await asyncio.sleep(0.02)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await site.require_whole(ledger_id, 5)
