@@ -250,14 +250,52 @@ class SystemFile:
 
 
 class SystemLock:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.token = _token_of(descriptor)
+    """A file's, and its directory's: the file alone may be removed, and another one locked in its place."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptors: list[int] = []
+        try:
+            # Opening it makes a file that is not there.
+            file = self._take(path, os.O_RDWR | os.O_CREAT, path)
+            self._take(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY, path)
+            if not _is_at(path, file):
+                raise _in_use(path)  # Somebody removes it right now.
+        except BaseException:
+            self._close()
+            raise
+        self.token = _token_of(file)
+
+    def _take(self, path: str, flags: int, named: str) -> int:
+        descriptor = os.open(path, flags, 0o600)
+        self._descriptors.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise _in_use(named) from error
+            if not flags & os.O_DIRECTORY:  # Some network file systems lock no directories.
+                raise
+        return descriptor
 
     async def release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._close()
+
+    def _close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def _in_use(path: str) -> DirectoryInUse:
+    return DirectoryInUse(
+        f"another process holds {path}", next_step="stop it, or choose another directory"
+    )
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _token_of(descriptor: int) -> str:
@@ -320,17 +358,7 @@ class SystemDisk:
         return DiskSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
     async def lock(self, path: str) -> SystemLock:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            raise DirectoryInUse(
-                f"another process holds {path}", next_step="stop it, or choose another directory"
-            ) from error
-        return SystemLock(descriptor)
+        return SystemLock(path)
 
     def close(self) -> None:
         self._device.close()

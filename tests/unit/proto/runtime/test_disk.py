@@ -232,6 +232,16 @@ async def test_a_lock_keeps_other_processes_out_and_dies_with_its_holder(
     await lock.release()
 
 
+async def test_a_lock_holds_when_its_file_is_removed(disk: SystemDisk, tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    lock = await disk.lock(path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(DirectoryInUse):
+        await disk.lock(path)
+    await lock.release()
+    await (await disk.lock(path)).release()
+
+
 async def test_a_closed_file_says_so(disk: SystemDisk, tmp_path: Path) -> None:
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     await file.close()
