@@ -7,6 +7,8 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 MIB = 1024 * 1024
+JOURNAL = "journal"
+LEDGERS = "ledgers"
 _QUEUED_BYTES_MAX = 64 * MIB
 _USAGE_MAX = 0.999  # Beyond, there is no room for what makes room.
 
@@ -44,6 +46,7 @@ class BookieConfig:
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
+    # Of the two, one directory may be both: then it has a folder for each kind, which these name as soon as it is made.
     journal_dir: str
     ledger_dirs: tuple[str, ...]  # The first and the last of them keep the catalog's two copies.
     journal_file_bytes: int = 128 * MIB  # Larger: fewer, longer checkpoints, and a longer replay.
@@ -76,9 +79,7 @@ class StorageConfig:
         if len(set(self.ledger_dirs)) < len(self.ledger_dirs):
             raise BadConfig("ledger_dirs names a directory twice", settings=("ledger_dirs",))
         if self.journal_dir in self.ledger_dirs:
-            raise BadConfig(
-                "journal_dir must be none of ledger_dirs", settings=("journal_dir", "ledger_dirs")
-            )
+            self._part(self.journal_dir)
         if not 16 * 1024 <= self.journal_file_bytes <= FILE_BYTES_MAX // 2:
             raise BadConfig(
                 f"journal_file_bytes must be 16 KiB to {FILE_BYTES_MAX // 2} bytes",
@@ -96,6 +97,22 @@ class StorageConfig:
             raise BadConfig(
                 "zeros_ahead_bytes must be 0 to 16 MiB", settings=("zeros_ahead_bytes",)
             )
+
+    def _part(self, shared: str) -> None:
+        """One directory is the journal's and one of the ledgers': each has a folder of its own in it."""
+        ledgers = f"{shared}/{LEDGERS}"
+        ledger_dirs = tuple(ledgers if each == shared else each for each in self.ledger_dirs)
+        journal = f"{shared}/{JOURNAL}"
+        if {journal, ledgers} & {*self.ledger_dirs}:
+            raise BadConfig(
+                f"{shared} is named for journal and ledgers, and so is a folder in it",
+                settings=("journal_dir", "ledger_dirs"),
+                next_step="name each directory once",
+            )
+        object.__setattr__(
+            self, "journal_dir", journal
+        )  # The only one to change it, as it is made.
+        object.__setattr__(self, "ledger_dirs", ledger_dirs)
 
     def with_fitting_queue(self) -> "StorageConfig":
         """What was accepted must find room even when no other file can be had: the queue takes twice its

@@ -361,7 +361,9 @@ class Identity:
             return Directory(path, place, Condition.EMPTY)
         if await self._disk.stat(f"{path}/{STAMP}") is None:
             names = await self._disk.list_directory(path)
-            return Directory(path, place, condition_of(names))
+            others = [other for _, other in places_of(self.cookie) if other.startswith(f"{path}/")]
+            on_the_way = {other[len(path) + 1 :].partition("/")[0] for other in others}
+            return Directory(path, place, condition_of([n for n in names if n not in on_the_way]))
         file = await self._disk.open(f"{path}/{STAMP}", OpenMode.READ)
         try:
             data = await file.read_at(0, STAMP_BYTES_MAX)

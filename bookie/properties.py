@@ -31,6 +31,7 @@ _GUARDS: Final = (
 _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
 _DEFAULT_ROOT: Final = "/ledgers"
+_DEFAULT_INTERFACE: Final = "default"  # BookKeeper's word for none.
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # As BookKeeper does; refused later unless allowed.
 _WARN: Final = 0.90
 _MIB: Final = 1024 * 1024
@@ -142,7 +143,10 @@ KEYS_OF: Final = {
     ),
     "bookie_id": ("bookieId",),
     "listen": ("listeningInterface", "bookiePort"),
-    "advertise": ("advertisedAddress", "listeningInterface", "useHostNameAsBookieID"),
+    "advertise": (
+        *("advertisedAddress", "listeningInterface", "useHostNameAsBookieID"),
+        "useShortHostName",
+    ),
     "session_timeout_s": ("zkTimeout",),
     "read_only": ("forceReadOnlyBookie",),
     "http": ("httpServerHost", "httpServerPort", "httpServerEnabled"),
@@ -169,7 +173,7 @@ KEYS_OF: Final = {
 def translate(
     properties: Mapping[str, str], address_of: Callable[[str | None, bool], str]
 ) -> Translated:
-    """`address_of(interface, by_name)` is this host's, on that interface if one is named.
+    """`address_of(interface, by_name)` is this host's, or its name, on that interface if one is named.
 
     Raises `BadConfig` on a value that makes no sense.
     """
@@ -191,13 +195,18 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[str, Any]:
-    """BookKeeper listens on all interfaces unless told which, and tells others its host's address."""
+    """BookKeeper listens on all interfaces unless one is named, and its id is the address or the name of its host there."""
     port = keys.integer("bookiePort")
     port = _DEFAULT_PORT if port is None else port
-    interface = keys.text("listeningInterface") or None
-    by_name = keys.flag("useHostNameAsBookieID")
-    with BadConfig.about("listeningInterface"):
-        advertised = keys.text("advertisedAddress") or address_of(interface, by_name)
+    interface = keys.text("listeningInterface", _DEFAULT_INTERFACE)
+    interface = None if interface == _DEFAULT_INTERFACE else interface
+    by_name, is_short = keys.flag("useHostNameAsBookieID"), keys.flag("useShortHostName")
+    with BadConfig.about("listeningInterface", "useHostNameAsBookieID"):
+        advertised = keys.text("advertisedAddress")
+        if not advertised:
+            advertised = address_of(interface, by_name)
+            if by_name and is_short:
+                advertised = advertised.partition(".")[0]
         host = address_of(interface, False) if interface else _EVERYWHERE
     if host == _EVERYWHERE and is_loopback(advertised):
         host = advertised  # Nobody else could find it anyway.

@@ -1,6 +1,7 @@
 """Streams of bytes over TCP and Unix sockets, plain or under TLS."""
 
 import asyncio
+import ctypes
 import errno
 import fcntl
 import os
@@ -24,7 +25,13 @@ _UNSENT_BYTES_MAX: Final = 512 * 1024
 _BACKLOG: Final = 1024  # Connections that the system keeps for us,
 ACCEPTED_AT_ONCE: Final = 16  # and how many are taken in one go: a tenth of a millisecond each.
 _HANDSHAKES_MAX: Final = 256  # Under TLS, at a time.
-_SIOCGIFADDR: Final = 0x8915  # What Linux is asked for an interface's address.
+_SIOCGIFCONF: Final = (
+    0x8912  # What Linux is asked for the addresses of all interfaces: `struct ifreq`, each with
+)
+_INTERFACE_BYTES: Final = 40  # a name and a `struct sockaddr_in`.
+_NAME_BYTES: Final = 16
+_ADDRESS_AT: Final = 20
+_INTERFACES_MAX: Final = 1024
 
 
 class SocketListener:
@@ -130,14 +137,17 @@ def _advice(error: OSError) -> str:
 
 
 def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
-    """Its first IPv4 address there, or what others call it. Raises `BadConfig`."""
-    if interface is not None:
-        return _address_of_interface(interface)
-    name = socket.gethostname()
-    if by_name:
-        return name
+    """Its IPv4 address there, or the canonical name of that address: as BookKeeper finds a bookie's id.
+
+    Raises `BadConfig`.
+    """
+    address = _own_address() if interface is None else _address_of_interface(interface)
+    return _canonical_name(address) if by_name else address
+
+
+def _own_address() -> str:
     try:
-        return socket.gethostbyname(name)
+        return socket.gethostbyname(socket.gethostname())
     except OSError as error:
         raise BadConfig(
             f"this host does not know its own address: {told(error)}",
@@ -145,11 +155,33 @@ def address_of_this_host(interface: str | None = None, by_name: bool = False) ->
         ) from error
 
 
+def _canonical_name(address: str) -> str:
+    """A name counts only if it leads back to the address, as in Java."""
+    try:
+        name, _ = socket.getnameinfo((address, 0), socket.NI_NAMEREQD)
+        if address in socket.gethostbyname_ex(name)[2]:
+            return name
+        reason = f"{name} has other addresses"
+    except OSError as error:
+        reason = told(error)
+    raise BadConfig(
+        f"{address}, which is this host's, has no name: {reason}",
+        next_step="give it a name in DNS or /etc/hosts, or say which one others should use",
+    )
+
+
 def _address_of_interface(name: str) -> str:
+    """The last of several, with those of its aliases (`eth0:1`): the one that Java finds first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        request = struct.pack("256s", name.encode()[:15])
-        try:
-            answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
-        except OSError as error:
-            raise BadConfig(f"no network interface {name!r} with an address") from error
-    return socket.inet_ntoa(answer[20:24])
+        answer = bytearray(_INTERFACES_MAX * _INTERFACE_BYTES)
+        place = (ctypes.c_char * len(answer)).from_buffer(answer)
+        request = struct.pack("iL", len(answer), ctypes.addressof(place))
+        used, _ = struct.unpack("iL", fcntl.ioctl(asking, _SIOCGIFCONF, request))
+    found = {}
+    for at in range(0, used, _INTERFACE_BYTES):
+        whole = answer[at : at + _NAME_BYTES].partition(b"\0")[0].decode()
+        address = socket.inet_ntoa(bytes(answer[at + _ADDRESS_AT : at + _ADDRESS_AT + 4]))
+        found[whole] = found[whole.partition(":")[0]] = address
+    if name not in found:
+        raise BadConfig(f"no network interface {name!r} with an address")
+    return found[name]

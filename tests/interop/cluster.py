@@ -200,6 +200,18 @@ class Cluster:
         self.bookies.append(bookie)
         return bookie
 
+    def start_from(self, config: Path, bookie_id: str, *more: str) -> Child:
+        """One of ours, from somebody's file; it serves under this id when it returns."""
+        command = [*ROLLBOOK, "server", "bookie", "--config", str(config), *more]
+        child = self.children.start(*_LOGGED, config.with_suffix(".log"), *command)
+
+        def serves() -> bool:
+            assert child.is_running, config.with_suffix(".log").read_text()
+            return self.standing(bookie_id) is not None
+
+        self.wait_until(serves, f"{bookie_id} serves")
+        return child
+
     def bookie(self, bookie_id: str) -> Bookie:
         return next(bookie for bookie in self.bookies if bookie.bookie_id == bookie_id)
 

@@ -60,7 +60,7 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
         ("httpServerPort=99999", "httpServerPort"),
         ("journalDirectories=/a,/b", "journalDirectories"),
         ("ledgerDirectories=/l,/l", "ledgerDirectories"),
-        ("ledgerDirectories=/j", "ledgerDirectories"),
+        ("ledgerDirectories=/j,/j/ledgers", "ledgerDirectories"),
         ("nettyMaxFrameSizeBytes=-1", "nettyMaxFrameSizeBytes"),
         ("nettyMaxFrameSizeBytes=99999999", "nettyMaxFrameSizeBytes"),
         ("gcWaitTime=0", "gcWaitTime"),
@@ -148,3 +148,12 @@ def test_what_is_no_file_of_bookkeeper_s_is_not_read_as_one(
     path.write_bytes(content)
     with pytest.raises(BadConfig, match=told):
         load_settings(str(path))
+
+
+def test_where_one_directory_is_both_each_kind_of_file_has_a_folder() -> None:
+    config = StorageConfig("/a", ("/b", "/a", "/c"))
+    assert (config.journal_dir, config.ledger_dirs) == ("/a/journal", ("/b", "/a/ledgers", "/c"))
+    assert replace(config, cache_bytes=1) == replace(config, cache_bytes=1)
+    assert replace(config, waiting_files_max=9).journal_dir == "/a/journal"
+    apart = StorageConfig("/a", ("/a/ledgers",))
+    assert (apart.journal_dir, apart.ledger_dirs) == ("/a", ("/a/ledgers",))

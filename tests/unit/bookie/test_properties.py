@@ -17,9 +17,9 @@ LONG = "org.apache.bookkeeper.meta.LongHierarchicalLedgerManagerFactory"
 
 
 def address_of(interface: str | None, by_name: bool) -> str:
-    if interface:
-        return {"lo": "127.0.0.1", "eth0": "10.0.0.5"}[interface]
-    return "host.example" if by_name else "10.9.9.9"
+    addresses = {None: "10.9.9.9", "lo": "127.0.0.1", "eth0": "10.0.0.5"}
+    names = {None: "host.example", "lo": "localhost", "eth0": "back.host.example"}
+    return (names if by_name else addresses)[interface]
 
 
 def translated(text: str) -> dict[str, dict[str, object]]:
@@ -213,7 +213,21 @@ def test_the_file_that_bookkeeper_ships() -> None:
         ("advertisedAddress=127.0.0.1", "127.0.0.1:3181", "127.0.0.1"),
         ("advertisedAddress=::1", "[::1]:3181", "[::1]"),
         ("useHostNameAsBookieID=true", "0.0.0.0:3181", "host.example"),
+        ("useHostNameAsBookieID=true\nuseShortHostName=true", "0.0.0.0:3181", "host"),
+        ("useShortHostName=true", "0.0.0.0:3181", "10.9.9.9"),
+        (
+            "listeningInterface=eth0\nuseHostNameAsBookieID=true",
+            "10.0.0.5:3181",
+            "back.host.example",
+        ),
+        ("listeningInterface=lo\nuseHostNameAsBookieID=true", "127.0.0.1:3181", "localhost"),
+        ("listeningInterface=default", "0.0.0.0:3181", "10.9.9.9"),
         ("listeningInterface=eth0\nadvertisedAddress=x", "10.0.0.5:3181", "x"),
+        (
+            "advertisedAddress=x.y\nuseHostNameAsBookieID=true\nuseShortHostName=true",
+            "0.0.0.0:3181",
+            "x.y",
+        ),
     ],
 )
 def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: str) -> None:
@@ -322,6 +336,7 @@ def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
         "diskUsageWarnThreshold": "0.7",
         "diskUsageLwmThreshold": "0.6",
         "listeningInterface": "eth0",
+        **dict.fromkeys(("useHostNameAsBookieID", "useShortHostName"), "true"),
         "advertisedAddress": "x",
     }
 

@@ -1,0 +1,72 @@
+"""A Java bookie that is replaced by ours is the same bookie: the file that it was started with says which."""
+
+import itertools
+import subprocess
+from pathlib import Path
+
+from rollbook.api.cli.bookie_settings import load_settings
+from rollbook.bookie.bookie import addresses_of
+from rollbook.proto.errors import BadConfig
+from tests.interop import toolchain
+from tests.interop.cluster import Cluster
+from tests.interop.puppet import Client, Shape
+from tests.support.zookeeper import free_port
+
+_CHOICES = (
+    ("", "bookieId=by-name"),
+    ("", "advertisedAddress=localhost", "advertisedAddress= 10.0.0.7 "),
+    ("", "listeningInterface=lo", "listeningInterface=eth0", "listeningInterface=default"),
+    ("", "useHostNameAsBookieID=true", "useHostNameAsBookieID=true\nuseShortHostName=true"),
+)
+
+
+def _java(*paths: Path) -> list[str]:
+    """By the class that Java's bookie asks; nothing for a file that it does not start from."""
+    # As Apache's script starts a bookie.
+    command = toolchain.PROJECT.command("Ids", *paths, options=["-Djava.net.preferIPv4Stack=true"])
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def _ours(path: Path) -> str:
+    try:
+        return addresses_of(load_settings(str(path)).bookie)[2]
+    except BadConfig:
+        return ""
+
+
+def test_each_file_gives_the_id_that_java_gives(java: None, tmp_path: Path) -> None:
+    """The table of what decides it."""
+    expected: dict[str, str] = {}
+    paths: list[Path] = []
+    for number, lines in enumerate(itertools.product(*_CHOICES)):
+        path = tmp_path / f"{number}.conf"
+        settings = "bookiePort=4181\nallowLoopback=true\nmetadataServiceUri=zk://a/ledgers\n"
+        settings += "journalDirectories=/j\nledgerDirectories=/l\n"
+        path.write_text(settings + "\n".join(lines))
+        paths.append(path)
+    for path, theirs in zip(paths, _java(*paths), strict=True):
+        expected[path.read_text()] = theirs
+    assert {path.read_text(): _ours(path) for path in paths} == expected
+    assert any(found.startswith("localhost:") for found in expected.values())
+
+
+def test_a_file_with_one_directory_and_host_names_starts_the_bookie_that_java_had(
+    cluster: Cluster, v3: Client, tmp_path: Path
+) -> None:
+    directory = tmp_path / "bk"
+    config = tmp_path / "bk_server.conf"
+    config.write_text(
+        f"bookiePort={free_port()}\nlisteningInterface=lo\nallowLoopback=true\n"
+        "useHostNameAsBookieID=true\nuseShortHostName=true\n"
+        f"metadataServiceUri={cluster.metadata}\nzkTimeout=4000\n"
+        f"journalDirectories={directory}\nledgerDirectories={directory}\n"
+        "diskUsageThreshold=0.99\ndiskUsageWarnThreshold=0.98\n"
+    )
+    (bookie_id,) = _java(config)
+    bookie = cluster.start_from(config, bookie_id)
+    writer = v3.create(Shape(4, 4, 4))
+    writer.append([b"on all four"])
+    assert v3.entries_on(bookie_id, writer.ledger_id, 0) == [0]
+    assert {each.name for each in directory.iterdir()} == {"journal", "ledgers"}
+    bookie.terminate()
+    assert bookie.wait(60.0) == 0
