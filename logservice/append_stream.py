@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rollbook.logservice.core.block import check_block
-from rollbook.logservice.ids import LogName
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import AppendLaps, LogStats
@@ -64,11 +63,12 @@ class _Pending(AppendLaps):
 class _Line:
     """A log under one ref, from one bind to the next."""
 
-    __slots__ = ("failed_number", "is_ordered", "log", "owner", "pending", "task", "waiting")
+    __slots__ = ("failed_number", "is_ordered", "log", "owner", "pending", "task", "uid", "waiting")
 
-    def __init__(self, log: LogName, is_ordered: bool) -> None:
-        self.log = log
-        self.is_ordered = is_ordered
+    def __init__(self, bind: Bind) -> None:
+        self.log = bind.log
+        self.uid = bind.uid
+        self.is_ordered = bind.is_ordered
         self.owner: Owner | None = None  # As it was last found; it may have lost the log since.
         self.pending: deque[_Pending] = deque()  # Not told yet, in order.
         self.waiting: deque[_Pending] = deque()  # Those at the end of them that nobody has decided.
@@ -101,7 +101,7 @@ class AppendStream:
         for bind in binds:
             if bind.ref not in self._lines and len(self._lines) >= _REFS_MAX:
                 raise InvalidRequest(f"a stream has up to {_REFS_MAX} refs")
-            self._lines[bind.ref] = _Line(bind.log, bind.is_ordered)
+            self._lines[bind.ref] = _Line(bind)
         came_s = self._loop.time()
         for append in appends:
             line = self._lines.get(append.ref)
@@ -163,9 +163,10 @@ class AppendStream:
             return True
         owner = line.owner
         if owner is None or owner.failure is not None:
-            owner = line.owner = self._server.find(line.log)
-            if owner is None:
+            owner = self._server.find(line.log)
+            if owner is None or (line.uid and line.uid != owner.uid):
                 return False
+            line.owner = owner
         pending.began_s = self._loop.time()
         try:
             info = check_block(append.block, owner.limits)
@@ -189,7 +190,8 @@ class AppendStream:
         while line.waiting:
             pending = line.waiting[0]
             try:
-                owner = await self._server.owner_of(line.log, self._loop.time() + _OPEN_S)
+                due = self._loop.time() + _OPEN_S
+                owner = await self._server.owner_of(line.log, due, uid=line.uid)
                 await owner.ready(len(pending.append.block))
             except RollbookError as error:
                 waiting, line.waiting = line.waiting, deque()

@@ -8,6 +8,7 @@ server fences no application.
 A **position** is where a reader starts, as people write it everywhere:
 
     123            that offset                    earliest   the head: the first one that is kept
+    123@UID        that offset of the log that has this uid, and not of another one of its name
     -10            ten records before the tail    latest     the tail: what is appended from now on
     ts:TIME        the first record at or after that time, in ISO 8601 with its zone
     ago:15m        the same, counted back from now: w, d, h, m, s, ms, also as `1h30m`
@@ -32,7 +33,9 @@ Offset = NewType("Offset", int)
 OwnerEpoch = NewType("OwnerEpoch", int)  # 0: nobody has owned the log yet.
 WriterEpoch = NewType("WriterEpoch", int)  # 0: nobody has been its exclusive writer yet.
 SegmentId = NewType("SegmentId", int)  # Counts the segments of a log's life, from 0; never reused.
-LogUid = NewType("LogUid", bytes)  # Drawn for each log: one that is made anew has another.
+LogUid = NewType(
+    "LogUid", bytes
+)  # Drawn for each log: one created later under its name has another.
 ServerId = NewType("ServerId", str)  # One life of one log server.
 CursorName = NewType("CursorName", str)
 
@@ -54,6 +57,7 @@ NAME_BYTES_MAX: Final = 255
 
 NAME: Final = r"[a-z0-9][a-z0-9._-]{0,254}"  # A pattern, of all that users name.
 _NAME: Final = re.compile(NAME, re.ASCII)
+_UID: Final = re.compile(rf"[0-9a-f]{{{2 * LOG_UID_BYTES}}}", re.ASCII)
 
 
 def parse_name(text: str, what: str) -> str:
@@ -68,6 +72,15 @@ def parse_name(text: str, what: str) -> str:
 
 def parse_cursor_name(text: str) -> CursorName:
     return CursorName(parse_name(text, "the cursor name"))
+
+
+def parse_uid(text: str) -> str:
+    """A log's, as servers return it. Raises `InvalidRequest`."""
+    if not _UID.fullmatch(text):
+        raise InvalidRequest(
+            f"{text[:80]!r} is not a log's uid", next_step="write its 32 hexadecimal digits"
+        )
+    return text
 
 
 def parse_offset(value: SupportsIndex) -> Offset:
@@ -151,9 +164,10 @@ class Latest:
 @dataclass(frozen=True, slots=True)
 class AtOffset:
     offset: Offset
+    uid: str = ""  # Of the log that it is an offset of; empty: not known.
 
     def __str__(self) -> str:
-        return str(self.offset)
+        return f"{self.offset}@{self.uid}" if self.uid else str(self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +236,9 @@ def parse_position(text: str) -> Position:
         return Earliest()
     if text == "latest":
         return Latest()
-    if _NUMBER.fullmatch(text):
-        return AtOffset(parse_offset(int(text)))
+    number, at, uid = text.partition("@")
+    if _NUMBER.fullmatch(number):
+        return AtOffset(parse_offset(int(number)), parse_uid(uid) if at else "")
     if text.startswith("-") and _NUMBER.fullmatch(text[1:]) and int(text) < 0:
         return BeforeTail(parse_offset(int(text[1:])))
     raise InvalidRequest(

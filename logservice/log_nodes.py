@@ -32,6 +32,7 @@ from rollbook.logservice.core.cursors import (
     unpack_marks,
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, draw_log_uid
+from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
 from rollbook.logservice.log_config import LogConfig
@@ -304,16 +305,20 @@ class LogNodes:
 
     # --- Cursors and marks --------------------------------------------------------------------
 
-    async def read_cursor(self, log: LogName, name: CursorName) -> Cursor:
-        """Raises `NoSuchCursor`, `NoSuchLog`."""
+    async def read_cursor(self, log: LogName, name: CursorName, uid: str = "") -> Cursor:
+        """Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
         cursor, _ = await self._find_cursor(log, name)
+        if cursor is None or (uid and not cursor.uid):
+            check_life(log, text_of((await self.read(log)).list.uid), uid)
         if cursor is None:
-            await self.read(log)
             raise NoSuchCursor(log=str(log), cursor=name)
+        if cursor.uid:
+            check_life(log, cursor.uid, uid)
         return cursor
 
-    async def cursors(self, log: LogName) -> list[Cursor]:
-        """By name. Raises `NoSuchLog`."""
+    async def cursors(self, log: LogName, uid: str = "") -> list[Cursor]:
+        """By name. Raises `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
+        check_life(log, text_of((await self.read(log)).list.uid), uid)
         found, _ = await self.first_cursors(log, None)
         return found
 
@@ -337,17 +342,24 @@ class LogNodes:
         log = request.log
         for attempt in range(_RACES_MAX):
             found, node = await self._find_cursor(log, request.name)
+            uid = "" if found is None else found.uid
+            stored = None if uid else await self.read(log)
+            if stored is not None:
+                uid = text_of(stored.list.uid)
+            check_life(log, uid, request.uid)
             version = self._randomness.getrandbits(CURSOR_VERSION_BITS)
-            cursor = committed(request, found, version, self._clock.wall_us(), tail)
+            cursor = committed(request, found, version, self._clock.wall_us(), tail, uid)
             marks = await self.read_marks(log)
             wanted = marks.marks
             if cursor.is_protected or node is None:
-                await self._check_living(log)
+                _require_living(stored or await self.read(log))
             if cursor.is_protected:
                 wanted = wanted.with_mark(request.name, cursor.offset)
             elif found is not None and found.is_protected:
                 wanted = wanted.without_mark(request.name)
             ops: list[Op] = [self._op_of_cursor(cursor, log, node)]
+            if node is None and stored is not None:  # The log has not been replaced since.
+                ops.append(Check(self.path(log), stored.version))
             if wanted != marks.marks:
                 ops.append(self._op_of_marks(log, marks, wanted))
             if await self._commit(log, request.name, ops, version):
@@ -360,9 +372,12 @@ class LogNodes:
         log, path = request.log, self._cursor_path(request.log, request.name)
         for attempt in range(_RACES_MAX):
             found, node = await self._find_cursor(log, request.name)
+            if found is None or (request.uid and not found.uid):
+                check_life(log, text_of((await self.read(log)).list.uid), request.uid)
             if found is None or node is None:
-                await self.read(log)
                 raise NoSuchCursor(log=str(log), cursor=request.name)
+            if found.uid:
+                check_life(log, found.uid, request.uid)
             check_expected(found, request.expected_version)
             ops: list[Op] = [Delete(path, node.stat.version)]
             if found.is_protected:
@@ -397,7 +412,7 @@ class LogNodes:
         except (MetadataConflict, NodeExists):
             return False
         except NoSuchNode:
-            await self._check_living(log)
+            _require_living(await self.read(log))
             await self._ensure_folders(f"{self.path(log)}/{CURSORS}")
             return False
         return True
@@ -425,10 +440,6 @@ class LogNodes:
 
     # ------------------------------------------------------------------------------------------
 
-    async def _check_living(self, log: LogName) -> None:
-        if (await self.read(log)).list.state is LogState.DELETED:
-            raise LogDeleted(log=str(log))
-
     async def _children(self, path: str) -> list[str]:
         try:
             return await children_surely(self._store, path)
@@ -455,6 +466,11 @@ class LogNodes:
 
     def _draw_token(self) -> bytes:
         return self._randomness.randbytes(TOKEN_BYTES)
+
+
+def _require_living(stored: StoredLog) -> None:
+    if stored.list.state is LogState.DELETED:
+        raise LogDeleted(log=str(stored.name))
 
 
 def _folder(name: str) -> str:

@@ -20,6 +20,7 @@ import structlog
 from rollbook.logservice.core.block import BlockInfo, Limits
 from rollbook.logservice.core.control import Follows, Opened, Sealed, Snapshot
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
+from rollbook.logservice.core.lives import text_of
 from rollbook.logservice.core.rolling import DEMAND, TRUNCATION, SegmentLimits
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId, WriterEpoch
@@ -110,6 +111,7 @@ class Owner:
     def __init__(self, ground: Ground, opening: Opening, stalls: int) -> None:
         stored = opening.stored
         self.name: Final[LogName] = stored.name
+        self.uid: Final = text_of(stored.list.uid)
         self.owner_epoch: Final[OwnerEpoch] = stored.list.owner_epoch
         self._loop = asyncio.get_running_loop()
         self.until_lost: Final[asyncio.Future[RollbookError]] = self._loop.create_future()

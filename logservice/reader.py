@@ -27,6 +27,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.logservice.core.block import opened_together, span_of
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.segments import (
     AwaitOwner,
     AwaitRoll,
@@ -57,6 +58,7 @@ from rollbook.proto.errors import (
     Corrupt,
     DataLost,
     LogDeleted,
+    LogReplaced,
     LogSealed,
     NoSuchEntry,
     NoSuchLedger,
@@ -92,6 +94,7 @@ class LogReader:
         name: LogName,
         start: Offset,
         *,
+        uid: str = "",
         nodes: LogNodes,
         ledgers: Ledgers,
         find_owner: Callable[[], Owner | None],
@@ -101,13 +104,16 @@ class LogReader:
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,
     ) -> None:
-        """`find_owner` says whether this very process owns the log now, as far as it knows, `find_proven`
+        """`uid`: of the log that `start` is an offset of; empty: of the one that it finds first.
+
+        `find_owner` says whether this very process owns the log now, as far as it knows, `find_proven`
         whether it really does. `revive` sees to it that somebody does: here, or else at the address
         that it returns; empty if it cannot be told.
 
         `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
         """
         self.name: Final = name
+        self._uid = uid
         self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
         self._find_owner, self._find_proven, self._revive = find_owner, find_proven, revive
         self._heartbeat_s = heartbeat_s
@@ -143,7 +149,7 @@ class LogReader:
         """The next event; `Progress` when it is due, by default after a heartbeat, and there is none.
         Behind the last one: that one again.
 
-        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `DataLost`, and raises it again.
+        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`, and raises it again.
         Cancelled, nothing is lost: the same event comes next time.
         """
         await self._stop_resting()
@@ -260,7 +266,7 @@ class LogReader:
                 await self._read_on(self._follower)
         except (NoSuchLedger, NoSuchEntry, Corrupt) as error:
             await self._on_missing(error)
-        except (NoSuchLog, LogDeleted, Truncated) as error:
+        except (NoSuchLog, LogDeleted, LogReplaced, Truncated) as error:
             self._end = error
         except (Unavailable, OutcomeUnknown, SessionExpired) as error:
             await self._on_failure(error)
@@ -303,10 +309,12 @@ class LogReader:
                 await self._list_changed(stored)
 
     async def _read_list(self) -> StoredLog:
-        """Raises `NoSuchLog`, `LogDeleted`."""
+        """Raises `NoSuchLog`, `LogDeleted`, `LogReplaced`."""
         stored = await self._nodes.read(self.name)
         listed = stored.list
-        if listed.state is LogState.DELETED or (self._listed and self._listed.uid != listed.uid):
+        self._uid = self._uid or text_of(listed.uid)
+        check_life(self.name, text_of(listed.uid), self._uid)
+        if listed.state is LogState.DELETED:
             raise LogDeleted(log=str(self.name))
         self._listed = listed
         self._tail = max(self._tail, _known_tail(listed))
@@ -440,7 +448,7 @@ class LogReader:
             async with asyncio.timeout(_LOOK_S_MAX):
                 try:
                     listed = (await self._read_list()).list
-                except (NoSuchLog, LogDeleted) as error:
+                except (NoSuchLog, LogDeleted, LogReplaced) as error:
                     self._end = error
                     return
                 if listed.unclosed:

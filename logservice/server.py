@@ -22,13 +22,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.suggestion import life_of, server_name
 from rollbook.logservice.core.takeover_patience import TakeoverPatience
@@ -201,10 +202,12 @@ class LogServer:
     def is_draining(self) -> bool:
         return self.membership.is_draining
 
-    def find(self, name: LogName) -> Owner | None:
-        """The owner, if that is here, without waiting."""
+    def find(self, name: LogName, uid: str = "") -> Owner | None:
+        """The owner, if that is here, without waiting. With a `uid`: of that log, and not of another of its name."""
         owner = self._owners.get(name)
-        return owner if owner is not None and owner.failure is None else None
+        if owner is None or owner.failure is not None:
+            return None
+        return owner if owner.uid == uid or not uid else None
 
     async def find_opened(self, name: LogName) -> Owner | None:
         """`find`, once an opening that is under way has come to its end. Cancelled, that goes on."""
@@ -213,23 +216,49 @@ class LogServer:
             await asyncio.gather(asyncio.shield(opening), return_exceptions=True)
         return self.find(name)
 
-    async def find_proven(self, name: LogName) -> Owner | None:
+    async def find_proven(self, name: LogName, uid: str = "") -> Owner | None:
         """`find`, for whoever only reads: not one who has been replaced for long, and was not told (SV6).
         If nobody can tell that in time it is as far as is known.
         """
-        owner = self.find(name)
+        owner = self.find(name, uid)
         if owner is None:
             return None
         with suppress(Unavailable, OutcomeUnknown):  # If it is none any more `find` says so.
             await owner.prove()
-        return self.find(name)
+        return self.find(name, uid)
 
-    async def owner_of(self, name: LogName, due: float, *, heeds_preference: bool = True) -> Owner:
+    async def owner_of(
+        self, name: LogName, due: float, *, uid: str = "", heeds_preference: bool = True
+    ) -> Owner:
         """The owner, opened if this server should have the log, by its name alone if no preference is heeded.
 
-        Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, and what keeps
-        a log from being opened; all of it before anything was done. Cancelled, an opening goes on.
+        Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, `LogReplaced` if the
+        log has another `uid`, and what keeps a log from being opened; all of it before anything was done.
+        Cancelled, an opening goes on.
         """
+        owner = await self._owner_of(name, due, heeds_preference)
+        if uid and owner.uid != uid:
+            await self._within(due, self.refuse_other_life(name, uid))
+        return owner
+
+    async def refuse_other_life(self, name: LogName, uid: str) -> NoReturn:
+        """Raises `LogReplaced` if the log that has the name has another uid than the caller expects.
+
+        Else what this server knew was about a log that was deleted elsewhere: `OwnerChanging`. Raises
+        `NoSuchLog`, `LogDeleted`.
+        """
+        present = text_of((await self._read(name)).list.uid)
+        owner = self.find(name)
+        if owner is not None and owner.uid != present:
+            owner.lose("the log was deleted, and another one has its name")
+        check_life(name, present, uid)
+        raise OwnerChanging(
+            "this server has yet to open the log that has this name now",
+            log=str(name),
+            retry_after_ms=_RETRY_MS,
+        )
+
+    async def _owner_of(self, name: LogName, due: float, heeds_preference: bool) -> Owner:
         while (owner := self.find(name)) is None:
             work = self._closings.get(name) or self._openings.get(name)
             if work is None:

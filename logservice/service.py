@@ -16,8 +16,9 @@ from rollbook.logservice import words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.core.block import BlockInfo, check_block
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
+from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.stopping import Until, cut_to_size
-from rollbook.logservice.core.views import etag_of, journal_of, segments_page
+from rollbook.logservice.core.views import check_etag, etag_of, journal_of, segments_page
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     Ago,
@@ -69,7 +70,6 @@ from rollbook.proto.errors import (
     BeyondTail,
     InvalidRequest,
     LogDeleted,
-    MetadataConflict,
     Missing,
     NoSuchLog,
     NoSuchServer,
@@ -129,7 +129,7 @@ class Service:
     async def append(self, request: words.Append, due: float) -> words.AppendAck:
         laps = AppendLaps(self._loop.time())
         try:
-            owner = await self.server.owner_of(request.log, due)
+            owner = await self.server.owner_of(request.log, due, uid=request.uid)
             laps.began_s = self._loop.time()
             info = check_block(request.block, owner.limits)
             answer = owner.append(request.block, info, request.condition).answer
@@ -145,25 +145,25 @@ class Service:
         return AppendStream(self.server, self.server.config.stream_bytes_max, self.stats)
 
     async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
-        owner = await self.server.owner_of(request.log, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         info: BlockInfo | None = None
         if request.block is not None:
             info = check_block(request.block, owner.limits)
         return words.SealAnswer(await _by(due, owner.seal(request.block, info, request.condition)))
 
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
-        owner = await self.server.owner_of(request.log, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         return await _by(
             due,
             owner.acquire_writer(request.holder, request.mode, request.ttl_ms, request.attempt),
         )
 
     async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
-        owner = await self.server.owner_of(request.log, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         return await _by(due, owner.renew_writer(request.writer_epoch))
 
     async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
-        owner = await self.server.owner_of(request.log, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         await _by(due, owner.release_writer(request.writer_epoch))
         return words.Done()
 
@@ -172,10 +172,10 @@ class Service:
     async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
         if request.records_max < 1 or request.bytes_max < 1:
             raise InvalidRequest("records_max and bytes_max have to be at least 1")
-        start = await self._start_of(request.log, request.start, request.on_truncated, due)
+        start, uid = await self._start_of(request, due)
         wait_until = min(self._loop.time() + request.wait_ms / 1000, due)
         found, is_waiting = Records((), start, start), False
-        async with self._reader(request.log, start, request.on_truncated) as reader:
+        async with self._reader(request, start, uid) as reader:
             while not found.blocks:
                 match await reader.next(wait_until if is_waiting else due):
                     case Records() as records:
@@ -188,14 +188,16 @@ class Service:
                     case CaughtUp() | Progress() | Sealed() | Moving():
                         break
         tail = await self._tail_of(request.log)
+        await self._require_life(request.log, tail.uid, uid)
         return words.ReadAnswer(
             *(found.blocks, found.base_offset, found.next_offset),
             *(tail.head, max(tail.tail, found.next_offset), tail.is_sealed),
+            uid=uid,
         )
 
     async def read_stream(self, request: words.ReadStream) -> AsyncIterator[ReadEvent]:
         due = self._loop.time() + request.heartbeat_ms / 1000
-        start = await self._start_of(request.log, request.start, request.on_truncated, due)
+        start, uid = await self._start_of(request, due)
         until = Until(request.until_offset, request.until_timestamp_us)
         is_before = until.offset is not None and until.offset < start
         if is_before and not isinstance(request.start, Earliest):  # Of whose range nothing is left.
@@ -204,12 +206,12 @@ class Service:
             )
         position = start
         if request.at_tail is not AtTail.FOLLOW:
-            head, tail = await self._stop_at(request, due)
+            head, tail = await self._stop_at(request, uid, due)
             yield Progress(position, head, tail, max(tail - start, 0), 0, 0, WaitsFor.FETCHING)
             offset = tail if until.offset is None else min(until.offset, tail)
             until = replace(until, offset=offset)
         heartbeat_s = min(max(request.heartbeat_ms, 100) / 1000, self.server.config.heartbeat_s)
-        async with self._reader(request.log, start, request.on_truncated, heartbeat_s) as reader:
+        async with self._reader(request, start, uid, heartbeat_s) as reader:
             is_over = until.is_reached(position)
             while not is_over:
                 event: ReadEvent | None = await reader.next()
@@ -228,23 +230,28 @@ class Service:
                 del event  # The next one may be some time.
             yield Stopped(position)
 
-    async def _stop_at(self, request: words.ReadStream, due: float) -> tuple[Offset, Offset]:
+    async def _stop_at(
+        self, request: words.ReadStream, uid: str, due: float
+    ) -> tuple[Offset, Offset]:
         """The head, and the tail that is its end."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
-            owner = await self.server.owner_of(request.log, due)
+            owner = await self.server.owner_of(request.log, due, uid=uid)
             tail = await _by(due, owner.barrier())
             return owner.head, tail
         known = await self._tail_of(request.log)
+        await self._require_life(request.log, known.uid, uid)
         return known.head, known.tail
 
     @asynccontextmanager
     async def _reader(
         self,
-        log: LogName,
+        request: words.Read | words.ReadStream,
         start: Offset,
-        on_truncated: OnTruncated,
+        uid: str,
         heartbeat_s: float | None = None,
     ) -> AsyncIterator[LogReader]:
+        """`uid`: of the log in which `start` was found."""
+        log = request.log
         if len(self._readers) >= self.server.config.readers_max:
             raise Overloaded(
                 "this server has all the readers that it may have", retry_after_ms=1000
@@ -256,12 +263,13 @@ class Service:
             start,
             nodes=self._nodes,
             ledgers=self._ledgers,
-            find_owner=partial(self.server.find, log),
-            find_proven=partial(self.server.find_proven, log),
+            uid=uid,
+            find_owner=partial(self.server.find, log, uid),
+            find_proven=partial(self.server.find_proven, log, uid),
             revive=partial(self._revive, log),
             clock=self._clock,
             heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
-            skips_truncated=on_truncated is OnTruncated.SKIP,
+            skips_truncated=request.on_truncated is OnTruncated.SKIP,
         )
         try:
             yield reader
@@ -285,8 +293,10 @@ class Service:
 
     async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
         if request.consistency is Consistency.CACHED:
-            return await self._dated(request.log, await self._tail_of(request.log), due)
-        owner = await self.server.owner_of(request.log, due)
+            tail = await self._tail_of(request.log)
+            await self._require_life(request.log, tail.uid, request.uid)
+            return await self._dated(request.log, tail, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if request.consistency is Consistency.BARRIER:
             await _by(due, owner.barrier())
         return await self._dated(request.log, self._tail_at(owner), due)
@@ -313,6 +323,7 @@ class Service:
                         async with asyncio.timeout_at(silent_until):
                             tail = await asyncio.shield(looking)
                             looking = None
+                await self._require_life(request.log, tail.uid, request.uid)
                 tail = times.put_on(tail)
                 if dating is not None and dating.done():
                     dating = None
@@ -336,15 +347,16 @@ class Service:
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
         tail = await self._tail_of(request.log)
+        await self._require_life(request.log, tail.uid, request.uid)
         offset = await self._resolve(request.log, request.position, tail, due)
         if isinstance(request.position, AtOffset | AtCursor):  # No search has found it.
             tail = await self._tail_from(request.log, offset, tail, due)
-        return words.FoundOffset(offset, tail.head, max(tail.tail, offset))
+        return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
 
     def _tail_at(self, owner: Owner) -> LogTail:
         return LogTail(
             *(owner.head, owner.tail, owner.is_sealed, owner.record_us),
-            *(self.server.address, owner.owner_epoch),
+            *(self.server.address, owner.owner_epoch, owner.uid),
         )
 
     async def _dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
@@ -377,6 +389,7 @@ class Service:
         return LogTail(
             *(listed.head, tail, listed.state is LogState.SEALED, timestamp_us),
             *(info.address if info is not None and is_owner else "", listed.owner_epoch),
+            uid=text_of(listed.uid),
         )
 
     async def _revive(self, log: LogName) -> str:
@@ -392,15 +405,27 @@ class Service:
         return ""
 
     async def _start_of(
-        self, log: LogName, position: Position, on_truncated: OnTruncated, due: float
-    ) -> Offset:
-        """Raises `Truncated`, and what `_tail_from` does."""
+        self, request: words.Read | words.ReadStream, due: float
+    ) -> tuple[Offset, str]:
+        """And the uid of the log that it is an offset of: it may be replaced before the first record is read.
+
+        Raises `LogReplaced`, `Truncated`, and what `_tail_from` does.
+        """
+        log = request.log
         tail = await self._tail_of(log)
-        start = await self._resolve(log, position, tail, due)
+        uid = request.uid or tail.uid
+        await self._require_life(log, tail.uid, uid)
+        start = await self._resolve(log, request.start, tail, due)
         tail = await self._tail_from(log, start, tail, due)
-        if start < tail.head and on_truncated is OnTruncated.FAIL:
+        await self._require_life(log, tail.uid, uid)
+        if start < tail.head and request.on_truncated is OnTruncated.FAIL:
             raise Truncated(offset=start, head=tail.head)
-        return start
+        return start, uid
+
+    async def _require_life(self, log: LogName, uid: str, wanted: str) -> None:
+        """`uid`: of the log that was asked. `wanted` may be empty. Raises `LogReplaced`, `OwnerChanging`."""
+        if wanted and wanted != uid:
+            await self.server.refuse_other_life(log, wanted)
 
     async def _tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
         """The tail again, if it seemed to lie before the offset. Raises `BeyondTail` if it truly does,
@@ -422,7 +447,8 @@ class Service:
         """
         listed = await self._list_of(log)
         if listed.owner is None and listed.tail is not None:
-            return replace(told, head=listed.head, tail=listed.tail)
+            uid = text_of(listed.uid)
+            return replace(told, head=listed.head, tail=listed.tail, uid=uid)
         return self._tail_at(await self.server.owner_of(log, due))
 
     async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
@@ -436,7 +462,8 @@ class Service:
 
     async def _resolve(self, log: LogName, position: Position, tail: LogTail, due: float) -> Offset:
         match position:
-            case AtOffset(offset):
+            case AtOffset(offset, uid):
+                await self._require_life(log, tail.uid, uid)
                 return offset
             case Earliest():
                 return tail.head
@@ -445,7 +472,7 @@ class Service:
             case BeforeTail(records):
                 return Offset(max(tail.tail - records, tail.head))
             case AtCursor(name):
-                return (await self._nodes.read_cursor(log, name)).offset
+                return (await self._nodes.read_cursor(log, name, tail.uid)).offset
             case AtTime(timestamp_us):
                 pass
             case Ago(age_us):
@@ -464,7 +491,7 @@ class Service:
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
         """At its owner; what is closed also without one, since while bookies are full there may be none."""
         try:
-            owner = await self.server.owner_of(request.log, due)
+            owner = await self.server.owner_of(request.log, due, uid=request.uid)
         except NotOwner:
             raise
         except Unavailable:
@@ -485,6 +512,7 @@ class Service:
     ) -> words.TruncateAnswer | None:
         """None if that takes an owner, or there is one, who would go on telling the head that he knows."""
         listed = (await self._read(request.log)).list
+        check_life(request.log, text_of(listed.uid), request.uid)
         ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
         before = await self._resolve(
             request.log, request.before, await self._tail_of(request.log), due
@@ -494,9 +522,14 @@ class Service:
         event = LogEvent(
             "log_truncated", self._clock.wall_us(), server_id=self.server.server_id, offset=before
         )
+
+        def is_nobodys(present: LedgerList) -> bool:
+            check_life(request.log, text_of(present.uid), text_of(listed.uid))
+            return self.server.is_nobodys(request.log, present)
+
         return await truncate_closed(
             *(self._ledgers, self._nodes, request.log, before, ends[-1], event),
-            is_nobodys=partial(self.server.is_nobodys, request.log),
+            is_nobodys=is_nobodys,
             dry_run=request.dry_run,
         )
 
@@ -509,14 +542,17 @@ class Service:
         return await _by(due, self._state_of(stored, was_created=was_created))
 
     async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
-        return await _by(due, self._state_of(await self._read(request.log)))
+        stored = await self._read(request.log)
+        check_life(request.log, text_of(stored.list.uid), request.uid)
+        return await _by(due, self._state_of(stored))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
         """At its owner, which then goes by it at once; else anywhere (SV7)."""
 
         def with_config(listed: LedgerList) -> LedgerList:
             self._require_no_other_owner(listed)
-            _require_etag(listed, request.etag)
+            check_life(request.log, text_of(listed.uid), request.uid)
+            check_etag(request.log, listed, request.etag)
             return listed.with_config(listed.config.with_values(request.config, request.fields))
 
         stored = await _by(due, self._nodes.change(request.log, with_config))
@@ -560,6 +596,7 @@ class Service:
                 "grace_ms has to be 0 to a hundred years", grace_ms=request.grace_ms
             )
         stored = await _by(due, self._nodes.read(request.log))
+        check_life(request.log, text_of(stored.list.uid), request.uid)
         if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
             await _by(due, stop_writer(self._ledgers, stored))
             return words.DeleteLogAnswer(stored.list.free_at_us)
@@ -572,6 +609,7 @@ class Service:
             due,
             delete_log(
                 *(self._nodes, request.log, now_us + grace_ms * 1000, event),
+                uid=request.uid,
                 etag=request.etag,
                 owned_by=listed.owner_epoch,
             ),
@@ -584,16 +622,19 @@ class Service:
         return words.DeleteLogAnswer(stored.list.free_at_us)
 
     async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
-        owner = await self.server.owner_of(request.log, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         return words.RollLogAnswer(await _by(due, owner.roll()))
 
     async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
         listed = await _by(due, self._list_of(request.log))
+        await self._require_life(request.log, text_of(listed.uid), request.uid)
         sizes = await _by(due, self._sizes_of(request.log, listed))
         return segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
-        return journal_of(await _by(due, self._list_of(request.log)), request.limit)
+        listed = await _by(due, self._list_of(request.log))
+        await self._require_life(request.log, text_of(listed.uid), request.uid)
+        return journal_of(listed, request.limit)
 
     async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
         return words.ServiceLimits(
@@ -644,7 +685,7 @@ class Service:
         return words.LogState(
             log=stored.name,
             config=listed.config,
-            etag=etag_of(listed.config),
+            etag=etag_of(listed),
             was_created=was_created,
             head=listed.head,
             tail=max(tail, owner.tail) if owner is not None else tail,
@@ -658,6 +699,7 @@ class Service:
             records=tail - listed.head,
             segments=len(listed.segments),
             roll_due_us=owner.roll_due_us if owner is not None else 0,
+            uid=text_of(listed.uid),
         )
 
     async def _sizes_of(self, log: LogName, listed: LedgerList) -> Sizes:
@@ -672,7 +714,7 @@ class Service:
     # --- Cursors and marks ------------------------------------------------------------------
 
     async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
-        return await _by(due, self._nodes.read_cursor(request.log, request.name))
+        return await _by(due, self._nodes.read_cursor(request.log, request.name, request.uid))
 
     async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
         owner = self.server.find(request.log)
@@ -684,7 +726,8 @@ class Service:
         return await _by(due, self._nodes.commit_cursor(request, tail))
 
     async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
-        return words.Cursors(tuple(await _by(due, self._nodes.cursors(request.log))))
+        found = await _by(due, self._nodes.cursors(request.log, request.uid))
+        return words.Cursors(tuple(found))
 
     async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
         await _by(due, self._nodes.delete_cursor(request))
@@ -723,7 +766,7 @@ class Service:
         target = self.server.membership.find(request.to)
         if target is None or target.is_draining:
             raise NoSuchServer(server=request.to)
-        owner = await self.server.owner_of(request.log, due)
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if target.info.server_id != self.server.server_id:
             await _by(due, self.server.transfer(request.log, target))
         return words.LogOwner(request.log, target.info.address, owner.owner_epoch, False)
@@ -782,11 +825,6 @@ def _ends_alike(one: LogTail, other: LogTail) -> bool:
 
 def _is_dated(tail: LogTail) -> bool:
     return tail.timestamp_us > 0 or tail.head == tail.tail
-
-
-def _require_etag(listed: LedgerList, etag: str) -> None:
-    if etag and etag != etag_of(listed.config):
-        raise MetadataConflict("the configuration has changed", etag=etag_of(listed.config))
 
 
 async def _by(due: float, work: Awaitable[T]) -> T:

@@ -24,9 +24,10 @@ from rollbook.logservice.core.ledger_list import (
     LogState,
     Sizes,
 )
+from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
-from rollbook.logservice.core.views import etag_of
+from rollbook.logservice.core.views import check_etag
 from rollbook.logservice.ids import LogName, LogUid, Offset, OwnerEpoch
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.words import TruncateAnswer
@@ -178,6 +179,7 @@ async def delete_log(
     free_at_us: int,
     event: LogEvent,
     *,
+    uid: str = "",
     etag: str = "",
     owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
@@ -186,7 +188,7 @@ async def delete_log(
     `owned_by`: that owner is told by the caller, or is gone. One who comes between would not know, and
     go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,
     `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
-    `NoSuchLog`; after `ConnectionLost` it may have been done.
+    `LogReplaced` if it has another uid, `NoSuchLog`; after `ConnectionLost` it may have been done.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
@@ -194,8 +196,8 @@ async def delete_log(
             return stored
         if owned_by is not None and stored.list.owner_epoch != owned_by:
             raise OwnerChanging("it has been opened meanwhile", log=str(name))
-        if etag and etag != etag_of(stored.list.config):
-            raise MetadataConflict("the log's configuration has changed", log=str(name))
+        check_life(name, text_of(stored.list.uid), uid)
+        check_etag(name, stored.list, etag)
         marks = await nodes.read_marks(name)
         try:
             return await nodes.replace_guarded(

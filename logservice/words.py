@@ -69,6 +69,7 @@ class Append:
     log: LogName
     block: bytes  # As `core/block.py` frames it: one atomic batch.
     condition: Condition | None = None
+    uid: str = ""  # Of the log that is meant, as `LogTail` has it: else `LogReplaced`. Empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Bind:
     is_ordered: (
         bool  # After a failure, what follows under this ref is refused until it is bound anew.
     )
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(slots=True)  # Not frozen, since that costs: one for every append, and no user holds it.
@@ -157,6 +159,7 @@ class Read:
     bytes_max: int = 1024 * 1024
     wait_ms: int = 0
     on_truncated: OnTruncated = OnTruncated.FAIL
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class ReadAnswer:
     head: Offset
     tail: Offset
     is_sealed: bool
+    uid: str = ""  # As of `LogTail`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,7 @@ class ReadStream:
     at_tail: AtTail = AtTail.FOLLOW
     on_truncated: OnTruncated = OnTruncated.FAIL
     heartbeat_ms: int = 5000  # No longer silence than this.
+    uid: str = ""  # As of `Append`.
 
     def resumed_at(self, offset: Offset, tail: Offset | None = None) -> Self:
         """From there on. What was told last may have been a gap that ended beyond the range.
@@ -298,6 +303,7 @@ class Consistency(Enum):
 class GetTail:
     log: LogName
     consistency: Consistency = Consistency.COMMITTED
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +314,7 @@ class LogTail:
     timestamp_us: int  # Of the last record; 0 if there is none, or it cannot be looked for.
     owner: str  # Address; empty: nobody at present.
     owner_epoch: OwnerEpoch
+    uid: str = ""  # 32 hexadecimal digits, drawn as the log is created.
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,12 +326,14 @@ class WatchTail:
     log: LogName
     interval_ms: int = 100
     heartbeat_ms: int = 5000
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
 class FindOffset:
     log: LogName
     position: Position
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +341,7 @@ class FoundOffset:
     offset: Offset
     head: Offset
     tail: Offset
+    uid: str = ""  # As of `LogTail`.
 
 
 # --- Truncation, seal, writer epochs ----------------------------------------------------------
@@ -343,6 +353,7 @@ class Truncate:
     before: Position  # The first record that is kept.
     dry_run: bool = False  # Only the plan.
     force_roll: bool = False  # Free what lies in the segment that is written, too.
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +376,7 @@ class Seal:
     log: LogName
     block: bytes | None = None  # The last records, atomically with the seal.
     condition: Condition | None = None
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +406,7 @@ class AcquireWriter:
     # same epoch, as long as nobody else was given one since (then he asks as if for the first time: a late STEAL
     # fences); `StaleEpoch` if it was released. Empty: each time another one.
     attempt: str = ""
+    uid: str = ""  # As of `Append`.
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.holder) <= HOLDER_CHARACTERS_MAX:
@@ -418,12 +431,14 @@ class WriterGrant:
 class RenewWriter:
     log: LogName
     writer_epoch: WriterEpoch
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWriter:
     log: LogName
     writer_epoch: WriterEpoch
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,12 +461,14 @@ class Cursor:
     blob: bytes
     is_protected: bool
     updated_us: int
+    uid: str = ""  # Of its log, as of `LogTail`; empty if an earlier release made it.
 
 
 @dataclass(frozen=True, slots=True)
 class GetCursor:
     log: LogName
     name: CursorName
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,11 +480,13 @@ class CommitCursor:
     is_protected: bool | None = None  # None: as it was; False if it is new.
     expected_version: int | None = None  # None: any.
     may_rewind: bool = False
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
 class ListCursors:
     log: LogName
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +499,7 @@ class DeleteCursor:
     log: LogName
     name: CursorName
     expected_version: int | None = None
+    uid: str = ""  # As of `Append`.
 
 
 # --- Administration ---------------------------------------------------------------------------
@@ -496,6 +516,7 @@ class EnsureLog:
 @dataclass(frozen=True, slots=True)
 class GetLog:
     log: LogName
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +525,7 @@ class UpdateLog:
     config: ConfigValues
     fields: tuple[str, ...]  # Of `config`: those that are to change, and nothing else.
     etag: str = ""  # Empty: whatever it has become.
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,6 +548,7 @@ class LogState:
     records: int
     segments: int
     roll_due_us: int = 0  # When the open segment ends at the latest. 0: not known here.
+    uid: str = ""  # As of `LogTail`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +570,7 @@ class DeleteLog:
     log: LogName
     etag: str = ""  # Empty: whatever it has become.
     grace_ms: int | None = None  # None: as configured. Its records are freed only then.
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +583,7 @@ class RollLog:
     """Starts a new segment, unless the one that is written is still empty."""
 
     log: LogName
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,6 +616,7 @@ class ListSegments:
     log: LogName
     start: SegmentId = FIRST_SEGMENT
     limit: int = 1000
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,6 +631,7 @@ class GetJournal:
 
     log: LogName
     limit: int = 100
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,6 +716,7 @@ class Servers:
 class TransferLog:
     log: LogName
     to: str  # Name or id of a server.
+    uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)

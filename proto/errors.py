@@ -291,6 +291,12 @@ class LogSealed(Superseded):
     code = Code("SEALED", "FAILED_PRECONDITION", 409)
 
 
+class LogReplaced(Superseded):
+    """The log was deleted, and another one has its name now."""
+
+    code = Code("LOG_REPLACED", "FAILED_PRECONDITION", 412)
+
+
 class LogExists(Superseded):
     """A log of this name exists with another configuration."""
 

@@ -226,7 +226,7 @@ class Guarded:
     async def _progress(self, asked: words.ReadStream, stands: Offset | None) -> words.Progress:
         due = asyncio.get_running_loop().time() + _TAIL_S
         start = asked.start if stands is None else AtOffset(stands)
-        found = await self._core.find_offset(words.FindOffset(asked.log, start), due)
+        found = await self._core.find_offset(words.FindOffset(asked.log, start, asked.uid), due)
         return words.Progress.held_back(found.offset, found.head, found.tail)
 
     def open_append_stream(self) -> words.AppendStream:

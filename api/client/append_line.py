@@ -44,6 +44,7 @@ class _Bind(NamedTuple):
     ref: int
     log: LogName
     is_ordered: bool
+    uid: str
 
 
 class _Append(NamedTuple):
@@ -72,14 +73,14 @@ class AppendLine:
         for task in self._tasks:
             task.add_done_callback(self._on_task_over)
 
-    def bind(self, log: LogName, *, is_ordered: bool) -> int:
-        """A ref of the caller's own."""
+    def bind(self, log: LogName, *, is_ordered: bool, uid: str = "") -> int:
+        """A ref of the caller's own. `uid`: as `words.Bind` has it."""
         if self._free_refs:
             ref = self._free_refs.pop()
         else:
             self._refs += 1
             ref = self._refs
-        self._put(_Bind(ref, log, is_ordered))
+        self._put(_Bind(ref, log, is_ordered, uid))
         return ref
 
     def unbind(self, ref: int) -> int:
@@ -161,7 +162,9 @@ class AppendLine:
             if isinstance(first, _Bind):
                 if first.ref in used:
                     break
-                message.binds.add(ref=first.ref, log=str(first.log), is_ordered=first.is_ordered)
+                message.binds.add(
+                    ref=first.ref, log=str(first.log), is_ordered=first.is_ordered, uid=first.uid
+                )
             else:
                 size += len(first.block) + _APPEND_BYTES
                 is_full = size > _MESSAGE_BYTES or len(message.appends) == _MESSAGE_APPENDS

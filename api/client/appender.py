@@ -86,9 +86,14 @@ class _Producer:
 
 class Appender:
     def __init__(
-        self, log: LogName, lines: AppendLines, owners: Owners, config: LogClientConfig
+        self,
+        log: LogName,
+        lines: AppendLines,
+        owners: Owners,
+        config: LogClientConfig,
+        uid: str = "",
     ) -> None:
-        self._log = log
+        self._log, self._uid = log, uid
         self._lines = lines
         self._owners = owners
         self._config = config
@@ -155,7 +160,7 @@ class Appender:
     def _bound_line(self) -> AppendLine:
         line = self._lines.to(self._owners.address_of(self._log))
         if line is not self._line:
-            self._line, self._ref = line, line.bind(self._log, is_ordered=False)
+            self._line, self._ref = line, line.bind(self._log, is_ordered=False, uid=self._uid)
         return line
 
 

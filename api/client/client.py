@@ -124,16 +124,16 @@ class Client:
             start_after = page.next_page
 
     async def delete(
-        self, name: str, *, etag: str = "", grace_s: float | None = None
+        self, name: str, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> words.DeleteLogAnswer:
         """Gone at once for everybody; its ledgers go after a time of grace.
 
-        `etag`: only if its configuration is still the one that has it. Raises `NoSuchLog`. Cancelled, it
-        may be gone or not.
+        `etag`: only if its configuration is still the one that has it. `uid`: only this log, and not another one
+        that was created under its name since. Raises `NoSuchLog`, `LogReplaced`. Cancelled, it may be gone or not.
         """
         grace_ms = None if grace_s is None else milliseconds_of(grace_s, "grace_s")
         answer: words.DeleteLogAnswer = await self.ask(
-            words.DeleteLog(LogName.parse(name), etag, grace_ms)
+            words.DeleteLog(LogName.parse(name), etag, grace_ms, uid)
         )
         return answer
 

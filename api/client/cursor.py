@@ -11,18 +11,19 @@ class Cursor:
     """Knows the log's cursor by name only; each method asks."""
 
     def __init__(
-        self, ask: Callable[[Any], Awaitable[Any]], log: LogName, name: CursorName
+        self, ask: Callable[[Any], Awaitable[Any]], log: LogName, name: CursorName, uid: str = ""
     ) -> None:
+        """`uid`: the log's."""
         self.log = log
         self.name = name
-        self._ask = ask
+        self._ask, self._uid = ask, uid
 
     def __repr__(self) -> str:
         return f"<Cursor {self.name} of {self.log}>"
 
     async def get(self) -> words.Cursor:
         """Raises `NoSuchCursor`."""
-        found: words.Cursor = await self._ask(words.GetCursor(self.log, self.name))
+        found: words.Cursor = await self._ask(words.GetCursor(self.log, self.name, self._uid))
         return found
 
     async def commit(
@@ -47,6 +48,7 @@ class Cursor:
             protect,
             version,
             may_rewind,
+            self._uid,
         )
         moved: words.Cursor = await self._ask(request)
         return moved
@@ -65,4 +67,4 @@ class Cursor:
 
         Raises `NoSuchCursor`, `MetadataConflict`. Cancelled, it may be there or not.
         """
-        await self._ask(words.DeleteCursor(self.log, self.name, version))
+        await self._ask(words.DeleteCursor(self.log, self.name, version, self._uid))

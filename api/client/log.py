@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Made by `Client.open`. Offsets start at 0 and have no holes; ends are exclusive."""
+    """Made by `Client.open`. Offsets start at 0 and have no holes; ends are exclusive.
+
+    It is the log that had the name when it was opened. If that one is deleted, and another one created under its
+    name, whatever asks for it raises `LogReplaced`: open the new one.
+    """
 
     def __init__(self, client: "Client", state: words.LogState) -> None:
         self.name: LogName = state.log
+        self.uid: str = state.uid  # Another log, created later under this name, has another one.
         self.config: LogConfig = state.config  # As it was when the log was opened.
         self._client = client
-        self._appender = Appender(self.name, client.lines, client.owners, client.config)
+        self._appender = Appender(self.name, client.lines, client.owners, client.config, self.uid)
 
     def __repr__(self) -> str:
         return f"<Log {self.name}>"
@@ -114,6 +119,7 @@ class Log:
                 *(self.name, source, client.lines, client.owners, client.config),
                 producer_id=os.urandom(PRODUCER_ID_BYTES),
                 condition=condition,
+                uid=self.uid,
             )
 
         return make
@@ -158,6 +164,7 @@ class Log:
             at_tail=at_tail,
             on_truncated=truncated,
             heartbeat_ms=round(client.config.heartbeat_s * 1000),
+            uid=self.uid,
         )
         return EventReader(request, client.channels, client.owners, client.config)
 
@@ -183,7 +190,7 @@ class Log:
     ) -> words.LogTail:
         """Where it begins and ends, whether it is sealed, and whose it is. `consistency`: see `tail_offset`."""
         wanted = words.Consistency(consistency)
-        answer: words.LogTail = await self._client.ask(words.GetTail(self.name, wanted))
+        answer: words.LogTail = await self._client.ask(words.GetTail(self.name, wanted, self.uid))
         return answer
 
     async def find(
@@ -197,7 +204,7 @@ class Log:
         if wanted is None:
             raise InvalidRequest("find what? Give a position or a timestamp")
         found: words.FoundOffset = await self._client.ask(
-            words.FindOffset(self.name, position_of(wanted))
+            words.FindOffset(self.name, position_of(wanted), self.uid)
         )
         return found.offset
 
@@ -212,7 +219,7 @@ class Log:
         a protected mark is in the way. Cancelled, it may have been done or not: `head_offset` tells.
         """
         answer: words.TruncateAnswer = await self._client.ask(
-            words.Truncate(self.name, position_of(before), plan, force_roll)
+            words.Truncate(self.name, position_of(before), plan, force_roll, self.uid)
         )
         return answer
 
@@ -222,7 +229,9 @@ class Log:
         Cancelled, it may be sealed or not: sealed again, it tells the same tail.
         """
         condition = condition_of(expect, epoch, False)
-        answer: words.SealAnswer = await self._client.ask(words.Seal(self.name, None, condition))
+        answer: words.SealAnswer = await self._client.ask(
+            words.Seal(self.name, None, condition, self.uid)
+        )
         return answer.tail
 
     async def acquire_writer(
@@ -248,6 +257,7 @@ class Log:
             words.AcquireMode(mode),
             milliseconds_of(ttl_s, "ttl_s"),
             attempt,
+            self.uid,
         )
         grant: words.WriterGrant = await self._client.ask(request, timeout_s=timeout_s)
         return grant
@@ -255,30 +265,30 @@ class Log:
     async def renew_writer(self, epoch: int) -> words.WriterGrant:
         """Its time begins anew. Raises `StaleEpoch`. Cancelled, it may have begun anew or not."""
         grant: words.WriterGrant = await self._client.ask(
-            words.RenewWriter(self.name, parse_writer_epoch(epoch))
+            words.RenewWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )
         return grant
 
     async def release_writer(self, epoch: int) -> None:
         """The next one need not wait or steal. Raises `StaleEpoch`. Cancelled, it may be held or not."""
-        await self._client.ask(words.ReleaseWriter(self.name, parse_writer_epoch(epoch)))
+        await self._client.ask(words.ReleaseWriter(self.name, parse_writer_epoch(epoch), self.uid))
 
     # --- Cursors ------------------------------------------------------------------------------
 
     def cursor(self, name: str) -> Cursor:
         """A named position; a protected one holds truncation back."""
-        return Cursor(self._client.ask, self.name, parse_cursor_name(name))
+        return Cursor(self._client.ask, self.name, parse_cursor_name(name), self.uid)
 
     async def cursors(self) -> tuple[words.Cursor, ...]:
         """All that the log has, by name."""
-        answer: words.Cursors = await self._client.ask(words.ListCursors(self.name))
+        answer: words.Cursors = await self._client.ask(words.ListCursors(self.name, self.uid))
         return answer.cursors
 
     # --- Administration -----------------------------------------------------------------------
 
     async def state(self) -> words.LogState:
         """Its configuration and etag, its size, its owner, its writer."""
-        answer: words.LogState = await self._client.ask(words.GetLog(self.name))
+        answer: words.LogState = await self._client.ask(words.GetLog(self.name, self.uid))
         return answer
 
     async def update(self, *, etag: str = "", **changes: Any) -> words.LogState:
@@ -294,14 +304,14 @@ class Log:
                 next_step=did_you_mean(unknown[0], known, f"known: {', '.join(sorted(known))}"),
             )
         answer: words.LogState = await self._client.ask(
-            words.UpdateLog(self.name, ConfigValues(**changes), tuple(changes), etag)
+            words.UpdateLog(self.name, ConfigValues(**changes), tuple(changes), etag, self.uid)
         )
         self.config = answer.config
         return answer
 
     async def roll(self) -> SegmentId:
         """A new segment begins, unless the one that is written is empty. Cancelled, it may or may not."""
-        answer: words.RollLogAnswer = await self._client.ask(words.RollLog(self.name))
+        answer: words.RollLogAnswer = await self._client.ask(words.RollLog(self.name, self.uid))
         return answer.segment_id
 
     async def segments(self) -> list[words.SegmentView]:
@@ -309,14 +319,16 @@ class Log:
         found: list[words.SegmentView] = []
         start: SegmentId | None = SegmentId(0)
         while start is not None:
-            page: words.Segments = await self._client.ask(words.ListSegments(self.name, start))
+            page: words.Segments = await self._client.ask(
+                words.ListSegments(self.name, start, uid=self.uid)
+            )
             found += page.segments
             start = page.next_segment
         return found
 
     async def journal(self, limit: int = 100) -> tuple[words.JournalEvent, ...]:
         """What befell it, newest first."""
-        answer: words.Journal = await self._client.ask(words.GetJournal(self.name, limit))
+        answer: words.Journal = await self._client.ask(words.GetJournal(self.name, limit, self.uid))
         return answer.events
 
 

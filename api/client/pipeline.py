@@ -50,9 +50,10 @@ class Pipeline:
         *,
         producer_id: bytes,
         condition: Condition | None,
+        uid: str = "",
     ) -> None:
         self.failure: RollbookError | None = None
-        self._log = log
+        self._log, self._uid = log, uid
         self._source = source
         self._lines = lines
         self._owners = owners
@@ -118,7 +119,7 @@ class Pipeline:
 
     def _open_line(self) -> None:
         self._line = self._lines.to(self._owners.address_of(self._log))
-        self._ref = self._line.bind(self._log, is_ordered=True)
+        self._ref = self._line.bind(self._log, is_ordered=True, uid=self._uid)
         self._is_proven = False
         self._sent = 0
 

@@ -138,9 +138,9 @@ class SyncClient:
             yield name
 
     def delete(
-        self, name: str, *, etag: str = "", grace_s: float | None = None
+        self, name: str, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> words.DeleteLogAnswer:
-        return self._thread.run(self._client.delete(name, etag=etag, grace_s=grace_s))
+        return self._thread.run(self._client.delete(name, etag=etag, grace_s=grace_s, uid=uid))
 
     def lookup(self, names: Sequence[str]) -> tuple[words.LogOwner, ...]:
         return self._thread.run(self._client.lookup(names))
@@ -207,6 +207,11 @@ class SyncLog:
     def name(self) -> LogName:
         """With its namespace."""
         return self._log.name
+
+    @property
+    def uid(self) -> str:
+        """Another log, created later under this name, has another one."""
+        return self._log.uid
 
     @property
     def config(self) -> LogConfig:

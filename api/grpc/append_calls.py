@@ -100,7 +100,9 @@ def _unpacked(data: bytes) -> tuple[list[Bind], list[StreamAppend]]:
         message = log_pb2.AppendStreamRequest.FromString(data)
     except DecodeError:
         raise InvalidRequest("the message cannot be read as AppendStreamRequest") from None
-    binds = [Bind(each.ref, LogName.parse(each.log), each.is_ordered) for each in message.binds]
+    binds = [
+        Bind(each.ref, LogName.parse(each.log), each.is_ordered, each.uid) for each in message.binds
+    ]
     appends = [
         StreamAppend(
             each.number,

@@ -57,7 +57,7 @@ def _framed(message: log_pb2.AppendRequest) -> log_pb2.AppendRequest:
         ],
         producer=producer,
     )
-    framed = log_pb2.AppendRequest(log=message.log, block=block)
+    framed = log_pb2.AppendRequest(log=message.log, block=block, uid=message.uid)
     if message.HasField("condition"):
         framed.condition.CopyFrom(message.condition)
     return framed

@@ -13,6 +13,7 @@ from rollbook.proto.errors import RollbookError, Throttled, Unauthorized
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": "integer", "format": "int64"}
 _FLAG: Final = {"type": "string", "enum": ["true", "false"]}
+_UID: Final = "5c1c9a1ef0e34b0c8d1f2a3b4c5d6e7f"
 _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
     "ETag": (_TEXT, "Of what is answered, for If-Match and If-None-Match.", '"3"'),
     "Location": (_TEXT, "Where that is.", "/v1/namespaces/default/logs/orders/records/1700"),
@@ -31,23 +32,25 @@ _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
     "Log-Sealed": (_FLAG, "Whether nothing is ever appended again.", "false"),
     "Log-Tail": (_NUMBER, "The offset of the next record to be appended.", 1703),
     "Log-Timestamp-Us": (_NUMBER, "When it was appended.", 1_795_219_200_000_000),
+    "Log-Uid": (_TEXT, "Of the log: one created later under its name has another.", _UID),
     "Log-Up-To-Date": (_FLAG, "Whether that is all there is.", "false"),
 }
-_OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owner")
+_OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owner", "Log-Uid")
 _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     "append": ("Location", "Log-Next-Offset", "Log-Epoch"),
     "read": (
         *("Log-Head?", "Log-Tail?", "Log-First-Offset?", "Log-Next-Offset?", "Log-Up-To-Date?"),
-        "Log-Sealed?",  # What goes on has none of them.
+        *("Log-Sealed?", "Log-Uid?"),  # What goes on has the last one of them.
     ),
     "read_record": (
-        *("ETag", "Log-Offset", "Log-Timestamp-Us"),
+        *("ETag", "Log-Offset", "Log-Timestamp-Us", "Log-Uid"),
         *("Log-Key?", "Log-Meta-*?", "Log-Event-Time-Us?", "Log-Omitted?"),
     ),
     **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
     "get_tail": tuple(f"{name}?" for name in _OF_TAILS),  # Nor has what is watched.
-    "ensure_log": ("ETag", "Location?"),
-    **dict.fromkeys(("get_log", "update_log", "get_cursor", "commit_cursor"), ("ETag",)),
+    "ensure_log": ("ETag", "Location?", "Log-Uid"),
+    **dict.fromkeys(("get_log", "update_log"), ("ETag", "Log-Uid")),
+    **dict.fromkeys(("get_cursor", "commit_cursor"), ("ETag",)),
     **dict.fromkeys(("trigger_gc", "trigger_scrub", "verify_ledger"), ("Location",)),
 }
 _BY_STATUS: Final = {
@@ -82,6 +85,8 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "log-expected-offset": 1703,
     "log-writer-epoch": 4,
     "log-forward": "auto",
+    "log-uid": _UID,
+    "uid": _UID,
     "log-key": "1",
     "log-event-time-us": "1795219200000000",
     "log-meta-*": "till 4",

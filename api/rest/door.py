@@ -26,7 +26,7 @@ from rollbook.logservice.words import (
     Progress,
     ReadStream,
 )
-from rollbook.proto.errors import NotOwner
+from rollbook.proto.errors import InvalidRequest, NotOwner
 
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 600_000
@@ -41,6 +41,16 @@ class Asking:
 
     timeout_ms: int = TIMEOUT_MS
     forward: Forward | None = None
+    uid: str = ""  # Of the log that is meant; empty: of whichever has the name.
+
+    def of(self, word: Any) -> Any:
+        """The word, of that log. Raises `InvalidRequest` if the word says another one."""
+        said = getattr(word, "uid", self.uid)
+        if said == self.uid or not self.uid:
+            return word
+        if said:
+            raise InvalidRequest(f"Log-Uid is {self.uid}, and elsewhere the request says {said}")
+        return replace(word, uid=self.uid)
 
 
 class Peers(Protocol):
@@ -70,7 +80,7 @@ class Door:
 
         `due`: when that time is over, for a request that asks for more than one word.
         """
-        method = BY_REQUEST[type(word)]
+        method, word = BY_REQUEST[type(word)], asking.of(word)
         if due is None:
             due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
 
@@ -87,19 +97,21 @@ class Door:
         except TimeoutError:
             raise late(method) from None
 
-    async def ended(self, asked: ReadStream, asking: Asking) -> ReadStream:
-        """With an end that is taken once, where the log ends now: he is read for in turns, and anew when he
+    async def begun(self, asked: ReadStream, asking: Asking) -> ReadStream:
+        """Of the log that has the name now, and with an end that is taken once, where the log ends now: he is read for in turns, and anew when he
         takes something again, and of a log that grows as fast would never hear the last one.
 
         Whoever begins at the tail, or so far before it, begins where it was then. The head is found by reading:
         by then there may be another, which is nobody's failure.
         """
+        wanted = FindOffset(asked.log, asked.start, asked.uid)
+        found: FoundOffset = await self.ask(wanted, asking)
+        asked = replace(asked, uid=found.uid)
         if asked.at_tail is AtTail.FOLLOW:
             return asked
-        found: FoundOffset = await self.ask(FindOffset(asked.log, asked.start), asking)
         end = found.tail
         if asked.at_tail is AtTail.STOP_AT_BARRIER:
-            barrier = GetTail(asked.log, Consistency.BARRIER)
+            barrier = GetTail(asked.log, Consistency.BARRIER, asked.uid)
             tail: LogTail = await self.ask(barrier, asking)
             end = max(end, tail.tail)
         return replace(
@@ -116,7 +128,7 @@ class Door:
             return self._core.watch(method, word)
 
         async def stand(position: Position) -> Progress:
-            asked = FindOffset(word.log, position)
+            asked = FindOffset(word.log, position, word.uid)
             found: FoundOffset = await self.ask(asked, Asking(_STAND_MS))
             return Progress.held_back(found.offset, found.head, found.tail)
 

@@ -1,7 +1,8 @@
 """Answers that go on: a reader's events as server-sent events, or as lines of JSON.
 
-    text/event-stream      id: NEXT · event: KIND · data: {…}     and NEXT is where `Last-Event-ID` resumes;
-                           id: NEXT..END                          where it was asked to stop at the tail: whoever
+    text/event-stream      id: NEXT@UID · event: KIND · data: {…} and NEXT is where `Last-Event-ID` resumes, in the
+                                                                  log that has this uid alone;
+                           id: NEXT..END@UID                      where it was asked to stop at the tail: whoever
                                                                   comes back is told no more than he was promised
     application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
 
@@ -89,9 +90,14 @@ class Follow(Response):
         again: Callable[[Offset], AsyncGenerator[Any, None]],
         encoding: Encoding = Encoding.AUTO,
         end: Offset | None = None,
+        uid: str = "",
     ) -> None:
-        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops."""
+        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops. `uid`: of
+        the log; empty where nobody resumes.
+        """
         super().__init__(media_type=kind, headers=_HEADERS)
+        if uid:
+            self.headers["log-uid"] = uid
         del self.headers["content-length"]
         self._door = door
         self._first = first
@@ -100,7 +106,9 @@ class Follow(Response):
         self._encoding = encoding
         self._newcomer = Newcomer(door.newcomers)
         self._is_sse = kind == SSE
-        self._end = b"" if end is None else b"..%d" % end
+        self._suffix = b"" if end is None else b"..%d" % end  # Of ids.
+        if uid:
+            self._suffix += b"@" + uid.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telling = asyncio.ensure_future(self._tell(send, scope["path"]))
@@ -135,7 +143,7 @@ class Follow(Response):
 
     def _write(self, kind: str, next_offset: Offset | None, facts: bytes) -> bytes:
         if self._is_sse:
-            return _sse(kind, next_offset, self._end, facts)
+            return _sse(kind, next_offset, self._suffix, facts)
         return _line(kind, next_offset, facts)
 
     async def _tell_all(self, send: Send) -> None:
@@ -248,8 +256,8 @@ def _pieces(
         del told_next
 
 
-def _sse(kind: str, next_offset: Offset | None, end: bytes, facts: bytes) -> bytes:
-    number = b"" if next_offset is None else b"id: %d%s\n" % (next_offset, end)
+def _sse(kind: str, next_offset: Offset | None, suffix: bytes, facts: bytes) -> bytes:
+    number = b"" if next_offset is None else b"id: %d%s\n" % (next_offset, suffix)
     return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), facts)
 
 

@@ -17,6 +17,7 @@ from rollbook.api.rest.parameters import (
     Epoch,
     ETag,
     How,
+    HowOf,
     If,
     Log,
     Number,
@@ -168,12 +169,12 @@ def _logs(door: Door, routes: APIRouter) -> None:
         return _state_response(state, 201 if was_created else 200)
 
     @routes.get(LOG, tags=["logs"], **described(words.LogState))
-    async def get_log(log: Log, how: How) -> Response:
+    async def get_log(log: Log, how: HowOf) -> Response:
         """All there is to know at a glance. The `ETag` changes with the configuration."""
         return _state_response(await door.ask(words.GetLog(log), how))
 
     @routes.head(LOG, tags=["logs"], **described())
-    async def head_log(log: Log, how: How) -> Response:
+    async def head_log(log: Log, how: HowOf) -> Response:
         """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
         asked = words.GetTail(log, words.Consistency.CACHED)
         return Response(headers=tail_headers(await door.ask(asked, how)))
@@ -187,7 +188,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
             body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
         ),
     )
-    async def update_log(request: Request, log: Log, how: How, etag: ETag) -> Response:
+    async def update_log(request: Request, log: Log, how: HowOf, etag: ETag) -> Response:
         """Changes those fields of the configuration that are named, if it still has the `ETag`."""
         wanted = await _said(request, is_required=True)
         config = from_json(wanted, ConfigValues)
@@ -201,7 +202,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
             words.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
         ),
     )
-    async def delete_log(log: Log, how: How, etag: ETag, grace_ms: Grace = None) -> Response:
+    async def delete_log(log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None) -> Response:
         """Nobody can use it any more. Its records are freed when the grace is over."""
         answer = await door.ask(words.DeleteLog(log, etag, grace_ms), how)
         return json_response(answer, status=202)
@@ -232,7 +233,7 @@ def _config_schema() -> dict[str, Any]:
 
 
 def _state_response(state: words.LogState, status: int = 200) -> Response:
-    headers = {"etag": f'"{state.etag}"', "location": path_of(state.log)}
+    headers = {"etag": f'"{state.etag}"', "location": path_of(state.log), "log-uid": state.uid}
     if status != 201:
         del headers["location"]
     return json_response(state, status=status, headers=headers)
@@ -260,10 +261,12 @@ def _verbs(door: Door, routes: APIRouter) -> None:
         tags=["logs"],
         **described(words.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=words.Truncate),
     )
-    async def truncate(request: Request, log: Log, how: How) -> Response:
+    async def truncate(request: Request, log: Log, how: HowOf) -> Response:
         """Nobody reads what is before that position any more; `dry_run` tells what would go."""
         said = await _said(request, is_required=True)
-        return json_response(await door.ask(from_json(said, words.Truncate, log=log), how))
+        return json_response(
+            await door.ask(from_json(said, words.Truncate, log=log, uid=how.uid), how)
+        )
 
     @routes.post(
         f"{LOG}:seal",
@@ -277,7 +280,7 @@ def _verbs(door: Door, routes: APIRouter) -> None:
             more={415: "INVALID"},
         ),
     )
-    async def seal(request: Request, log: Log, how: How, condition: If, producer: By) -> Response:
+    async def seal(request: Request, log: Log, how: HowOf, condition: If, producer: By) -> Response:
         """No record is ever appended again; those of the body are the last ones."""
         block: bytes | Response | None = None
         if await request.body() or media_type(request):
@@ -287,7 +290,7 @@ def _verbs(door: Door, routes: APIRouter) -> None:
         return json_response(await door.ask(words.Seal(log, block, condition), how))
 
     @routes.post(f"{LOG}:roll", tags=["logs"], **described(words.RollLogAnswer, errors=AT_OWNER))
-    async def roll(log: Log, how: How) -> Response:
+    async def roll(log: Log, how: HowOf) -> Response:
         """Starts a new segment, unless the one that is written is still empty."""
         return json_response(await door.ask(words.RollLog(log), how))
 
@@ -296,10 +299,12 @@ def _verbs(door: Door, routes: APIRouter) -> None:
         tags=["cluster"],
         **described(words.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=words.TransferLog),
     )
-    async def transfer(request: Request, log: Log, how: How) -> Response:
+    async def transfer(request: Request, log: Log, how: HowOf) -> Response:
         """Hands the log over to another server; no append fails by it."""
         said = await _said(request, is_required=True)
-        return json_response(await door.ask(from_json(said, words.TransferLog, log=log), how))
+        return json_response(
+            await door.ask(from_json(said, words.TransferLog, log=log, uid=how.uid), how)
+        )
 
 
 # --- Writer epochs ----------------------------------------------------------------------------
@@ -318,21 +323,21 @@ def _writers(door: Door, routes: APIRouter) -> None:
             says=words.AcquireWriter,
         ),
     )
-    async def acquire_writer(request: Request, log: Log, how: How) -> Response:
+    async def acquire_writer(request: Request, log: Log, how: HowOf) -> Response:
         """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Whoever wrote before is fenced: what
         was acked to him is below `fence_offset`, and nothing will be any more.
         """
         said = await _said(request, is_required=True)
-        grant = await door.ask(from_json(said, words.AcquireWriter, log=log), how)
+        grant = await door.ask(from_json(said, words.AcquireWriter, log=log, uid=how.uid), how)
         return json_response(grant, status=201)
 
     @routes.put(path, tags=[*tags], **described(words.WriterGrant, errors=(*AT_OWNER, StaleEpoch)))
-    async def renew_writer(log: Log, how: How, epoch: Epoch) -> Response:
+    async def renew_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
         """Begins the time anew that was granted."""
         return json_response(await door.ask(words.RenewWriter(log, epoch), how))
 
     @routes.delete(path, tags=[*tags], **described(status=204, errors=(*AT_OWNER, StaleEpoch)))
-    async def release_writer(log: Log, how: How, epoch: Epoch) -> Response:
+    async def release_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
         """Somebody else may have it."""
         await door.ask(words.ReleaseWriter(log, epoch), how)
         return Response(status_code=204)
@@ -345,7 +350,7 @@ def _cursors(door: Door, routes: APIRouter) -> None:
     path, tags = f"{LOG}/cursors", ["cursors"]
 
     @routes.get(path, tags=[*tags], **described(words.Cursors))
-    async def list_cursors(log: Log, how: How) -> Response:
+    async def list_cursors(log: Log, how: HowOf) -> Response:
         """By name."""
         return json_response(await door.ask(words.ListCursors(log), how))
 
@@ -354,7 +359,7 @@ def _cursors(door: Door, routes: APIRouter) -> None:
         tags=[*tags],
         **described(words.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
     )
-    async def get_cursor(log: Log, how: How, cursor: Cursor) -> Response:
+    async def get_cursor(log: Log, how: HowOf, cursor: Cursor) -> Response:
         """A named position. Protected it is a mark, and holds truncation and retention back."""
         return _cursor_response(await door.ask(words.GetCursor(log, cursor), how))
 
@@ -365,15 +370,15 @@ def _cursors(door: Door, routes: APIRouter) -> None:
             words.Cursor,
             errors=(*ANYWHERE, MetadataConflict, CursorAhead, Guarded),
             says=words.CommitCursor,
-            without=("log", "name", "expected_version"),
+            without=("log", "uid", "name", "expected_version"),
         ),
     )
     async def commit_cursor(
-        request: Request, log: Log, how: How, cursor: Cursor, version: Version
+        request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
     ) -> Response:
         """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
         said = await _said(request, is_required=True)
-        given = {"log": log, "name": cursor, "expected_version": version}
+        given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
         return _cursor_response(await door.ask(from_json(said, words.CommitCursor, **given), how))
 
     @routes.delete(
@@ -381,7 +386,7 @@ def _cursors(door: Door, routes: APIRouter) -> None:
         tags=[*tags],
         **described(status=204, errors=(*ANYWHERE, MetadataConflict)),
     )
-    async def delete_cursor(log: Log, how: How, cursor: Cursor, version: Version) -> Response:
+    async def delete_cursor(log: Log, how: HowOf, cursor: Cursor, version: Version) -> Response:
         """It holds nothing back any more."""
         await door.ask(words.DeleteCursor(log, cursor, version), how)
         return Response(status_code=204)
@@ -396,12 +401,14 @@ def _cursor_response(cursor: words.Cursor) -> Response:
 
 def _inside(door: Door, routes: APIRouter) -> None:
     @routes.get(f"{LOG}/segments", tags=["logs"], **described(words.Segments))
-    async def list_segments(log: Log, how: How, start: Number = 0, limit: Page = 1000) -> Response:
+    async def list_segments(
+        log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
+    ) -> Response:
         """The ledgers that the log is made of."""
         return json_response(await door.ask(words.ListSegments(log, SegmentId(start), limit), how))
 
     @routes.get(f"{LOG}/journal", tags=["logs"], **described(words.Journal))
-    async def get_journal(log: Log, how: How, limit: Page = 100) -> Response:
+    async def get_journal(log: Log, how: HowOf, limit: Page = 100) -> Response:
         """What befell the log, newest first."""
         return json_response(await door.ask(words.GetJournal(log, limit), how))
 

@@ -23,7 +23,7 @@ from rollbook.api.rest.openapi import (
 from rollbook.api.rest.parameters import (
     Accept,
     By,
-    How,
+    HowOf,
     If,
     Log,
     Number,
@@ -52,6 +52,7 @@ from rollbook.logservice.ids import (
     LogName,
     Offset,
     ProducerRef,
+    parse_uid,
 )
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
 from rollbook.proto.errors import BeyondTail, InvalidRequest
@@ -62,8 +63,8 @@ _WAIT_MS_MAX: Final = 60_000
 _RECORDS_MAX: Final = 100_000
 _Q: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_IMMUTABLE: Final = "public, max-age=31536000, immutable"
-_IMMUTABLE_FOR_SOME: Final = "private, max-age=31536000, immutable"
+_FOR_EVER: Final = "max-age=31536000, immutable"
+_ASKED_FOR: Final = "no-cache"  # Kept, and used once the server has said that it is still the same.
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
 _ALL_KINDS: Final = (JSON, BLOCK, NDJSON, SSE)  # Who takes anything has an answer that ends.
@@ -86,7 +87,10 @@ register_url_convertor("before_verb", _BeforeVerb())
 _Followed = words.ReadStream | words.WatchTail
 
 From = Annotated[
-    str, Query(alias="from", description="123, -10, earliest, latest, ts:…, ago:15m, cursor:NAME")
+    str,
+    Query(
+        alias="from", description="123, 123@UID, -10, earliest, latest, ts:…, ago:15m, cursor:NAME"
+    ),
 ]
 Until = Annotated[
     int | None, Query(ge=0, le=INT64_MAX, description="The first offset that is not wanted.")
@@ -107,7 +111,9 @@ def record_routes(door: Door) -> APIRouter:
             more={200: "It had been appended before; these are its offsets.", 415: "INVALID"},
         ),
     )
-    async def append(request: Request, log: Log, how: How, condition: If, producer: By) -> Response:
+    async def append(
+        request: Request, log: Log, how: HowOf, condition: If, producer: By
+    ) -> Response:
         """Appends one atomic batch, which is on disk on an ack quorum of bookies when it is answered.
 
         Sent again with the same producer (`Producer-Id`, `Producer-Epoch`, `Producer-Seq`), or with the same
@@ -129,7 +135,7 @@ def record_routes(door: Door) -> APIRouter:
     async def read(
         request: Request,
         log: Log,
-        how: How,
+        how: HowOf,
         accept: Accept,
         start: From = "earliest",
         until: Until = None,
@@ -169,8 +175,10 @@ def record_routes(door: Door) -> APIRouter:
             wanted = ", ".join(_READ_KINDS)
             return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
         is_resumed = kind == SSE and last_event_id is not None
-        last_next, _, last_end = (last_event_id or "").partition("..")
+        last_place, _, last_uid = (last_event_id or "").partition("@")
+        last_next, _, last_end = last_place.partition("..")
         begin = position(last_next if is_resumed and last_next else start, "from")
+        uid = parse_uid(last_uid) if is_resumed and last_uid else how.uid
         if kind in (SSE, NDJSON) and request.method == "HEAD":  # It would never end.
             tail = words.GetTail(log, words.Consistency.CACHED)
             return Response(headers=tail_headers(await door.ask(tail, how)), media_type=kind)
@@ -180,13 +188,14 @@ def record_routes(door: Door) -> APIRouter:
                 at_tail=at_tail,
                 on_truncated=on_truncated or words.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
+                uid=uid,
             )
             if is_resumed and isinstance(begin, AtOffset):
                 # Where the tail was when he came first.
                 end = _offset_of(last_end, "Last-Event-ID") if last_end else None
                 reading = reading.resumed_at(begin.offset, end)
             stops = at_tail is not words.AtTail.FOLLOW
-            reading = await door.ended(reading, how)
+            reading = await door.begun(reading, how)
             return await _follow(
                 *(door, kind, reading, encoding),
                 end=reading.until_offset if stops else None,
@@ -208,24 +217,29 @@ def record_routes(door: Door) -> APIRouter:
     async def read_record(
         request: Request,
         log: Log,
-        how: How,
+        how: HowOf,
         offset: Annotated[int, Path(ge=0, le=INT64_MAX)],
         if_none_match: Annotated[list[str] | None, Header()] = None,
+        uid: Annotated[
+            str, Query(description="Of the log that is meant: caches keep what it says for ever.")
+        ] = "",
     ) -> Response:
-        """One record, its bytes as they are. It never changes: whoever has it needs not ask again."""
-        asked = words.Read(log, AtOffset(Offset(offset)), 1, 1)
+        """One record, its bytes as they are. It never changes in the life of its log: named with the log's `uid`
+        it may be kept for ever, else a cache asks each time whether it is still the same.
+        """
+        asked = words.Read(log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else "")
         answer: words.ReadAnswer = await door.ask(asked, how)
         if not answer.blocks:
             raise BeyondTail(offset=offset, tail=answer.tail)
         is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
-        return _record_response(
-            answer.blocks[0], offset, if_none_match or [], is_for_all=is_for_all
-        )
+        lasts = _FOR_EVER if uid else _ASKED_FOR
+        caching = f"{'public' if is_for_all else 'private'}, {lasts}"
+        return _record_response(answer, offset, if_none_match or [], caching)
 
     @routes.get(f"{LOG}/tail", **described(words.LogTail, errors=AT_OWNER))
     async def get_tail(
         log: Log,
-        how: How,
+        how: HowOf,
         accept: Accept,
         consistency: Annotated[
             words.Consistency, Query(description="barrier: whatever was acked before is below it.")
@@ -241,7 +255,7 @@ def record_routes(door: Door) -> APIRouter:
         """
         kind = _accepted(accept)
         if kind in (SSE, NDJSON):
-            asked = words.WatchTail(log, interval_ms, heartbeat_ms)
+            asked = words.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
             is_resumed = kind == SSE and last_event_id is not None
             return await _follow(
                 door, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
@@ -250,7 +264,7 @@ def record_routes(door: Door) -> APIRouter:
         return json_response(tail, headers=tail_headers(tail))
 
     @routes.post(f"{LOG}:barrier", **described(words.LogTail, errors=AT_OWNER))
-    async def barrier(log: Log, how: How) -> Response:
+    async def barrier(log: Log, how: HowOf) -> Response:
         """A tail below which is all that was acked before, by whichever server."""
         asked = words.GetTail(log, words.Consistency.BARRIER)
         tail: words.LogTail = await door.ask(asked, how)
@@ -259,7 +273,7 @@ def record_routes(door: Door) -> APIRouter:
     @routes.get(f"{LOG}/offsets", **described(words.FoundOffset, errors=OF_READS))
     async def find_offset(
         log: Log,
-        how: How,
+        how: HowOf,
         at: Annotated[str | None, Query(description="A position, as in `from`.")] = None,
         timestamp_us: Number | None = None,
     ) -> Response:
@@ -292,6 +306,7 @@ def tail_headers(tail: words.LogTail) -> dict[str, str]:
         "log-sealed": _flag(tail.is_sealed),
         "log-epoch": str(tail.owner_epoch),
         "log-owner": tail.owner,
+        "log-uid": tail.uid,
     }
 
 
@@ -365,7 +380,8 @@ async def _follow(
             return door.follow(asked.resumed_at(offset), offset)
         return door.follow(asked)
 
-    return Follow(door, kind, first, events, again, encoding, end)
+    uid = asked.uid if isinstance(asked, words.ReadStream) else ""
+    return Follow(door, kind, first, events, again, encoding, end, uid)
 
 
 async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
@@ -375,7 +391,7 @@ async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -
             until = asked.until_offset if isinstance(asked, words.ReadStream) else None
             if until is not None and place >= until:
                 return True
-            tail = words.GetTail(asked.log, words.Consistency.CACHED)
+            tail = words.GetTail(asked.log, words.Consistency.CACHED, asked.uid)
             known: words.LogTail = await door.ask(tail, how)
             return known.is_sealed and place >= known.tail
     return isinstance(first, words.Sealed | words.Stopped) or is_end(first)
@@ -407,6 +423,7 @@ def _read_response(
         "log-next-offset": str(end),
         "log-up-to-date": _flag(end >= answer.tail),
         "log-sealed": _flag(answer.is_sealed),
+        "log-uid": answer.uid,
         "cache-control": "no-cache",
         "x-content-type-options": "nosniff",
     }
@@ -417,14 +434,17 @@ def _read_response(
     return RangeResponse(door.newcomers, answer, end, encoding, headers)
 
 
-def _record_response(data: bytes, offset: int, known: list[str], *, is_for_all: bool) -> Response:
-    block = Block(data)
+def _record_response(
+    answer: words.ReadAnswer, offset: int, known: list[str], caching: str
+) -> Response:
+    block = Block(answer.blocks[0])
     index = offset - block.base_offset
     value = block.value(index)
-    etag = f'"{google_crc32c.value(value):08x}-{len(value):x}"'
+    etag = f'"{answer.uid}-{google_crc32c.value(value):08x}-{len(value):x}"'
     headers = {
         "etag": etag,
-        "cache-control": _IMMUTABLE if is_for_all else _IMMUTABLE_FOR_SOME,
+        "cache-control": caching,
+        "log-uid": answer.uid,
         "log-offset": str(offset),
         "log-timestamp-us": str(block.timestamp_us),
         "x-content-type-options": "nosniff",

@@ -122,7 +122,7 @@ def described(
     status: int = 200,
     errors: Errors = ANYWHERE,
     says: Any = None,
-    without: tuple[str, ...] = ("log",),
+    without: tuple[str, ...] = ("log", "uid"),
     body: Mapping[str, Any] | None = None,
     body_required: bool = True,
     more: Mapping[int, str] | None = None,

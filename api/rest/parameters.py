@@ -1,5 +1,6 @@
 """What routes take from paths, queries and headers, said once: parsed here, described to OpenAPI."""
 
+from dataclasses import replace
 from typing import Annotated, Final
 
 from fastapi import Depends, Header, Path, Query, Request
@@ -17,6 +18,7 @@ from rollbook.logservice.ids import (
     WriterEpoch,
     parse_cursor_name,
     parse_position,
+    parse_uid,
 )
 from rollbook.logservice.words import NO_CURSOR, Condition
 from rollbook.proto.errors import InvalidRequest
@@ -45,6 +47,16 @@ async def _asking(
     ] = None,
 ) -> Asking:
     return Asking(log_timeout_ms, log_forward)
+
+
+async def _asking_of(
+    how: Annotated[Asking, Depends(_asking)],
+    log_uid: Annotated[
+        str,
+        Header(description="Of the log that is meant; another one of this name is LOG_REPLACED."),
+    ] = "",
+) -> Asking:
+    return replace(how, uid=parse_uid(log_uid) if log_uid else "")
 
 
 async def _condition(
@@ -177,6 +189,7 @@ def media_type(request: Request) -> str:
 Log = Annotated[LogName, Depends(_log_name)]
 Cursor = Annotated[CursorName, Depends(_cursor_name)]
 How = Annotated[Asking, Depends(_asking)]
+HowOf = Annotated[Asking, Depends(_asking_of)]  # Of one log.
 If = Annotated[Condition | None, Depends(_condition)]
 By = Annotated[ProducerRef | None, Depends(_producer)]
 TakesRecord: Final = Depends(_of_one_record)

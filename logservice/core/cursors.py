@@ -85,11 +85,16 @@ class Marks:
 
 
 def committed(
-    request: CommitCursor, found: Cursor | None, version: int, now_us: int, tail: Offset | None
+    request: CommitCursor,
+    found: Cursor | None,
+    version: int,
+    now_us: int,
+    tail: Offset | None,
+    uid: str,
 ) -> Cursor:
     """The cursor as the request wants it.
 
-    `tail`: as far as it is known. Raises `MetadataConflict` if it has another version than the caller
+    `tail`: as far as it is known. `uid`: the log's. Raises `MetadataConflict` if it has another version than the caller
     thinks, `CursorAhead` if it would go back unasked, `InvalidRequest` if it is too large.
     """
     expected = request.expected_version
@@ -119,7 +124,7 @@ def committed(
     is_protected = request.is_protected
     if is_protected is None:
         is_protected = found is not None and found.is_protected
-    return Cursor(request.name, offset, version, blob, is_protected, now_us)
+    return Cursor(request.name, offset, version, blob, is_protected, now_us, uid)
 
 
 def check_expected(found: Cursor, expected_version: int | None) -> None:
@@ -144,6 +149,7 @@ def pack_cursor(cursor: Cursor) -> bytes:
             blob=cursor.blob,
             is_protected=cursor.is_protected,
             changed_us=cursor.updated_us,
+            log_uid=bytes.fromhex(cursor.uid),
         )
     )
 
@@ -156,7 +162,7 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
         raise BadMetadata("a number of a cursor is negative")
     return Cursor(
         *(name, Offset(message.offset), message.version, message.blob),
-        *(message.is_protected, message.changed_us),
+        *(message.is_protected, message.changed_us, message.log_uid.hex()),
     )
 
 

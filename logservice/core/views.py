@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
-from rollbook.logservice.ids import NO_OWNER_YET, SegmentId
+from rollbook.logservice.core.lives import check_life, text_of
+from rollbook.logservice.ids import NO_OWNER_YET, LogName, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.words import (
     Journal,
@@ -13,10 +14,28 @@ from rollbook.logservice.words import (
     SegmentState,
     SegmentView,
 )
+from rollbook.proto.errors import MetadataConflict
 
 
-def etag_of(config: LogConfig) -> str:
-    """Equal for equal configurations only."""
+def etag_of(listed: LedgerList) -> str:
+    """Equal for equal configurations of one log only."""
+    return f"{text_of(listed.uid)}-{_digest_of(listed.config)}"
+
+
+def check_etag(log: LogName, listed: LedgerList, etag: str) -> None:
+    """Empty fits everything, and one without a uid, of an earlier release, every log of the name.
+
+    Raises `LogReplaced`, `MetadataConflict`.
+    """
+    uid, _, digest = etag.rpartition("-")
+    check_life(log, text_of(listed.uid), uid)
+    if etag and digest != _digest_of(listed.config):
+        raise MetadataConflict(
+            "the log's configuration has changed", log=str(log), etag=etag_of(listed)
+        )
+
+
+def _digest_of(config: LogConfig) -> str:
     return blake2b(repr(config).encode(), digest_size=8).hexdigest()
 
 

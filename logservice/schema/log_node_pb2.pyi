@@ -315,6 +315,7 @@ class CursorNode(_message.Message):
     BLOB_FIELD_NUMBER: _builtins.int
     IS_PROTECTED_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
+    LOG_UID_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """1"""
     version: _builtins.int
@@ -323,6 +324,8 @@ class CursorNode(_message.Message):
     blob: _builtins.bytes
     is_protected: _builtins.bool
     changed_us: _builtins.int
+    log_uid: _builtins.bytes
+    """Of the log that it is a cursor of; absent in what earlier releases wrote."""
     def __init__(
         self,
         *,
@@ -332,10 +335,11 @@ class CursorNode(_message.Message):
         blob: _builtins.bytes = ...,
         is_protected: _builtins.bool = ...,
         changed_us: _builtins.int = ...,
+        log_uid: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "changed_us", b"changed_us", "format_version", b"format_version", "is_protected", b"is_protected", "offset", b"offset", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "changed_us", b"changed_us", "format_version", b"format_version", "is_protected", b"is_protected", "log_uid", b"log_uid", "offset", b"offset", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

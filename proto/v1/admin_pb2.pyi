@@ -295,16 +295,20 @@ class GetLogRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOG_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,6 +336,7 @@ class LogState(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     ROLL_DUE_US_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     etag: _builtins.str
@@ -362,6 +367,8 @@ class LogState(_message.Message):
     """That are kept."""
     roll_due_us: _builtins.int
     """When the open segment ends at the latest. 0: not known here."""
+    uid: _builtins.str
+    """As in LogTail."""
     @_builtins.property
     def config(self) -> Global___LogConfig:
         """As it is in force."""
@@ -385,10 +392,11 @@ class LogState(_message.Message):
         records: _builtins.int = ...,
         segments: _builtins.int = ...,
         roll_due_us: _builtins.int = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "config", b"config", "etag", b"etag", "head", b"head", "is_sealed", b"is_sealed", "log", b"log", "owner", b"owner", "owner_epoch", b"owner_epoch", "owner_id", b"owner_id", "records", b"records", "roll_due_us", b"roll_due_us", "segments", b"segments", "tail", b"tail", "was_created", b"was_created", "writer_epoch", b"writer_epoch", "writer_holder", b"writer_holder"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "config", b"config", "etag", b"etag", "head", b"head", "is_sealed", b"is_sealed", "log", b"log", "owner", b"owner", "owner_epoch", b"owner_epoch", "owner_id", b"owner_id", "records", b"records", "roll_due_us", b"roll_due_us", "segments", b"segments", "tail", b"tail", "uid", b"uid", "was_created", b"was_created", "writer_epoch", b"writer_epoch", "writer_holder", b"writer_holder"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -468,10 +476,13 @@ class UpdateLogRequest(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     etag: _builtins.str
     """Else CONFLICT. Default: any."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     @_builtins.property
     def config(self) -> Global___LogConfig:
         """The new values."""
@@ -487,10 +498,11 @@ class UpdateLogRequest(_message.Message):
         config: Global___LogConfig | None = ...,
         fields: _abc.Iterable[_builtins.str] | None = ...,
         etag: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "etag", b"etag", "fields", b"fields", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "etag", b"etag", "fields", b"fields", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,22 +517,26 @@ class DeleteLogRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     etag: _builtins.str
     """Else CONFLICT. Default: any."""
     grace_ms: _builtins.int
     """Default: as configured."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         etag: _builtins.str = ...,
         grace_ms: _builtins.int | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms", "grace_ms", b"grace_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms", "etag", b"etag", "grace_ms", b"grace_ms", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms", "etag", b"etag", "grace_ms", b"grace_ms", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__grace_ms: _TypeAlias = _typing.Literal["grace_ms"]  # noqa: Y015
     _WhichOneofArgType__grace_ms: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms"]  # noqa: Y015
@@ -557,16 +573,20 @@ class RollLogRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOG_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -672,22 +692,26 @@ class ListSegmentsRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     start: _builtins.int
     """The first segment of the page."""
     limit: _builtins.int
     """Default 1000."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         start: _builtins.int = ...,
         limit: _builtins.int | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "log", b"log", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "log", b"log", "start", b"start", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -733,19 +757,23 @@ class GetJournalRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     limit: _builtins.int
     """Default 100."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         limit: _builtins.int | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -218,19 +218,23 @@ class TransferLogRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     to: _builtins.str
     """A server's name or id."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         to: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "to", b"to", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ class Cursor(_message.Message):
     BLOB_FIELD_NUMBER: _builtins.int
     IS_PROTECTED_FIELD_NUMBER: _builtins.int
     UPDATED_US_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Of `a-z 0-9 . _ -`."""
     offset: _builtins.int
@@ -42,6 +43,8 @@ class Cursor(_message.Message):
     """It holds truncation and retention back."""
     updated_us: _builtins.int
     """When it was committed. Microseconds since 1970."""
+    uid: _builtins.str
+    """Of its log, as in LogTail; empty if an earlier release made it."""
     def __init__(
         self,
         *,
@@ -51,10 +54,11 @@ class Cursor(_message.Message):
         blob: _builtins.bytes = ...,
         is_protected: _builtins.bool = ...,
         updated_us: _builtins.int = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "is_protected", b"is_protected", "name", b"name", "offset", b"offset", "updated_us", b"updated_us", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "is_protected", b"is_protected", "name", b"name", "offset", b"offset", "uid", b"uid", "updated_us", b"updated_us", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -68,19 +72,23 @@ class GetCursorRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     name: _builtins.str
     """The cursor's."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         name: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "name", b"name", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,6 +107,7 @@ class CommitCursorRequest(_message.Message):
     IS_PROTECTED_FIELD_NUMBER: _builtins.int
     EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
     MAY_REWIND_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     name: _builtins.str
@@ -113,6 +122,8 @@ class CommitCursorRequest(_message.Message):
     """Else CONFLICT. -1: there is none yet. Default: any."""
     may_rewind: _builtins.bool
     """Else an offset below the present one is refused."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
@@ -123,10 +134,11 @@ class CommitCursorRequest(_message.Message):
         is_protected: _builtins.bool | None = ...,
         expected_version: _builtins.int | None = ...,
         may_rewind: _builtins.bool = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_blob", b"_blob", "_expected_version", b"_expected_version", "_is_protected", b"_is_protected", "blob", b"blob", "expected_version", b"expected_version", "is_protected", b"is_protected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blob", b"_blob", "_expected_version", b"_expected_version", "_is_protected", b"_is_protected", "blob", b"blob", "expected_version", b"expected_version", "is_protected", b"is_protected", "log", b"log", "may_rewind", b"may_rewind", "name", b"name", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blob", b"_blob", "_expected_version", b"_expected_version", "_is_protected", b"_is_protected", "blob", b"blob", "expected_version", b"expected_version", "is_protected", b"is_protected", "log", b"log", "may_rewind", b"may_rewind", "name", b"name", "offset", b"offset", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__blob: _TypeAlias = _typing.Literal["blob"]  # noqa: Y015
     _WhichOneofArgType__blob: _TypeAlias = _typing.Literal["_blob", b"_blob"]  # noqa: Y015
@@ -150,16 +162,20 @@ class ListCursorsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOG_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,22 +214,26 @@ class DeleteCursorRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     name: _builtins.str
     """The cursor's."""
     expected_version: _builtins.int
     """Else CONFLICT. Default: any."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         name: _builtins.str = ...,
         expected_version: _builtins.int | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "expected_version", b"expected_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "expected_version", b"expected_version", "log", b"log", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version", "expected_version", b"expected_version", "log", b"log", "name", b"name", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_version: _TypeAlias = _typing.Literal["expected_version"]  # noqa: Y015
     _WhichOneofArgType__expected_version: _TypeAlias = _typing.Literal["_expected_version", b"_expected_version"]  # noqa: Y015

@@ -376,10 +376,13 @@ class AppendRequest(_message.Message):
     CONDITION_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     block: _builtins.bytes
     """One framed block; it holds its producer reference."""
+    uid: _builtins.str
+    """Of the log that is meant, as LogTail has it; another one of this name is refused: LOG_REPLACED. Default: any."""
     @_builtins.property
     def condition(self) -> Global___Condition:
         """What has to hold."""
@@ -400,10 +403,11 @@ class AppendRequest(_message.Message):
         condition: Global___Condition | None = ...,
         records: _abc.Iterable[Global___Record] | None = ...,
         producer: Global___ProducerRef | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "producer", b"producer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "condition", b"condition", "log", b"log", "producer", b"producer", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "condition", b"condition", "log", b"log", "producer", b"producer", "records", b"records", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -498,6 +502,7 @@ class Bind(_message.Message):
     REF_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     IS_ORDERED_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     ref: _builtins.int
     """Chosen by the client; small numbers are short."""
     log: _builtins.str
@@ -506,16 +511,19 @@ class Bind(_message.Message):
     """After a failure everything that follows under this ref is refused, NOT_APPLIED with `failed_number`
     among its ids, until the ref is bound again: so no batch overtakes one that failed.
     """
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         ref: _builtins.int = ...,
         log: _builtins.str = ...,
         is_ordered: _builtins.bool = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_ordered", b"is_ordered", "log", b"log", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_ordered", b"is_ordered", "log", b"log", "ref", b"ref", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -630,6 +638,7 @@ class ReadRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     ON_TRUNCATED_FIELD_NUMBER: _builtins.int
     AS_RECORDS_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     start: _builtins.str
@@ -644,6 +653,8 @@ class ReadRequest(_message.Message):
     """If the start is below the head."""
     as_records: _builtins.bool
     """Told as `records` instead of `blocks`."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
@@ -654,10 +665,11 @@ class ReadRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         on_truncated: Global___OnTruncated.ValueType = ...,
         as_records: _builtins.bool = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_max", b"_bytes_max", "_records_max", b"_records_max", "bytes_max", b"bytes_max", "records_max", b"records_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_max", b"_bytes_max", "_records_max", b"_records_max", "as_records", b"as_records", "bytes_max", b"bytes_max", "log", b"log", "on_truncated", b"on_truncated", "records_max", b"records_max", "start", b"start", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_max", b"_bytes_max", "_records_max", b"_records_max", "as_records", b"as_records", "bytes_max", b"bytes_max", "log", b"log", "on_truncated", b"on_truncated", "records_max", b"records_max", "start", b"start", "uid", b"uid", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bytes_max: _TypeAlias = _typing.Literal["bytes_max"]  # noqa: Y015
     _WhichOneofArgType__bytes_max: _TypeAlias = _typing.Literal["_bytes_max", b"_bytes_max"]  # noqa: Y015
@@ -683,6 +695,7 @@ class ReadAnswer(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     IS_SEALED_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     first_offset: _builtins.int
     """Where it begins."""
     next_offset: _builtins.int
@@ -693,6 +706,8 @@ class ReadAnswer(_message.Message):
     """The log's."""
     is_sealed: _builtins.bool
     """Nothing will follow the tail."""
+    uid: _builtins.str
+    """As in LogTail."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The first and the last one may hold more than was asked for."""
@@ -711,10 +726,11 @@ class ReadAnswer(_message.Message):
         tail: _builtins.int = ...,
         is_sealed: _builtins.bool = ...,
         records: _abc.Iterable[Global___Record] | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "first_offset", b"first_offset", "head", b"head", "is_sealed", b"is_sealed", "next_offset", b"next_offset", "records", b"records", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "first_offset", b"first_offset", "head", b"head", "is_sealed", b"is_sealed", "next_offset", b"next_offset", "records", b"records", "tail", b"tail", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -734,6 +750,7 @@ class ReadStreamRequest(_message.Message):
     ON_TRUNCATED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     AS_RECORDS_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     start: _builtins.str
@@ -750,6 +767,8 @@ class ReadStreamRequest(_message.Message):
     """No silence is longer. Default 5000."""
     as_records: _builtins.bool
     """Told as `records` instead of `blocks`."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
@@ -761,10 +780,11 @@ class ReadStreamRequest(_message.Message):
         on_truncated: Global___OnTruncated.ValueType = ...,
         heartbeat_ms: _builtins.int | None = ...,
         as_records: _builtins.bool = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_until_offset", b"_until_offset", "_until_timestamp_us", b"_until_timestamp_us", "heartbeat_ms", b"heartbeat_ms", "until_offset", b"until_offset", "until_timestamp_us", b"until_timestamp_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_until_offset", b"_until_offset", "_until_timestamp_us", b"_until_timestamp_us", "as_records", b"as_records", "at_tail", b"at_tail", "heartbeat_ms", b"heartbeat_ms", "log", b"log", "on_truncated", b"on_truncated", "start", b"start", "until_offset", b"until_offset", "until_timestamp_us", b"until_timestamp_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_until_offset", b"_until_offset", "_until_timestamp_us", b"_until_timestamp_us", "as_records", b"as_records", "at_tail", b"at_tail", "heartbeat_ms", b"heartbeat_ms", "log", b"log", "on_truncated", b"on_truncated", "start", b"start", "uid", b"uid", "until_offset", b"until_offset", "until_timestamp_us", b"until_timestamp_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heartbeat_ms: _TypeAlias = _typing.Literal["heartbeat_ms"]  # noqa: Y015
     _WhichOneofArgType__heartbeat_ms: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms"]  # noqa: Y015
@@ -1085,19 +1105,23 @@ class GetTailRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     CONSISTENCY_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     consistency: Global___Consistency.ValueType
     """How fresh."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         consistency: Global___Consistency.ValueType = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1115,6 +1139,7 @@ class LogTail(_message.Message):
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     head: _builtins.int
     """The first offset that is kept."""
     tail: _builtins.int
@@ -1127,6 +1152,8 @@ class LogTail(_message.Message):
     """Address; empty: nobody at present."""
     owner_epoch: _builtins.int
     """Counts the owners."""
+    uid: _builtins.str
+    """32 hexadecimal digits, drawn for each log: one that is made later under the same name has another."""
     def __init__(
         self,
         *,
@@ -1136,10 +1163,11 @@ class LogTail(_message.Message):
         timestamp_us: _builtins.int = ...,
         owner: _builtins.str = ...,
         owner_epoch: _builtins.int = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "is_sealed", b"is_sealed", "owner", b"owner", "owner_epoch", b"owner_epoch", "tail", b"tail", "timestamp_us", b"timestamp_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "is_sealed", b"is_sealed", "owner", b"owner", "owner_epoch", b"owner_epoch", "tail", b"tail", "timestamp_us", b"timestamp_us", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1154,22 +1182,26 @@ class WatchTailRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     interval_ms: _builtins.int
     """Changes are told of at most so often. Default 100."""
     heartbeat_ms: _builtins.int
     """No silence is longer. Default 5000."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         interval_ms: _builtins.int | None = ...,
         heartbeat_ms: _builtins.int | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_interval_ms", b"_interval_ms", "heartbeat_ms", b"heartbeat_ms", "interval_ms", b"interval_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_interval_ms", b"_interval_ms", "heartbeat_ms", b"heartbeat_ms", "interval_ms", b"interval_ms", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_interval_ms", b"_interval_ms", "heartbeat_ms", b"heartbeat_ms", "interval_ms", b"interval_ms", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heartbeat_ms: _TypeAlias = _typing.Literal["heartbeat_ms"]  # noqa: Y015
     _WhichOneofArgType__heartbeat_ms: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms"]  # noqa: Y015
@@ -1190,19 +1222,23 @@ class FindOffsetRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     position: _builtins.str
     """As in ReadRequest."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         position: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "position", b"position", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1217,22 +1253,26 @@ class FoundOffset(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Where a reader would start."""
     head: _builtins.int
     """The log's."""
     tail: _builtins.int
     """The log's."""
+    uid: _builtins.str
+    """As in LogTail."""
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
         head: _builtins.int = ...,
         tail: _builtins.int = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "offset", b"offset", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "offset", b"offset", "tail", b"tail", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1251,6 +1291,7 @@ class TruncateRequest(_message.Message):
     BEFORE_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     FORCE_ROLL_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     before: _builtins.str
@@ -1259,6 +1300,8 @@ class TruncateRequest(_message.Message):
     """Only say what would be done."""
     force_roll: _builtins.bool
     """Start a new segment first, so that all bytes can be freed."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
@@ -1266,10 +1309,11 @@ class TruncateRequest(_message.Message):
         before: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
         force_roll: _builtins.bool = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "dry_run", b"dry_run", "force_roll", b"force_roll", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "dry_run", b"dry_run", "force_roll", b"force_roll", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1334,10 +1378,13 @@ class SealRequest(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     block: _builtins.bytes
     """The last records, atomically with the seal. Optional."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     @_builtins.property
     def condition(self) -> Global___Condition:
         """What has to hold."""
@@ -1348,10 +1395,11 @@ class SealRequest(_message.Message):
         log: _builtins.str = ...,
         block: _builtins.bytes | None = ...,
         condition: Global___Condition | None = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "block", b"block", "condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "block", b"block", "condition", b"condition", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "block", b"block", "condition", b"condition", "log", b"log", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__block: _TypeAlias = _typing.Literal["block"]  # noqa: Y015
     _WhichOneofArgType__block: _TypeAlias = _typing.Literal["_block", b"_block"]  # noqa: Y015
@@ -1392,6 +1440,7 @@ class AcquireWriterRequest(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     holder: _builtins.str
@@ -1406,6 +1455,8 @@ class AcquireWriterRequest(_message.Message):
     else was given one since (then he asks as if for the first time: a late STEAL fences); WRITER_FENCED if it was
     released. Empty: each time another one.
     """
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
@@ -1414,10 +1465,11 @@ class AcquireWriterRequest(_message.Message):
         mode: Global___AcquireMode.ValueType = ...,
         ttl_ms: _builtins.int = ...,
         attempt: _builtins.str = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "holder", b"holder", "log", b"log", "mode", b"mode", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "holder", b"holder", "log", b"log", "mode", b"mode", "ttl_ms", b"ttl_ms", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1465,19 +1517,23 @@ class RenewWriterRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     WRITER_EPOCH_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     writer_epoch: _builtins.int
     """As granted."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         writer_epoch: _builtins.int = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "writer_epoch", b"writer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "uid", b"uid", "writer_epoch", b"writer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1491,19 +1547,23 @@ class ReleaseWriterRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     WRITER_EPOCH_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     writer_epoch: _builtins.int
     """As granted."""
+    uid: _builtins.str
+    """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         writer_epoch: _builtins.int = ...,
+        uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "writer_epoch", b"writer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "uid", b"uid", "writer_epoch", b"writer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -808,7 +808,7 @@ def test_a_reader_that_is_cancelled_while_it_leaves_a_ledger_has_left_it() -> No
         service = b.service
 
         async def read() -> None:
-            async with service._reader(log, offset(0), OnTruncated.FAIL) as reader:
+            async with service._reader(words.Read(log, Earliest()), offset(0), "") as reader:
                 assert isinstance(await reader.next(), Records)
                 ledger = reader._ledger
                 assert ledger is not None

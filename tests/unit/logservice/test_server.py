@@ -344,11 +344,11 @@ def test_nobody_waits_for_an_opening_that_is_over() -> None:
         server._opened = lost_at_once  # type: ignore[method-assign]  # To be in that very turn.
         server_find, asked = server.find, 0
 
-        def find(name: LogName) -> Owner | None:
+        def find(name: LogName, uid: str = "") -> Owner | None:
             nonlocal asked
             asked += 1
             assert asked < 1000, "it asks again and again, and lets nobody else run"
-            return server_find(name)
+            return server_find(name, uid)
 
         server.find = find  # type: ignore[method-assign]  # Else this would not end.
         assert (await a.append(log, b"0")).first_offset == 0

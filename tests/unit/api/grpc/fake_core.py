@@ -39,6 +39,7 @@ from rollbook.proto.errors import (
     MetadataConflict,
     NoSuchCursor,
     NoSuchLog,
+    NoSuchServer,
     NotOwner,
     OffsetMismatch,
     ProducerFenced,
@@ -385,7 +386,7 @@ class FakeCore:
         await self._asked("find_offset", request)
         log = self.cluster.log(request.log)
         offset = log.offset_of(request.position)
-        return words.FoundOffset(offset, log.head, max(log.tail, offset))
+        return words.FoundOffset(offset, log.head, max(log.tail, offset), request.uid)
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
         await self._asked("truncate", request)
@@ -591,6 +592,8 @@ class FakeCore:
     async def transfer_log(self, request: words.TransferLog, due: float) -> words.LogOwner:
         await self._asked("transfer_log", request)
         log = self.owned(request.log)
+        if request.to not in self.cluster.addresses:
+            raise NoSuchServer(server=request.to)
         log.owner = self.cluster.addresses[request.to]
         log.owner_epoch = OwnerEpoch(log.owner_epoch + 1)
         return words.LogOwner(log.name, log.owner, log.owner_epoch, False)

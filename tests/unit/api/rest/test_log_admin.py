@@ -407,7 +407,14 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
     append = document["paths"]["/v1/namespaces/{namespace}/logs/{log}/records"]["post"]
     headers = {each["name"].lower() for each in append["parameters"] if each["in"] == "header"}
     assert headers == {
-        *("log-timeout-ms", "log-forward", "log-expected-offset", "log-writer-epoch", "if-match"),
+        *(
+            "log-timeout-ms",
+            "log-forward",
+            "log-uid",
+            "log-expected-offset",
+            "log-writer-epoch",
+            "if-match",
+        ),
         *("if-none-match", "producer-id", "producer-epoch", "producer-seq", "idempotency-key"),
         *("log-key", "log-event-time-us", "log-meta-*"),
     }

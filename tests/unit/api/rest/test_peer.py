@@ -134,6 +134,14 @@ FULL = (
     Route("drain_server", "POST", "/v1/servers/b:drain"),
 )
 
+UID: Final = "5c1c9a1ef0e34b0c8d1f2a3b4c5d6e7f"
+FULL += tuple(
+    replace(each, headers={**each.headers, "log-uid": UID})
+    for each in FULL
+    if each.path.startswith(OTHER) and each.method + each.path != f"PUT{OTHER}"
+)
+FULL += (Route("read", "GET", f"{OTHER}/records/8?uid={UID}"),)
+
 NOT_OVER_HTTP: Final = {
     "AppendStream": "HTTP has connections, and requests that follow each other on one",
     "ReadStream.at_tail": "where the log ends is asked once, and is where the range ends then",
@@ -184,6 +192,9 @@ async def _ask(there: Site, request: Route) -> tuple[Any, ...]:
     there.core.failures.clear()
     there.core.cluster.logs.clear()
     name = request.core_name
+    if name == "read_stream":  # It is asked first where that begins.
+        for log in ("ns/log", "ns2/log2"):
+            there.core.cluster.make(log)
     there.core.failures[name].append(Overloaded())
     await there.ask(request.method, request.path, request.body, **request.headers)
     return tuple(there.core.asked)

@@ -1,0 +1,24 @@
+"""Which log of a name is meant: a log that was deleted, or one that was created later under its name (LL9).
+
+A log's uid is drawn when it is created. Servers return it with tails, states, reads and cursors; clients return it
+with their requests. A request without a uid means the log that has the name now.
+"""
+
+from rollbook.logservice.ids import LogName, LogUid
+from rollbook.proto.errors import LogReplaced
+
+
+def text_of(uid: LogUid) -> str:
+    """As clients see it."""
+    return uid.hex()
+
+
+def check_life(log: LogName, uid: str, wanted: str) -> None:
+    """`uid`: of the log that has the name. `wanted` may be empty. Raises `LogReplaced`."""
+    if wanted and wanted != uid:
+        raise LogReplaced(
+            log=str(log),
+            uid=uid,
+            expected_uid=wanted,
+            next_step="open the log again; offsets, conditions and cursors of the deleted one mean nothing in it",
+        )
