@@ -108,6 +108,8 @@ class LogConfig(ConfigValues):
         return replace(self, **changes)
 
 
+CONFIG_FIELDS: Final = tuple(field.name for field in fields(LogConfig))
+
 _BOUNDS: Final = (
     ("roll_bytes", 64 * KIB, _BYTES_MAX),
     ("roll_entries", 16, 2**31),

@@ -35,7 +35,7 @@ from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState,
 from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
 from rollbook.logservice.words import CommitCursor, Cursor, DeleteCursor
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
 from rollbook.proto.cluster.lost_replies import (
@@ -114,20 +114,23 @@ class LogNodes:
     async def ensure(
         self,
         name: LogName,
-        config: LogConfig | None,
+        config: ConfigValues | None,
         default: LogConfig = LogConfig(),  # noqa: B008  # A frozen value.
+        fields: Sequence[str] = CONFIG_FIELDS,
     ) -> tuple[StoredLog, bool]:
         """The log, and whether this call made it.
 
-        With `config` None whatever an existing log has will do; a new one gets `default`. Raises `LogExists` if it has another
-        configuration, `LogDeleted` as long as a deleted one keeps its ledgers.
+        With `config` None whatever an existing log has will do. Of `config` those `fields` count; what else a new log
+        has is `default`. Raises `LogExists` if it has another configuration, `LogDeleted` as long as a deleted
+        one keeps its ledgers, `BadConfig`, `InvalidRequest` for an unknown field.
         """
+        wanted = default if config is None else default.with_values(config, fields)
         for _ in range(_RACES_MAX):
             try:
                 stored = await self.read(name)
             except NoSuchLog:
                 try:
-                    return await self.create(name, config or default), True
+                    return await self.create(name, wanted), True
                 except LogExists:
                     continue  # Somebody was quicker: let us see with which configuration.
             if stored.list.state is LogState.DELETED:
@@ -137,8 +140,8 @@ class LogNodes:
                     log=str(name),
                     free_at_us=stored.list.free_at_us,
                 )
-            if config is not None and config != stored.list.config:
-                raise LogExists(log=str(name))
+            if config is not None:
+                _require_equal(name, stored.list.config, wanted, fields)
             return stored, False
         raise MetadataConflict("it comes and goes again and again", log=str(name))
 
@@ -466,6 +469,12 @@ class LogNodes:
 
     def _draw_token(self) -> bytes:
         return self._randomness.randbytes(TOKEN_BYTES)
+
+
+def _require_equal(name: LogName, has: LogConfig, wanted: LogConfig, fields: Sequence[str]) -> None:
+    for field in fields:
+        if getattr(has, field) != getattr(wanted, field):
+            raise LogExists(f"it is there with another {field}", log=str(name), setting=field)
 
 
 def _require_living(stored: StoredLog) -> None:

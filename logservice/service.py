@@ -35,6 +35,7 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import (
     BATCH_BYTES_CEILING,
     BATCH_RECORDS_CEILING,
+    CONFIG_FIELDS,
     DELETE_GRACE_MS_MAX,
     LogConfig,
 )
@@ -537,7 +538,10 @@ class Service:
 
     async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
         stored, was_created = await _by(
-            due, self._nodes.ensure(request.log, request.config, self._default)
+            due,
+            self._nodes.ensure(
+                request.log, request.config, self._default, request.fields or CONFIG_FIELDS
+            ),
         )
         return await _by(due, self._state_of(stored, was_created=was_created))
 

@@ -507,10 +507,15 @@ class DeleteCursor:
 
 @dataclass(frozen=True, slots=True)
 class EnsureLog:
-    """Makes it unless it exists with the same configuration."""
+    """Creates it unless it exists with the same configuration, in one change."""
 
     log: LogName
-    config: LogConfig | None = None  # None: all defaults, and whatever an existing log has will do.
+    config: ConfigValues | None = (
+        None  # None: all defaults, and whatever an existing log has will do.
+    )
+    # Of `config`: those that are named. A new log has the others as the server has them, and an existing one
+    # as it has them. Empty: all of `config`.
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

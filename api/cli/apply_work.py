@@ -168,8 +168,8 @@ def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) ->
 async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) -> None:
     if act == "=":
         return
+    config, fields = ConfigValues(**settings), tuple(settings)
     if act == "+":
-        await client.ask(words.EnsureLog(log))
-    if settings:
-        change = words.UpdateLog(log, ConfigValues(**settings), tuple(settings))
-        await client.ask(change)
+        await client.ask(words.EnsureLog(log, config if settings else None, fields))
+    else:
+        await client.ask(words.UpdateLog(log, config, fields))

@@ -10,7 +10,7 @@ from rollbook.api.cli.output import tell, tell_rows, time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, parse_age_us, parse_position
-from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
 from rollbook.proto.errors import InvalidRequest, LogExists
 from rollbook.proto.quorum import Quorum
 
@@ -37,24 +37,26 @@ _SEGMENT_COLUMNS: Final = (
 def create_log(access: LogAccess, log: str, output: str, **settings: Any) -> None:
     wanted = settings_of(**settings)
 
-    async def make(client: Client) -> tuple[words.LogState, bool]:
+    async def make(client: Client) -> words.LogState:
         """What is not named is as the server has it."""
         name = LogName.parse(log)
-        state: words.LogState = await client.ask(words.EnsureLog(name))
-        if state.was_created and wanted:
-            changed = LogConfig(**wanted)
-            change = words.UpdateLog(name, changed, tuple(wanted), state.etag)
-            return await client.ask(change), True
-        for field, value in wanted.items():
-            if (has := getattr(state.config, field)) != value:
-                raise LogExists(
-                    f"it is there with another {field}", log=name, has=shown_setting(has),
-                    wanted=shown_setting(value),
-                )  # fmt: skip
-        return state, state.was_created
+        config = ConfigValues(**wanted) if wanted else None
+        try:
+            state: words.LogState = await client.ask(words.EnsureLog(name, config, tuple(wanted)))
+        except LogExists:
+            state = await client.ask(words.GetLog(name))
+            for field, value in wanted.items():
+                if (has := getattr(state.config, field)) != value:
+                    raise LogExists(
+                        f"it is there with another {field}", log=name, has=shown_setting(has),
+                        wanted=shown_setting(value),
+                    ) from None  # fmt: skip
+        return state
 
-    state, was_created = access.run(make, log)
-    facts = {"log": str(state.log), "created": was_created, "head": state.head, "tail": state.tail}
+    state = access.run(make, log)
+    facts = {
+        "log": str(state.log), "created": state.was_created, "head": state.head, "tail": state.tail
+    }  # fmt: skip
     tell(facts, output, "log")
 
 

@@ -156,17 +156,11 @@ def _logs(door: Door, routes: APIRouter) -> None:
     )
     async def ensure_log(request: Request, log: Log, how: How) -> Response:
         """Makes the log unless it is there. What its configuration does not name is as the server has it."""
-        wanted = await _said(request)
-        config = None if wanted is None else from_json(wanted, LogConfig)
-        state: words.LogState = await door.ask(words.EnsureLog(log), how)
-        was_created = state.was_created
-        names = tuple(field_names(LogConfig)[each] for each in wanted or ())
-        others = [each for each in names if getattr(state.config, each) != getattr(config, each)]
-        if others and not was_created:
-            raise LogExists(f"it is there with another {others[0]}", log=str(log))
-        if config is not None and others:
-            state = await door.ask(words.UpdateLog(log, config, names, state.etag), how)
-        return _state_response(state, 201 if was_created else 200)
+        wanted = await _said(request) or {}
+        config = from_json(wanted, ConfigValues) if wanted else None
+        names = tuple(field_names(LogConfig)[each] for each in wanted)
+        state: words.LogState = await door.ask(words.EnsureLog(log, config, names), how)
+        return _state_response(state, 201 if state.was_created else 200)
 
     @routes.get(LOG, tags=["logs"], **described(words.LogState))
     async def get_log(log: Log, how: HowOf) -> Response:

@@ -268,21 +268,27 @@ class EnsureLogRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     @_builtins.property
     def config(self) -> Global___LogConfig:
         """What it is to be. Default: all defaults, and any configuration of an existing log will do."""
 
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Which of its fields are meant; a new log has the others as the server has them. Default: all."""
+
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
         config: Global___LogConfig | None = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "fields", b"fields", "log", b"log"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,79 +3,28 @@
 Through a log server and a bookie as processes, over HTTP and by the Python client.
 """
 
-import asyncio
-import http.client
 import json
-import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 
 import pytest
 
 import rollbook
 from rollbook.api.client.sync import SyncClient
-from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import LogDeleted, RollbookError
-from rollbook.proto.metastore.url import MetadataUrl
-from rollbook.proto.runtime.metastore import open_metadata_store
+from tests.regressions import lone_server
 from tests.regressions.defects import defect
-from tests.support import bookies, processes
+from tests.regressions.lone_server import PATIENCE_S, Site
 
-PATIENCE_S = 30.0
 REPLACED = "LOG_REPLACED"
 _numbers = count()
 
 
-@dataclass(frozen=True)
-class Site:
-    url: str  # Of gRPC,
-    place: str  # and of HTTP.
-
-    def ask(
-        self, path: str, method: str = "GET", body: bytes = b"", **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Of what goes on, the first event."""
-        connection = http.client.HTTPConnection(self.place, timeout=PATIENCE_S)
-        try:
-            names = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, names)
-            answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            if "content-length" in found:
-                return answer.status, found, answer.read()
-            lines = []
-            while (line := answer.readline()) and not (line == b"\n" and len(lines) > 2):
-                lines.append(line)
-            return answer.status, found, b"".join(lines)
-        finally:
-            connection.close()
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
-    url = f"sqlite://{folder}/metadata.db"
-
-    async def make() -> None:
-        async with await open_metadata_store(url, create=True) as store:
-            await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random())
-
-    asyncio.run(make())
-    settings = {"ENSEMBLE": 1, "WRITE": 1, "ACK": 1, "SWEEP_INTERVAL_S": 0.1}
-    with processes.family() as children:
-        bookie = bookies.start(children, folder / "bk-1", url, "--log-level", "error")
-        bookie.wait_ready(PATIENCE_S)
-        server = children.start_module(
-            "rollbook.api.cli.main",
-            *("server", "log", "--metadata", url, "--server-name", "a", "--log-level", "error"),
-            *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0"),
-            environment={f"ROLLBOOK_LOG_SERVICE_{key}": str(v) for key, v in settings.items()},
-        )
-        place = server.line(PATIENCE_S).split()[1].removeprefix("http://")
-        address = bookies.address_in(server.line(PATIENCE_S))
-        yield Site(f"log://{address}", place)
+    with lone_server.running(tmp_path_factory.mktemp("site"), sweep_interval_s=0.1) as site:
+        yield site
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from rollbook.logservice.ids import (
     ServerId,
     WriterEpoch,
 )
-from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_config import CONFIG_FIELDS, LogConfig
 from rollbook.proto.errors import (
     BeyondTail,
     EarlierFailed,
@@ -483,9 +483,13 @@ class FakeCore:
     async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
         await self._asked("ensure_log", request)
         found = self.cluster.logs.get(request.log)
-        if found and request.config not in (None, found.config):
-            raise LogExists(log=str(request.log))
-        log = found or self.cluster.make(str(request.log), request.config)
+        default, config = self.cluster.default, request.config
+        names = request.fields or CONFIG_FIELDS
+        wanted = default if config is None else default.with_values(config, names)
+        for each in names if found and config else ():
+            if found and getattr(found.config, each) != getattr(wanted, each):
+                raise LogExists(f"it is there with another {each}", log=str(request.log))
+        log = found or self.cluster.make(str(request.log), wanted)
         return self._state(log, was_created=found is None)
 
     async def get_log(self, request: words.GetLog, due: float) -> words.LogState:

@@ -71,10 +71,10 @@ def _said(core_name: str, method: str, path: str, body: Any, **headers: str) -> 
     return Route(core_name, method, path, json.dumps(body).encode(), {**JSON, **headers})
 
 
-FULL = (
+_SAID = (
     Route("list_logs", "GET", "/v1/logs?prefix=a&page_token=b/c&limit=3&view=full"),
     Route("list_logs", "GET", "/v1/namespaces/ns2/logs?prefix=a&page_token=b/c&limit=3"),
-    _said("update_log", "PUT", OTHER, _CONFIG),
+    _said("ensure_log", "PUT", OTHER, _CONFIG),
     Route("get_log", "GET", OTHER),
     Route("get_tail", "HEAD", OTHER),
     _said("update_log", "PATCH", OTHER, _CONFIG, **{"if-match": '"e"'}),
@@ -135,17 +135,19 @@ FULL = (
 )
 
 UID: Final = "5c1c9a1ef0e34b0c8d1f2a3b4c5d6e7f"
-FULL += tuple(
-    replace(each, headers={**each.headers, "log-uid": UID})
-    for each in FULL
-    if each.path.startswith(OTHER) and each.method + each.path != f"PUT{OTHER}"
+FULL = (
+    *_SAID,
+    *(
+        replace(each, headers={**each.headers, "log-uid": UID})
+        for each in _SAID
+        if each.path.startswith(OTHER) and each.core_name != "ensure_log"
+    ),
+    Route("read", "GET", f"{OTHER}/records/8?uid={UID}"),
 )
-FULL += (Route("read", "GET", f"{OTHER}/records/8?uid={UID}"),)
 
 NOT_OVER_HTTP: Final = {
     "AppendStream": "HTTP has connections, and requests that follow each other on one",
     "ReadStream.at_tail": "where the log ends is asked once, and is where the range ends then",
-    "EnsureLog.config": "what a PUT names goes into an UpdateLog; what it does not is the server's",
 }
 ONLY_OVER_HTTP: Final = {
     "log-timeout-ms": "gRPC has deadlines of its own",

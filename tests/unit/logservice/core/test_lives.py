@@ -5,7 +5,7 @@ import pytest
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.views import check_etag, etag_of
-from rollbook.logservice.ids import AtOffset, LogName, LogUid, parse_position
+from rollbook.logservice.ids import AtOffset, LogName, LogUid, Offset, parse_position
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import InvalidRequest, LogReplaced, MetadataConflict
 
@@ -25,7 +25,7 @@ def test_uid_of_another_log_is_refused_with_both() -> None:
 def test_position_may_name_the_log_that_it_is_in() -> None:
     position = parse_position(f"17@{FIRST}")
     assert (position, str(position)) == (
-        AtOffset(parse_position("17").offset, FIRST),
+        AtOffset(Offset(17), FIRST),
         f"17@{FIRST}",
     )
     for text in ("17@", "17@x", f"-17@{FIRST}", f"17@{FIRST}0", f"latest@{FIRST}"):
