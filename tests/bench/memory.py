@@ -10,6 +10,9 @@ steady pace to the bookie that has the crowd, while it comes and everybody in it
 once, and when that rush is over; then in turns, a second each, with another bookie that has none, while the
 crowd stands still: what changes on the machine is in both. The crowd gets the processor last: what it takes of
 the machine is not what a bookie's other clients wait for, and on machines of their own they would not.
+
+Then packed blocks in a log, which unpack to gigabytes (`tests/hostile/packed.py`): by how much a consumer grows that reads
+them, and a log server that takes them apart, or checks a message of them.
 """
 
 import itertools
@@ -18,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -26,15 +30,18 @@ from tests.bench.load import generator
 from tests.bench.load.generator import Result
 from tests.bench.load.victim import Victim, victim
 from tests.bench.load.work import Batch, add_batches, entry_bytes
-from tests.support import processes
+from tests.hostile.packed import BOMB_BYTES, PackedCost, cost_of_packed
+from tests.support import log_processes, processes
 
-PARTS: Final = ("ledgers", "crowd")
+PARTS: Final = ("ledgers", "crowd", "packed")
 CONNECTIONS: Final = 16
 BATCH_BYTES: Final = 64 * 1024
 WINDOW: Final = 2
 PACED_BATCH_BYTES: Final = 3_000  # 20 adds of 100 B.
 PACED_INTERVAL_S: Final = 0.016  # In all 20,000 adds a second.
+KIB: Final = 1024
 MIB: Final = 1024 * 1024
+_PACKED_MIB_MAX: Final = 64.0
 _TURNS_AT_ONCE: Final = 4  # Of all ledgers: so many adds are made before they are sent.
 _ROOM: Final = 2.5  # Bytes on disk for each byte of entries, at worst and for a moment.
 _FILLING_S_MAX: Final = 300.0
@@ -56,11 +63,12 @@ class Size:
     slow: int = 100
     read_entries: int = 20_000  # Of 1 KB, which the slow readers ask for.
     paced_adds: int = 160_000
+    bomb_bytes: int = BOMB_BYTES
 
 
 FULL: Final = Size()
 SMALL: Final = Size(
-    ledgers=64, entries=8, idle=20, slow=5, read_entries=200, paced_adds=3_200
+    ledgers=64, entries=8, idle=20, slow=5, read_entries=200, paced_adds=3_200, bomb_bytes=4096
 )  # fmt: skip
 
 
@@ -80,6 +88,8 @@ def figures(
         yield from _open_ledgers(size)
     if "crowd" in wanted:
         yield from _crowd(runs, size)
+    if "packed" in wanted:
+        yield from _packed(runs, size)
 
 
 # --- Open ledgers -------------------------------------------------------------------------------
@@ -183,3 +193,28 @@ def _paced(bookie: Victim, size: Size, ledger_ids: "itertools.count[int]") -> fl
     ]
     result = generator.run(bookie.address, work, interval_s=PACED_INTERVAL_S)
     return _all_well(result).percentile_us(99) / 1e3
+
+
+# --- Packed blocks ------------------------------------------------------------------------------
+
+
+def _packed(runs: int, size: Size) -> Iterator[Figure]:
+    costs = list[PackedCost]()
+    for run in range(runs):
+        show_progress("packed blocks", run, runs)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            log_processes.running(Path(folder)) as cluster,
+        ):
+            costs.append(cost_of_packed(cluster.start_server("log-1"), size.bomb_bytes))
+    show_progress("", runs, runs)
+    name = f"{costs[0].stored_bytes / KIB:,.0f} KiB that unpack to {costs[0].unpacked_bytes / MIB:,.0f} MiB"
+    by_name = {
+        "a consumer that reads them grows by": [cost.consumer_bytes for cost in costs],
+        "a server that takes them apart, by": [cost.taken_apart_bytes for cost in costs],
+        "a server that checks a hundred of them, by": [cost.appended_bytes for cost in costs],
+    }
+    for what, grown in by_name.items():
+        yield judged(f"{name}: {what}", "MiB", _PACKED_MIB_MAX, [each / MIB for each in grown])
+    waited_ms = [1000 * cost.others_waited_s for cost in costs]
+    yield judged(f"{name}: others' slowest call beside that check", "ms", None, waited_ms)
