@@ -12,7 +12,7 @@ attackers. One that is given has to be the right one.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
@@ -27,6 +27,7 @@ from rollbook.ledger.core.verification import Verdict
 from rollbook.ledger.pardoning import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import Recovery
+from rollbook.ledger.seat_watch import SeatWatch
 from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
@@ -99,6 +100,7 @@ class Ledgers:
             *(self.nodes, self.bookies, self._placement, self._health),
             *(clock, randomness, config),
         )
+        self._seat_watch = SeatWatch(self.live, self._open_writers, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
         self._look_at = _HANDLES_MIN  # So many handles, whether some of them were closed.
         self._has_layout = False
@@ -120,7 +122,8 @@ class Ledgers:
 
     async def _close(self) -> None:
         """Each comes to its turn, whatever becomes of the others."""
-        endings = [handle.stop for handle in self._handles if not handle.is_stopped]
+        endings = [self._seat_watch.close]
+        endings += [handle.stop for handle in self._handles if not handle.is_stopped]
         endings += [self.bookies.close, self._watcher.close]
         if self._owns_store:
             endings.append(self._store.close)
@@ -406,6 +409,7 @@ class Ledgers:
             config=self.config,
         )
         self._handles[writer] = None
+        self._seat_watch.start()
         return writer
 
     async def _open(
@@ -429,6 +433,11 @@ class Ledgers:
             await reader.stop()
             raise
         return reader
+
+    def _open_writers(self) -> Iterator[LedgerWriter]:
+        for each in tuple(self._handles):
+            if isinstance(each, LedgerWriter) and not each.is_stopped:
+                yield each
 
     def _make_sure_it_is_open(self) -> None:
         """And forgets what was closed, once that may be half of what it knows."""

@@ -65,6 +65,16 @@ class StandIns:
         if self._change is None and not self._is_frozen:
             self._change = self._loop.create_task(self._replace_failed())
 
+    def has_successor(self, slot: int) -> bool:
+        """Whether a healthy bookie could take this seat now."""
+        if self._is_frozen:
+            return False
+        now_ns = self._clock.monotonic_ns()
+        live, ensemble = self._bookies.live(), self._seating.ensemble
+        return bool(
+            self._placement.pick_replacements(self._quorum, ensemble, (slot,), live, now_ns)
+        )
+
     def freeze(self) -> None:
         """No change begins any more; the one under way comes to its end."""
         self._is_frozen = True

@@ -328,6 +328,18 @@ class LedgerWriter:
     def _make_write_lac(self, lac: EntryId) -> WriteLac:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
 
+    def leave(self, reason: RollbookError, bookie: BookieId) -> bool:
+        """Replaces the bookie though it owes no answer, if another one can take its seat (WR11). Whether it began."""
+        if self._is_closing or self._is_over or bookie not in self._seating.ensemble:
+            return False
+        slot = self._seating.ensemble.index(bookie)
+        is_down = slot in self._seating.down
+        if is_down or not self._stand_ins.has_successor(slot):
+            return False
+        self._seating.on_failure(slot, reason)
+        self._on_down(slot)
+        return True
+
     # --- For channels -------------------------------------------------------------------------
 
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:

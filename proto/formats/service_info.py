@@ -21,6 +21,7 @@ TLS_PROTOCOL: Final = "rollbook-tls"  # The same behind TLS; clients of BookKeep
 # Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
 HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
+DRAINING: Final = "rollbook.draining"  # "true": it is to leave the cluster, and gives up its seats.
 EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
 
 # What there is of those.
@@ -73,6 +74,10 @@ class BookieServiceInfo:
             if endpoint.protocol == protocol and endpoint.port:
                 return Address(endpoint.host, endpoint.port)
         return None
+
+    @property
+    def is_draining(self) -> bool:
+        return dict(self.properties).get(DRAINING) == "true"
 
     @property
     def incarnation(self) -> str | None:

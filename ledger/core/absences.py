@@ -1,0 +1,40 @@
+"""Which bookies a writer leaves although it has nothing to send them (WR11).
+
+A seat on a bookie that is gone costs a copy of whatever is confirmed next, and a ledger whose open end names a lost
+bookie is closed by repair after a while, for all that repair can know of its writer. So a writer that is alive gives
+up such a seat itself, before that.
+
+    not registered for 15 s    lost: longer than a restart takes, so a restart moves nothing
+    registered as draining     it is to lose all its seats
+    read-only                  not missing: it keeps its seats until an add is refused
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from rollbook.proto.ids import BookieId
+
+_ABSENT_NS: Final = 15 * 1_000_000_000
+
+
+class Absences:
+    def __init__(self, absent_ns: int = _ABSENT_NS) -> None:
+        self._absent_ns = absent_ns
+        self._since_ns: dict[BookieId, int] = {}
+
+    def on_look(
+        self,
+        members: Iterable[BookieId],
+        registered: Collection[BookieId],
+        draining: Collection[BookieId],
+        now_ns: int,
+    ) -> set[BookieId]:
+        """`members` have seats in open fragments. Those of them whose seats are to be given up."""
+        absent = [each for each in members if each not in registered]
+        self._since_ns = {each: self._since_ns.get(each, now_ns) for each in absent}
+        lost = {
+            each
+            for each, since_ns in self._since_ns.items()
+            if now_ns - since_ns >= self._absent_ns
+        }
+        return lost | {each for each in members if each in draining}

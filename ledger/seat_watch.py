@@ -1,0 +1,76 @@
+"""Looks once a second whether a bookie has gone for which some writer of this client keeps a seat
+(`core/absences.py`), and lets those writers replace it, at most 500 a second.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rollbook.ledger.core.absences import Absences
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.proto.cluster.bookie_watcher import LiveBookies
+from rollbook.proto.errors import BookieUnreachable
+from rollbook.proto.ports import Clock
+
+_LOOK_S: Final = 1.0
+_STEP_S: Final = 0.1
+_SEATS_PER_STEP: Final = 50  # Each is a write of metadata.
+
+
+class SeatWatch:
+    def __init__(
+        self,
+        live: Callable[[], LiveBookies],
+        writers: Callable[[], Iterable[LedgerWriter]],
+        clock: Clock,
+    ) -> None:
+        self._live = live
+        self._writers = writers
+        self._clock = clock
+        self._absences = Absences()
+        self._looked_at: LiveBookies | None = (
+            None  # With everybody present: nothing can have changed since.
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Idempotent; there is nothing to watch before the first writer."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once. Returns when every writer that is concerned has been informed."""
+        live = self._live()
+        if live is self._looked_at:
+            return
+        writers = list(self._writers())
+        members = {
+            bookie for writer in writers for bookie in writer.metadata.fragments[-1].ensemble
+        }
+        registered = {bookie for bookie in members if live.find(bookie) is not None}
+        draining = {
+            bookie
+            for bookie in registered
+            if (info := live.find(bookie)) is not None and info.is_draining
+        }
+        gone = self._absences.on_look(members, registered, draining, self._clock.monotonic_ns())
+        is_at_rest = len(registered) == len(members) and not gone
+        self._looked_at = live if is_at_rest else None
+        moved = 0
+        for writer in writers:
+            for bookie in gone.intersection(writer.metadata.fragments[-1].ensemble):
+                reason = "it is draining" if bookie in draining else "it is not registered"
+                moved += writer.leave(BookieUnreachable(reason, bookie=bookie), bookie)
+                if moved >= _SEATS_PER_STEP:
+                    await asyncio.sleep(_STEP_S)
+                    moved = 0
