@@ -198,8 +198,8 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
     """BookKeeper listens on all interfaces unless one is named, and its id is the address or the name of its host there."""
     port = keys.integer("bookiePort")
     port = _DEFAULT_PORT if port is None else port
-    interface = keys.text("listeningInterface", _DEFAULT_INTERFACE)
-    interface = None if interface == _DEFAULT_INTERFACE else interface
+    named = keys.text("listeningInterface")
+    interface = None if named in ("", _DEFAULT_INTERFACE) else named
     by_name, is_short = keys.flag("useHostNameAsBookieID"), keys.flag("useShortHostName")
     with BadConfig.about("listeningInterface", "useHostNameAsBookieID"):
         advertised = keys.text("advertisedAddress")

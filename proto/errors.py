@@ -158,6 +158,12 @@ class MetadataUnavailable(Unavailable):
     code = Code("METADATA_UNAVAILABLE", "UNAVAILABLE", 503)
 
 
+class MetadataFull(Unavailable):
+    """The disk of the metadata store is nearly full; it takes nothing that grows."""
+
+    code = Code("METADATA_FULL", "UNAVAILABLE", 503)
+
+
 class ServerUnreachable(Unavailable):
     """No log server can be reached; nothing was sent."""
 

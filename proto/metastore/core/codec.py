@@ -32,6 +32,7 @@ from rollbook.proto.errors import (
     EntryTooLarge,
     InvalidRequest,
     MetadataConflict,
+    MetadataFull,
     NodeExists,
     NodeNotEmpty,
     NoSuchNode,
@@ -85,7 +86,7 @@ _REFUSALS: Final = {
     error.__name__: error
     for error in (
         *(NoSuchNode, NodeExists, NodeNotEmpty, MetadataConflict),
-        *(InvalidRequest, EntryTooLarge, SessionExpired, Overloaded),
+        *(InvalidRequest, EntryTooLarge, SessionExpired, Overloaded, MetadataFull),
     )
 }
 

@@ -35,6 +35,7 @@ from rollbook.proto.metastore.core.messages import (
     Welcome,
 )
 from rollbook.proto.metastore.core.ops import check_ops, check_path
+from rollbook.proto.metastore.core.room import Room
 from rollbook.proto.metastore.core.sessions import SessionTable
 from rollbook.proto.metastore.core.tree import Applied, Row, Tree
 from rollbook.proto.metastore.core.watches import WatchTable
@@ -76,6 +77,7 @@ class Service:
         self.store = kept.store
         self.sessions = SessionTable(now_ns)
         self.sessions.load(kept.timeouts_ms)
+        self.room = Room()
         self.tree = Tree()
         self.tree.load(kept.rows)
         self._applied_txn = self._durable_txn = kept.last_txn
@@ -183,6 +185,7 @@ class Service:
                 check_ops(ops)
                 if not ops:
                     return []
+                self.room.check(ops, self.tree.get)
                 applied = self.tree.apply(ops, known.session, self._applied_txn + 1, now_ms)
                 self._note(applied)
                 return applied.results

@@ -101,6 +101,8 @@ class EmbeddedConnector:
             )
 
     def why_silent(self) -> str:
+        if self._owner is not None and self._owner.is_stuck:
+            return f"the disk of {self._path}, which this process holds, is full"
         if self.is_owner:
             return f"the disk of {self._path}, which this process holds, is slow to keep it"
         return describe_owner(self._path)

@@ -4,6 +4,8 @@
     nodes     a row per node; its children follow from their paths
     sessions  a row per live session
 
+Beside it lies `P.reserve`, as large as `RESERVE_BYTES`: it goes when the disk is full, and comes back with room.
+
 A batch is one SQLite transaction, synced before `keep` returns (write-ahead log, synchronous=FULL).
 SQLite's own lock on the file is exclusive: no other program reads or writes it meanwhile. Before an
 owner builds on the log of the last one, it makes that log durable as it reads: see `_write_again`.
@@ -22,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self, TypeVar
 
 import google_crc32c
+import structlog
 
 from rollbook.proto.errors import (
     BadConfig,
@@ -31,11 +34,18 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     UnsupportedVersion,
 )
+from rollbook.proto.metastore.core.room import ROOMY_BYTES
 from rollbook.proto.metastore.core.service import Batch, Kept
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.ports import SessionId
 from rollbook.proto.runtime.system_errors import MAKE_ROOM
 
+logger = structlog.get_logger()
+
+RESERVE_BYTES: Final = (
+    8 * 1024 * 1024
+)  # Given up when nothing else is left: what is under way needs less.
+_TRY_AGAIN_S: Final = 0.5
 FORMAT: Final = 1  # SQLite's user_version.
 APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
 _BUSY_S: Final = 1.0
@@ -66,7 +76,10 @@ class StoreFile:
     """Every method of the connection runs on its thread, one after the other."""
 
     def __init__(self, path: str) -> None:
+        self.may_wait = True  # For room on a full disk.
+        self.is_stuck = False  # It does.
         self._path = path
+        self._reserve = f"{path}.reserve"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata-file")
         self._checksums: dict[str | SessionId, int] = {}  # By what the row is kept under.
         self._sum = 0
@@ -88,11 +101,28 @@ class StoreFile:
             raise
 
     async def keep(self, batch: Batch) -> None:
-        """Durable when it returns. Raises `OutcomeUnknown`: nobody knows what is in the file then."""
-        try:
-            await self._run(self._keep, batch)
-        except sqlite3.Error as error:
-            raise _not_kept(f"cannot write {self._path}: {error}", _mend(error)) from error
+        """Durable when it returns. On a full disk SQLite has written nothing, and it is tried again (MS8).
+
+        Raises `OutcomeUnknown`: nobody knows what is in the file then.
+        """
+        while True:
+            try:
+                await self._run(self._keep, batch)
+            except sqlite3.Error as error:
+                if not (self.may_wait and _is_full(error)):
+                    raise _not_kept(f"cannot write {self._path}: {error}", _mend(error)) from error
+            else:
+                self.is_stuck = False
+                return
+            if not await self._run(self._give_up_reserve):
+                if not self.is_stuck:
+                    logger.error("metadata_disk_full", path=self._path)
+                self.is_stuck = True
+                await asyncio.sleep(_TRY_AGAIN_S)
+
+    async def free_bytes(self) -> int:
+        """Of its disk; the reserve is made again when there is room for it."""
+        return await self._run(self._look_for_room)
 
     async def close(self) -> None:
         await self._run(self._close)
@@ -104,6 +134,29 @@ class StoreFile:
         return await asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
 
     # --- On the thread ---
+
+    def _look_for_room(self) -> int:
+        space = os.statvfs(os.path.dirname(self._path))
+        free = space.f_bavail * space.f_frsize
+        if free >= ROOMY_BYTES + RESERVE_BYTES and not os.path.exists(self._reserve):
+            descriptor = os.open(self._reserve, os.O_CREAT | os.O_WRONLY, 0o600)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+                else:  # macOS.
+                    os.write(descriptor, bytes(RESERVE_BYTES))
+            finally:
+                os.close(descriptor)
+        return free
+
+    def _give_up_reserve(self) -> bool:
+        """Whether there was one."""
+        try:
+            os.unlink(self._reserve)
+        except FileNotFoundError:
+            return False
+        logger.warning("metadata_reserve_given_up", path=self._path)
+        return True
 
     def _open(self, new_id: str | None) -> Kept:
         if new_id is not None and not os.path.exists(self._path):
@@ -157,6 +210,8 @@ class StoreFile:
 
     def _keep(self, batch: Batch) -> None:
         run, run_many = self._database.execute, self._database.executemany
+        if self._database.in_transaction:  # Of an attempt that found the disk full.
+            run("ROLLBACK")
         run("BEGIN IMMEDIATE")
         nodes = [(path, *row) for path, row in batch.rows.items() if row is not None]
         sessions = [item for item in batch.timeouts_ms.items() if item[1] is not None]
@@ -186,9 +241,12 @@ class StoreFile:
             _NEVER_CLOSED_IN_CHILDREN.pop(id(self._database), None)
 
 
+def _is_full(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
 def _mend(error: sqlite3.Error) -> str:
-    is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-    return MAKE_ROOM if is_full else "look what is wrong with that disk"
+    return MAKE_ROOM if _is_full(error) else "look what is wrong with that disk"
 
 
 def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:

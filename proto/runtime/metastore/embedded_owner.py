@@ -10,7 +10,7 @@ removed and made anew, and the file opened; an owner that leaves removes nothing
 the process, since no child inherits it: executed programs by O_CLOEXEC, forked ones close it first
 of all. It is never stolen: a stopped owner stalls the store, and whoever waits is told its number.
 
-What cannot be kept ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of the file
+What cannot be kept, but for want of room, ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of the file
 then, and only the file counts. The next owner starts from there.
 """
 
@@ -51,6 +51,9 @@ from rollbook.proto.wire.frames import FrameDecoder
 
 logger = structlog.get_logger()
 
+_LOOK_S: Final = (
+    1.0  # For room on the disk: what is written meanwhile is less than its lower bound.
+)
 CONNECTIONS_MAX: Final = 1024
 UNANSWERED_MAX: Final = 128  # Of one connection: enough to fill a batch.
 UNREAD_EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -120,6 +123,12 @@ class Owner:
         self._file = file
         self._host = host
         self._server: asyncio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Its disk is so full that nothing can be kept."""
+        return self._file.is_stuck
 
     @classmethod
     async def take(
@@ -149,8 +158,11 @@ class Owner:
                     raise
 
             owner = cls(path, lock, file, Host(kept, clock, keep))
+            file.may_wait = serve  # A short command says at once that the disk is full.
             if serve:
                 await owner._serve()
+                await owner._look_for_room()
+                owner._looking = asyncio.get_running_loop().create_task(owner._look_on())
             owner._host.start()
         except BaseException:
             if file is not None:
@@ -165,6 +177,10 @@ class Owner:
 
     async def close(self) -> None:
         """Sessions live on, for the next owner to keep."""
+        self._file.may_wait = False  # A process that ends does not wait for room.
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         if self._server is not None:
             for listening in self._server.sockets:
                 _CLOSED_IN_CHILDREN.pop(listening.fileno(), None)
@@ -175,6 +191,25 @@ class Owner:
         finally:
             self._lock.release()
         logger.info("metadata_store_left", path=self._path)
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look_for_room()
+
+    async def _look_for_room(self) -> None:
+        room = self._host.service.room
+        try:
+            free = await self._file.free_bytes()
+        except OSError:
+            return  # A disk that does not say: what it takes, it takes.
+        if room.on_free(free):
+            if room.is_full:
+                logger.warning(
+                    "metadata_store_takes_nothing_more", path=self._path, free_bytes=free
+                )
+            else:
+                logger.info("metadata_store_takes_all_again", path=self._path, free_bytes=free)
 
     async def _serve(self) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
