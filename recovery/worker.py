@@ -12,10 +12,10 @@ While the switch is off (`Marks.is_enabled`), nothing new begins.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Never
 
 import structlog
 
@@ -25,19 +25,18 @@ from rollbook.proto.errors import (
     BadMetadata,
     NoSuchLedger,
     NoSuchNode,
-    OutcomeUnknown,
     RollbookError,
     SessionExpired,
-    Unavailable,
     UnsupportedVersion,
 )
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import Clock, EventKind, MetadataStore, Watch
+from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair
+from rollbook.recovery.patience import AWAY, follow, patiently, until_done
 from rollbook.recovery.tasks import DrainTasks, Failures
 
 logger = structlog.get_logger()
@@ -93,20 +92,29 @@ class Worker:
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ones.
         self._news = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self) -> Never:
         """Ends only by being cancelled, or with a bug: repairs that are under way are given up then."""
-        await self._patiently(self._prepare)
+        await until_done("worker", self._prepare)
+
+        async def hear() -> None:
+            self._news.set()
+
         async with TaskGroup() as group:
-            for watch_of in (self._marks.watch, self._drains.watch, self._marks.watch_switch):
-                group.create_task(self._listen(watch_of))
-            while True:
-                self._news.clear()
-                with suppress(Unavailable, OutcomeUnknown, SessionExpired):
-                    await self.work_once()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause_s()):
-                        await self._news.wait()
-                        await asyncio.sleep(self._config.settle_s)  # Marks come in swarms.
+            for part, watch in (
+                ("marks", self._marks.watch),
+                ("drain tasks", self._drains.watch),
+                ("switch", self._marks.watch_switch),
+            ):
+                group.create_task(follow(part, watch, hear))
+            await patiently("worker", self._work)
+
+    async def _work(self) -> None:
+        self._news.clear()
+        await self.work_once()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s()):
+                await self._news.wait()
+                await asyncio.sleep(self._config.settle_s)  # Marks come in swarms.
 
     async def work_once(self) -> None:
         """Every task that is due now is tried once. Raises what the metadata store raises."""
@@ -204,7 +212,7 @@ class Worker:
                 await self._repair(ledger_id, lock)
             finally:
                 await self._marks.release(lock)
-        except (Unavailable, OutcomeUnknown, SessionExpired, NoSuchNode) as error:
+        except (*AWAY, NoSuchNode) as error:
             # The metadata store is away, or the lock was lost: nobody can write down anything.
             self._put_off(ledger_id, self._config.locked_pause_s)
             logger.info("repair_given_up", ledger_id=ledger_id, reason=error.message or str(error))
@@ -324,29 +332,6 @@ class Worker:
         return self._config.grace_s - (now_ns - since_ns) / _NS_PER_S
 
     # ------------------------------------------------------------------------------------------
-
-    async def _listen(self, watch_of: Callable[[], Awaitable[Watch]]) -> None:
-        while True:
-            try:
-                watch = await watch_of()
-            except (Unavailable, OutcomeUnknown, SessionExpired):
-                await asyncio.sleep(self._config.locked_pause_s)
-                continue
-            try:
-                async for event in watch:
-                    if event.kind is not EventKind.DELETED:
-                        self._news.set()
-            finally:
-                await watch.close()
-
-    async def _patiently(self, prepare: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await prepare()
-                return
-            except (Unavailable, OutcomeUnknown, SessionExpired) as error:
-                logger.warning("repair_cannot_begin", reason=error.message or str(error))
-                await asyncio.sleep(self._config.locked_pause_s)
 
     def _wall_ms(self) -> int:
         return self._clock.wall_us() // 1000

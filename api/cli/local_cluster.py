@@ -1,4 +1,4 @@
-"""A whole cluster in this process: the metadata in one file, bookies, one log server.
+"""A whole cluster in this process: the metadata in one file, bookies, one log server, recovery.
 
 Everything lies below one directory, and is found there again:
 
@@ -22,6 +22,11 @@ from typing import Final
 from rollbook.api.cli.bookie_settings import RealMachine
 from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server
 from rollbook.api.cli.output import explain_error
+from rollbook.api.cli.recovery_server import (
+    RecoveryServerConfig,
+    RecoverySettings,
+    recovery_server,
+)
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
@@ -104,6 +109,8 @@ async def local_cluster(
         logs = await stack.enter_async_context(
             log_server(_log_settings(url, count, server, sizes), serves_store=False)
         )
+        recovery = RecoverySettings(RecoveryServerConfig(url, name="recovery-1"))
+        await stack.enter_async_context(recovery_server(recovery, serves_store=False))
         yield LocalCluster(url, running, logs)
 
 

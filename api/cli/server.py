@@ -24,6 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
         "rollbook server bookie --config /etc/bookkeeper/bk_server.conf",
         "rollbook server bookie --help",
         "rollbook server log --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook server recovery --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook server all --data /var/lib/rollbook",
     )
 )
@@ -147,6 +148,37 @@ def log(**flags: Any) -> None:
     from rollbook.api.cli.log_server import run_log_server  # `--help` is quick.
 
     run_log_server(flags)
+
+
+# --- rollbook server recovery -----------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook server recovery --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook server recovery --metadata zk://zk1,zk2,zk3/ledgers --no-auditor",
+        "rollbook server recovery --config recovery.toml --log-level debug",
+    )
+)
+@click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
+@click.option(
+    "--name", metavar="NAME", help="Its name in votes and locks.  [default: the host's name]"
+)
+@click.option("--no-auditor", is_flag=True, help="Do not stand for auditor.")
+@click.option("--no-worker", is_flag=True, help="Make no copies.")
+@click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
+@_log_level_option
+def recovery(**flags: Any) -> None:
+    """Run a recovery server: it notices lost bookies and makes their copies elsewhere.
+
+    Any number of them share the work; one of them is elected as auditor, and marks ledgers that lack
+    copies. BookKeeper's autorecovery may run beside it, in the same election and on the same marks.
+
+    Every flag can be set as ROLLBOOK_<FLAG>, as in ROLLBOOK_METADATA, and in the file.
+    """
+    from rollbook.api.cli.recovery_server import run_recovery_server  # `--help` is quick.
+
+    run_recovery_server(flags)
 
 
 # --- rollbook server all ----------------------------------------------------------------------

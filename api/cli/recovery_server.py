@@ -1,0 +1,183 @@
+"""One recovery server as a process: what `rollbook server recovery` runs until it is told to stop.
+
+A composition root: here auditor and worker meet the machine.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import click
+import structlog
+
+from rollbook import __version__
+from rollbook.api.cli.bookie_settings import RealMachine, check_log_level
+from rollbook.api.cli.until_stopped import until_stopped
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.runtime.allocator import keep_freed_memory
+from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.config import load_config, read_config_file, variables_of_flags
+from rollbook.proto.runtime.limits import allow_open_files
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.config import AuditConfig, WorkerConfig
+from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+
+logger = structlog.get_logger()
+
+_SECTIONS: Final = ("recovery", "audit", "worker", "ledger")
+_OPEN_FILES: Final = 16_384
+
+
+@dataclass(frozen=True)
+class RecoveryServerConfig:
+    """Where it finds its cluster, and which parts it runs."""
+
+    metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
+    name: str = ""  # It stands in votes and locks; by default the host's name.
+    no_auditor: bool = False
+    no_worker: bool = False
+    log_level: str = "info"  # debug, info, warning or error.
+    session_timeout_s: float = (
+        10.0  # With the metadata store. Longer: a dead server's locks stay longer.
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.session_timeout_s <= 600:
+            raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
+        if self.no_auditor and self.no_worker:
+            raise BadConfig(
+                "with no auditor and no worker nothing is left to run",
+                settings=("no_auditor", "no_worker"),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverySettings:
+    """All that an operator may set, by section."""
+
+    server: RecoveryServerConfig
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    ledger: ClientConfig = field(default_factory=ClientConfig)
+
+    @property
+    def recovery(self) -> RecoveryConfig:
+        return RecoveryConfig(
+            self.audit,
+            self.worker,
+            runs_auditor=not self.server.no_auditor,
+            runs_worker=not self.server.no_worker,
+        )
+
+
+def load_recovery_settings(config_file: str | None = None, **flags: Any) -> RecoverySettings:
+    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
+    and foo_bar under [recovery] in the file. Raises `BadConfig`.
+    """
+    tables = read_config_file(config_file, _SECTIONS) if config_file else {}
+    given = {name: value for name, value in flags.items() if value is not False}
+    server = load_config(
+        RecoveryServerConfig,
+        section="recovery",
+        file=tables.get("recovery"),
+        file_path=config_file,
+        environ=os.environ,
+        flags=given,
+        variables=variables_of_flags(RecoveryServerConfig),
+        check=_check_server,
+    )
+    others: dict[str, Any] = {
+        section: load_config(
+            kind,
+            section=section,
+            file=tables.get(section),
+            file_path=config_file,
+            environ=os.environ,
+        )
+        for section, kind in (
+            ("audit", AuditConfig),
+            ("worker", WorkerConfig),
+            ("ledger", ClientConfig),
+        )
+    }
+    return RecoverySettings(server, **others)
+
+
+def _check_server(config: RecoveryServerConfig) -> None:
+    check_log_level(config.log_level)
+    with BadConfig.about("metadata"):
+        if MetadataUrl.parse(config.metadata).backend is Backend.MEMORY:
+            raise BadConfig(
+                "a store in memory is known to one process only",
+                next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
+            )
+    if config.name:
+        with BadConfig.about("name"):
+            parse_bookie_id(config.name)
+
+
+def run_recovery_server(flags: Mapping[str, Any]) -> None:
+    """Until it is told to stop. Raises `RollbookError`."""
+    settings = load_recovery_settings(**flags)
+    configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
+    asyncio.run(until_stopped(_serve(settings)))
+
+
+async def _serve(settings: RecoverySettings) -> None:
+    allow_open_files(_OPEN_FILES)
+    keep_freed_memory()
+    async with recovery_server(settings, serves_store=True) as server:
+        calm_collector()
+        logger.info("recovery_server_started", server=server.name, version=__version__)
+        with suppress(OSError):  # Nobody has to listen.
+            click.echo(f"ready: recovery server {server.name}, {' and '.join(server.kinds)}")
+            sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def recovery_server(
+    settings: RecoverySettings, *, serves_store: bool, local_bookie: BookieId | None = None
+) -> AsyncIterator[RecoveryServer]:
+    """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
+    that serves it.
+    """
+    config, machine = settings.server, RealMachine()
+    randomness = random.Random(random.SystemRandom().getrandbits(128))
+    url = MetadataUrl.parse(config.metadata)
+    async with AsyncExitStack() as stack:
+        store = await open_metadata_store(
+            url,
+            serve=serves_store,
+            session_timeout_s=config.session_timeout_s,
+            randomness=randomness,
+        )
+        stack.push_async_callback(store.close)
+        cluster = await open_cluster(store, url.ledgers_root, url=url)
+        ledgers = await stack.enter_async_context(
+            Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
+        )
+        server = RecoveryServer(
+            *(ledgers, store, machine.clock, settings.recovery),
+            name=local_bookie or parse_bookie_id(config.name or socket.gethostname()),
+            local_bookie=local_bookie,
+        )
+        async with TaskGroup() as group:
+            running = group.create_task(server.run())
+            try:
+                yield server
+            finally:
+                running.cancel()
