@@ -54,6 +54,17 @@ class AuditConfig:
         _require_at_least(self, 1, "marks_at_once")
 
 
+@dataclass(frozen=True)
+class StewardConfig:
+    # Of ledgers that wait to be copied; more of them are published as these are done.
+    tasks_max: int = 10_000
+    # Between two looks at what nothing tells of. Smaller: a drain ends sooner, at the store's cost.
+    look_again_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "tasks_max")
+
+
 def _require_at_least(config: object, least: int, *names: str) -> None:
     for name in names:
         if getattr(config, name) < least:

@@ -1,12 +1,13 @@
-"""Work in our own tree: ledgers to copy away from draining bookies, failures of repairs, and what a
-person asks of the auditor.
+"""Work in our own tree: ledgers of bookies that drain or may not be whole, failures of repairs, and
+what a person asks of the auditor.
 
-    <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: the draining bookies that the ledger names
+    <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: those of its bookies
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
 
 Both have the form of BookKeeper's marks. A worker treats a drain task as it treats a mark, under the
-same lock (`Marks.take`): the bookies that it names are to be replaced, though they are registered. The
-steward publishes them, a bounded number at a time.
+same lock (`Marks.take`). Of the bookies that it names, one that is draining is to be replaced, though it
+is registered; any other is to be looked at: what its entry list lacks is restored there. The steward
+publishes the tasks, a bounded number at a time.
 """
 
 import json
@@ -17,9 +18,9 @@ import structlog
 
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
 from rollbook.proto.cluster.lost_replies import (
-    create_surely,
     delete_surely,
     ensure_node,
+    put_surely,
     read_surely,
     set_surely,
 )
@@ -111,19 +112,7 @@ class AuditOrders:
         await ensure_own_root(self._store, self._cluster)
         fields = {"version": 1, "approved": sorted(bookies), "token": token}
         data = json.dumps(fields, sort_keys=True).encode("ascii")
-        for _ in range(_RACES_MAX):
-            node = await read_surely(self._store, self.path)
-            try:
-                if node is None:
-                    await create_surely(
-                        self._store, self.path, data, lambda node: node.value == data
-                    )
-                else:
-                    await set_surely(self._store, self.path, data, node.stat.version)
-                return
-            except (NodeExists, NoSuchNode, MetadataConflict):
-                continue
-        raise MetadataConflict("it is written again and again", path=self.path)
+        await put_surely(self._store, self.path, data)
 
     async def approved(self) -> frozenset[BookieId]:
         """What cannot be read approves nothing."""

@@ -37,6 +37,7 @@ from rollbook.proto.ports import ANY_VERSION, CreateMode, MetadataStore, Node, O
 
 ATTEMPTS: Final = 6  # Each of them waits for the connection as long as the store does.
 _PAUSE_S: Final = 0.02  # Doubles.
+_RACES_MAX: Final = 20
 
 T = TypeVar("T")
 IsOurs = Callable[[Node], bool]
@@ -124,6 +125,26 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
         except ConnectionLost:
             lost = True
     raise _not_settled(lost, path)
+
+
+async def put_surely(store: MetadataStore, path: str, value: bytes) -> None:
+    """Written whatever is there, and if the same is: the last one wins. Raises `NoSuchNode` if it has no
+    parent, `MetadataConflict` if others write it again and again.
+    """
+    for _ in range(_RACES_MAX):
+        node = await read_surely(store, path)
+        try:
+            if node is None:
+                await create_surely(store, path, value, lambda found: found.value == value)
+            else:
+                await set_surely(store, path, value, node.stat.version)
+            return
+        except (NodeExists, MetadataConflict):
+            continue
+        except NoSuchNode:
+            if node is None:
+                raise
+    raise MetadataConflict("it is written again and again", path=path)
 
 
 async def delete_surely(

@@ -24,6 +24,7 @@ from rollbook.proto.cluster.lost_replies import (
     delete_surely,
     ensure_node,
     ensure_path,
+    put_surely,
     read_surely,
     set_surely,
     transact_surely,
@@ -361,16 +362,5 @@ class Marks(MarkTree):
         await self._put(f"{self._top}/{check.value}", pack_checked_at(at_ms))
 
     async def _put(self, path: str, value: bytes) -> None:
-        """The last one wins."""
-        for _ in range(_RACES_MAX):
-            node = await read_surely(self._store, path)
-            try:
-                if node is None:
-                    await ensure_path(self._store, path.rpartition("/")[0], self._root)
-                    await create_surely(self._store, path, value, lambda n: n.value == value)
-                else:
-                    await set_surely(self._store, path, value, node.stat.version)
-                return
-            except (NodeExists, MetadataConflict, NoSuchNode):
-                continue
-        raise MetadataConflict("it is written again and again", path=path)
+        await ensure_path(self._store, self._top, self._root)
+        await put_surely(self._store, path, value)

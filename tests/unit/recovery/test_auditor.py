@@ -192,11 +192,23 @@ async def test_while_it_is_switched_off_nothing_is_marked(site: Site) -> None:
 async def test_a_ledger_that_names_a_lost_bookie_later_is_marked(site: Site) -> None:
     """AU4: a client picked its ensemble before the loss, and creates the ledger after the pass."""
     await site.make(1, 0, 1)
-    async with site.auditor():
+    async with site.auditor() as auditor:
         await site.lose(0)
         await site.until_marked({1: {0}})
         await site.make(2, 0, 3)
         await site.until_marked({1: {0}, 2: {0}})
+        assert auditor.state.passes == 1
+
+
+async def test_each_sweep_marks_again_what_lost_its_mark(site: Site) -> None:
+    """AU4: Java's worker may have taken the copies for sound."""
+    await site.make(1, 0, 1)
+    async with site.auditor() as auditor:
+        await site.lose(0)
+        await site.until_marked({1: {0}})
+        await site.people.delete(site.marks.path(LedgerId(1)))
+        auditor._index.request_sweep()
+        await site.until_marked({1: {0}})
 
 
 async def test_what_java_moved_unheard_is_marked(site: Site) -> None:

@@ -1,0 +1,67 @@
+"""A whole fresh walk: which ledgers name these bookies, by the metadata itself and not by an index.
+
+Ledgers that exist from before the first step to after the last are all seen (`LedgerWalk`), each as it was
+at some time in between. So what begins after a bookie takes no entries any more, and finds no ledger that
+names it, has seen all but those that a client makes with an ensemble that it picked before (LC4).
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.errors import BadMetadata, NoSuchLedger
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+
+_AT_ONCE: Final = 64
+
+
+@dataclass(slots=True)
+class Census:
+    ledgers: int = 0  # That were looked at.
+    naming: dict[BookieId, int] = field(default_factory=dict)  # 0 for those that none names.
+    examples: dict[BookieId, LedgerId] = field(default_factory=dict)
+    unreadable: list[LedgerId] = field(default_factory=list)  # They may name anybody.
+
+
+async def take_census(
+    nodes: LedgerNodes,
+    bookies: Collection[BookieId],
+    on_ledger: Callable[[LedgerMetadata], None] = lambda _: None,
+) -> Census:
+    """`on_ledger` hears of each ledger that names one of them. Raises what the metadata store raises."""
+    census = Census(naming=dict.fromkeys(bookies, 0))
+
+    async def read(ledger_id: LedgerId) -> None:
+        try:
+            metadata = (await nodes.read(ledger_id)).metadata
+        except NoSuchLedger:
+            return
+        except BadMetadata:
+            census.unreadable.append(ledger_id)
+            return
+        finally:
+            census.ledgers += 1
+        named = [bookie for bookie in bookies if metadata.names(bookie)]
+        for bookie in named:
+            census.naming[bookie] += 1
+            census.examples.setdefault(bookie, ledger_id)
+        if named:
+            on_ledger(metadata)
+
+    batch: list[LedgerId] = []
+    async for ledger_id in nodes.ids():  # Its first step waits for all that was written before.
+        batch.append(ledger_id)
+        if len(batch) == _AT_ONCE:
+            await _all(read(each) for each in batch)
+            batch.clear()
+    await _all(read(each) for each in batch)
+    return census
+
+
+async def _all(reads: Iterable[Coroutine[Any, Any, None]]) -> None:
+    for result in await asyncio.gather(*reads, return_exceptions=True):
+        if result is not None:
+            raise result

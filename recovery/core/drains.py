@@ -1,0 +1,50 @@
+"""How a drain goes on, from what is known about its bookie.
+
+    WAIT      the bookie is registered as writable: it has not obeyed yet, and clients may pick it
+    COPY      ledgers name it: they are published as tasks, a bounded number at a time
+    VERIFY    none does, by the index: a whole fresh walk decides
+    FAIL      what is left cannot be copied by retrying: a person decides
+
+A drain does not fail while anything can still be copied: what is left is then as little as can be.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rollbook.proto.errors import NotEnoughBookies
+from rollbook.recovery.core.failures import Failure
+
+# With the pauses between them these attempts take ten minutes, in which a bookie may come back.
+ATTEMPTS_WITHOUT_TARGET: Final = 8
+_NO_TARGET: Final = NotEnoughBookies.code.reason
+
+
+class Step(Enum):
+    WAIT = "wait"
+    COPY = "copy"
+    VERIFY = "verify"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFacts:
+    is_writable: bool
+    named: int  # Ledgers that name it, by the index.
+    stuck: int  # Those of them whose failure is final.
+
+
+def next_step(facts: DrainFacts) -> Step:
+    """LC4."""
+    if facts.is_writable:
+        return Step.WAIT
+    if facts.named == 0:
+        return Step.VERIFY
+    return Step.FAIL if facts.stuck >= facts.named else Step.COPY
+
+
+def is_final(failure: Failure) -> bool:
+    """Whether trying again can hardly help: no copy is left, or there is no bookie to copy to."""
+    if failure.is_unrecoverable:
+        return True
+    return failure.code == _NO_TARGET and failure.attempts >= ATTEMPTS_WITHOUT_TARGET

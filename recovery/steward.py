@@ -1,0 +1,424 @@
+"""Empties bookies that are to leave, and has bookies checked that may have lost ledgers unawares, while it
+is elected. It has an election of its own: BookKeeper's auditor may be Java's, which knows of neither.
+
+    lifecycles ──► core/drains.py ──► tasks (tasks.py) ──► workers copy, the index hears of it
+                        │
+                        └──► census.py ──► Drained          `core/lifecycle.py`
+    incarnations ─────────────────────► tasks ──► whole.py
+
+- A bookie is Drained iff a whole fresh walk that began after it was seen read-only or down finds no ledger
+  that names it. A ledger that names it later makes it Draining again (LC4).
+- Each change of a lifecycle is made while the steward's vote stands, or never (LC2).
+- A drain that failed or was cancelled leaves no task (LC5).
+- A bookie whose incarnation is not the one last seen whole has all its ledgers looked at (LC6).
+
+A steward may die anywhere: all that it goes by is read again by the next one.
+"""
+
+import asyncio
+import contextlib
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cookies import MemberNodes
+from rollbook.proto.cluster.election import Vote
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
+from rollbook.proto.cluster.lost_replies import read_surely
+from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.errors import (
+    BadMetadata,
+    MetadataConflict,
+    NodeExists,
+    NoSuchNode,
+    UnsupportedVersion,
+)
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.formats.paths import AVAILABLE
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import Clock, EventKind, MetadataStore, Randomness
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.census import take_census
+from rollbook.recovery.config import StewardConfig
+from rollbook.recovery.core.drains import DrainFacts, Step, is_final, next_step
+from rollbook.recovery.core.lifecycle import fail, finish, revert
+from rollbook.recovery.core.shapes import Shape
+from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.patience import patiently, until_done
+from rollbook.recovery.tasks import DrainTasks, Failures
+from rollbook.recovery.whole import WholeNodes
+
+logger = structlog.get_logger()
+
+_PUBLISHED_AT_ONCE: Final = 32
+_EXAMPLES: Final = 5
+_PAUSE_S: Final = 0.1  # Between two rounds; a drain changes thousands of ledgers a second.
+
+
+@dataclass(slots=True)
+class StewardState:
+    """What `status` shows of it: of each bookie that drains the step, and how many ledgers name it."""
+
+    drains: dict[BookieId, tuple[str, int]] = field(default_factory=dict)
+    suspects: dict[BookieId, int] = field(default_factory=dict)  # With ledgers to be looked at.
+    tasks: int = 0
+
+
+@dataclass(slots=True)
+class _Suspect:
+    incarnation: str
+    pending: "array[int]"  # Ledgers that are not published yet.
+
+
+class Steward:
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        clock: Clock,
+        randomness: Randomness,
+        watcher: BookieWatcher,
+        index: LedgerIndex,
+        marks: Marks,
+        config: StewardConfig,
+    ) -> None:
+        """`watcher` was started; `index` is kept by its owner; `marks` has the locks of this session."""
+        self._store = store
+        self._root = cluster.root
+        self._clock = clock
+        self._randomness = randomness
+        self._watcher = watcher
+        self._index = index
+        self._marks = marks
+        self._config = config
+        self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
+        self._lifecycles = LifecycleNodes(store, cluster)
+        self._members = MemberNodes(store, cluster)
+        self._drain_tasks = DrainTasks(store, cluster)
+        self._failures = Failures(store, cluster)
+        self._whole = WholeNodes(store, cluster)
+        self._has_news = asyncio.Event()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.state = StewardState()
+        self._tasks: dict[LedgerId, frozenset[BookieId]] = {}
+        self._are_tasks_known = False
+        self._suspects: dict[BookieId, _Suspect] = {}
+        self._cared_for: frozenset[BookieId] = frozenset()  # Not Active.
+        self._draining: frozenset[BookieId] = frozenset()
+        self._failing: dict[LedgerId, bool] = {}  # And whether that is final.
+        self._looked_at: LiveBookies | None = None
+        self._look_again_ns = 0
+
+    async def lead(self, vote: Vote) -> None:
+        """Until cancelled."""
+        self._reset()
+        logger.info("steward_leads", vote=vote.path)
+        forget = self._index.on_change(self._on_ledger)
+        try:
+            await until_done("steward", self._marks.prepare)
+            await until_done("steward", self._drain_tasks.prepare)
+            await until_done("steward", self._failures.prepare)
+            async with TaskGroup() as group:
+                group.create_task(patiently("drain tasks", self._follow_tasks))
+                group.create_task(patiently("lifecycles", self._follow_lifecycles))
+                group.create_task(patiently("members", self._follow_members))
+                group.create_task(patiently("steward", lambda: self._round(vote)))
+        finally:
+            forget()
+
+    # --- Facts --------------------------------------------------------------------------------
+
+    async def _follow_tasks(self) -> None:
+        watch = await self._drain_tasks.watch()
+        try:
+            self._are_tasks_known = False
+            await self._list_tasks()
+            self._are_tasks_known = True
+            self._has_news.set()
+            async for event in watch:
+                if event.kind is EventKind.RESYNC:
+                    return
+                if event.kind is EventKind.DELETED:
+                    ledger_id = self._drain_tasks.ledger_of(event.path)
+                    if ledger_id is not None and self._tasks.pop(ledger_id, None) is not None:
+                        self._has_news.set()
+        finally:
+            await watch.close()
+
+    async def _list_tasks(self) -> None:
+        tasks: dict[LedgerId, frozenset[BookieId]] = {}
+        async for ledger_id in self._drain_tasks.ids():
+            try:
+                found = await self._drain_tasks.read(ledger_id)
+            except BadMetadata as error:
+                logger.warning("drain_task_unreadable", ledger_id=ledger_id, reason=error.message)
+                continue
+            if found is not None:
+                tasks[ledger_id] = frozenset(found.mark.missing)
+        self._tasks = tasks
+
+    async def _follow_lifecycles(self) -> None:
+        watch = await self._lifecycles.watch()
+        try:
+            async for _ in watch:
+                self._has_news.set()
+        finally:
+            await watch.close()
+
+    async def _follow_members(self) -> None:
+        live = self._watcher.current
+        while True:
+            live = await self._watcher.changed(live)
+            self._has_news.set()
+
+    def _on_ledger(self, _: LedgerId, shape: Shape) -> None:
+        if not self._cared_for.isdisjoint(shape):
+            self._has_news.set()
+
+    # --- One look at everything ---------------------------------------------------------------
+
+    async def _round(self, vote: Vote) -> None:
+        self._has_news.clear()
+        if self._are_tasks_known:
+            await self._index.settle()
+            lifecycles = await self._lifecycles.list()
+            self._cared_for = frozenset(
+                each.bookie for each in lifecycles if not each.lifecycle.takes_entries
+            )
+            await self._look_at_what_nobody_tells()
+            await self._drain_all(vote, _in_state(lifecycles, LifecycleState.DRAINING))
+            await self._guard(vote, _in_state(lifecycles, LifecycleState.DRAINED))
+            await self._look_after_suspects()
+            await self._remove_tasks()
+            self.state.tasks = len(self._tasks)
+        await asyncio.sleep(min(_PAUSE_S, self._config.look_again_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.look_again_s):
+                await self._has_news.wait()
+
+    async def _look_at_what_nobody_tells(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._looked_at is self._watcher.current and now_ns < self._look_again_ns:
+            return
+        self._looked_at = self._watcher.current
+        await self._look_at_incarnations()
+        await self._look_at_failures()
+        self._look_again_ns = now_ns + round(self._config.look_again_s * 1e9)
+
+    async def _look_at_failures(self) -> None:
+        failures: dict[LedgerId, bool] = {}
+        async for ledger_id in self._failures.ids():
+            with contextlib.suppress(BadMetadata, UnsupportedVersion):
+                if (failure := await self._failures.read(ledger_id)) is not None:
+                    failures[ledger_id] = is_final(failure)
+        self._failing = failures
+
+    # --- Drains -------------------------------------------------------------------------------
+
+    async def _drain_all(self, vote: Vote, draining: list[StoredLifecycle]) -> None:
+        self._draining = frozenset(each.bookie for each in draining)
+        self.state.drains = {}
+        to_verify: list[StoredLifecycle] = []
+        stuck = self._count_stuck()
+        for stored in draining:
+            bookie = stored.bookie
+            facts = DrainFacts(
+                is_writable=bookie in self._watcher.current.writable,
+                named=self._index.count(bookie),
+                stuck=stuck[bookie],
+            )
+            step = next_step(facts)
+            self.state.drains[bookie] = step.value, facts.named
+            match step:
+                case Step.WAIT:
+                    pass
+                case Step.VERIFY:
+                    to_verify.append(stored)
+                case Step.FAIL:
+                    await self._fail(vote, stored, facts)
+                case Step.COPY:
+                    await self._publish_drain(bookie)
+        if to_verify:
+            await self._verify(vote, to_verify)
+
+    def _count_stuck(self) -> "Counter[BookieId]":
+        """Ledgers of each bookie that drains whose failure is final."""
+        stuck: Counter[BookieId] = Counter()
+        for ledger_id, is_stuck in self._failing.items():
+            shape = self._index.shape(ledger_id)
+            if is_stuck and shape is not None:
+                stuck.update(bookie for bookie in self._draining if bookie in shape)
+        return stuck
+
+    @property
+    def _room(self) -> int:
+        """Ledgers that wait for another try must not keep others from their first."""
+        waiting = sum(ledger_id in self._tasks for ledger_id in self._failing)
+        return max(self._config.tasks_max - len(self._tasks) + waiting, 0)
+
+    async def _publish_drain(self, bookie: BookieId) -> None:
+        room = self._room
+        to_publish: list[LedgerId] = []
+        async for ledger_id, _ in self._index.naming([bookie]):
+            if len(to_publish) >= room:
+                break
+            if bookie not in self._tasks.get(ledger_id, ()):
+                to_publish.append(ledger_id)
+        await self._publish(to_publish, self._draining)
+
+    async def _publish(self, ids: Iterable[LedgerId], bookies: frozenset[BookieId]) -> None:
+        remaining = iter(ids)
+
+        async def work() -> None:
+            for ledger_id in remaining:
+                shape = self._index.shape(ledger_id)
+                named = [each for each in sorted(bookies) if shape and each in shape]
+                if not named:
+                    continue
+                now_ms = self._clock.wall_us() // 1000
+                before = self._tasks.get(ledger_id, frozenset())
+                self._tasks[ledger_id] = before.union(named)
+                try:
+                    await self._drain_tasks.mark(ledger_id, named, now_ms)
+                except (BadMetadata, MetadataConflict) as error:
+                    logger.warning("task_not_published", ledger_id=ledger_id, reason=error.message)
+                except BaseException:
+                    self._tasks.pop(ledger_id, None)
+                    raise
+
+        works = (work() for _ in range(_PUBLISHED_AT_ONCE))
+        for result in await asyncio.gather(*works, return_exceptions=True):
+            if result is not None:
+                raise result
+
+    async def _verify(self, vote: Vote, drains: list[StoredLifecycle]) -> None:
+        """LC4: the walk begins after each of these was seen read-only or down."""
+        drains = [each for each in drains if not await self._is_writable(each.bookie)]
+        census = await take_census(self._nodes, [each.bookie for each in drains])
+        for stored in drains:
+            if census.naming[stored.bookie]:
+                self._index.request_sweep()  # It does not know that ledger as it is.
+            elif census.unreadable:
+                named = ", ".join(map(str, sorted(census.unreadable)[:_EXAMPLES]))
+                reason = (
+                    f"the metadata of {len(census.unreadable)} ledgers cannot be read, and may name "
+                    f"it: {named}"
+                )
+                await self._change(vote, stored, fail(stored.lifecycle, *self._draw(), reason))
+            elif not await self._is_writable(stored.bookie):
+                await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
+
+    async def _is_writable(self, bookie: BookieId) -> bool:
+        """By the store itself: the watcher may not have heard yet. One in both folders changes over."""
+        folder = f"{self._root}/{AVAILABLE}"
+        return await read_surely(self._store, f"{folder}/{bookie}") is not None
+
+    async def _fail(self, vote: Vote, stored: StoredLifecycle, facts: DrainFacts) -> None:
+        reason = (
+            f"{facts.named} ledgers still name it, and none of them can be copied: "
+            "rollbook recovery ls --failed"
+        )
+        await self._change(vote, stored, fail(stored.lifecycle, *self._draw(), reason))
+
+    async def _guard(self, vote: Vote, drained: list[StoredLifecycle]) -> None:
+        """A client that picked its ensemble before the drain made its ledger after the walk (LC4)."""
+        for stored in drained:
+            if not self._index.count(stored.bookie):
+                continue
+            async for ledger_id, _ in self._index.naming([stored.bookie]):
+                reason = f"ledger {ledger_id} names it since"
+                await self._change(vote, stored, revert(stored.lifecycle, *self._draw(), reason))
+                break
+
+    async def _change(self, vote: Vote, stored: StoredLifecycle, lifecycle: Lifecycle) -> None:
+        """LC2."""
+        try:
+            await self._lifecycles.write(
+                stored, lifecycle, checks=[vote.check], session=vote.session
+            )
+        except (MetadataConflict, NodeExists, NoSuchNode):
+            # A person changed it, or another steward leads: the next round, or the election, tells.
+            logger.info("lifecycle_not_changed", bookie=stored.bookie)
+            return
+        logger.info(
+            "lifecycle_changed",
+            bookie=stored.bookie,
+            before=stored.lifecycle.state.value,
+            after=lifecycle.state.value,
+            reason=lifecycle.reason,
+        )
+        self._has_news.set()
+
+    def _draw(self) -> tuple[str, int]:
+        return f"{self._randomness.getrandbits(128):032x}", self._clock.wall_us() // 1000
+
+    async def _remove_tasks(self) -> None:
+        """LC5: those of which no bookie drains or is looked at any more."""
+        wanted = self._draining.union(self._suspects)
+        for ledger_id, bookies in list(self._tasks.items()):
+            if not wanted.isdisjoint(bookies):
+                continue
+            lock = await self._marks.take(ledger_id, "steward")
+            if lock is None:
+                continue  # A worker is at it, and sees by itself that it is not wanted any more.
+            try:
+                found = await self._drain_tasks.read(ledger_id)
+                if found is None or await self._drain_tasks.unmark(found, lock):
+                    self._tasks.pop(ledger_id, None)
+            finally:
+                await self._marks.release(lock)
+
+    # --- Bookies that may have lost ledgers unawares ------------------------------------------
+
+    async def _look_at_incarnations(self) -> None:
+        """LC6."""
+        live = self._watcher.current
+        for bookie in (*live.writable, *live.read_only):
+            try:
+                record = (await self._members.read(bookie)).record
+            except (BadMetadata, UnsupportedVersion):
+                continue  # `bookie` commands tell what to do with it.
+            if record is None:
+                continue  # It is Java's.
+            suspect = self._suspects.get(bookie)
+            if suspect is not None and suspect.incarnation == record.incarnation:
+                continue
+            whole = await self._whole.read(bookie)
+            if whole == record.incarnation:
+                self._suspects.pop(bookie, None)
+            elif whole is None:
+                await self._whole.write(bookie, record.incarnation)
+            else:
+                pending = array("q")
+                async for ledger_id, _ in self._index.naming([bookie]):
+                    pending.append(ledger_id)
+                logger.warning("bookie_may_not_be_whole", bookie=bookie, ledgers=len(pending))
+                self._suspects[bookie] = _Suspect(record.incarnation, pending)
+
+    async def _look_after_suspects(self) -> None:
+        outstanding = Counter(each for bookies in self._tasks.values() for each in bookies)
+        self.state.suspects = {}
+        for bookie, suspect in list(self._suspects.items()):
+            pending = suspect.pending
+            keep = max(len(pending) - self._room, 0)
+            ids = list(map(LedgerId, pending[keep:]))
+            await self._publish(ids, frozenset([bookie]))
+            del pending[keep:]
+            self.state.suspects[bookie] = keep + len(ids) + outstanding[bookie]
+            if not ids and not pending and not outstanding[bookie]:
+                await self._whole.write(bookie, suspect.incarnation)
+                logger.info("bookie_is_whole", bookie=bookie)
+                del self._suspects[bookie]
+
+
+def _in_state(found: list[StoredLifecycle], state: LifecycleState) -> list[StoredLifecycle]:
+    return [each for each in found if each.lifecycle.state is state]

@@ -1,0 +1,37 @@
+"""How a drain goes on, by what is known."""
+
+import pytest
+
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.recovery.core.drains import (
+    ATTEMPTS_WITHOUT_TARGET,
+    DrainFacts,
+    Step,
+    is_final,
+    next_step,
+)
+from rollbook.recovery.core.failures import Failure, Loss
+
+
+@pytest.mark.parametrize(
+    ("is_writable", "named", "stuck", "expected"),
+    [
+        (True, 5, 0, Step.WAIT),
+        (True, 0, 0, Step.WAIT),  # B19: clients may pick it as long as it is writable.
+        (False, 5, 0, Step.COPY),
+        (False, 5, 4, Step.COPY),  # One can still be copied.
+        (False, 5, 5, Step.FAIL),
+        (False, 0, 0, Step.VERIFY),
+    ],
+)
+def test_the_next_step(is_writable: bool, named: int, stuck: int, expected: Step) -> None:
+    """LC4, B7, B11, B23."""
+    assert next_step(DrainFacts(is_writable, named, stuck)) is expected
+
+
+def test_what_trying_again_can_hardly_help() -> None:
+    loss = Loss(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
+    assert is_final(Failure(1, "DATA_LOST", "", losses=(loss,)))
+    assert not is_final(Failure(100, "BOOKIE_UNREACHABLE", ""))
+    assert is_final(Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", ""))
+    assert not is_final(Failure(ATTEMPTS_WITHOUT_TARGET - 1, "QUORUM_UNAVAILABLE", ""))
