@@ -73,8 +73,12 @@ class Worker:
         *,
         name: str,
         local_bookie: BookieId | None = None,
+        marks: Marks | None = None,
     ) -> None:
-        """`name` is written into locks, for people. Targets are the local bookie first, if there is one."""
+        """`name` is written into locks, for people. Targets are the local bookie first, if there is one.
+
+        `marks` knows the locks of this session; whatever else takes locks in the process uses it, too.
+        """
         self.stats = WorkerStats()
         self.throttle = Throttle(config.bytes_per_s_max)
         self._ledgers = ledgers
@@ -84,7 +88,7 @@ class Worker:
         self._name = name
         self._local_bookie = local_bookie
         self._budget = ByteBudget(config.bytes_in_memory_max)
-        self._marks = Marks(store, ledgers.cluster.root)
+        self._marks = marks or Marks(store, ledgers.cluster.root)
         self._drains = DrainTasks(store, ledgers.cluster)
         self._failures = Failures(store, ledgers.cluster)
         self._not_before_ns: dict[LedgerId, int] = {}  # Of ledgers that are not due yet.

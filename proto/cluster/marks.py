@@ -252,10 +252,12 @@ class Marks(MarkTree):
                 pack_lock(holder),
                 lambda node: node.stat.owner == session,
                 CreateMode.EPHEMERAL,
+                only_if_lost=ledger_id not in self._strays,  # Else somebody of this session has it.
                 session=session,
             )
         except NodeExists:
             self._forget(lock)
+            self._strays.pop(ledger_id, None)
             return None
         except BaseException:
             self._forget(lock)

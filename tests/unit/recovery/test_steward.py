@@ -103,7 +103,9 @@ class DrainSite(Site):
             task = await self.tasks.read(ledger_id)
             assert task is not None
             for bookie in task.mark.missing:
-                if (await self.lifecycles.read(bookie)).lifecycle.state is DRAINING:
+                names_it = (await self.nodes.read(ledger_id)).metadata.names(bookie)
+                is_draining = (await self.lifecycles.read(bookie)).lifecycle.state is DRAINING
+                if names_it and is_draining:  # Else it was published twice, or cancelled.
                     await moved(self.nodes, ledger_id, bookie, B[target])
             await self.tasks.unmark(task, lock)
             await self.marks.release(lock)

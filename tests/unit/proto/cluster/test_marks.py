@@ -148,7 +148,7 @@ async def test_a_mark_that_cannot_be_read_says_where_it_is(
 
 
 async def test_a_ledger_is_locked_once(
-    marks: Marks, rival: MetadataStore, service: MemoryService
+    marks: Marks, store: FaultyStore, rival: MetadataStore
 ) -> None:
     """A21: the lock is an ephemeral node; who cannot have it tries the next task."""
     lock = await taken(marks, L7)
@@ -156,6 +156,7 @@ async def test_a_ledger_is_locked_once(
     theirs = Marks(rival, ROOT)
     assert await theirs.take(L7, "worker-2") is None
     assert await marks.take(L7, "worker-1") is None, "held by another task of this session"
+    assert await Marks(store, ROOT).take(L7, "worker-3") is None, "nor is it given to a namesake"
     assert await theirs.locked() == {L7}
     assert await theirs.holder(L7) == "worker-1"
     await marks.release(lock)
