@@ -148,6 +148,11 @@ class Ledgers:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def store(self) -> MetadataStore:
+        """For what else the cluster keeps there, such as its logs."""
+        return self._store
+
     # --- Ledgers ------------------------------------------------------------------------------
 
     async def create(

@@ -562,6 +562,12 @@ class WrongCluster(Invalid):
     code = Code("WRONG_CLUSTER", "FAILED_PRECONDITION", 409)
 
 
+class PartOfLog(Invalid):
+    """The ledger is a segment of a log, which would lose records or its owner by that."""
+
+    code = Code("PART_OF_LOG", "FAILED_PRECONDITION", 409)
+
+
 class OlderMetadata(Invalid):
     """The metadata store is older than what was built on it."""
 

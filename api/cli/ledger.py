@@ -57,6 +57,9 @@ _password_option: Final = click.option(
     help="Of the ledger.  [default: the one in its metadata]",
 )
 _yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_part_option: Final = click.option(
+    "--part-of-log", metavar="NAME", help="Though it is a segment of this log."
+)
 _quorum_options: Final = (
     click.option("--ensemble", type=WholeNumber(1), default=3, show_default=True,
                  help="Bookies that share the ledger."),
@@ -233,10 +236,14 @@ def append(access: "Access", **how: Any) -> None:
 @with_access
 @_password_option
 @_yes_option
+@_part_option
 @click.option("--force", is_flag=True, help="Though its writer cannot be stopped.")
 @bare_output_option
 def rm(access: "Access", **how: Any) -> None:
-    """Delete ledgers, with all they hold. A writer is stopped first."""
+    """Delete ledgers, with all they hold. A writer is stopped first.
+
+    A segment of a log is refused, unless its log is named: the log would lose its records.
+    """
     from rollbook.api.cli import ledger_work
 
     ledger_work.remove_ledgers(access, **how)
@@ -252,11 +259,13 @@ def rm(access: "Access", **how: Any) -> None:
 @click.argument("ledger_ids", type=_ID, nargs=-1, required=True)
 @with_access
 @_password_option
+@_part_option
 @bare_output_option
 def recover(access: "Access", **how: Any) -> None:
     """Stop a ledger's writer for good, and close it at its end.
 
-    Everything that was confirmed is in it afterwards. `raw` is the last entry.
+    Everything that was confirmed is in it afterwards. `raw` is the last entry. A segment of a log is
+    refused, unless its log is named: the log's owner would be stopped.
     """
     from rollbook.api.cli import ledger_work
 

@@ -9,6 +9,7 @@ import click
 
 from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.ledger_access import Access, as_text, custom_of, password_of, print_bytes
+from rollbook.api.cli.ledger_of_log import require_no_part
 from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
@@ -152,12 +153,17 @@ def remove_ledgers(
     password: str | None,
     yes: bool,
     force: bool,
+    part_of_log: str | None,
     output: str,
 ) -> None:
     which = ", ".join(map(str, ledger_ids))
     ask_whether(f"delete ledger {which} of {access.metadata.shown}, with all it holds", yes)
 
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
+        await require_no_part(
+            *(ledgers, ledger_ids, part_of_log),
+            instead="rollbook log truncate {0} OFFSET, or rollbook log rm {0}",
+        )
         for ledger_id in ledger_ids:
             try:
                 await ledgers.delete(ledger_id, password_of(password), is_forced=force)
@@ -170,9 +176,18 @@ def remove_ledgers(
 
 
 def recover_ledgers(
-    access: Access, ledger_ids: Sequence[int], password: str | None, output: str
+    access: Access,
+    ledger_ids: Sequence[int],
+    password: str | None,
+    part_of_log: str | None,
+    output: str,
 ) -> None:
     async def recover(ledgers: Ledgers) -> list[dict[str, Any]]:
+        await require_no_part(
+            *(ledgers, ledger_ids, part_of_log),
+            instead="a log server recovers it as it takes the log over; to move the log: rollbook log "
+            "transfer {0} SERVER",
+        )
         rows: list[dict[str, Any]] = []
         for ledger_id in ledger_ids:
             async with await ledgers.open_recover(ledger_id, password_of(password)) as reader:
