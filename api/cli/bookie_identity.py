@@ -11,6 +11,7 @@ import click
 from rollbook.api.cli.bookie_options import bookie_options
 from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
 from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
+from rollbook.proto.printable import harmless
 
 if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
     from rollbook.bookie.core.identity import Diagnosis
@@ -160,7 +161,8 @@ def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
         click.echo(f"bookie {bookie_id} is fine: {_JUDGED[diagnosis.standing.value]}{running}")
     for problem in problems if output == "table" else ():
         where = f" ({problem['path']})" if problem["path"] else ""
-        click.echo(f"wrong: {problem['what']}{where}\n  try: {problem['remedy']}")
+        line = f"wrong: {problem['what']}{where}\n  try: {problem['remedy']}"
+        click.echo(harmless(line, keeps="\n"))
     if problems:
         context.exit(_DEGRADED)
 

@@ -1,11 +1,12 @@
 """REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
 
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 
 from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.access.token_file import read_token
+from rollbook.api.access.token_file import mode_of, token_in
+from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.cli.log_server import HTTP_PART, rest_address_of, tls_files
 from rollbook.api.client.channels import Security
 from rollbook.api.rest.forwarding import GrpcPeers
@@ -37,7 +38,8 @@ async def serve_rest(
         *(listen, config.token_file or None, tls, config.insecure),
         knows_callers=bool(config.access_file),
     )
-    peers = GrpcPeers(partial(_security, config), partial(_stamps, config))
+    shown = ShownToPeers(config)
+    peers = GrpcPeers(shown.security, shown.look)
     stack.push_async_callback(peers.close)
 
     def url_of(address: str) -> str:
@@ -60,19 +62,34 @@ async def serve_rest(
     return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"
 
 
-def _security(config: LogServerConfig) -> Security:
+class ShownToPeers:
     """Servers are clients of each other, with what they are servers with."""
-    return Security(
-        uses_tls=bool(config.tls_certificate),
-        authorities=config.tls_authorities,
-        certificate=config.tls_certificate if config.tls_authorities else "",
-        key=config.tls_key if config.tls_authorities else "",
-        token=read_token(config.token_file) if config.token_file else "",
-        insecure=config.insecure,
-    )
 
+    def __init__(self, config: LogServerConfig) -> None:
+        """Raises `BadConfig`."""
+        self._config = config
+        self._token = WatchedFile(config.token_file, is_token=True) if config.token_file else None
 
-def _stamps(config: LogServerConfig) -> tuple[object, ...]:
-    """Of the files that go into it."""
-    files = (config.token_file, config.tls_certificate, config.tls_key, config.tls_authorities)
-    return tuple(file_stamp(path) for path in files if path)
+    def security(self) -> Security:
+        """Raises `BadConfig`."""
+        config, token = self._config, ""
+        if self._token is not None:
+            token = token_in(self._token.data, mode_of(self._token.path), self._token.path)
+        return Security(
+            uses_tls=bool(config.tls_certificate),
+            authorities=config.tls_authorities,
+            certificate=config.tls_certificate if config.tls_authorities else "",
+            key=config.tls_key if config.tls_authorities else "",
+            token=token,
+            insecure=config.insecure,
+        )
+
+    def look(self) -> object:
+        """Another value when what `security` returns may be another one. A token that is half-written changes nothing (AF1)."""
+        token = b""
+        if self._token is not None:
+            self._token.look(time.monotonic_ns(), time.time_ns())
+            token = self._token.data
+        config = self._config
+        files = (config.tls_certificate, config.tls_key, config.tls_authorities)
+        return token, tuple(file_stamp(path) for path in files if path)
