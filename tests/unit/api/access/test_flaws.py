@@ -27,6 +27,7 @@ from rollbook.api.access.core import grants
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.principals import Principals, Shown
 from rollbook.api.access.core.quotas import Meter, Rate
+from rollbook.api.access.core.settling import Settling
 from rollbook.api.access.doorkeeper import Caller, Doorkeeper
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.strangers import Strangers
@@ -43,7 +44,7 @@ from tests.architecture.test_security import ROWS
 from tests.support.planting import Patch, planted
 from tests.unit.api.access import test_certificate_watch
 from tests.unit.api.access import test_doors as doors
-from tests.unit.api.access.core import test_grants, test_principals, test_quotas
+from tests.unit.api.access.core import test_grants, test_principals, test_quotas, test_settling
 from tests.unit.api.access.test_doors import Site
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest import test_bookie as bookie
@@ -164,6 +165,11 @@ FLAWS: Final = (
         doors.test_the_file_is_read_again,
         (Doorkeeper, "_look", lambda _: None),
         shows_as=Unauthorized,
+    ),
+    _flaw(
+        "a half-written file is as good as a whole one",
+        test_settling.test_half_written_file_is_not_taken_before_the_rest_comes,
+        (Settling, "_wait", lambda *_: None),
     ),
     _flaw(
         "a digest is as good as its token",

@@ -146,9 +146,9 @@ async def test_a_new_token_counts_at_once_and_a_bad_one_never(
     new = "fedcba9876543210-canary"
     assert await statuses(TOKEN, new) == [200, 401]
     path = Path(token_file)
-    path.write_text(new)
+    path.write_text(f"{new}\n")
     assert await statuses(TOKEN, new) == [401, 200]
-    path.write_text("short")
+    path.write_text("short\n")
     assert await statuses("short", new) == [401, 200]
     path.unlink()
     assert await statuses("", new) == [401, 200]
