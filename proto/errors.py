@@ -221,6 +221,12 @@ class AppendUnsettled(OutcomeUnknown):
     code = Code("APPEND_UNSETTLED", "UNKNOWN", 503)
 
 
+class Interrupted(OutcomeUnknown):
+    """The command was interrupted."""
+
+    code = Code("INTERRUPTED", "UNKNOWN", 503)
+
+
 class RecordsUnacked(OutcomeUnknown):
     """Records were submitted and not acknowledged before their client was closed."""
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -13,6 +14,7 @@ from rollbook.proto.errors import (
     BadConfig,
     BookieUnreachable,
     ConnectionLost,
+    Outcome,
     RollbookError,
     every_error,
 )
@@ -149,8 +151,11 @@ def error_of(problem: Any) -> RollbookError:
     if fields:
         what += ": " + "; ".join(f"{each['field']}: {each['problem']}" for each in fields)
     ids = problem.get("ids")
-    return kind(
+    error = kind(
         what,
         next_step=problem.get("next_step") or "",
         **(ids if isinstance(ids, dict) else {}),
     )
+    with suppress(ValueError):
+        error.outcome = Outcome(problem.get("outcome"))
+    return error

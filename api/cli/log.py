@@ -256,6 +256,7 @@ def journal(access: "LogAccess", **how: Any) -> None:
         "rollbook log append orders 'one record' 'another one'",
         "rollbook log append orders --frame whole --create < image.png",
         "rollbook log append wal --holder me < lines.txt",
+        "rollbook log append wal --holder me --steal < lines.txt",
     )
 )
 @log_argument
@@ -263,12 +264,14 @@ def journal(access: "LogAccess", **how: Any) -> None:
 @with_access
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
 @click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
+@click.option("--steal", is_flag=True, help="Fence another writer that holds an exclusive log.")
 @_frame_option
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
     """Append records: those named, or standard input, each line one. In order, each exactly once.
 
-    It is durable when the command ends with 0; interrupted, what was acknowledged stays.
+    It is durable when the command ends with 0. If it fails or is interrupted, it says how many records are
+    acknowledged, and how many after them may have been appended.
     """
     from rollbook.api.cli import log_records
 

@@ -14,6 +14,7 @@ from rollbook.proto.errors import (
     BadConfig,
     BeyondTail,
     Guarded,
+    Interrupted,
     LogDeleted,
     LogExists,
     NoSuchCursor,
@@ -64,7 +65,12 @@ class LogAccess:
             key=self.tls_key or "",
             insecure=self.insecure,
         ) as client:
-            return await work(client)
+            try:
+                return await work(client)
+            except asyncio.CancelledError:
+                if client.has_cancelled_change:
+                    raise Interrupted("interrupted before the server had answered") from None
+                raise
 
     def token(self) -> str:
         if not self.token_file:

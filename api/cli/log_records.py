@@ -1,9 +1,12 @@
 """What `rollbook log append|read|tail` do: standard input to records, records to standard output."""
 
+import asyncio
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
@@ -13,13 +16,27 @@ from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import tell, time_of
 from rollbook.api.cli.record_format import Write, compile_format
 from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, standard_input
+from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client
+from rollbook.api.client.gathering import Tally
+from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.block import Record
-from rollbook.logservice.ids import parse_position
+from rollbook.logservice.ids import WriterEpoch, parse_position
+from rollbook.logservice.log_config import WriterMode
+from rollbook.proto.errors import (
+    Interrupted,
+    InvalidRequest,
+    Outcome,
+    RollbookError,
+    WriterHeld,
+)
 
 _PREVIEW_CHARS: Final = 80
+_INTERRUPTED_S: Final = (
+    2.0  # Longer: fewer records in doubt, and a longer wait for who pressed Ctrl-C.
+)
 
 
 def append_input(
@@ -28,59 +45,113 @@ def append_input(
     values: Sequence[str],
     create: bool,
     holder: str | None,
+    steal: bool,
     frame: str,
     output: str,
 ) -> None:
     async def append(client: Client) -> dict[str, Any]:
         opened = await client.open(log, create=create)
-        epoch = None
-        if holder is not None:  # It stays the writer, so that no older one comes back.
-            epoch = (await opened.acquire_writer(holder, "steal")).writer_epoch
-        appended = _Appended()
+        epoch = None if holder is None else await _epoch_for(opened, holder, steal, access.flags)
         async with opened.writer(epoch=epoch) as writer:
-            if values:
-                await appended.send(writer, [os.fsencode(value) for value in values])
-            else:
-                with bar(log, input_bytes()) as advance:
-                    await _append_chunks(writer, appended, frame, advance)
-            await writer.flush()
-        return await appended.facts(log)
+            first = await _append_all(writer, values, log, frame)
+        tally = writer.tally
+        return {
+            "log": log,
+            "records": tally.acked,
+            "first_offset": None if first is None else await first,
+            "next_offset": tally.next_offset,
+        }
 
     tell(access.run(append, log), output, "next_offset")
 
 
-class _Appended:
-    """The first and the last of what was submitted."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._ends: list[Any] = []
-
-    async def send(self, writer: Writer, values: Sequence[bytes]) -> None:
-        for value in values:
-            submission = await writer.send(value)
-            self._ends[1 if self._ends else 0 :] = [submission]
-        self.count += len(values)
-
-    async def facts(self, log: str) -> dict[str, Any]:
-        offsets = [await each for each in self._ends] or [None]
-        last = offsets[-1]
-        return {
-            "log": log,
-            "records": self.count,
-            "first_offset": offsets[0],
-            "next_offset": None if last is None else last + 1,
-        }
+async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
+    """It stays the writer, so that no older one comes back; another one is fenced only if that was asked for."""
+    if log.config.writer_mode is not WriterMode.EXCLUSIVE:
+        raise InvalidRequest(
+            f"{log.name} is not exclusive: everybody may append, and no holder keeps others out",
+            next_step=f"leave out --holder, or make a log with `rollbook log create NAME --exclusive{flags}`",
+        )
+    try:
+        return (await log.acquire_writer(holder, "steal" if steal else "fail")).writer_epoch
+    except WriterHeld as error:
+        if error.ids.get("holder") != holder:
+            error.next_step = (
+                f"rollbook log writer show {log.name}{flags}; --steal fences that writer for good"
+            )
+            raise
+    return (await log.acquire_writer(holder, "steal")).writer_epoch
 
 
-async def _append_chunks(
-    writer: Writer, appended: _Appended, frame: str, advance: Callable[[int], None]
-) -> None:
-    cutter = Cutter(frame)
+async def _append_all(
+    writer: Writer, values: Sequence[str], log: str, frame: str
+) -> Submission | None:
+    """The first record. However it ends early, the error says how many records are acknowledged, and which may be."""
+    try:
+        with _cancelled_by_sigterm():
+            if values:
+                first = await _send(writer, [os.fsencode(value) for value in values], None)
+            else:
+                with bar(log, input_bytes()) as advance:
+                    first = await _send_chunks(writer, frame, advance)
+            await writer.flush()
+    except asyncio.CancelledError:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_INTERRUPTED_S):
+                await writer.drain()
+        writer.end()
+        writer.take_loss()  # It is said here.
+        raise _counted(Interrupted("interrupted"), writer.tally) from None
+    except RollbookError as error:
+        await writer.drain()
+        writer.take_loss()
+        raise _counted(error, writer.tally) from error.__cause__
+    return first
+
+
+def _counted(error: RollbookError, tally: Tally) -> RollbookError:
+    error.ids |= {
+        "acknowledged": tally.acked,
+        "in_doubt": tally.in_doubt,
+        "not_appended": tally.not_appended,
+        "next_offset": tally.next_offset,
+    }
+    if tally.in_doubt:
+        error.outcome = Outcome.UNKNOWN
+    else:
+        error.outcome = Outcome.APPLIED if not tally.not_appended else Outcome.NOT_APPLIED
+    return error
+
+
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """As SIGINT does it."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _send(
+    writer: Writer, values: Sequence[bytes], first: Submission | None
+) -> Submission | None:
+    for value in values:
+        submission = await writer.send(value)
+        first = first or submission
+    return first
+
+
+async def _send_chunks(
+    writer: Writer, frame: str, advance: Callable[[int], None]
+) -> Submission | None:
+    cutter, first = Cutter(frame), None
     async for chunk in standard_input():
-        await appended.send(writer, cutter.feed(chunk))
+        first = await _send(writer, cutter.feed(chunk), first)
         advance(len(chunk))
-    await appended.send(writer, cutter.end())
+    return await _send(writer, cutter.end(), first)
 
 
 def print_records(

@@ -17,8 +17,9 @@ from typing import Any, Final
 import click
 
 from rollbook import __version__
+from rollbook.api.cli.failures import explain, explain_error
 from rollbook.api.cli.lazy import LazyGroup, Place
-from rollbook.api.cli.output import examples, explain_error
+from rollbook.api.cli.output import examples
 from rollbook.proto import errors
 
 FAILED: Final = 1
@@ -48,6 +49,7 @@ _PLACES: Final = {
 }
 
 _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
+    (errors.Interrupted, INTERRUPTED),
     (errors.Unauthorized, DENIED),
     (errors.Missing, 3),
     (errors.Superseded, 4),
@@ -168,19 +170,20 @@ def main() -> None:
         _explain_usage(error)
         sys.exit(error.exit_code)
     except click.ClickException as error:  # Such as a file that cannot be read: no help is of help.
-        click.echo(f"error: {error.format_message()}", err=True)
+        explain(error.format_message(), "", errors.Outcome.NOT_APPLIED)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
         # Such as a full disk below our output, or a directory that is not ours.
         where = f" ({error.filename})" if error.filename else ""
-        reason = errno.errorcode.get(error.errno or 0)
-        click.echo(
-            f"error: {error.strerror or error}{where}{f' [{reason}]' if reason else ''}", err=True
+        number = error.errno or 0
+        explain(
+            f"{error.strerror or error}{where}",
+            errno.errorcode.get(number, ""),
+            errors.Outcome.UNKNOWN,  # It may have been the last thing that the command did.
+            _ADVICE.get(number, ""),
         )
-        if advice := _ADVICE.get(error.errno or 0):
-            click.echo(f"  try: {advice}", err=True)
         _drop_output()
         sys.exit(DENIED if isinstance(error, PermissionError) else FAILED)
     except errors.RollbookError as error:
@@ -192,9 +195,8 @@ def main() -> None:
 
 def _explain_usage(error: click.UsageError) -> None:
     what = " ".join(error.format_message().split()).removesuffix(".")
-    click.echo(f"error: {what} [USAGE]", err=True)
     command = error.ctx.command_path if error.ctx else _command_that_was_typed()
-    click.echo(f"  try: {command} --help", err=True)
+    explain(what, "USAGE", errors.Outcome.NOT_APPLIED, f"{command} --help")
 
 
 def _command_that_was_typed() -> str:

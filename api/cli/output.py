@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.proto.errors import RollbookError
 from rollbook.proto.printable import harmless
 
 _FORMATS: Final = ("table", "json", "ndjson")
@@ -88,16 +87,6 @@ def tell_rows(
         sys.stdout.flush()
     else:
         show_rows((*columns, *wide) if output == "wide" else columns, rows, output)
-
-
-def explain_error(error: RollbookError) -> None:
-    """One line on what happened, one on what to do; the reason is for scripts to match."""
-    what: Any = error.message or (error.__doc__ or "").partition("\n")[0]
-    where = " ".join(f"{name}={value}" for name, value in error.ids.items())
-    line = f"error: {what}{f' ({where})' if where else ''} [{error.code.reason}]"
-    click.echo(harmless(line, keeps="\n"), err=True)
-    if error.next_step:
-        click.echo(harmless(f"  try: {error.next_step}", keeps="\n"), err=True)
 
 
 def as_lines(facts: Mapping[str, Any]) -> str:

@@ -17,10 +17,11 @@ from rollbook.api.client.owners import Owners
 from rollbook.api.client.positions import milliseconds_of
 from rollbook.api.client.unacked import Loss, attach, error_of
 from rollbook.api.client.url import parse_log_url
+from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import ClientClosed, RecordsUnacked
+from rollbook.proto.errors import ClientClosed, Outcome, RecordsUnacked, RollbookError
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
@@ -30,6 +31,8 @@ class Ending(Protocol):
     """A writer, as its client closes it."""
 
     async def drain(self) -> None: ...
+
+    def warn_of_pending(self) -> None: ...
 
     def end(self) -> None: ...
 
@@ -77,6 +80,7 @@ class Client:
         self._calls = Calls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
         self._takes_writers = True
+        self.has_cancelled_change = False  # Nobody heard what became of it.
         self._guard: AsyncGenerator[None, None] | None = None
         self._meeting = Meeting(self.owners, self._addresses)
 
@@ -87,7 +91,17 @@ class Client:
 
         Cancelled, a change may have been made or not.
         """
-        return await self._calls.ask(word, timeout_s=timeout_s, server=server)
+        method = BY_REQUEST.get(type(word))
+        changes = method is None or method.changes
+        try:
+            return await self._calls.ask(word, timeout_s=timeout_s, server=server)
+        except RollbookError as error:
+            if not changes:
+                error.outcome = Outcome.NOT_APPLIED
+            raise
+        except asyncio.CancelledError:
+            self.has_cancelled_change |= changes
+            raise
 
     # --- Logs ---------------------------------------------------------------------------------
 
@@ -207,6 +221,10 @@ class Client:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await asyncio.gather(*(writer.drain() for writer in writers))
+        except asyncio.CancelledError:
+            for writer in writers:
+                writer.warn_of_pending()
+            raise
         finally:
             self._calls.is_closed = True
             for writer in writers:

@@ -179,11 +179,14 @@ class SyncWriter:
         with self._lock:
             return take_loss(self._name, self._gathering)
 
-    def end(self) -> None:
-        """On the client's thread."""
+    def warn_of_pending(self) -> None:
+        """Where a caller that is cancelled hears of no loss."""
         with self._lock:
             pending = self._gathering.pending
         on_ended(self._name, pending)
+
+    def end(self) -> None:
+        """On the client's thread."""
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 

@@ -120,6 +120,9 @@ class Writer:
         """
         try:
             await self.drain()
+        except asyncio.CancelledError:
+            self.warn_of_pending()
+            raise
         finally:
             self.end()
         if (loss := self.take_loss()) is not None:
@@ -138,9 +141,12 @@ class Writer:
         """Records that were not acknowledged, of which the caller has heard nothing; once."""
         return take_loss(self._name, self._gathering)
 
+    def warn_of_pending(self) -> None:
+        """Where a caller that is cancelled hears of no loss."""
+        on_ended(self._name, self._gathering.pending)
+
     def end(self) -> None:
         """At once: what is on its way is left to itself."""
-        on_ended(self._name, self._gathering.pending)
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 

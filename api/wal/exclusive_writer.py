@@ -112,7 +112,11 @@ class ExclusiveWriter:
     async def leave(self) -> None:
         """The same for a caller that looks at each submission."""
         try:
-            await self._writer.drain()
+            try:
+                await self._writer.drain()
+            except asyncio.CancelledError:
+                self._writer.warn_of_pending()
+                raise
             with suppress(RollbookError):  # It is another's by now, or runs out by itself.
                 await self._log.release_writer(self.epoch)
         finally:

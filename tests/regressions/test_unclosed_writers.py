@@ -1,10 +1,8 @@
 """What was submitted is appended, or the program hears how many records are not."""
 
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
@@ -13,42 +11,16 @@ from rollbook.logservice.log_config import WriterMode
 from rollbook.proto.errors import LogSealed
 from rollbook.proto.quorum import Quorum
 from tests.regressions.defects import defect
+from tests.regressions.one_dev import Dev, running
 from tests.support import processes
-from tests.support.processes import Child
 
 _RECORDS = 500
 
 
-@dataclass(frozen=True)
-class Dev:
-    child: Child
-    url: str
-
-    def run(self, program: str, log: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        """A program of its own: what happens as the interpreter exits happens, too."""
-        return subprocess.run(
-            [sys.executable, *flags, "-c", program, self.url, log],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def tail_of(self, log: str) -> int:
-        with rollbook.connect(self.url) as client:
-            return client.open(log, create=True).tail_offset()
-
-
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
-    folder = tmp_path_factory.mktemp("dev")
-    with processes.family() as children:
-        words = ("dev", "--bookies", "1", "--listen", "127.0.0.1:0", "--data", folder)
-        child = children.start_module("rollbook.api.cli.main", *words)
-        line = child.line(60)
-        while not line.startswith("ready:"):
-            line = child.line(60)
-        yield Dev(child, f"log://{line.rpartition(' on ')[2].strip()}")
+    with running(tmp_path_factory.mktemp("dev")) as found:
+        yield found
 
 
 _LEFT_OPEN = {
@@ -94,7 +66,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("way", list(_LEFT_OPEN))
 def test_what_an_open_writer_has_is_appended_when_its_client_ends(dev: Dev, way: str) -> None:
     log = f"left-open-{way.replace(' ', '-')}"
-    done = dev.run(_LEFT_OPEN[way], log)
+    done = dev.program(_LEFT_OPEN[way], log)
     assert (done.returncode, dev.tail_of(log)) == (0, _RECORDS), done.stderr
 
 
@@ -149,7 +121,7 @@ gc.collect()
     "A writer was collected with records pending, and nothing said so.",
 )
 def test_a_writer_that_is_collected_says_how_many_records_were_pending(dev: Dev) -> None:
-    done = dev.run(_COLLECTED, "collected", "-W", "always::ResourceWarning")
+    done = dev.program(_COLLECTED, "collected")
     assert "ResourceWarning: a writer of default/collected was not closed" in done.stderr
     assert f"{_RECORDS} records" in done.stderr
 

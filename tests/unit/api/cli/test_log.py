@@ -74,7 +74,7 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert (made["log"], made["tail"]) == ("shop/orders", 0)
     assert shell.json("log", "create", "shop/orders", "--retention-age", "1w")["tail"] == 0
     shell.run("log", "create", "shop/orders", "--retention-age", "8d", code=4)
-    assert "[LOG_EXISTS]\n  try: rollbook apply " in shell.errors
+    assert "\n  try: rollbook apply " in shell.errors
     shell.run("log", "create", "shop/orders", "--retention-age", "none", code=4)
     kept = ("log", "create", "shop/kept", "--retention-age", "none", "--retention-bytes", "none")
     assert [shell.json(*kept)["created"] for _ in range(2)] == [True, False]
@@ -121,7 +121,9 @@ def test_an_exclusive_log_has_one_writer(shell: Shell) -> None:
     shell.run("log", "append", "wal", "a", code=2)
     assert "--holder" in shell.errors
     shell.run("log", "append", "wal", "a", "--holder", "me")
-    shell.run("log", "append", "wal", "b", "--holder", "another")
+    shell.run("log", "append", "wal", "b", "--holder", "another", code=4)
+    assert "--steal" in shell.errors
+    shell.run("log", "append", "wal", "b", "--holder", "another", "--steal")
     shown = shell.json("log", "show", "wal")
     assert (shown["tail"], shown["writer_epoch"], shown["writer_holder"]) == (2, 2, "another")
 

@@ -13,6 +13,9 @@ from rollbook.api.cli import main as cli
 from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.proto import errors
 
+NOTHING_WAS_CHANGED = "  outcome: not applied: nothing was changed\n"
+IT_IS_UNKNOWN = "  outcome: unknown: it may have been done\n"
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -123,7 +126,10 @@ def test_wrong_usage_is_two_and_is_told_as_all_that_is_wrong(
         cli.main()
     assert ended.value.code == 2
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"error: {what} [USAGE]\n  try: {command} --help\n")
+    assert (told.out, told.err) == (
+        "",
+        f"error: {what} [USAGE]\n{NOTHING_WAS_CHANGED}  try: {command} --help\n",
+    )
 
 
 def test_numbers_that_are_none_are_told_in_words_of_ours() -> None:
@@ -165,7 +171,7 @@ def test_what_is_no_matter_of_usage_advises_no_help(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    told = "error: Could not open file 'orders.txt': it is a directory\n"
+    told = f"error: Could not open file 'orders.txt': it is a directory\n{NOTHING_WAS_CHANGED}"
     assert capsys.readouterr().err == told
 
 
@@ -182,6 +188,7 @@ def test_an_error_is_explained_without_a_traceback(
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "error: No cluster has been initialised here. (path=/x) [CLUSTER_NOT_FOUND]",
+        NOTHING_WAS_CHANGED.rstrip(),
         "  try: rollbook cluster init",
     ]
 
@@ -199,13 +206,13 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
-        (OSError(5, "Input/output error"), 1, "error: Input/output error [EIO]\n"),
-        (OSError("it is odd"), 1, "error: it is odd\n"),
+        (OSError(5, "Input/output error"), 1, f"error: Input/output error [EIO]\n{IT_IS_UNKNOWN}"),
+        (OSError("it is odd"), 1, f"error: it is odd\n{IT_IS_UNKNOWN}"),
         (
             OSError(28, "No space left on device"),
             1,
             (
-                "error: No space left on device [ENOSPC]\n"
+                f"error: No space left on device [ENOSPC]\n{IT_IS_UNKNOWN}"
                 "  try: make room on that disk, and type it again\n"
             ),
         ),
@@ -213,19 +220,19 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
             OSError(30, "Read-only file system", "/a/lock"),
             1,
             (
-                "error: Read-only file system (/a/lock) [EROFS]\n"
+                f"error: Read-only file system (/a/lock) [EROFS]\n{IT_IS_UNKNOWN}"
                 "  try: mount that for writing, or name another place\n"
             ),
         ),
         (
             NotADirectoryError(20, "Not a directory", "/a/x"),
             1,
-            "error: Not a directory (/a/x) [ENOTDIR]\n  try: name a directory there\n",
+            f"error: Not a directory (/a/x) [ENOTDIR]\n{IT_IS_UNKNOWN}  try: name a directory there\n",
         ),
         (
             PermissionError(13, "Permission denied", "/a"),
             6,
-            "error: Permission denied (/a) [EACCES]\n  try: run it as the user who owns that\n",
+            f"error: Permission denied (/a) [EACCES]\n{IT_IS_UNKNOWN}  try: run it as the user who owns that\n",
         ),
     ],
 )
@@ -262,3 +269,33 @@ def test_who_interrupts_it_while_it_is_imported_sees_no_traceback() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_json"),
+    [
+        (("log", "nope", "-o", "json"), True),
+        (("log", "nope", "--output", "ndjson"), True),
+        (("log", "nope", "--output=json"), True),
+        (("log", "nope", "-ojson"), True),
+        (("log", "nope", "-o", "table"), False),
+        (("log", "nope", "--", "-o", "json"), False),
+        (("log", "nope", "-o"), False),
+    ],
+)
+def test_an_error_says_what_took_effect_in_the_format_that_was_asked_for(
+    typed: tuple[str, ...],
+    is_json: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SH1."""
+    monkeypatch.setattr(sys, "argv", ["rollbook", *typed])
+    with pytest.raises(SystemExit):
+        cli.main()
+    told = capsys.readouterr().err
+    if is_json:
+        problem = json.loads(told)["error"]
+        assert (problem["reason"], problem["outcome"]) == ("USAGE", "not_applied")
+    else:
+        assert NOTHING_WAS_CHANGED in told

@@ -57,7 +57,10 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     truncate = ("log", "truncate", "read-by-name", "--before", "latest", "--yes")
     shell.run(*truncate, code=4)
     shell.run("cursor", "rm", "read-by-name", "audit", code=2)  # Nobody can answer.
-    assert "[NOT_CONFIRMED]\n  try: say --yes" in shell.errors
+    assert (
+        "[NOT_CONFIRMED]\n  outcome: not applied: nothing was changed\n  try: say --yes"
+        in shell.errors
+    )
     shell.run("cursor", "rm", "read-by-name", "audit", "--yes")
     shell.run(*truncate)
     shell.run("cursor", "show", "read-by-name", "audit", code=3)

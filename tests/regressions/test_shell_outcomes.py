@@ -1,0 +1,116 @@
+"""The shell says what took effect, and asks before it fences a writer."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from array import array
+from collections.abc import Iterator
+
+import pytest
+
+import rollbook
+from tests.regressions.defects import defect
+from tests.regressions.one_dev import Dev, running
+
+_SILENT = "The shell did not say whether a change that failed took effect."
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with running(tmp_path_factory.mktemp("dev")) as found:
+        yield found
+
+
+@defect("shell-hides-outcome", _SILENT)
+def test_every_error_says_what_took_effect(dev: Dev) -> None:
+    done = dev.shell("log", "append", "nowhere", "x")
+    assert b"\n  outcome: not applied" in done.stderr
+    done = dev.shell("log", "append", "nowhere", "x", "-o", "json")
+    assert json.loads(done.stderr)["error"]["outcome"] == "not_applied"
+    done = dev.shell("log", "create", "UPPER", "-o", "json")
+    assert json.loads(done.stderr)["error"]["outcome"] == "not_applied"
+
+
+def _until_read(pipe: int) -> None:
+    left = array("i", [1])
+    deadline = time.monotonic() + 30
+    while left[0] and time.monotonic() < deadline:
+        fcntl.ioctl(pipe, termios.FIONREAD, left)
+        time.sleep(0.01)
+    assert not left[0], "the command did not read its input"
+
+
+@defect(
+    "interrupted-append-says-nothing",
+    "An interrupted append did not say how many records were acknowledged.",
+)
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_an_interrupted_append_says_how_many_records_are_acknowledged(
+    dev: Dev, signal_number: int
+) -> None:
+    log = f"cut-{int(signal_number)}"
+    dev.shell("log", "create", log)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "rollbook.api.cli.main", "log", "append", log, "-o", "json"],
+        env={**os.environ, "ROLLBOOK_SERVER": dev.url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert program.stdin
+    try:
+        with rollbook.connect(dev.url) as client:
+            records = client.open(log).tail("earliest")
+            for count in (100, 1):  # The second is sent only once the first ones are acknowledged.
+                program.stdin.write(b"x\n" * count)
+                for _ in range(count):
+                    next(records)
+        dev.child.stop()
+        program.stdin.write(b"y\n" * 50)
+        _until_read(program.stdin.fileno())
+        time.sleep(0.3)  # From the pipe to the connection; later, it is only better known.
+        program.send_signal(signal_number)
+        _, errors = program.communicate(timeout=30)
+    finally:
+        dev.child.resume()
+        program.kill()
+        program.wait()
+    assert program.returncode == 130
+    error = json.loads(errors)["error"]
+    assert (error["reason"], error["outcome"]) == ("INTERRUPTED", "unknown")
+    counts = [error["ids"][name] for name in ("acknowledged", "in_doubt", "not_appended")]
+    assert counts[0] in (100, 101)
+    assert sum(counts) == 151
+
+
+@defect(
+    "append-fences-unasked",
+    "`log append --holder` fenced the present writer of a log, and nobody had asked for it.",
+)
+def test_append_does_not_fence_another_writer_unasked(dev: Dev) -> None:
+    dev.shell("log", "create", "wal", "--exclusive")
+    assert dev.shell("log", "append", "wal", "a", "--holder", "me").returncode == 0
+    assert dev.shell("log", "append", "wal", "b", "--holder", "me").returncode == 0
+    refused = dev.shell("log", "append", "wal", "c", "--holder", "you")
+    assert refused.returncode == 4
+    assert b"--steal" in refused.stderr
+    assert dev.tail_of("wal") == 2
+    assert dev.shell("log", "append", "wal", "c", "--holder", "you", "--steal").returncode == 0
+
+
+@defect(
+    "holder-is-ignored",
+    "`log append --holder` on a log that is not exclusive promised what it did not keep.",
+)
+def test_a_holder_is_refused_where_everybody_may_append(dev: Dev) -> None:
+    dev.shell("log", "create", "open-to-all")
+    refused = dev.shell("log", "append", "open-to-all", "a", "--holder", "me")
+    assert refused.returncode == 2
+    assert b"is not exclusive" in refused.stderr
+    assert dev.tail_of("open-to-all") == 0
