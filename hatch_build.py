@@ -17,13 +17,18 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic 
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        facade = root / "api" / "_root.py"  # What `import rollbook` shows.
+        at_root = {  # What `import rollbook` shows, and that it has types.
+            root / "api" / "_root.py": "rollbook/__init__.py",
+            root / "api" / "py.typed": "rollbook/py.typed",
+        }
         if version != "editable":
-            build_data["force_include"][str(facade)] = "rollbook/__init__.py"
+            for file, target in at_root.items():
+                build_data["force_include"][str(file)] = target
             return
         for folder, target in self.build_config.target_config["sources"].items():
             link_to(root / folder, root / ".import-root" / target)
-        link_to(facade, root / ".import-root" / "rollbook" / "__init__.py")
+        for file, target in at_root.items():
+            link_to(file, root / ".import-root" / target)
 
 
 def link_to(source: Path, link: Path) -> None:

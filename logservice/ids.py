@@ -112,8 +112,12 @@ class LogName:
         parse_name(self.name, "the log name")
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """`ns/log`, or `log` for `default/log`."""
+    def parse(cls, text: "str | Self") -> Self:
+        """`ns/log`, or `log` for `default/log`; a name that is parsed stays as it is."""
+        if isinstance(text, cls):
+            return text
+        if not isinstance(text, str):
+            raise InvalidRequest(f"the log name {text!r:.80} is no string")
         namespace, slash, name = text.partition("/")
         return cls(namespace, name) if slash else cls(DEFAULT_NAMESPACE, namespace)
 

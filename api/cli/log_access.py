@@ -119,7 +119,8 @@ class LogAccess:
         """A server that is typed comes before every context but one that is typed, too; then it gives nothing."""
         flags = f"--server {url}"
         for name in _NAMED:
-            if name in self.of_context and name != "server":
+            is_unused = name.startswith("tls_") and url.startswith("log://")
+            if name in self.of_context and name != "server" and not is_unused:
                 flags += f" --{name.replace('_', '-')} {shlex.quote(getattr(self, name))}"
         if "insecure" in self.of_context:
             flags += " --insecure"

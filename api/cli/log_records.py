@@ -77,7 +77,7 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
     except WriterHeld as error:
         if error.ids.get("holder") != holder:
             error.next_step = (
-                f"rollbook log writer show {log.name}{flags}; --steal fences that writer for good"
+                f"rollbook log writer show {log.name}{flags}; --steal fences that writer"
             )
             raise
     return (await log.acquire_writer(holder, "steal")).writer_epoch

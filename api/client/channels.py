@@ -39,6 +39,17 @@ _OPTIONS: Final = (
 )
 
 
+_OF_TLS: Final = ("authorities", "certificate", "key")
+
+
+def checked_token(text: str) -> str:
+    """Without the white space around it, such as the end of its line in a file. Raises `BadConfig`."""
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise BadConfig("the token has characters that no token has: it is one line of ASCII")
+    return token
+
+
 @dataclass(frozen=True, slots=True)
 class Security:
     """What a client shows, and whom it believes."""
@@ -61,6 +72,15 @@ class Security:
             private_key=_read(key),
             certificate_chain=_read(self.certificate),
         )
+
+    def require_tls_is_used(self) -> None:
+        """Raises `BadConfig`: who names authorities believes that the servers are checked against them."""
+        named = [name for name in _OF_TLS if getattr(self, name)]
+        if named and not self.uses_tls:
+            raise BadConfig(
+                f"{' and '.join(named)} would not be used: the URL is log://, which speaks no TLS",
+                next_step="write log+tls://, or leave them out",
+            )
 
     def require_safe(self, servers: Iterable[str]) -> None:
         """Raises `BadConfig`."""

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.append_line import AppendLines
 from rollbook.api.client.calls import Calls
-from rollbook.api.client.channels import Channels, Security
+from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.forks import on_used
 from rollbook.api.client.log import Log, names_of
@@ -59,7 +59,10 @@ def connect(
     Raises `BadConfig`. Whoever connects calls `close`, or uses `async with`.
     """
     parsed = parse_log_url(url)
-    security = Security(parsed.uses_tls, authorities, certificate, key, token, insecure)
+    security = Security(
+        parsed.uses_tls, authorities, certificate, key, checked_token(token), insecure
+    )
+    security.require_tls_is_used()
     security.require_safe(parsed.servers)
     return Client(parsed.servers, config, security)
 
@@ -105,7 +108,7 @@ class Client:
 
     # --- Logs ---------------------------------------------------------------------------------
 
-    async def open(self, name: str, create: LogConfig | bool = False) -> Log:
+    async def open(self, name: str | LogName, create: LogConfig | bool = False) -> Log:
         """`create`: make it unless it is there; with a `LogConfig` it has to have that one.
 
         Raises `NoSuchLog`, `LogExists`. Cancelled, it may have been made or not.
@@ -138,7 +141,7 @@ class Client:
             start_after = page.next_page
 
     async def delete(
-        self, name: str, *, etag: str = "", grace_s: float | None = None, uid: str = ""
+        self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> words.DeleteLogAnswer:
         """Gone at once for everybody; its ledgers go after a time of grace.
 
@@ -153,7 +156,7 @@ class Client:
 
     # --- Cluster ------------------------------------------------------------------------------
 
-    async def lookup(self, names: Iterable[str]) -> tuple[words.LogOwner, ...]:
+    async def lookup(self, names: Iterable[str | LogName]) -> tuple[words.LogOwner, ...]:
         """Who owns these logs, or should."""
         answer: words.LogOwners = await self.ask(words.Lookup(names_of(names)))
         return answer.owners
@@ -163,7 +166,7 @@ class Client:
         answer: words.Servers = await self.ask(words.ListServers())
         return answer.servers
 
-    async def transfer(self, name: str, to: str) -> words.LogOwner:
+    async def transfer(self, name: str | LogName, to: str) -> words.LogOwner:
         """Hands the log over to that server, without failed appends. Cancelled, it may move all the same."""
         answer: words.LogOwner = await self.ask(words.TransferLog(LogName.parse(name), to))
         return answer

@@ -332,5 +332,5 @@ class Log:
         return answer.events
 
 
-def names_of(names: Iterable[str]) -> tuple[LogName, ...]:
+def names_of(names: Iterable[str | LogName]) -> tuple[LogName, ...]:
     return tuple(map(LogName.parse, names))

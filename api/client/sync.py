@@ -125,7 +125,7 @@ class SyncClient:
         self._thread = thread
         self._client = client
 
-    def open(self, name: str, create: LogConfig | bool = False) -> "SyncLog":
+    def open(self, name: str | LogName, create: LogConfig | bool = False) -> "SyncLog":
         return SyncLog(self._thread, self._thread.run(self._client.open(name, create)))
 
     def logs(self, namespace: str = "", prefix: str = "") -> Iterator[LogName]:
@@ -138,17 +138,17 @@ class SyncClient:
             yield name
 
     def delete(
-        self, name: str, *, etag: str = "", grace_s: float | None = None, uid: str = ""
+        self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> words.DeleteLogAnswer:
         return self._thread.run(self._client.delete(name, etag=etag, grace_s=grace_s, uid=uid))
 
-    def lookup(self, names: Sequence[str]) -> tuple[words.LogOwner, ...]:
+    def lookup(self, names: Sequence[str | LogName]) -> tuple[words.LogOwner, ...]:
         return self._thread.run(self._client.lookup(names))
 
     def servers(self) -> tuple[words.ServerView, ...]:
         return self._thread.run(self._client.servers())
 
-    def transfer(self, name: str, to: str) -> words.LogOwner:
+    def transfer(self, name: str | LogName, to: str) -> words.LogOwner:
         return self._thread.run(self._client.transfer(name, to))
 
     def drain(self, server: str, *, resume: bool = False) -> int:

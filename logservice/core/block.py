@@ -55,7 +55,6 @@ from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise, repeat
 from operator import index
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import google_crc32c
@@ -154,7 +153,30 @@ _LONE_OFFSETS: Final = (int(Section.VALUE_OFFSETS), 0, 0, _OFFSETS_AT, 8, 0)
 _LONE_BYTES: Final = (int(Section.VALUES), 0, 0, _OFFSETS_AT + 8)
 
 Headers = Mapping[str, bytes]
-NO_HEADERS: Final[Headers] = MappingProxyType({})
+
+
+class _NoHeaders(Mapping[str, bytes]):
+    """Shared by all records without headers, so nobody may change it; a proxy of a dict cannot be pickled."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> bytes:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "{}"
+
+    def __reduce__(self) -> str:
+        return "NO_HEADERS"
+
+
+NO_HEADERS: Final[Headers] = _NoHeaders()
 
 
 class Record(NamedTuple):

@@ -33,6 +33,7 @@ from rollbook.proto.runtime.disk_reads import (
     read_fully,
 )
 from rollbook.proto.runtime.disk_threads import Threads
+from rollbook.proto.runtime.durable import reserve, sync_data
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ class SystemFile:
 
     async def sync(self) -> None:
         async with self._turn:
-            await self._run(lambda: os.fdatasync(self._open_descriptor()))
+            await self._run(lambda: sync_data(self._open_descriptor()))
 
     async def write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> None:
         size = sum(map(len, buffers))
@@ -192,7 +193,7 @@ class SystemFile:
 
     def _write_and_sync(self, position: int, buffers: Sequence[Buffer]) -> int:
         end = _write_fully(self._open_descriptor(), position, buffers)
-        os.fdatasync(self._open_descriptor())
+        sync_data(self._open_descriptor())
         return end
 
     async def truncate(self, size: int) -> None:
@@ -205,7 +206,7 @@ class SystemFile:
             descriptor = self._open_descriptor()
             size = os.fstat(descriptor).st_size
             try:
-                os.posix_fallocate(descriptor, position, length)
+                reserve(descriptor, position, length)
             except OSError:
                 os.ftruncate(descriptor, size)  # Else it keeps what it found: all there was.
                 raise

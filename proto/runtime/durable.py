@@ -1,0 +1,37 @@
+"""What makes bytes durable, and keeps room for them, on systems that lack a call of Linux.
+
+macOS has neither `fdatasync` nor `posix_fallocate`, and its `fsync` leaves the bytes in the disk's own cache:
+`F_FULLFSYNC` does not. Where a file system refuses that, `fsync` is all there is.
+"""
+
+import fcntl
+import os
+from typing import Final
+
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+_ZEROS: Final = bytes(1024 * 1024)
+
+
+def sync_data(descriptor: int) -> None:
+    """Returns when what was written, and the file's length, survive a power cut."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+        return
+    if _FULL_SYNC is not None:
+        try:
+            fcntl.fcntl(descriptor, _FULL_SYNC)
+        except OSError:
+            pass  # A file system that cannot, such as one on a network.
+        else:
+            return
+    os.fsync(descriptor)
+
+
+def reserve(descriptor: int, position: int, length: int) -> None:
+    """Has the disk keep room for these bytes; those beyond the file's end are zeros then."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, position, length)
+        return
+    start, end = max(position, os.fstat(descriptor).st_size), position + length
+    while start < end:
+        start += os.pwrite(descriptor, _ZEROS[: end - start], start)
