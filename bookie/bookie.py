@@ -27,7 +27,7 @@ from rollbook.bookie.server import BookieServer
 from rollbook.bookie.space import Space
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
-from rollbook.proto.addresses import is_wildcard, parse_address
+from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
@@ -96,7 +96,7 @@ class State(Enum):
 def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
     """Where it listens, where others find it, and its id. Raises `BadConfig`."""
     listen = parse_address(
-        config.listen, "listen", default_host="127.0.0.1", default_port=DEFAULT_PORT
+        config.listen, "listen", default_host=EVERY_ADDRESS, default_port=DEFAULT_PORT
     )
     advertised = listen
     if config.advertise:
@@ -122,7 +122,7 @@ def tls_address_of(config: BookieConfig) -> Address | None:
     """Where it listens behind TLS. Raises `BadConfig`."""
     if not config.tls_listen:
         return None
-    found = parse_address(config.tls_listen, "tls_listen", default_host="127.0.0.1")
+    found = parse_address(config.tls_listen, "tls_listen", default_host=EVERY_ADDRESS)
     if is_wildcard(found.host) and not config.advertise:
         raise BadConfig(
             f"nobody can connect to {found}",

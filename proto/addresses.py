@@ -1,7 +1,12 @@
-"""Addresses as people write them: `host`, `host:port`, `[::1]:port`, `:port`."""
+"""Addresses as people write them: `host`, `host:port`, `[::1]:port`, `:port`.
+
+Where a server listens, `:port` is every IPv4 address of the machine. Who binds every address is registered under a name:
+the one that is given, or the host's.
+"""
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
@@ -11,6 +16,7 @@ _ADDRESS: Final = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]*))(?::(?P<port>[0-9]{1,5}))?", re.ASCII
 )
 _PORT_MAX: Final = 65535
+EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104  # Refused without TLS or --insecure.
 
 
 def parse_address(
@@ -48,6 +54,17 @@ def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:
     The one rule for every client and command. The host may come from metadata, which others write.
     """
     return uses_tls or insecure or is_loopback(host)
+
+
+def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
+    """Raises `BadConfig`: under that name others would come to this machine, and nobody would answer."""
+    places = [each for each in listens if not is_loopback(each.host)]
+    if not places and not is_loopback(advertised.host):
+        raise BadConfig(
+            f"it would be registered as {advertised}, and it listens where only this machine can reach it",
+            settings=("listen", "advertise"),
+            next_step="say --listen :PORT, which binds every address, or advertise no other name",
+        )
 
 
 def is_wildcard(host: str) -> bool:

@@ -26,12 +26,12 @@ _OPTIONS: Final = (
     click.option(
         "--listen",
         metavar="HOST:PORT",
-        help="Port 0 takes a free one.  [default: 127.0.0.1:3181]",
+        help=":PORT is every address; port 0 takes a free one.  [default: 127.0.0.1:3181]",
     ),
     click.option(
         "--advertise",
         metavar="HOST:PORT",
-        help="Where clients find it.  [default: --listen]",
+        help="Where clients find it.  [default: --listen, or the host's name]",
     ),
     click.option("--journal-dir", metavar="DIR", multiple=True, help="On a fast disk, if any is."),
     click.option(

@@ -25,7 +25,7 @@ from rollbook.api.cli.bookie_settings import (
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
-from rollbook.proto.addresses import is_loopback
+from rollbook.proto.addresses import is_loopback, require_reachable
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
@@ -146,17 +146,18 @@ def _tls_files(config: BookieConfig) -> TlsFiles:
 
 
 def _require_safe(config: BookieConfig) -> None:
-    """What everybody can reach must ask who is there."""
+    """What everybody can reach must ask who is there; who is registered must be reachable."""
+    listen, advertised, _ = addresses_of(config)
+    tls_listen = tls_address_of(config)
+    require_reachable([each for each in (listen, tls_listen) if each], advertised)
     if config.insecure:
         return
-    listen, _, _ = addresses_of(config)
     if not is_loopback(listen.host):
         raise BadConfig(
             f"anybody who reaches {listen} could read, add and fence there",
             next_step="say --listen 127.0.0.1:3181 and --tls-listen HOST:PORT, "
             "or --insecure in a network you trust",
         )
-    tls_listen = tls_address_of(config)
     if tls_listen and not is_loopback(tls_listen.host) and not config.tls_authorities:
         raise BadConfig(
             f"anybody who reaches {tls_listen} could read, add and fence there",

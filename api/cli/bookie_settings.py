@@ -17,7 +17,7 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.properties import KEYS_OF, lines_of_keys, parse_properties, translate
-from rollbook.proto.addresses import parse_address
+from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import Backend, MetadataUrl
@@ -34,7 +34,11 @@ from rollbook.proto.runtime.config import (
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.network import SocketTransport, address_of_this_host
+from rollbook.proto.runtime.network import (
+    SocketTransport,
+    address_of_this_host,
+    name_of_this_host,
+)
 
 logger = structlog.get_logger()
 
@@ -68,7 +72,9 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
     storage = _load(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
     variables = variables_of_flags(BookieConfig)
     return Settings(
-        _load(BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie),
+        _advertising(
+            _load(BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie)
+        ),
         replace(
             storage,
             journal_dir=os.path.abspath(storage.journal_dir),
@@ -91,7 +97,20 @@ def check_log_level(level: str) -> None:
         raise BadConfig(f"log_level must be {', '.join(LEVELS)}", settings=("log_level",))
 
 
+def _advertising(config: BookieConfig) -> BookieConfig:
+    """One that binds every address is found by its host's name, unless another one is given."""
+    for setting in ("listen", "tls_listen"):
+        text = getattr(config, setting)
+        if text and not config.advertise:
+            place = parse_address(text, setting, default_host=EVERY_ADDRESS, default_port=0)
+            if is_wildcard(place.host):
+                with BadConfig.about(setting):
+                    return replace(config, advertise=name_of_this_host())
+    return config
+
+
 def _check_bookie(config: BookieConfig) -> None:
+    config = _advertising(config)
     check_log_level(config.log_level)
     addresses_of(config)
     tls_address_of(config)

@@ -26,7 +26,12 @@ from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
-from rollbook.proto.addresses import is_wildcard, parse_address
+from rollbook.proto.addresses import (
+    EVERY_ADDRESS,
+    is_wildcard,
+    parse_address,
+    require_reachable,
+)
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import Backend, MetadataUrl
@@ -37,6 +42,7 @@ from rollbook.proto.runtime.config import load_config, read_config_file, variabl
 from rollbook.proto.runtime.limits import allow_open_files, door_of
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import name_of_this_host
 from rollbook.proto.runtime.tls import TlsFiles
 
 DEFAULT_PORT: Final = 7400
@@ -219,17 +225,21 @@ def rest_address_of(config: LogServerConfig) -> Address:
 def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
     """Where it listens, where others find it, and its name. Raises `BadConfig`."""
     listen = parse_address(
-        config.listen, "listen", default_host="127.0.0.1", default_port=DEFAULT_PORT
+        config.listen, "listen", default_host=EVERY_ADDRESS, default_port=DEFAULT_PORT
     )
     advertised = listen
     if config.advertise:
         advertised = parse_address(config.advertise, "advertise", default_port=listen.port)
+    elif is_wildcard(listen.host):
+        with BadConfig.about("listen"):
+            advertised = Address(name_of_this_host(), listen.port)
     if is_wildcard(advertised.host):
         raise BadConfig(
             f"nobody can connect to {advertised}",
             next_step="say --advertise HOST:PORT",
             settings=("advertise",) if config.advertise else ("listen",),
         )
+    require_reachable([listen], advertised)
     if not advertised.port and not config.server_name:
         raise BadConfig(
             "a server whose port changes needs a name of its own",

@@ -90,10 +90,14 @@ def bookie(**flags: Any) -> None:
 
 _LOG_SERVER_OPTIONS: Final = (
     click.option(
-        "--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:7400]"
+        "--listen",
+        metavar="HOST:PORT",
+        help=":PORT is every address; port 0 takes a free one.  [default: 127.0.0.1:7400]",
     ),
     click.option(
-        "--advertise", metavar="HOST:PORT", help="Where clients find it.  [default: --listen]"
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Where clients find it.  [default: --listen, or the host's name]",
     ),
     click.option(
         "--rest", metavar="HOST:PORT", help="Serves HTTP there: :7480.  [default: nowhere]"

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 from asyncio.trsock import TransportSocket
-from typing import Final
+from typing import Any, Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
@@ -143,6 +143,33 @@ def address_of_this_host(interface: str | None = None, by_name: bool = False) ->
     """
     address = _own_address() if interface is None else _address_of_interface(interface)
     return _canonical_name(address) if by_name else address
+
+
+def name_of_this_host() -> str:
+    """It leads to an address of this machine. Raises `BadConfig`."""
+    name, reason = socket.gethostname(), "it is localhost on every host"
+    if name != "localhost":
+        reason = "it leads to no address of this host"
+        try:
+            found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            found, reason = [], told(error)
+        if any(_is_of_this_host(family, place) for family, _, _, _, place in found):
+            return name
+    raise BadConfig(
+        f"a server on every address is found by the host's name, and {name!r} does not lead here: {reason}",
+        next_step="say --advertise HOST:PORT",
+    )
+
+
+def _is_of_this_host(family: int, place: tuple[Any, ...]) -> bool:
+    """Nobody can bind another one's address."""
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind(place)
+        except OSError:
+            return False
+    return True
 
 
 def _own_address() -> str:

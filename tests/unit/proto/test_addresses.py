@@ -2,7 +2,12 @@
 
 import pytest
 
-from rollbook.proto.addresses import is_loopback, is_wildcard, parse_address
+from rollbook.proto.addresses import (
+    is_loopback,
+    is_wildcard,
+    parse_address,
+    require_reachable,
+)
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 
@@ -39,3 +44,25 @@ def test_who_can_reach_it() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.5", "h.example", "")))
     assert all(map(is_wildcard, ("0.0.0.0", "::")))
     assert not any(map(is_wildcard, ("127.0.0.1", "h.example")))
+
+
+@pytest.mark.parametrize(
+    ("listens", "advertised", "is_reachable"),
+    [
+        (["127.0.0.1"], "127.0.0.1", True),
+        (["127.0.0.1"], "localhost", True),
+        (["127.0.0.1"], "log-1", False),
+        (["127.0.0.1", "10.0.0.1"], "log-1", True),
+        (["0.0.0.0"], "log-1", True),
+        (["/run/socket"], "log-1", False),
+    ],
+)
+def test_what_others_are_told_to_reach_can_be_reached(
+    listens: list[str], advertised: str, is_reachable: bool
+) -> None:
+    places = [Address(host, 1) for host in listens]
+    if is_reachable:
+        require_reachable(places, Address(advertised, 1))
+    else:
+        with pytest.raises(BadConfig):
+            require_reachable(places, Address(advertised, 1))

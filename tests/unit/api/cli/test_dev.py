@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rollbook
+from rollbook.api.cli import log_server
 from rollbook.api.cli.dev_run import run_all, run_dev
 from rollbook.api.cli.local_cluster import SMALL, local_cluster, usual_or_free
 from rollbook.api.cli.log_server import addresses_of
@@ -167,7 +168,7 @@ def test_a_directory_without_a_name_is_not_where_one_stands(
 @pytest.mark.parametrize(
     "config",
     [
-        LogServerConfig("zk://a", listen="0.0.0.0:7400"),
+        LogServerConfig("zk://a", listen=":7400", advertise="0.0.0.0"),
         LogServerConfig("zk://a", listen="127.0.0.1:0"),
         LogServerConfig("zk://a", listen="nonsense:port"),
         LogServerConfig("zk://a", server_name="a~b"),
@@ -183,3 +184,22 @@ def test_a_server_goes_by_where_it_is_found_unless_it_has_a_name() -> None:
     assert addresses_of(config)[1:] == (Address("log-1", 7400), "log-1:7400")
     config = LogServerConfig("zk://a", listen="127.0.0.1:0", server_name="one")
     assert addresses_of(config)[2] == "one"
+
+
+def test_a_server_on_every_address_is_found_by_the_name_of_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_server, "name_of_this_host", lambda: "this-host")
+    config = LogServerConfig("zk://a", listen=":7400")
+    assert addresses_of(config) == (
+        *(Address("0.0.0.0", 7400), Address("this-host", 7400)),
+        "this-host:7400",
+    )
+
+
+def test_a_server_that_others_cannot_reach_is_not_registered_for_them() -> None:
+    with pytest.raises(BadConfig, match="only this machine can reach") as refused:
+        addresses_of(LogServerConfig("zk://a", listen="127.0.0.1:7400", advertise="log-1"))
+    assert refused.value.settings == ("listen", "advertise")
+    config = LogServerConfig("zk://a", listen="127.0.0.1:7400", advertise="localhost")
+    assert addresses_of(config)[1] == Address("localhost", 7400)

@@ -29,7 +29,6 @@ def test_the_end_of_a_quiet_log_is_told_to_bookies_at_leisure_unless_somebody_se
     ("setting", "value"),
     [
         ("listen", "nonsense:port"),
-        ("listen", "0.0.0.0:7400"),
         ("listen", "127.0.0.1:0"),
         ("advertise", "0.0.0.0:7400"),
         ("rest", "nonsense:port"),

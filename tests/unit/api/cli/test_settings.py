@@ -53,7 +53,7 @@ def test_each_refusal_carries_the_names_of_its_settings(shape: type[Any]) -> Non
 _SAID: dict[str, str] = {
     "metadata": "sqlite:///elsewhere.db",
     "listen": "127.0.0.1:4000",
-    "advertise": "host.example",
+    "advertise": "127.0.0.9",
     "http": "127.0.0.1:4001",
     "rest": "127.0.0.1:4001",
     "tls_listen": "127.0.0.1:4002",

@@ -11,7 +11,7 @@ import pytest
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.network import SocketTransport, name_of_this_host
 
 
 class Echo(asyncio.Protocol):
@@ -131,3 +131,21 @@ async def test_a_port_that_is_taken_says_what_to_do() -> None:
     with pytest.raises(BadConfig, match="choose another"):
         await network.listen(Echo, listener.address)
     await listener.close()
+
+
+def test_a_host_is_found_by_its_name_if_that_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"here": "127.0.0.1", "elsewhere": "192.0.2.1"}
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name not in places:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown name")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (places[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    assert name_of_this_host() == "here"
+    for name in ("elsewhere", "unknown", "localhost"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        with pytest.raises(BadConfig, match=name) as refused:
+            name_of_this_host()
+        assert "--advertise" in refused.value.next_step

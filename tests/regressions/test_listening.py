@@ -1,0 +1,63 @@
+"""Where a server listens, and where others look for it."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.regressions.defects import defect
+from tests.support import commands, processes
+
+_UNREACHABLE = (
+    "A server that was given `--listen :PORT` bound loopback and was registered under another name."
+)
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite://{tmp_path_factory.mktemp('cluster')}/metadata.db"
+    assert commands.run("cluster", "init", "--metadata", url).returncode == 0
+    return url
+
+
+@pytest.fixture
+def words(request: pytest.FixtureRequest, metadata: str, tmp_path: Path) -> Iterator[list[str]]:
+    """The command of a bookie or of a log server, without where it listens."""
+    common = ["server", request.param, "--metadata", metadata, "--log-level", "error"]
+    if request.param == "log":
+        yield [*common, "--server-name", "one"]
+    else:
+        folders = ["--journal-dir", f"{tmp_path}/journal", "--ledger-dir", f"{tmp_path}/ledgers"]
+        yield [*common, "--bookie-id", "one", *folders]
+
+
+@defect("listener-nobody-reaches", _UNREACHABLE)
+@pytest.mark.parametrize("words", ["log", "bookie"], indirect=True)
+def test_a_port_alone_is_every_address(words: list[str]) -> None:
+    with processes.family() as children:
+        command = [*words, "--listen", ":0", "--advertise", "127.0.0.1", "--insecure"]
+        child = children.start(sys.executable, "-m", "rollbook.api.cli.main", *command)
+        port = int(child.line(60).rpartition(":")[2])
+        with closing(socket.create_connection(("127.0.0.2", port), timeout=10)):
+            pass  # A server on 127.0.0.1 alone refuses it.
+
+
+@defect("listener-nobody-reaches", _UNREACHABLE)
+@pytest.mark.parametrize("words", ["log", "bookie"], indirect=True)
+def test_a_loopback_listener_that_is_registered_elsewhere_is_refused(words: list[str]) -> None:
+    command = [*words, "--listen", "127.0.0.1:0", "--advertise", "elsewhere.example:7400"]
+    done = _run(command)
+    assert done.returncode == 2
+    assert b"elsewhere.example:7400" in done.stderr
+    assert b"--listen :PORT" in done.stderr
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return commands.run(*words, timeout_s=10)
+    except subprocess.TimeoutExpired:
+        pytest.fail("it was not refused: it serves")
