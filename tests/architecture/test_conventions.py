@@ -230,6 +230,7 @@ def test_no_help_loads_what_its_command_does() -> None:
         "proto.errors",
         "proto.formats.bounds",
         "proto.formats.layout",
+        "proto.printable",
     }
     packages = {"api", "api.cli", "bookie", "bookie.core", "proto", "proto.formats", "api._root"}
     ours = {name.removeprefix("rollbook.") for name in loaded if name.startswith("rollbook.")}

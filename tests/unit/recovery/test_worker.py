@@ -18,6 +18,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.tasks import DrainTasks, Failures
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
@@ -236,6 +237,38 @@ async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: Loc
         assert not stored.metadata.names(LOST)
         await site.require_whole(ledger_id, 100)
         assert [each async for each in site.drains.ids()] == []
+
+
+@pytest.mark.parametrize("is_formatted", [False, True])
+async def test_a_target_that_was_started_again_after_the_copy_is_not_named_on_trust(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, is_formatted: bool
+) -> None:
+    """RP3: a formatted one lost what was copied, so it is copied again."""
+    copy, targets = LedgerRepair._copy, list[BookieId]()
+
+    async def copy_and_restart(self: LedgerRepair, metadata: Any, seat: Any, target: Any) -> Any:
+        copied = await copy(self, metadata, seat, target)
+        targets.append(target)
+        if len(targets) == 1:
+            await cluster.stop(target)
+            if is_formatted:
+                await cluster.format(target)
+            await cluster.start(target)
+            while (info := self._ledgers.live().find(target)) is None or (
+                info.address != cluster.bookies[target].advertised
+            ):
+                await asyncio.sleep(0.01)
+        return copied
+
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(40)
+        await site.lose()
+        await site.mark(ledger_id)
+        monkeypatch.setattr(LedgerRepair, "_copy", copy_and_restart)
+        await site.worker.work_once()
+        assert targets == targets[:1] * 2
+        assert site.worker.stats.entries == (80 if is_formatted else 40)
+        await site.require_whole(ledger_id, 40)
 
 
 async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:

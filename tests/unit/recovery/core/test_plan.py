@@ -1,7 +1,7 @@
 """Which seats of a ledger are repaired, and how (RP1, RP2; A22, A30)."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -42,10 +42,13 @@ def presence_of(**states: Presence) -> Callable[[BookieId], Presence]:
 LOST_B = presence_of(b=Presence.LOST)
 
 
-def actions(metadata: LedgerMetadata, in_question: set[BookieId], **how: object) -> list[object]:
-    presence = how.get("presence", LOST_B)
-    draining = how.get("draining", ())
-    plan = plan_repair(metadata, in_question, draining, presence)  # type: ignore[arg-type]
+def actions(
+    metadata: LedgerMetadata,
+    in_question: set[BookieId],
+    draining: Collection[BookieId] = (),
+    presence: Callable[[BookieId], Presence] = LOST_B,
+) -> list[object]:
+    plan = plan_repair(metadata, in_question, draining, presence)
     return [(seat.first_entry, seat.bookie, seat.action) for seat in plan.seats]
 
 
