@@ -165,19 +165,23 @@ class Ledgers:
         password: bytes = b"",
         custom: Mapping[str, bytes] = _NOTHING,
         ledger_id: int | None = None,
+        is_urgent: bool = False,
     ) -> LedgerWriter:
         """A new ledger, empty and open; close its writer at the end.
 
         Each entry lies with `write` of `ensemble` bookies and is confirmed when `ack` have it on
         disk. `ledger_id` is for those who give ids themselves; `NodeExists` if it is taken.
+        `is_urgent`: also on bookies that are read-only, which take it from a reserve: for the few bytes
+        that it takes to make room.
 
         Raises `NotEnoughBookies`, `InvalidRequest`. Cancelled, or after `ConnectionLost`, there may
         be an empty ledger that nobody writes.
         """
         stored = await self._create(
-            Quorum(ensemble, write, ack), digest, password, dict(custom), ledger_id
+            *(Quorum(ensemble, write, ack), digest, password, dict(custom), ledger_id),
+            is_urgent=is_urgent,
         )
-        return self._write(stored, digest, password)
+        return self._write(stored, digest, password, is_urgent=is_urgent)
 
     async def reserve(
         self,
@@ -332,10 +336,11 @@ class Ledgers:
         """Who is registered, as was heard last."""
         return self.bookies.live()
 
-    @property
-    def usable_bookies(self) -> int:
-        """How many bookies take new ledgers, as was heard last; some of them may be in quarantine."""
-        return len(self._placement.usable(self.live()))
+    def count_usable(self, *, is_urgent: bool = False) -> int:
+        """How many bookies take new ledgers, as was heard last; some of them may be in quarantine.
+        `is_urgent`: with those that are read-only.
+        """
+        return len(self._placement.usable(self._live(is_urgent=is_urgent)))
 
     async def has_healthy_bookies(self, count: int) -> bool:
         """Whether at least `count` bookies take new ledgers. One in quarantine counts if it answers now. Cancelled, it
@@ -378,12 +383,15 @@ class Ledgers:
         password: bytes,
         custom: dict[str, bytes],
         ledger_id: int | None,
+        *,
+        is_urgent: bool = False,
     ) -> StoredLedger:
         self._make_sure_it_is_open()
         if not self._has_layout:
             await ensure_layout(self._store, self.cluster)
             self._has_layout = True
-        placed = self._placement.pick_ensemble(quorum, self.live(), self._clock.monotonic_ns())
+        live = self._live(is_urgent=is_urgent)
+        placed = self._placement.pick_ensemble(quorum, live, self._clock.monotonic_ns())
         created_ms = self._clock.wall_us() // 1000
         token = draw_creation_token(self._randomness)
 
@@ -401,7 +409,13 @@ class Ledgers:
             return await self.nodes.create_new(make)
         return await self.nodes.create(make(parse_ledger_id(ledger_id)))
 
-    def _write(self, stored: StoredLedger, digest: DigestType, password: bytes) -> LedgerWriter:
+    def _live(self, *, is_urgent: bool) -> LiveBookies:
+        live = self.live()
+        return LiveBookies({**live.writable, **live.read_only}) if is_urgent else live
+
+    def _write(
+        self, stored: StoredLedger, digest: DigestType, password: bytes, *, is_urgent: bool = False
+    ) -> LedgerWriter:
         self._make_sure_it_is_open()
         writer = LedgerWriter(
             *(stored, LedgerDigest(digest, password, stored.metadata.ledger_id), password),
@@ -412,6 +426,7 @@ class Ledgers:
             clock=self._clock,
             randomness=self._randomness,
             config=self.config,
+            is_urgent=is_urgent,
         )
         self._handles[writer] = None
         self._seat_watch.start()

@@ -84,7 +84,9 @@ class LedgerWriter:
         clock: Clock,
         randomness: Randomness,
         config: ClientConfig,
+        is_urgent: bool = False,
     ) -> None:
+        """`is_urgent`: bookies take it from the reserve that they keep when their disks are full."""
         metadata = stored.metadata
         assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
@@ -92,6 +94,7 @@ class LedgerWriter:
         self._bookies, self._placement, self._health = bookies, placement, health
         self._clock, self._randomness, self._config = clock, randomness, config
         self._quorum = metadata.quorum
+        self._is_urgent = is_urgent
         self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         self._log = logger.bind(ledger_id=metadata.ledger_id)
@@ -321,9 +324,17 @@ class LedgerWriter:
     def _make_packer(self) -> AddPacker:
         limit = self._config.frame_bytes_max
         if self._bookies.protocol_version == v2.VERSION:
-            return V2AddPacker(self._key, self._digest, frame_bytes_max=limit)
-        txn_ids = self._bookies.txn_ids
-        return V3AddPacker(self._key, self._digest, txn_ids, frame_bytes_max=limit)
+            return V2AddPacker(
+                self._key,
+                self._digest,
+                is_high_priority=self._is_urgent,
+                frame_bytes_max=limit,
+            )
+        return V3AddPacker(
+            *(self._key, self._digest, self._bookies.txn_ids),
+            is_high_priority=self._is_urgent,
+            frame_bytes_max=limit,
+        )
 
     def _make_write_lac(self, lac: EntryId) -> WriteLac:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
@@ -536,7 +547,9 @@ class LedgerWriter:
     # --- Bookies that failed --------------------------------------------------------------------
 
     def _open_channel(self, slot: int, bookie: BookieId) -> AddChannel:
-        channel = self._bookies.add_channel(bookie, self.ledger_id, self)
+        channel = self._bookies.add_channel(
+            bookie, self.ledger_id, self, is_high_priority=self._is_urgent
+        )
         self._slots[channel] = slot
         return channel
 

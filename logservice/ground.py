@@ -19,3 +19,6 @@ class Ground:
     randomness: Randomness
     pulse: Pulse  # Started.
     tail_memory: TailMemory
+    uses_reserve: bool = (
+        False  # Of full bookies: only for an owner that makes room, and takes no appends.
+    )

@@ -214,6 +214,7 @@ async def _take_over(
         reason,
         found.memory.timestamp_us,
         degraded_to=degraded_to(settled.config.quorum, writer.metadata.quorum),
+        began_us=now_us,
     )
     try:
         stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)

@@ -40,7 +40,9 @@ async def make_ledger(
     try:
         return await _make_ledger(ground, stored, config.quorum)
     except NotEnoughBookies:
-        smaller = degraded_quorum(config.quorum, ground.ledgers.usable_bookies)
+        smaller = degraded_quorum(
+            config.quorum, ground.ledgers.count_usable(is_urgent=ground.uses_reserve)
+        )
         if needs_full_ensemble or smaller is None or not config.degraded_segments:
             raise
     writer = await _make_ledger(ground, stored, smaller)
@@ -60,6 +62,7 @@ async def _make_ledger(ground: Ground, stored: StoredLog, quorum: Quorum) -> Led
         write=quorum.write,
         ack=quorum.ack,
         custom=custom_metadata(stored.name, stored.list.uid, stored.version),
+        is_urgent=ground.uses_reserve,
     )
 
 

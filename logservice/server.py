@@ -273,6 +273,15 @@ class LogServer:
             await self._within(due, joined(work, _being_given_up))
         return owner
 
+    async def open_by_reserve(self, name: LogName) -> Owner:
+        """An owner for making room on bookies that are full: what it writes they take from their reserve.
+        Nobody finds it to append; close it. Raises as `Owner.open`.
+        """
+        if self._ground is None:
+            raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
+        ground = replace(self._ground, uses_reserve=True)
+        return await Owner.open(name, ground, reason="bookies are full", makes_ahead=False)
+
     def _start(self, name: LogName, grounds: "_Grounds") -> "asyncio.Task[Owner]":
         opening = asyncio.get_running_loop().create_task(self._open(name, grounds))
         self._openings[name] = opening

@@ -51,7 +51,12 @@ from rollbook.logservice.positions import (
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
-from rollbook.logservice.truncation import delete_log, stop_writer, truncate_closed
+from rollbook.logservice.truncation import (
+    delete_discarded,
+    delete_log,
+    stop_writer,
+    truncate_closed,
+)
 from rollbook.logservice.words import (
     AtTail,
     CaughtUp,
@@ -499,14 +504,56 @@ class Service:
             if self._loop.time() >= due:
                 raise  # Of what there is no time for nobody has to find out what became of it.
             answer = await _by(due, self._truncate_closed(request, due))
+            if answer is None or await _by(due, self._keeps_what_is_truncated(request)):
+                answer = await _by(due, self._truncate_by_reserve(request, due)) or answer
             if answer is None:
                 raise
             return answer
         before = await self._resolve(request.log, request.before, self._tail_at(owner), due)
+        if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
+            # Its segment can only end in a ledger that bookies make from their reserve.
+            owner.lose("the bookies are full")
+            answer = await _by(due, self._truncate_by_reserve(request, due))
+            if answer is not None:
+                return answer
         return await _by(
             due,
             owner.truncate(before, dry_run=request.dry_run, force_roll=request.force_roll),
         )
+
+    def _bookies_are_full(self, owner: Owner) -> bool:
+        """None of those that there are can take the ledger that a roll makes."""
+        wanted = owner.config.quorum.ack
+        return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
+
+    async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
+        """A segment lies before the head, and stays since none after it has begun (LL4)."""
+        listed = (await self._read(request.log)).list
+        first = listed.segments[0].next_offset if listed.segments else None
+        return not request.dry_run and first is not None and first <= listed.head
+
+    async def _truncate_by_reserve(
+        self, request: words.Truncate, due: float
+    ) -> words.TruncateAnswer | None:
+        """Ends the open segment, which only its successor's first entry makes dispensable (LL4): that entry, and
+        what recovers the old ledger, full bookies take from their reserve. None if it is not for this server to
+        do, if it would change something for a plan, or if the bookies do not take even that.
+        """
+        stored = await self._read(request.log)
+        if request.dry_run or not self.server.is_nobodys(request.log, stored.list):
+            return None
+        try:
+            owner = await self.server.open_by_reserve(request.log)
+        except (Unavailable, OutcomeUnknown):
+            return None
+        try:
+            before = await self._resolve(request.log, request.before, self._tail_at(owner), due)
+            answer = await owner.truncate(before)
+        finally:
+            await owner.close("room was made on full bookies")
+        with suppress(RollbookError):  # What is left is deleted by the next owner.
+            await delete_discarded(self._ledgers, self._nodes, await self._read(request.log))
+        return answer
 
     async def _truncate_closed(
         self, request: words.Truncate, due: float

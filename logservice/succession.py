@@ -136,6 +136,7 @@ class Succession:
                 reason,
                 order.memory.timestamp_us,
                 degraded_to=degraded_to(listed.config.quorum, writer.metadata.quorum),
+                began_us=self._ground.clock.wall_us(),
             )
 
         try:

@@ -614,6 +614,7 @@ class SegmentView:
     records: int
     reason: str  # Why it was started.
     degraded_to: int = 0  # The bookies it was made with, fewer than its log wanted; 0: all of them.
+    began_us: int = 0  # When it was started; its first timestamp is that of the last record before.
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,8 @@ def _next_roll(found: _Found) -> str:
     sizes = f"{config.roll_bytes} bytes or {config.roll_entries} entries"
     due_us = found.state.roll_due_us
     written = [each for each in found.segments if each.state is words.SegmentState.OPEN]
-    if not due_us and written and written[-1].first_timestamp_us:
-        due_us = written[-1].first_timestamp_us + config.roll_age_s * 1_000_000
+    if not due_us and written and written[-1].began_us:
+        due_us = written[-1].began_us + config.roll_age_s * 1_000_000
     if not due_us:
         return f"at {sizes}, or after {config.roll_age_s} s"
     return f"at {sizes}, or at {time_of(due_us)}, in {max(0.0, due_us / 1e6 - time.time()):.0f} s"

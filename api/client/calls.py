@@ -27,6 +27,7 @@ from rollbook.proto.errors import (
     BadFrame,
     ClientClosed,
     InvalidRequest,
+    NotOwner,
     Outcome,
     QuorumTimeout,
     RollbookError,
@@ -59,10 +60,13 @@ class Calls:
         due = loop.time() + self._config.timeout_of(timeout_s)
         connect_due = min(due, loop.time() + self._config.connect_s)
         pauses, is_doubtful = Pauses(self._config), False
+        told_to_ask = (
+            ""  # What is for one server alone, and for no log, goes where any other one sends it.
+        )
         while True:
             if self.is_closed:
                 raise ClientClosed
-            address = server or self._owners.address_of(log)
+            address = server or told_to_ask or self._owners.address_of(log)
             left = due - loop.time()
             try:
                 call = self._channels.call(address, method.path, waits=waits(word))
@@ -73,6 +77,11 @@ class Calls:
             if method.changes and failure.outcome is Outcome.UNKNOWN:
                 is_doubtful = True
             is_known = self._owners.on_error(log, address, failure)
+            if log is None:
+                told_to_ask = (
+                    str(failure.ids.get("owner", "")) if isinstance(failure, NotOwner) else ""
+                )
+                is_known = is_known or bool(told_to_ask)
             pause_s = pauses.next_s(failure, is_known=is_known)
             is_unreachable = isinstance(failure, ServerUnreachable)
             self._was_answered |= not isinstance(failure, ServerUnreachable | QuorumTimeout)

@@ -114,6 +114,9 @@ class Segment:
     last_timestamp_us: int | None = None
     bytes: int | None = None  # Of its ledger.
     degraded_to: int = 0  # Its bookies if it was made with fewer than the log wanted, else 0.
+    # When it was listed, by its owner's clock. `first_timestamp_us` is the log's, which stops while nothing
+    # is appended. 0: an older release listed it.
+    began_us: int = 0
 
     @property
     def is_closed(self) -> bool:
@@ -219,7 +222,13 @@ class LedgerList:
     # --- Segments -----------------------------------------------------------------------------
 
     def with_successor(
-        self, ledger_id: LedgerId, reason: str, first_timestamp_us: int, *, degraded_to: int = 0
+        self,
+        ledger_id: LedgerId,
+        reason: str,
+        first_timestamp_us: int,
+        *,
+        degraded_to: int = 0,
+        began_us: int = 0,
     ) -> Self:
         """A ledger at the end; whoever lists it has made it for the very version this goes to.
 
@@ -238,6 +247,7 @@ class LedgerList:
             first_timestamp_us=max(first_timestamp_us, self._last_timestamp_us()),
             base_offset=self.tail,
             degraded_to=degraded_to,
+            began_us=began_us,
         )
         return replace(
             self,

@@ -140,6 +140,7 @@ def _pack_segment(segment: Segment, id_gap: int) -> schema.SegmentEntry:
         owner_epoch=segment.owner_epoch,
         reason=segment.reason,
         degraded_to=segment.degraded_to,
+        began_gap_us=segment.began_us - segment.first_timestamp_us if segment.began_us else 0,
     )
     if segment.is_closed:
         packed.records = segment.records or 0
@@ -155,6 +156,8 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
     known_base: Offset | None = base
     for packed in message.segments:
         segment_id += 1 + packed.id_gap
+        gap_us = packed.began_gap_us
+        began_us = packed.first_timestamp_us + gap_us if gap_us else 0
         segment = Segment(
             SegmentId(segment_id),
             LedgerId(packed.ledger_id),
@@ -163,6 +166,7 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
             packed.first_timestamp_us,
             base_offset=known_base,
             degraded_to=packed.degraded_to,
+            began_us=began_us,
         )
         if packed.is_closed and known_base is not None:
             known_base = Offset(known_base + packed.records)
@@ -173,6 +177,7 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
                 packed.first_timestamp_us + packed.last_timestamp_gap_us,
                 packed.bytes,
                 packed.degraded_to,
+                began_us,
             )
         elif packed.is_closed:
             raise FlawedList("a CLOSED segment has no base")

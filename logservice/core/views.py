@@ -50,6 +50,11 @@ def segments_page(
     )
 
 
+def _began_us(segment: Segment) -> int:
+    """As near as is known."""
+    return segment.began_us or segment.first_timestamp_us
+
+
 def _view(segment: Segment, size: Size) -> SegmentView:
     return SegmentView(
         segment_id=segment.segment_id,
@@ -63,6 +68,7 @@ def _view(segment: Segment, size: Size) -> SegmentView:
         records=size.records,
         reason=segment.reason,
         degraded_to=segment.degraded_to,
+        began_us=_began_us(segment),
     )
 
 
@@ -91,5 +97,5 @@ def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
         if segment.degraded_to:
             details["degraded_to"] = f"{segment.degraded_to} bookies"
         epoch, reason = segment.owner_epoch or NO_OWNER_YET, segment.reason
-        server, at_us = servers.get(epoch, ""), segment.first_timestamp_us
+        server, at_us = servers.get(epoch, ""), _began_us(segment)
         yield JournalEvent(at_us, "segment_started", server, epoch, reason, details)

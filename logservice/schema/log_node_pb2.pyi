@@ -130,6 +130,7 @@ class SegmentEntry(_message.Message):
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DEGRADED_TO_FIELD_NUMBER: _builtins.int
+    BEGAN_GAP_US_FIELD_NUMBER: _builtins.int
     id_gap: _builtins.int
     """Over the segment before, less 1: usually nothing."""
     ledger_id: _builtins.int
@@ -143,6 +144,8 @@ class SegmentEntry(_message.Message):
     reason: _builtins.str
     degraded_to: _builtins.int
     """Its bookies, if they were fewer than the log wanted."""
+    began_gap_us: _builtins.int
+    """Over first_timestamp_us; 0: not known."""
     def __init__(
         self,
         *,
@@ -156,10 +159,11 @@ class SegmentEntry(_message.Message):
         owner_epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
         degraded_to: _builtins.int = ...,
+        began_gap_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "degraded_to", b"degraded_to", "first_timestamp_us", b"first_timestamp_us", "id_gap", b"id_gap", "is_closed", b"is_closed", "last_timestamp_gap_us", b"last_timestamp_gap_us", "ledger_id", b"ledger_id", "owner_epoch", b"owner_epoch", "reason", b"reason", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_gap_us", b"began_gap_us", "bytes", b"bytes", "degraded_to", b"degraded_to", "first_timestamp_us", b"first_timestamp_us", "id_gap", b"id_gap", "is_closed", b"is_closed", "last_timestamp_gap_us", b"last_timestamp_gap_us", "ledger_id", b"ledger_id", "owner_epoch", b"owner_epoch", "reason", b"reason", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

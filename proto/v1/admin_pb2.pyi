@@ -637,6 +637,7 @@ class SegmentView(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DEGRADED_TO_FIELD_NUMBER: _builtins.int
+    BEGAN_US_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.int
     """Counts the segments of the log's life."""
     ledger_id: _builtins.int
@@ -648,7 +649,7 @@ class SegmentView(_message.Message):
     next_offset: _builtins.int
     """After its last one; absent as long as it is open."""
     first_timestamp_us: _builtins.int
-    """When it was started. Microseconds since 1970."""
+    """The log's time when it was started, which is that of the last record before. Microseconds since 1970."""
     last_timestamp_us: _builtins.int
     """Of its last record; 0 if it is open."""
     bytes: _builtins.int
@@ -659,6 +660,8 @@ class SegmentView(_message.Message):
     """Why it was started."""
     degraded_to: _builtins.int
     """The bookies that it was made with, if they were fewer than the log wanted; else 0."""
+    began_us: _builtins.int
+    """When it was started, by the clock of the server that did. Microseconds since 1970."""
     def __init__(
         self,
         *,
@@ -673,10 +676,11 @@ class SegmentView(_message.Message):
         records: _builtins.int = ...,
         reason: _builtins.str = ...,
         degraded_to: _builtins.int = ...,
+        began_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset", "_next_offset", b"_next_offset", "base_offset", b"base_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset", "_next_offset", b"_next_offset", "base_offset", b"base_offset", "bytes", b"bytes", "degraded_to", b"degraded_to", "first_timestamp_us", b"first_timestamp_us", "last_timestamp_us", b"last_timestamp_us", "ledger_id", b"ledger_id", "next_offset", b"next_offset", "reason", b"reason", "records", b"records", "segment_id", b"segment_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset", "_next_offset", b"_next_offset", "base_offset", b"base_offset", "began_us", b"began_us", "bytes", b"bytes", "degraded_to", b"degraded_to", "first_timestamp_us", b"first_timestamp_us", "last_timestamp_us", b"last_timestamp_us", "ledger_id", b"ledger_id", "next_offset", b"next_offset", "reason", b"reason", "records", b"records", "segment_id", b"segment_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_offset: _TypeAlias = _typing.Literal["base_offset"]  # noqa: Y015
     _WhichOneofArgType__base_offset: _TypeAlias = _typing.Literal["_base_offset", b"_base_offset"]  # noqa: Y015

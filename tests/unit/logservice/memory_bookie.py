@@ -55,7 +55,7 @@ class MemoryBookie:
     def __init__(self, scripted: ScriptedBookie) -> None:
         self.shelves: dict[int, _Shelf] = {}
         self.is_hung = False  # It says nothing at all.
-        self.is_full = False  # It takes recoveries only.
+        self.is_full = False  # It takes recoveries only, and what is urgent.
         self.delay_s = 0.0  # Of every answer.
         self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
         self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
@@ -79,7 +79,7 @@ class MemoryBookie:
         for group in adds.groups:
             if group.ledger_id in self.ignored and not group.is_recovery:
                 continue
-            if self.is_full and not group.is_recovery:
+            if self.is_full and not (group.is_recovery or group.is_high_priority):
                 self._send(peer, group.pack_replies(BookieReadOnly))
                 continue
             shelf = self.shelves.setdefault(group.ledger_id, _Shelf())

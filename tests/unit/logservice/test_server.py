@@ -10,7 +10,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
-from rollbook.logservice.ids import INT64_MAX, AtOffset, CursorName, LogName, Offset
+from rollbook.logservice.ids import INT64_MAX, AtOffset, CursorName, Latest, LogName, Offset
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.logservice.log_nodes import StoredLog, StoredMarks
 from rollbook.logservice.opening import Opening
@@ -157,10 +157,33 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
         assert (stored.list.head, stored.list.discarded) == (2, ())
         event = stored.list.events[-1]
         assert (event.kind, event.owner_epoch) == ("log_truncated", stored.list.owner_epoch)
-        await refused(a.ask(a.service.truncate(until(4), a.due(20.0))), Unavailable)
         scene.set_bookies(is_full=False)
         assert (await a.append(log, b"4")).first_offset >= 3
         assert (await a.read_all(log))[0] == b"2"
+
+    play(story)
+
+
+def test_full_bookies_are_emptied_of_an_open_segment() -> None:
+    """All that they have lies in it: it is ended in a ledger that they take from their reserve."""
+
+    async def story(scene: Scene) -> None:
+        (a,) = await start_all(scene, "a")
+        log = await make_log(scene, log_suggested_to(a))
+        for value in (b"0", b"1", b"2"):
+            await a.append(log, value)
+        scene.set_bookies(is_full=True)
+        await refused(a.append(log, b"3"), AppendUnsettled)
+        full = (await scene.stored(log)).list.segments[0]
+        told = await a.ask(a.service.truncate(words.Truncate(log, Latest()), a.due(20.0)))
+        assert told.new_head >= 3
+        listed = (await scene.stored(log)).list
+        assert listed.head == listed.tail == told.new_head
+        assert full.ledger_id not in [each.ledger_id for each in listed.segments]
+        assert not listed.discarded, "its ledger is deleted"
+        await refused(a.append(log, b"4"), RollbookError)
+        scene.set_bookies(is_full=False)
+        assert (await a.append(log, b"5")).first_offset == told.new_head
 
     play(story)
 

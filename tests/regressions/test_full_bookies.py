@@ -1,0 +1,80 @@
+"""Bookies whose disks are full are emptied by truncating logs."""
+
+import asyncio
+from pathlib import Path
+
+from rollbook.logservice import words
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.ids import Latest, LogName
+from rollbook.proto.errors import NoSuchLedger, RollbookError
+from tests.regressions.defects import defect
+from tests.support.log_cluster import LogCluster, RunningServer
+
+_LOG = LogName("default", "large")
+_PATIENCE_S = 20.0
+
+
+def _due() -> float:
+    return asyncio.get_running_loop().time() + _PATIENCE_S
+
+
+async def _fill(cluster: LogCluster, server: RunningServer) -> None:
+    """All bookies take nothing new; the server knows."""
+    for bookie in cluster.bookies.bookies.values():
+        await bookie.set_read_only(True)
+    async with asyncio.timeout(_PATIENCE_S):
+        while len(server.ledgers.live().read_only) < 3:
+            await asyncio.sleep(0.05)
+
+
+async def _is_gone(server: RunningServer, ledger_id: int) -> bool:
+    try:
+        await server.ledgers.metadata(ledger_id, fresh=True)
+    except NoSuchLedger:
+        return True
+    return False
+
+
+@defect(
+    "full-bookies-keep-open-segments",
+    "Full bookies could not be emptied when all their data was in an open segment.",
+)
+def test_full_bookies_are_emptied_of_an_open_segment(tmp_path: Path) -> None:
+    asyncio.run(_empty(tmp_path, is_owned=True))
+
+
+@defect(
+    "full-bookies-keep-open-segments",
+    "Full bookies could not be emptied when all their data was in an open segment.",
+)
+def test_full_bookies_are_emptied_of_a_log_that_has_lost_its_owner(tmp_path: Path) -> None:
+    asyncio.run(_empty(tmp_path, is_owned=False))
+
+
+async def _empty(folder: Path, *, is_owned: bool) -> None:
+    async with LogCluster(folder) as cluster:
+        server = await cluster.start_server("a")
+        service = server.service
+        await service.ensure_log(words.EnsureLog(_LOG), _due())
+        block = pack_block([b"x" * 1000] * 50)
+        for _ in range(20):
+            await service.append(words.Append(_LOG, block), _due())
+        (full,) = (await service.list_segments(words.ListSegments(_LOG), _due())).segments
+        await _fill(cluster, server)
+        if not is_owned:
+            try:
+                await service.append(words.Append(_LOG, block), _due())
+            except RollbookError:
+                pass  # Which costs the log its owner.
+        told = await service.truncate(words.Truncate(_LOG, Latest()), _due())
+        assert told.new_head >= 1000
+        async with asyncio.timeout(_PATIENCE_S):
+            while not await _is_gone(server, full.ledger_id):
+                await asyncio.sleep(0.05)
+        for bookie in cluster.bookies.bookies.values():
+            await bookie.set_read_only(False)
+        async with asyncio.timeout(_PATIENCE_S):
+            while len(server.ledgers.live().writable) < 3:
+                await asyncio.sleep(0.05)
+        ack = await service.append(words.Append(_LOG, block), _due())
+        assert ack.first_offset == told.new_head
