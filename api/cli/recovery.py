@@ -68,3 +68,58 @@ def heal(access: "Access", **how: Any) -> None:
     from rollbook.api.cli import recovery_work
 
     click.get_current_context().exit(recovery_work.heal_bookie(access, **how))
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery bookie bk-2 --metadata zk://zk1,zk2,zk3/ledgers --dry-run",
+        "rollbook recovery bookie bk-2 --to bk-7 --metadata zk://zk1,zk2,zk3/ledgers --yes",
+        "rollbook recovery bookie bk-2 bk-3 --delete-cookie --metadata zk://zk1/ledgers --yes",
+    )
+)
+@click.argument(
+    "bookies",
+    nargs=-1,
+    required=True,
+    metavar="BOOKIE…",
+    shell_complete=completed_by("names_of_bookies"),
+)
+@with_access
+@click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    metavar="BOOKIE",
+    help="Takes the copies, where it can.  [default: any]",
+)
+@click.option(
+    "--ledger", "ledger_id", type=WholeNumber(0), metavar="LEDGER", help="This ledger only."
+)
+@click.option(
+    "--skip-open", is_flag=True, help="Leave ledgers alone whose open end names the bookie."
+)
+@click.option(
+    "--delete-cookie", is_flag=True, help="Take the bookie out of the cluster when all is done."
+)
+@click.option(
+    "--rate",
+    "mib_per_s",
+    type=WholeNumber(1),
+    default=64,
+    show_default=True,
+    metavar="MIB",
+    help="MiB per second that are copied at most.",
+)
+@click.option("--dry-run", is_flag=True, help="Count the ledgers, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def bookie(access: "Access", **how: Any) -> None:
+    """Make the copies of bookies that are gone on other bookies, now and without an auditor.
+
+    Each ledger that names one of them is repaired under its lock, so this may run beside recovery
+    servers, and be stopped and run again. A ledger whose open end names the bookie is closed after 30 s,
+    unless its writer leaves the bookie first. Ends with 5 if a ledger could not be repaired.
+    """
+    from rollbook.api.cli import recovery_bookie
+
+    click.get_current_context().exit(recovery_bookie.recover_bookies(access, **how))

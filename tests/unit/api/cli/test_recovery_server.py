@@ -1,15 +1,17 @@
 """Recovery as processes: a bookie is killed, and its copies are made elsewhere (A1-A5, A16, A18-A24)."""
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from rollbook.api.cli.recovery import group as recovery_commands
 from rollbook.api.cli.server import group
 from rollbook.ledger.connecting import connect
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, NotConfirmed
 from rollbook.proto.ids import BookieId, LedgerId
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster
@@ -43,6 +45,12 @@ async def until_whole(url: str, ids: list[LedgerId]) -> None:
             assert (verdict.is_sound, verdict.entries) == (True, 50), ledger_id
 
 
+async def until_gone(url: str) -> None:
+    async with asyncio.timeout(PATIENCE_S), connect(url) as ledgers:
+        while ledgers.live().find(LOST):
+            await asyncio.sleep(0.1)
+
+
 def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
@@ -60,6 +68,29 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
             assert server.line() == f"ready: recovery server {name}, auditor and worker"
         cluster.bookies[LOST].kill()
         asyncio.run(until_whole(cluster.url, ids))
+
+
+def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
+    """A36-A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
+    names = ("bk-1", "bk-2", "bk-3", LOST)
+    with processes.family() as children:
+        cluster = ProcessCluster(children, tmp_path, names)
+        ids = asyncio.run(write_ledgers(cluster.url, 3))
+
+        def recover(*flags: str) -> Result:
+            words = ["bookie", LOST, "--metadata", cluster.url, *flags]
+            return CliRunner().invoke(recovery_commands, words)
+
+        assert "is running and takes entries" in str(recover("--yes").exception)
+        cluster.bookies[LOST].kill()
+        asyncio.run(until_gone(cluster.url))
+        counted = recover("--dry-run")
+        assert (counted.exit_code, f"{len(ids)} ledgers name" in counted.output) == (0, True)
+        assert isinstance(recover().exception, NotConfirmed)
+        done = recover("--yes", "--skip-open", "--delete-cookie", "-o", "json")
+        open_ids = [ledger_id for ledger_id in ids if not ledger_id % 2]
+        assert json.loads(done.output)["skipped_open"] == len(open_ids)
+        assert done.exit_code == (5 if open_ids else 0)
 
 
 @pytest.mark.parametrize(
