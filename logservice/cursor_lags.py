@@ -54,9 +54,7 @@ class Owners(Protocol):
 
 
 class Nodes(Protocol):
-    async def first_cursors(
-        self, log: LogName, at_most: int | None
-    ) -> tuple[Sequence[Cursor], int]: ...
+    async def first_cursors(self, log: LogName, at_most: int) -> tuple[Sequence[Cursor], int]: ...
 
 
 class CursorLags:

@@ -23,11 +23,16 @@ from typing import Final
 
 from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
+    CURSORS_MAX,
+    CursorCounts,
     Marks,
     check_expected,
     committed,
+    creator_of,
+    pack_counts,
     pack_cursor,
     pack_marks,
+    unpack_counts,
     unpack_cursor,
     unpack_marks,
 )
@@ -36,7 +41,7 @@ from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
 from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
-from rollbook.logservice.words import CommitCursor, Cursor, DeleteCursor
+from rollbook.logservice.words import CommitCursor, CommitCursorBy, Cursor, DeleteCursor
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
 from rollbook.proto.cluster.lost_replies import (
     children_surely,
@@ -319,17 +324,14 @@ class LogNodes:
             check_life(log, cursor.uid, uid)
         return cursor
 
-    async def cursors(self, log: LogName, uid: str = "") -> list[Cursor]:
-        """By name. Raises `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
+    async def first_cursors(
+        self, log: LogName, at_most: int, start_after: str = "", uid: str = ""
+    ) -> tuple[list[Cursor], int]:
+        """By name, and how many there are beyond these. Raises `NoSuchLog`, `LogReplaced` if it has another `uid`."""
         check_life(log, text_of((await self.read(log)).list.uid), uid)
-        found, _ = await self.first_cursors(log, None)
-        return found
-
-    async def first_cursors(self, log: LogName, at_most: int | None) -> tuple[list[Cursor], int]:
-        """By name, and how many there are beyond these. Raises `NoSuchLog`."""
-        await self.read(log)
         found: list[Cursor] = []
-        names = await self._children(f"{self.path(log)}/{CURSORS}")
+        children = sorted(await self._children(f"{self.path(log)}/{CURSORS}"))
+        names = [name for name in children if name > start_after]
         for name in names[:at_most]:
             cursor, _ = await self._find_cursor(log, CursorName(name))
             if cursor is not None:
@@ -360,9 +362,14 @@ class LogNodes:
                 wanted = wanted.with_mark(request.name, cursor.offset)
             elif found is not None and found.is_protected:
                 wanted = wanted.without_mark(request.name)
-            ops: list[Op] = [self._op_of_cursor(cursor, log, node)]
+            principal = request.principal if isinstance(request, CommitCursorBy) else ""
+            if node is not None:
+                principal = creator_of(node.value)
+            ops: list[Op] = [self._op_of_cursor(cursor, log, node, principal)]
             if node is None and stored is not None:  # The log has not been replaced since.
                 ops.append(Check(self.path(log), stored.version))
+                if (count := await self._op_of_counts(log, principal)) is not None:
+                    ops.append(count)
             if wanted != marks.marks:
                 ops.append(self._op_of_marks(log, marks, wanted))
             if await self._commit(log, request.name, ops, version):
@@ -383,6 +390,9 @@ class LogNodes:
                 check_life(log, found.uid, request.uid)
             check_expected(found, request.expected_version)
             ops: list[Op] = [Delete(path, node.stat.version)]
+            uncount = await self._op_of_counts(log, creator_of(node.value), is_gone=True)
+            if uncount is not None:
+                ops.append(uncount)
             if found.is_protected:
                 marks = await self.read_marks(log)
                 ops.append(self._op_of_marks(log, marks, marks.marks.without_mark(request.name)))
@@ -426,8 +436,22 @@ class LogNodes:
         node = await read_surely(self._store, self._cursor_path(log, name))
         return (None if node is None else unpack_cursor(name, node.value)), node
 
-    def _op_of_cursor(self, cursor: Cursor, log: LogName, node: Node | None) -> Op:
-        path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor)
+    async def _op_of_counts(
+        self, log: LogName, principal: str, *, is_gone: bool = False
+    ) -> Op | None:
+        """Counts one more, or one less. None where there is no folder yet. Raises `InvalidRequest` (CB1)."""
+        path = f"{self.path(log)}/{CURSORS}"
+        node = await read_surely(self._store, path)
+        if node is None:
+            return None
+        counts = unpack_counts(node.value) if node.value else CursorCounts()
+        if not node.value or counts.total >= CURSORS_MAX:
+            counts = counts.recounted(len(await self._children(path)))
+        change = counts.with_one_less if is_gone else counts.with_one_more
+        return Set(path, pack_counts(change(principal), self._draw_token()), node.stat.version)
+
+    def _op_of_cursor(self, cursor: Cursor, log: LogName, node: Node | None, principal: str) -> Op:
+        path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor, principal)
         return Create(path, value) if node is None else Set(path, value, node.stat.version)
 
     def _op_of_marks(self, log: LogName, found: StoredMarks, wanted: Marks) -> Op:

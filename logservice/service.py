@@ -100,6 +100,7 @@ _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is
 _DETAIL_S: Final = 1.0  # For what an answer does without if bookies do not tell it by then.
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
+_CURSORS_IN_PAGE: Final = 1000  # Of up to 4 KiB each: a page fits into a message of gRPC.
 _READS_MAX: Final = 64  # At a time.
 _DRAINING: Final = words.ServerState.DRAINING
 _SERVING: Final = words.ServerState.SERVING
@@ -777,8 +778,10 @@ class Service:
         return await _by(due, self._nodes.commit_cursor(request, tail))
 
     async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
-        found = await _by(due, self._nodes.cursors(request.log, request.uid))
-        return words.Cursors(tuple(found))
+        limit = max(1, min(request.limit, _CURSORS_IN_PAGE))
+        page = self._nodes.first_cursors(request.log, limit, request.start_after, request.uid)
+        found, more = await _by(due, page)
+        return words.Cursors(tuple(found), found[-1].name if found and more else "")
 
     async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
         await _by(due, self._nodes.delete_cursor(request))

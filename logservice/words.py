@@ -484,14 +484,24 @@ class CommitCursor:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitCursorBy(CommitCursor):
+    """As a door passes it on, which knows who asks."""
+
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ListCursors:
     log: LogName
+    start_after: str = ""  # The `next_page` of the answer before.
+    limit: int = 1000  # At most so many, and 1000, in a page.
     uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
     cursors: tuple[Cursor, ...]
+    next_page: str = ""  # Empty: that was all.
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final, cast
 
@@ -85,6 +85,9 @@ class Guarded:
     ) -> Any:
         if isinstance(word, words.ListLogs):
             return await self._list_visible(caller, word, due)
+        if isinstance(word, words.CommitCursor) and caller.doorkeeper is not None:
+            said = {each.name: getattr(word, each.name) for each in fields(word)}
+            word = words.CommitCursorBy(**said, principal=caller.principal.name)
         try:
             return await getattr(self._core, method.core_name)(word, due)
         except NotOwner as error:

@@ -15,12 +15,11 @@ _COLUMNS: Final = ("name", "offset", "lag", "is_protected", "version", "updated"
 
 
 def list_cursors(access: LogAccess, log: str, output: str) -> None:
-    name = LogName.parse(log)
-
     async def ask(client: Client) -> list[dict[str, Any]]:
-        found: words.Cursors = await client.ask(words.ListCursors(name))
-        tail: words.LogTail = await client.ask(words.GetTail(name))
-        return [_facts(each, tail.tail) for each in found.cursors]
+        opened = await client.open(log)
+        found = await opened.cursors()
+        tail = await opened.tail_offset()
+        return [_facts(each, tail) for each in found]
 
     tell_rows(_COLUMNS, access.run(ask, log), output, "name", ("blob_bytes",))
 

@@ -281,8 +281,15 @@ class Log:
 
     async def cursors(self) -> tuple[words.Cursor, ...]:
         """All that the log has, by name."""
-        answer: words.Cursors = await self._client.ask(words.ListCursors(self.name, self.uid))
-        return answer.cursors
+        found: list[words.Cursor] = []
+        start_after = ""
+        while True:
+            asked = words.ListCursors(self.name, start_after, uid=self.uid)
+            page: words.Cursors = await self._client.ask(asked)
+            found += page.cursors
+            if not page.next_page:
+                return tuple(found)
+            start_after = page.next_page
 
     # --- Administration -----------------------------------------------------------------------
 

@@ -344,9 +344,14 @@ def _cursors(door: Door, routes: APIRouter) -> None:
     path, tags = f"{LOG}/cursors", ["cursors"]
 
     @routes.get(path, tags=[*tags], **described(words.Cursors))
-    async def list_cursors(log: Log, how: HowOf) -> Response:
-        """By name."""
-        return json_response(await door.ask(words.ListCursors(log), how))
+    async def list_cursors(
+        log: Log,
+        how: HowOf,
+        page_token: Annotated[str, Query(max_length=600)] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> Response:
+        """By name; `next_page` is the `page_token` of the next page."""
+        return json_response(await door.ask(words.ListCursors(log, page_token, limit), how))
 
     @routes.get(
         f"{path}/{{cursor}}",

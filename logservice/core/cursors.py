@@ -39,7 +39,10 @@ from rollbook.proto.formats.protobuf import as_text, pack_binary, unpack_binary
 BLOB_BYTES_MAX: Final = 4096
 MARKS_MAX: Final = 1000
 CURSOR_VERSION_BITS: Final = 53  # So that they survive JSON.
+CURSORS_MAX: Final = 10_000  # Of a log,
+CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # and of one principal in a log.
 _TOLD_MAX: Final = 20
+_DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, rollbook cursor rm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,42 @@ class Marks:
 
     def _with(self, marks: Mapping[CursorName, Offset]) -> Self:
         return replace(self, offsets=tuple(sorted(marks.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class CursorCounts:
+    """How many cursors a log has, by who created them (CB1)."""
+
+    by_principal: tuple[tuple[str, int], ...] = ()  # By name; none is 0.
+
+    @property
+    def total(self) -> int:
+        return sum(count for _, count in self.by_principal)
+
+    def recounted(self, total: int) -> Self:
+        """Earlier releases create and delete without counting: the difference is nobody's."""
+        named = {name: count for name, count in self.by_principal if name}
+        return self._with({**named, "": max(total - sum(named.values()), 0)})
+
+    def with_one_more(self, principal: str) -> Self:
+        """Raises `InvalidRequest` beyond the bounds."""
+        if self.total >= CURSORS_MAX:
+            raise InvalidRequest(f"a log has at most {CURSORS_MAX} cursors", next_step=_DELETE_SOME)
+        counts = dict(self.by_principal)
+        count = counts.get(principal, 0) + 1
+        if principal and count > CURSORS_OF_PRINCIPAL_MAX:
+            raise InvalidRequest(
+                f"{principal} has {CURSORS_OF_PRINCIPAL_MAX} cursors in this log, and may have no more",
+                next_step=_DELETE_SOME,
+            )
+        return self._with({**counts, principal: count})
+
+    def with_one_less(self, principal: str) -> Self:
+        counts = dict(self.by_principal)
+        return self._with({**counts, principal: max(counts.get(principal, 0) - 1, 0)})
+
+    def _with(self, counts: Mapping[str, int]) -> Self:
+        return replace(self, by_principal=tuple(sorted((n, c) for n, c in counts.items() if c)))
 
 
 def committed(
@@ -140,7 +179,8 @@ def check_expected(found: Cursor, expected_version: int | None) -> None:
 # --- Bytes ------------------------------------------------------------------------------------
 
 
-def pack_cursor(cursor: Cursor) -> bytes:
+def pack_cursor(cursor: Cursor, principal: str = "") -> bytes:
+    """`principal`: who created it."""
     return pack_binary(
         schema.CursorNode(
             format_version=FORMAT_VERSION,
@@ -150,6 +190,7 @@ def pack_cursor(cursor: Cursor) -> bytes:
             is_protected=cursor.is_protected,
             changed_us=cursor.updated_us,
             log_uid=bytes.fromhex(cursor.uid),
+            principal=principal,
         )
     )
 
@@ -164,6 +205,32 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
         *(name, Offset(message.offset), message.version, message.blob),
         *(message.is_protected, message.changed_us, message.log_uid.hex()),
     )
+
+
+def creator_of(data: bytes) -> str:
+    """Of a cursor, by its bytes. Raises as `unpack_cursor`."""
+    return str(unpack_binary(schema.CursorNode, data).principal)
+
+
+def pack_counts(counts: CursorCounts, token: bytes) -> bytes:
+    return pack_binary(
+        schema.CursorCounts(
+            format_version=FORMAT_VERSION,
+            token=token,
+            counts=[
+                schema.CursorCount(principal=name, cursors=count)
+                for name, count in counts.by_principal
+            ],
+        )
+    )
+
+
+def unpack_counts(data: bytes) -> CursorCounts:
+    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    message = unpack_binary(schema.CursorCounts, data)
+    check_version(message.format_version)
+    pairs = ((as_text(each.principal), each.cursors) for each in message.counts)
+    return CursorCounts(tuple(sorted(pairs)))
 
 
 def pack_marks(marks: Marks, token: bytes) -> bytes:

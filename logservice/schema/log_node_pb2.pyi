@@ -320,6 +320,7 @@ class CursorNode(_message.Message):
     IS_PROTECTED_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
     LOG_UID_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """1"""
     version: _builtins.int
@@ -330,6 +331,8 @@ class CursorNode(_message.Message):
     changed_us: _builtins.int
     log_uid: _builtins.bytes
     """Of the log that it is a cursor of; absent in what earlier releases wrote."""
+    principal: _builtins.str
+    """Who created it; empty if nobody had a name."""
     def __init__(
         self,
         *,
@@ -340,14 +343,67 @@ class CursorNode(_message.Message):
         is_protected: _builtins.bool = ...,
         changed_us: _builtins.int = ...,
         log_uid: _builtins.bytes = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "changed_us", b"changed_us", "format_version", b"format_version", "is_protected", b"is_protected", "log_uid", b"log_uid", "offset", b"offset", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "changed_us", b"changed_us", "format_version", b"format_version", "is_protected", b"is_protected", "log_uid", b"log_uid", "offset", b"offset", "principal", b"principal", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CursorNode: _TypeAlias = CursorNode  # noqa: Y015
+
+@_typing.final
+class CursorCounts(_message.Message):
+    """`<log>/cursors`: how many there are. Empty in what earlier releases wrote, which leave it as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_VERSION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    format_version: _builtins.int
+    """1"""
+    token: _builtins.bytes
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorCount]: ...
+    def __init__(
+        self,
+        *,
+        format_version: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        counts: _abc.Iterable[Global___CursorCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "format_version", b"format_version", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CursorCounts: _TypeAlias = CursorCounts  # noqa: Y015
+
+@_typing.final
+class CursorCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """Who created them; empty: nobody had a name, or an earlier release created them."""
+    cursors: _builtins.int
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        cursors: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CursorCount: _TypeAlias = CursorCount  # noqa: Y015
 
 @_typing.final
 class MarksNode(_message.Message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rollbook.proto.v1 import log_pb2 as rollbook_dot_proto_dot_v1_dot_log__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollbook/proto/v1/cursor.proto\x12\x0brollbook.v1\x1a\x1brollbook/proto/v1/log.proto\"|\n\x06\x43ursor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0c\n\x04\x62lob\x18\x04 \x01(\x0c\x12\x14\n\x0cis_protected\x18\x05 \x01(\x08\x12\x12\n\nupdated_us\x18\x06 \x01(\x03\x12\x0b\n\x03uid\x18\x0f \x01(\t\":\n\x10GetCursorRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x0f \x01(\t\"\xdd\x01\n\x13\x43ommitCursorRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\x04\x62lob\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cis_protected\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10\x65xpected_version\x18\x06 \x01(\x12H\x02\x88\x01\x01\x12\x12\n\nmay_rewind\x18\x07 \x01(\x08\x12\x0b\n\x03uid\x18\x0f \x01(\tB\x07\n\x05_blobB\x0f\n\r_is_protectedB\x13\n\x11_expected_version\".\n\x12ListCursorsRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x0f \x01(\t\"/\n\x07\x43ursors\x12$\n\x07\x63ursors\x18\x01 \x03(\x0b\x32\x13.rollbook.v1.Cursor\"q\n\x13\x44\x65leteCursorRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\x12H\x00\x88\x01\x01\x12\x0b\n\x03uid\x18\x0f \x01(\tB\x13\n\x11_expected_version2\xa2\x02\n\rCursorService\x12?\n\tGetCursor\x12\x1d.rollbook.v1.GetCursorRequest\x1a\x13.rollbook.v1.Cursor\x12\x45\n\x0c\x43ommitCursor\x12 .rollbook.v1.CommitCursorRequest\x1a\x13.rollbook.v1.Cursor\x12\x44\n\x0bListCursors\x12\x1f.rollbook.v1.ListCursorsRequest\x1a\x14.rollbook.v1.Cursors\x12\x43\n\x0c\x44\x65leteCursor\x12 .rollbook.v1.DeleteCursorRequest\x1a\x11.rollbook.v1.Doneb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erollbook/proto/v1/cursor.proto\x12\x0brollbook.v1\x1a\x1brollbook/proto/v1/log.proto\"|\n\x06\x43ursor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0c\n\x04\x62lob\x18\x04 \x01(\x0c\x12\x14\n\x0cis_protected\x18\x05 \x01(\x08\x12\x12\n\nupdated_us\x18\x06 \x01(\x03\x12\x0b\n\x03uid\x18\x0f \x01(\t\":\n\x10GetCursorRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x0f \x01(\t\"\xdd\x01\n\x13\x43ommitCursorRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\x04\x62lob\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cis_protected\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x1d\n\x10\x65xpected_version\x18\x06 \x01(\x12H\x02\x88\x01\x01\x12\x12\n\nmay_rewind\x18\x07 \x01(\x08\x12\x0b\n\x03uid\x18\x0f \x01(\tB\x07\n\x05_blobB\x0f\n\r_is_protectedB\x13\n\x11_expected_version\"a\n\x12ListCursorsRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x13\n\x0bstart_after\x18\x02 \x01(\t\x12\x12\n\x05limit\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0b\n\x03uid\x18\x0f \x01(\tB\x08\n\x06_limit\"B\n\x07\x43ursors\x12$\n\x07\x63ursors\x18\x01 \x03(\x0b\x32\x13.rollbook.v1.Cursor\x12\x11\n\tnext_page\x18\x02 \x01(\t\"q\n\x13\x44\x65leteCursorRequest\x12\x0b\n\x03log\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x03 \x01(\x12H\x00\x88\x01\x01\x12\x0b\n\x03uid\x18\x0f \x01(\tB\x13\n\x11_expected_version2\xa2\x02\n\rCursorService\x12?\n\tGetCursor\x12\x1d.rollbook.v1.GetCursorRequest\x1a\x13.rollbook.v1.Cursor\x12\x45\n\x0c\x43ommitCursor\x12 .rollbook.v1.CommitCursorRequest\x1a\x13.rollbook.v1.Cursor\x12\x44\n\x0bListCursors\x12\x1f.rollbook.v1.ListCursorsRequest\x1a\x14.rollbook.v1.Cursors\x12\x43\n\x0c\x44\x65leteCursor\x12 .rollbook.v1.DeleteCursorRequest\x1a\x11.rollbook.v1.Doneb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITCURSORREQUEST']._serialized_start=263
   _globals['_COMMITCURSORREQUEST']._serialized_end=484
   _globals['_LISTCURSORSREQUEST']._serialized_start=486
-  _globals['_LISTCURSORSREQUEST']._serialized_end=532
-  _globals['_CURSORS']._serialized_start=534
-  _globals['_CURSORS']._serialized_end=581
-  _globals['_DELETECURSORREQUEST']._serialized_start=583
-  _globals['_DELETECURSORREQUEST']._serialized_end=696
-  _globals['_CURSORSERVICE']._serialized_start=699
-  _globals['_CURSORSERVICE']._serialized_end=989
+  _globals['_LISTCURSORSREQUEST']._serialized_end=583
+  _globals['_CURSORS']._serialized_start=585
+  _globals['_CURSORS']._serialized_end=651
+  _globals['_DELETECURSORREQUEST']._serialized_start=653
+  _globals['_DELETECURSORREQUEST']._serialized_end=766
+  _globals['_CURSORSERVICE']._serialized_start=769
+  _globals['_CURSORSERVICE']._serialized_end=1059
 # @@protoc_insertion_point(module_scope)

@@ -162,32 +162,45 @@ class ListCursorsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOG_FIELD_NUMBER: _builtins.int
+    START_AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
+    start_after: _builtins.str
+    """The `next_page` of the answer before."""
+    limit: _builtins.int
+    """Default 1000, which is also the most."""
     uid: _builtins.str
     """As in AppendRequest."""
     def __init__(
         self,
         *,
         log: _builtins.str = ...,
+        start_after: _builtins.str = ...,
+        limit: _builtins.int | None = ...,
         uid: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "log", b"log", "start_after", b"start_after", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
 
 Global___ListCursorsRequest: _TypeAlias = ListCursorsRequest  # noqa: Y015
 
 @_typing.final
 class Cursors(_message.Message):
-    """All of them."""
+    """A page of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CURSORS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_FIELD_NUMBER: _builtins.int
+    next_page: _builtins.str
+    """Empty: that was all."""
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cursor]:
         """By name."""
@@ -196,10 +209,11 @@ class Cursors(_message.Message):
         self,
         *,
         cursors: _abc.Iterable[Global___Cursor] | None = ...,
+        next_page: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "next_page", b"next_page"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

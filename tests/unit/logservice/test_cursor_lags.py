@@ -36,9 +36,7 @@ class Nodes:
         self.read_s = 14.0
         self.offsets: dict[LogName, dict[str, int]] = {}  # Of those that are not as all.
 
-    async def first_cursors(
-        self, log: LogName, at_most: int | None
-    ) -> tuple[list[words.Cursor], int]:
+    async def first_cursors(self, log: LogName, at_most: int) -> tuple[list[words.Cursor], int]:
         assert at_most == cursor_lags._READ_MAX
         self.asked.append(log)
         await asyncio.sleep(self.read_s)

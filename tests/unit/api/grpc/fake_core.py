@@ -471,7 +471,10 @@ class FakeCore:
     async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
         await self._asked("list_cursors", request)
         cursors = self.cluster.log(request.log).cursors
-        return words.Cursors(tuple(cursors[name] for name in sorted(cursors)))
+        names = sorted(name for name in cursors if name > request.start_after)
+        page = names[: request.limit]
+        more = page[-1] if len(page) < len(names) else ""
+        return words.Cursors(tuple(cursors[name] for name in page), more)
 
     async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
         await self._asked("delete_cursor", request)

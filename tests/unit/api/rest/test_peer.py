@@ -114,7 +114,7 @@ _SAID = (
     ),
     Route("renew_writer", "PUT", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
     Route("release_writer", "DELETE", f"{OTHER}/writer", headers={"log-writer-epoch": "2"}),
-    Route("list_cursors", "GET", f"{OTHER}/cursors"),
+    Route("list_cursors", "GET", f"{OTHER}/cursors?page_token=c&limit=7"),
     Route("get_cursor", "GET", f"{OTHER}/cursors/d"),
     _said(
         *("commit_cursor", "PUT", f"{OTHER}/cursors/d"),
