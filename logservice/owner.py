@@ -275,6 +275,27 @@ class Owner:
         self._order.use()
         return await (self.seal() if self._memory.is_sealed else self._order.barrier())
 
+    async def read_barrier(self) -> Offset:
+        """As `barrier`, and nothing is written (LS14): the list, read now, names this owner, and nobody has acked
+        anything who was not listed before.
+
+        Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, and what the metadata store raises.
+        """
+        if not self._order.is_owner():
+            raise self._order.refusal()
+        await self._look()
+        if not self._order.is_owner():
+            raise self._order.refusal()
+        return self.tail
+
+    async def _look(self) -> None:
+        try:
+            await self._keeper.look()
+            if self.list.state is LogState.DELETED:
+                raise LogDeleted(log=str(self.name))
+        except (Superseded, Missing) as error:
+            raise self._on_disowned(error) from error
+
     async def prove(self) -> None:
         """That this is the owner still, or was a lease ago: nobody tells one who has nothing confirmed (SV6).
 
@@ -294,11 +315,7 @@ class Owner:
         began_s = self._loop.time()
         try:
             async with asyncio.timeout(_PROOF_S):
-                await self._keeper.look()
-            if self.list.state is LogState.DELETED:
-                raise LogDeleted(log=str(self.name))
-        except (Superseded, Missing) as error:
-            raise self._on_disowned(error) from error
+                await self._look()
         except (Unavailable, OutcomeUnknown, TimeoutError):
             await self._ask_bookies()
         self._order.proven_s = max(self._order.proven_s, began_s)

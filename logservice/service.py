@@ -245,8 +245,12 @@ class Service:
             owner = await self.server.owner_of(request.log, due, uid=uid)
             tail = await _by(due, owner.barrier())
             return owner.head, tail
-        known = await self._tail_of(request.log)
-        await self._require_life(request.log, known.uid, uid)
+        if request.at_tail is AtTail.STOP_AT_READ_BARRIER:
+            asked = words.GetTail(request.log, Consistency.READ_BARRIER, uid)
+            known = await self._read_barrier(asked, due)
+        else:
+            known = await self._tail_of(request.log)
+            await self._require_life(request.log, known.uid, uid)
         return known.head, known.tail
 
     @asynccontextmanager
@@ -303,10 +307,24 @@ class Service:
             tail = await self._tail_of(request.log)
             await self._require_life(request.log, tail.uid, request.uid)
             return await self._dated(request.log, tail, due)
+        if request.consistency is Consistency.READ_BARRIER:
+            return await self._dated(request.log, await self._read_barrier(request, due), due)
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if request.consistency is Consistency.BARRIER:
             await _by(due, owner.barrier())
         return await self._dated(request.log, self._tail_at(owner), due)
+
+    async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
+        """Of a log that nobody owns and that ends with a closed segment the list tells; else its owner (LS14)."""
+        listed = (await _by(due, self._read(request.log))).list
+        check_life(request.log, text_of(listed.uid), request.uid)
+        if listed.owner is None and listed.tail is not None:
+            tail, is_sealed = max(listed.tail, listed.head), listed.state is LogState.SEALED
+            uid = text_of(listed.uid)
+            return LogTail(listed.head, tail, is_sealed, 0, "", listed.owner_epoch, uid)
+        owner = await self.server.owner_of(request.log, due, uid=text_of(listed.uid))
+        await _by(due, owner.read_barrier())
+        return self._tail_at(owner)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
         """What is known is told at once, and its time when that was found. While it takes long to find out

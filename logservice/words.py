@@ -140,6 +140,9 @@ class AtTail(Enum):
     # whoever resumes can name it (`ReadStream.resumed_at`).
     STOP = "stop"
     STOP_AT_BARRIER = "stop_at_barrier"  # Likewise, and whatever was acked before is below it.
+    STOP_AT_READ_BARRIER = (
+        "stop_at_read_barrier"  # The same, found as by `Consistency.READ_BARRIER`.
+    )
 
 
 class OnTruncated(Enum):
@@ -297,6 +300,8 @@ class Consistency(Enum):
     CACHED = "cached"  # Whatever the server that is asked knows.
     COMMITTED = "committed"  # What the owner has confirmed.
     BARRIER = "barrier"  # Whatever was acked before the question is below it, whoever acked it.
+    # The same, by a read of the metadata store instead of an entry in the log: for those who may not append.
+    READ_BARRIER = "read_barrier"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.core.grants import is_act, is_visible, may_ask
+from rollbook.api.access.core.grants import Right, Shown, is_act, is_visible, may_ask, shown_by
 from rollbook.api.access.doorkeeper import CALLER, Caller
 from rollbook.api.access.guarded_stream import GuardedStream
 from rollbook.api.access.refusals import refusal_of, size_of
@@ -27,8 +27,9 @@ from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthoriz
 
 _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
+_READS: Final = (words.Read, words.ListLogs)  # Calls that count in the quota of what is read.
 
-Elsewhere = Callable[[NotOwner], Awaitable[Any]]
+Elsewhere = Callable[[NotOwner, Any], Awaitable[Any]]
 Events = AsyncGenerator[Any, None]
 Read = Callable[[Any], Events]
 Through = Callable[[Read, Any], Events]
@@ -88,12 +89,13 @@ class Guarded:
         if isinstance(word, words.CommitCursor) and caller.doorkeeper is not None:
             said = {each.name: getattr(word, each.name) for each in fields(word)}
             word = words.CommitCursorBy(**said, principal=caller.principal.name)
+        word = _without_writes(caller, word)
         try:
             return await getattr(self._core, method.core_name)(word, due)
         except NotOwner as error:
             if elsewhere is None:
                 raise
-            return await elsewhere(error)
+            return await elsewhere(error, word)
 
     async def _list_visible(
         self, caller: Caller, asked: words.ListLogs, due: float
@@ -103,16 +105,45 @@ class Guarded:
         if grants.shows_all:
             return await self._core.list_logs(asked, due)
         limit = max(1, min(asked.limit, _NAMES_MAX))
+        shown = shown_by(grants, asked.namespace, asked.prefix)
+        if shown is None:
+            found = set(await self._visible_of(caller, asked, limit, due))
+        else:
+            found = set(await self._named(caller, shown, asked.start_after, due))
+            for namespace, prefix in shown.prefixes:
+                part = replace(asked, namespace=namespace, prefix=prefix)
+                found.update(await self._visible_of(caller, part, limit, due))
+        logs = sorted(found, key=lambda log: (log.namespace, log.name))
+        next_page = str(logs[limit - 1]) if len(logs) > limit else ""
+        return words.LogNames(tuple(logs[:limit]), next_page)
+
+    async def _visible_of(
+        self, caller: Caller, asked: words.ListLogs, limit: int, due: float
+    ) -> list[LogName]:
+        """The first ones, one more than `limit` if there are as many."""
         found: list[LogName] = []
         page = words.LogNames((), asked.start_after)
         while len(found) <= limit:
             rest = replace(asked, start_after=page.next_page, limit=_NAMES_MAX)
             page = await self._core.list_logs(rest, due)
-            found += (log for log in page.logs if is_visible(grants, str(log)))
+            found += (log for log in page.logs if is_visible(caller.principal.grants, str(log)))
             if not page.next_page:
                 break
-        next_page = str(found[limit - 1]) if len(found) > limit else ""
-        return words.LogNames(tuple(found[:limit]), next_page)
+        return found[: limit + 1]
+
+    async def _named(
+        self, caller: Caller, shown: Shown, start_after: str, due: float
+    ) -> list[LogName]:
+        """Those of the logs that are named by themselves that exist."""
+        after = tuple(start_after.partition("/")[::2])
+        names = [
+            LogName.parse(log) for log in shown.logs if is_visible(caller.principal.grants, log)
+        ]
+        wanted = tuple(log for log in names if (log.namespace, log.name) > after)
+        if not wanted:
+            return []
+        owners = await self._core.lookup(words.Lookup(wanted), due)
+        return [each.log for each in owners.owners]
 
     def _require(self, caller: Caller, word: Any) -> None:
         if not may_ask(caller.principal.grants, word):
@@ -125,13 +156,16 @@ class Guarded:
                 now_ns = self._now_ns()
                 account.appends.require(now_ns)
                 account.appends.take(*size_of(word.block), now_ns)
-        elif isinstance(word, words.Read) and account.reads.is_limited:
+        elif isinstance(word, _READS) and account.reads.is_limited:
             account.reads.require(self._now_ns())
 
     def _charge_read(self, caller: Caller, answer: Any) -> None:
         if isinstance(answer, words.ReadAnswer) and caller.account.reads.is_limited:
             records = max(answer.next_offset - answer.first_offset, 0)
             caller.account.reads.take(records, _bytes_of(answer.blocks), self._now_ns())
+        elif isinstance(answer, words.LogNames) and caller.account.reads.is_limited:
+            size = sum(len(log.namespace) + len(log.name) for log in answer.logs)
+            caller.account.reads.take(1 + len(answer.logs), 1 + size, self._now_ns())
 
     def _on_refused(
         self, caller: Caller, method: Method, word: Any, refusal: RollbookError
@@ -172,6 +206,7 @@ class Guarded:
             except (Unauthorized, Throttled) as refusal:
                 self._on_refused(caller, method, word, refusal)
                 raise
+            word = _without_writes(caller, word)
             if not isinstance(word, words.ReadStream):
                 async with aclosing(read(word)) as events:
                     async for event in events:
@@ -238,6 +273,17 @@ class Guarded:
         if caller.doorkeeper is None:
             return self._core.open_append_stream()
         return GuardedStream(self._core.open_append_stream, caller, self._audit, self._now_ns)
+
+
+def _without_writes(caller: Caller, word: Any) -> Any:
+    """A barrier of a caller that may not append costs no entry of the log."""
+    is_barrier = isinstance(word, words.GetTail) and word.consistency is words.Consistency.BARRIER
+    stops = isinstance(word, words.ReadStream) and word.at_tail is words.AtTail.STOP_AT_BARRIER
+    if not (is_barrier or stops) or caller.principal.grants.may(Right.APPEND, str(word.log)):
+        return word
+    if stops:
+        return replace(word, at_tail=words.AtTail.STOP_AT_READ_BARRIER)
+    return replace(word, consistency=words.Consistency.READ_BARRIER)
 
 
 def _require_in_force(caller: Caller) -> None:

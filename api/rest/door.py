@@ -84,7 +84,7 @@ class Door:
         if due is None:
             due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
 
-        async def ask_owner(error: NotOwner) -> Any:
+        async def ask_owner(error: NotOwner, word: Any) -> Any:
             owner = str(error.ids.get("owner") or "")
             wanted = asking.forward or ("never" if self.url_of(owner) else "auto")
             if wanted == "never" or not owner or self._peers is None:
@@ -110,8 +110,10 @@ class Door:
         if asked.at_tail is AtTail.FOLLOW:
             return asked
         end = found.tail
-        if asked.at_tail is AtTail.STOP_AT_BARRIER:
-            barrier = GetTail(asked.log, Consistency.BARRIER, asked.uid)
+        if asked.at_tail is not AtTail.STOP:
+            reads = asked.at_tail is AtTail.STOP_AT_READ_BARRIER
+            consistency = Consistency.READ_BARRIER if reads else Consistency.BARRIER
+            barrier = GetTail(asked.log, consistency, asked.uid)
             tail: LogTail = await self.ask(barrier, asking)
             end = max(end, tail.tail)
         return replace(

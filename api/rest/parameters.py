@@ -1,10 +1,12 @@
 """What routes take from paths, queries and headers, said once: parsed here, described to OpenAPI."""
 
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Annotated, Final
 
 from fastapi import Depends, Header, Path, Query, Request
 
+from rollbook.api.access.doorkeeper import CALLER
 from rollbook.api.rest.door import TIMEOUT_MS, TIMEOUT_MS_MAX, Asking, Forward
 from rollbook.logservice.ids import (
     INT64_MAX,
@@ -110,12 +112,22 @@ async def _producer(
         if not 1 <= len(idempotency_key) <= PRODUCER_ID_BYTES_MAX - len(_ONCE):
             longest = PRODUCER_ID_BYTES_MAX - len(_ONCE)
             raise InvalidRequest(f"an Idempotency-Key has 1 to {longest} characters")
-        return ProducerRef((_ONCE + idempotency_key).encode("latin-1"), 0, 0)
+        return ProducerRef(_once(idempotency_key), 0, 0)
     if given == (None, None, None):
         return None
     if producer_id is None or producer_seq is None:
         raise InvalidRequest("a producer has Producer-Id and Producer-Seq, and perhaps an epoch")
     return ProducerRef(producer_id.encode("latin-1"), producer_epoch or 0, producer_seq)
+
+
+def _once(key: str) -> bytes:
+    """A key is its caller's alone; where callers have no names it is everybody's."""
+    caller = CALLER.get()
+    if caller.doorkeeper is None:
+        return (_ONCE + key).encode("latin-1")
+    name = caller.principal.name
+    scoped = f"{len(name)} {name} {key}".encode()
+    return f"{_ONCE}{blake2b(scoped, digest_size=29).hexdigest()}".encode()
 
 
 async def _of_one_record(

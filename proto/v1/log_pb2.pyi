@@ -46,6 +46,8 @@ class _AtTailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AtTail.ValueTy
     """
     AT_TAIL_STOP_AT_BARRIER: _AtTail.ValueType  # 3
     """Likewise, and whatever had been acked before it began is below that tail, whoever acked it."""
+    AT_TAIL_STOP_AT_READ_BARRIER: _AtTail.ValueType  # 4
+    """The same, found as by CONSISTENCY_READ_BARRIER."""
 
 class AtTail(_AtTail, metaclass=_AtTailEnumTypeWrapper):
     """--- Reading -------------------------------------------------------------------------------------
@@ -62,6 +64,8 @@ comes back names it as `until_offset`.
 """
 AT_TAIL_STOP_AT_BARRIER: AtTail.ValueType  # 3
 """Likewise, and whatever had been acked before it began is below that tail, whoever acked it."""
+AT_TAIL_STOP_AT_READ_BARRIER: AtTail.ValueType  # 4
+"""The same, found as by CONSISTENCY_READ_BARRIER."""
 Global___AtTail: _TypeAlias = AtTail  # noqa: Y015
 
 class _OnTruncated:
@@ -163,6 +167,10 @@ class _ConsistencyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Consisten
     """What the owner has confirmed. The default."""
     CONSISTENCY_BARRIER: _Consistency.ValueType  # 3
     """Whatever was acked before the question, by whomever, is below the tail."""
+    CONSISTENCY_READ_BARRIER: _Consistency.ValueType  # 4
+    """The same, by a read of the metadata store instead of an entry in the log. A caller that may not append gets it
+    instead of CONSISTENCY_BARRIER.
+    """
 
 class Consistency(_Consistency, metaclass=_ConsistencyEnumTypeWrapper):
     """--- Tail, positions -----------------------------------------------------------------------------
@@ -177,6 +185,10 @@ CONSISTENCY_COMMITTED: Consistency.ValueType  # 2
 """What the owner has confirmed. The default."""
 CONSISTENCY_BARRIER: Consistency.ValueType  # 3
 """Whatever was acked before the question, by whomever, is below the tail."""
+CONSISTENCY_READ_BARRIER: Consistency.ValueType  # 4
+"""The same, by a read of the metadata store instead of an entry in the log. A caller that may not append gets it
+instead of CONSISTENCY_BARRIER.
+"""
 Global___Consistency: _TypeAlias = Consistency  # noqa: Y015
 
 class _AcquireMode:

@@ -26,6 +26,7 @@ Answer = tuple[int, dict[str, str], bytes]
 class Site:
     url: str  # Of gRPC,
     place: str  # and of HTTP.
+    metadata: str
 
     def ask(self, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
         """Status, headers, body; of an answer that goes on its first event."""
@@ -68,4 +69,4 @@ def running(folder: Path, *flags: str, **settings: float) -> Iterator[Site]:
             },
         )
         place = server.line(PATIENCE_S).split()[1].removeprefix("http://")
-        yield Site(f"log://{bookies.address_in(server.line(PATIENCE_S))}", place)
+        yield Site(f"log://{bookies.address_in(server.line(PATIENCE_S))}", place, url)

@@ -70,6 +70,44 @@ class Grants:
         return EVERY_LOG in (*self.read, *self.append, *self.admin) and not self.deny
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Where to look for the logs of a list that a principal may see."""
+
+    logs: tuple[str, ...]  # By their whole names.
+    prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; none is within another one.
+
+
+def shown_by(grants: Grants, namespace: str, prefix: str) -> Shown | None:
+    """Of the list of a namespace, or of all if it is empty, whose names begin so. None: anywhere.
+
+    So a list costs what is visible in it, and not what there is.
+    """
+    patterns = {*grants.read, *grants.append, *grants.admin}
+    if EVERY_LOG in patterns:
+        return None
+    logs, prefixes = set[str](), set[tuple[str, str]]()
+    for pattern in patterns:
+        place, _, name = pattern.partition("/")
+        if namespace not in ("", place):
+            continue
+        begins = name.removesuffix("*")
+        if begins == name:
+            if name.startswith(prefix):
+                logs.add(pattern)
+        elif begins.startswith(prefix) or prefix.startswith(begins):
+            prefixes.add((place, max(begins, prefix, key=len)))
+    widest = {
+        each
+        for each in prefixes
+        if not any(
+            other != each and other[0] == each[0] and each[1].startswith(other[1])
+            for other in prefixes
+        )
+    }
+    return Shown(tuple(sorted(logs)), tuple(sorted(widest)))
+
+
 EVERYTHING: Final = Grants((EVERY_LOG,), (EVERY_LOG,), (EVERY_LOG,))
 
 

@@ -1,0 +1,34 @@
+"""CB1: cursors are bounded per log, and per principal in a log."""
+
+import pytest
+
+from rollbook.logservice.core import cursors
+from rollbook.logservice.core.cursors import CursorCounts, pack_counts, unpack_counts
+from rollbook.proto.errors import BadMetadata, InvalidRequest
+
+
+def test_each_principal_has_a_bound_and_the_log_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "CURSORS_MAX", 5)
+    monkeypatch.setattr(cursors, "CURSORS_OF_PRINCIPAL_MAX", 2)
+    counts = CursorCounts().with_one_more("a").with_one_more("a")
+    with pytest.raises(InvalidRequest, match="a has 2 cursors in this log"):
+        counts.with_one_more("a")
+    counts = counts.with_one_more("").with_one_more("").with_one_more("")  # Nobody has no bound.
+    with pytest.raises(InvalidRequest, match="a log has at most 5 cursors"):
+        counts.with_one_more("b")
+    assert counts.with_one_less("a").with_one_more("b").total == 5
+    assert CursorCounts().with_one_less("a") == CursorCounts()
+
+
+def test_what_earlier_releases_did_is_counted_as_nobodys() -> None:
+    counts = CursorCounts().with_one_more("a").with_one_more("")
+    assert counts.recounted(5).by_principal == (("", 4), ("a", 1))
+    assert counts.recounted(1).by_principal == (("a", 1),)
+    assert counts.recounted(0).total == 1  # Until its own are deleted.
+
+
+def test_counts_survive_their_bytes() -> None:
+    counts = CursorCounts().with_one_more("a").with_one_more("b").with_one_more("")
+    assert unpack_counts(pack_counts(counts, b"t" * 8)) == counts
+    with pytest.raises(BadMetadata):
+        unpack_counts(b"nonsense")
