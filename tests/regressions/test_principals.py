@@ -90,8 +90,9 @@ def test_barriers_of_readers_write_nothing(site: Site) -> None:
     for _ in range(5):
         status, _, body = ask(site, "reader", f"{path}:barrier", "POST")
         assert (status, json.loads(body)["tail"]) == (200, 1)
-        lines = {"accept": "application/x-ndjson"}
-        told = ask(site, "reader", f"{path}/records?at_tail=stop_at_barrier", **lines)
+        told = ask(
+            site, "reader", f"{path}/records?at_tail=stop_at_barrier", accept="application/x-ndjson"
+        )
         assert (told[0], told[2].count(b'"offset":')) == (200, 2)
     assert size() == before
     assert ask(site, "one", f"{path}:barrier", "POST")[0] == 200

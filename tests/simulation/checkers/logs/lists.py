@@ -42,6 +42,9 @@ PATIENCE: Final = "patience"  # No server takes a log rudely twice in a short ti
 MARKS: Final = "marks"
 STALLED: Final = "stalled"  # Whoever has missed his lease opens his logs again before he acks.
 
+AGAIN: Final = (
+    " again"  # What a log is called that was created under the name of one that was deleted.
+)
 REST_S: Final = 5.0  # Of a log that was taken from a server that others believe to be alive.
 APART_S: Final = 300.0  # Clocks that are wrong by less are believed.
 
@@ -106,6 +109,18 @@ class ListRules:
     def log(self, name: str) -> _Log:
         return self.logs.setdefault(name, _Log(name))
 
+    def _present(self, name: str) -> _Log:
+        """The log that has the name now."""
+        return self.logs.get(f"{name}{AGAIN}") or self.log(name)
+
+    def _life_of(self, name: str, row: Any) -> _Log:
+        """Another uid is another log, which is known by a name of its own here."""
+        first = self.log(name)
+        if first.listed is None or not row.value:
+            return first
+        listed, _ = unpack_log_node(row.value)
+        return first if listed.uid == first.listed.uid else self.log(f"{name}{AGAIN}")
+
     def leftovers(self) -> list[LedgerId]:
         """Ledgers that no list will ever lose: none has them, or one would give them away."""
         kept = [segment.ledger_id for log in self.logs.values() for segment in log.kept()]
@@ -128,9 +143,9 @@ class ListRules:
                 if name.endswith("/marks"):
                     if row.value:
                         marks, _ = unpack_marks(row.value)
-                        self._on_marks(self.log(name.removesuffix("/marks")), marks)
+                        self._on_marks(self._present(name.removesuffix("/marks")), marks)
                 elif name and "/" not in name:
-                    self._on_list(self.log(name), row, commit.at_s)
+                    self._on_list(self._life_of(name, row), row, commit.at_s)
         for ledger_id in removed:
             self._on_removed(ledger_id)
 

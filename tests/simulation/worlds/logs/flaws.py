@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.logservice import opening, owner, segment_writer, truncation
+from rollbook.logservice import append_stream, opening, owner, reader, segment_writer, truncation
 from rollbook.logservice import retention as log_retention
 from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cursors import Marks
@@ -24,6 +24,7 @@ from rollbook.logservice.order import Order
 from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.pulse import Pulse
 from rollbook.logservice.retention import Sweeper
+from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
 from rollbook.logservice.succession import Succession
 from rollbook.logservice.words import DeleteLogAnswer, WriterGrant
@@ -293,6 +294,33 @@ async def _tell_nobody(self: Service, request: Any, due: float) -> Any:
     free_at_us = self._clock.wall_us() + grace_us
     stored = await truncation.delete_log(self._nodes, request.log, free_at_us, event)
     return DeleteLogAnswer(stored.list.free_at_us)
+
+
+_owner_of = LogServer.owner_of
+_new_line = append_stream._Line.__init__
+
+
+async def _owner_of_the_name(
+    self: LogServer, name: Any, due: float, *, uid: str = "", heeds_preference: bool = True
+) -> Any:
+    return await _owner_of(self, name, due, heeds_preference=heeds_preference)
+
+
+def _line_of_the_name(self: Any, bind: Any) -> None:
+    _new_line(self, replace(bind, uid=""))
+
+
+async def _any_life(self: Service, log: Any, uid: str, wanted: str) -> None:
+    pass
+
+
+def _owner_here(self: LogServer, name: Any, uid: str = "") -> Any:
+    owner = self._owners.get(name)
+    return owner if owner is not None and owner.failure is None else None
+
+
+def _is_the_one(log: Any, uid: str, wanted: str) -> None:
+    pass
 
 
 _with_discarded = LedgerList.with_discarded
@@ -568,6 +596,27 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         ((Succession, "_widen", _stay_as_it_is),),
         drill="few_bookies",
+    ),
+    LogMutant(
+        "logs-appends-by-name",
+        "What is appended to a deleted log goes into the one that has its name (LL9).",
+        _BUDGET,
+        (
+            (LogServer, "owner_of", _owner_of_the_name),
+            (append_stream._Line, "__init__", _line_of_the_name),
+        ),
+        drill="replacement",
+    ),
+    LogMutant(
+        "logs-reads-by-name",
+        "Who reads a deleted log goes on in the one that has its name (LL9).",
+        _BUDGET,
+        (
+            (Service, "_require_life", _any_life),
+            (LogServer, "find", _owner_here),
+            (reader, "check_life", _is_the_one),
+        ),
+        drill="replacement",
     ),
     LogMutant(
         "logs-acks-when-deleted",

@@ -498,6 +498,22 @@ def deletion(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, [lost] if rng.random() < 0.4 else []
 
 
+def replacement(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A log is deleted, and another one is created under its name, while others go on using the first one."""
+    asked_us = PEACE_US + _CALM_US + rng.randint(0, 900 * MS)
+    steps = [*_burst(rng, asked_us - 60 * MS, log), _config(log, delete_grace_s=0)]
+    steps += [Step(asked_us - 20 * MS, reader, f"{words.FOLLOW} {log}") for reader in READERS]
+    steps.append(Step(asked_us, ADMIN, f"{words.REPLACE} {log}"))
+    for number in range(12):
+        steps += _burst(rng, asked_us + 150 * MS * number, log)
+        for writer in WRITERS:
+            what = rng.choice((f"{words.EXPECT} {log} 2", f"{words.APPEND} {log} 1"))
+            steps.append(Step(asked_us + 150 * MS * number, writer, what))
+        again = Step(asked_us + 170 * MS * number, PRODUCERS[0], f"{words.AGAIN} {log}")
+        steps += [again, Step(asked_us + 190 * MS * number, READERS[0], f"{words.READ} {log}")]
+    return steps, []
+
+
 def full_disks(rng: random.Random, at_us: int, log: str) -> Happening:
     """All bookies are full: logs are truncated and read, and owned again when there is space."""
     lasts = rng.randint(200 * MS, 900 * MS)
@@ -586,7 +602,7 @@ DRILLS: Final = {
     for each in (
         *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
         *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
-        *(full_disks, interrupted, sealing, few_bookies),
+        *(full_disks, interrupted, sealing, few_bookies, replacement),
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

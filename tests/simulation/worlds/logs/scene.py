@@ -26,7 +26,13 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.succession import Succession
 from rollbook.logservice.words import AppendAck
 from rollbook.proto.cluster.cluster import initialise, open_cluster
-from rollbook.proto.errors import LogDeleted, LogSealed, NoSuchLog, RollbookError
+from rollbook.proto.errors import (
+    LogDeleted,
+    LogReplaced,
+    LogSealed,
+    NoSuchLog,
+    RollbookError,
+)
 from tests.simulation.checkers.logs import ListRules, Records
 from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import EPOCH_US, Node
@@ -250,9 +256,13 @@ class _Run(Stage):
         for log in self._logs:
             try:
                 await self._use(caller, log)
-            except (LogDeleted, NoSuchLog) as error:
+            except (LogDeleted, LogReplaced, NoSuchLog) as error:
                 if not self.lists.log(log).is_deleted:
                     self.broken(LIVENESS, f"{log} is not deleted: {error!r}")
+            if log in self._sums.second_uids:
+                await self._use_in_time(
+                    self._users.check_second(caller, log), f"what has the name of {log} is not read"
+                )
         if plan.clocks_are_believed(self._case):
             await self.within(
                 LIVENESS_S, lambda: not self.lists.leftovers(), "ledgers of nobody are left"
@@ -294,7 +304,7 @@ class _Run(Stage):
         )
 
     async def _use_in_time(self, work: Any, what: str) -> Any:
-        gone = (LogSealed, LogDeleted, NoSuchLog)
+        gone = (LogSealed, LogDeleted, LogReplaced, NoSuchLog)
         return await self.in_time(LIVENESS_S, work, what, passes=gone)
 
     def _may_lag(self, server: str, log: str) -> bool:
@@ -318,7 +328,8 @@ class _Run(Stage):
         nodes = LogNodes(store, cluster, node.clock, node.randomness)
         await nodes.start()
         for log, config in self._logs.items():
-            await nodes.create(words.LOGS[log], config)
+            stored = await nodes.create(words.LOGS[log], config)
+            self._sums.uids[log] = stored.list.uid.hex()
         await store.close()
 
     def _on_server_step(self, step: Step) -> None:

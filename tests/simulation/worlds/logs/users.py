@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollbook.logservice import words as service_words
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.block import Block, pack_block
 from rollbook.logservice.ids import (
     AtOffset,
     CursorName,
@@ -34,6 +34,7 @@ from rollbook.proto.errors import (
     EarlierFailed,
     InvalidRequest,
     LogDeleted,
+    LogReplaced,
     LogSealed,
     NoSuchLog,
     NoSuchServer,
@@ -49,6 +50,7 @@ from rollbook.proto.errors import (
     WriterRequired,
 )
 from tests.simulation.checkers.logs import Records
+from tests.simulation.checkers.logs.lists import AGAIN
 from tests.simulation.checkers.logs.records import (
     CONDITION,
     ONCE,
@@ -68,6 +70,11 @@ PATIENCE_S: Final = 1.5  # Of whoever does not have to have it.
 _PAUSE_S: Final = 0.03
 _SILENCE_S: Final = 2.0
 _IN_FLIGHT: Final = 8
+_FREED_S: Final = 2.0  # For the ledgers of a deleted log to go.
+_SECOND_RECORDS: Final = 4
+LIVES: Final = (
+    "lives"  # What was meant for a deleted log is not taken for the one that has its name.
+)
 _PRESENT_S: Final = 0.001  # A step that was due so long ago was meant for an earlier life.
 
 
@@ -89,6 +96,9 @@ class Sums:
     numbers: dict[str, int] = field(default_factory=dict)  # Of batches, by client.
     positions: dict[str, int] = field(default_factory=dict)  # Of readers that follow.
     sessions: dict[str, int] = field(default_factory=dict)
+    uids: dict[str, str] = field(default_factory=dict)  # Of the logs that all of them mean,
+    second_uids: dict[str, str] = field(default_factory=dict)  # and of those that replaced them.
+    second_values: dict[str, list[str]] = field(default_factory=dict)  # Acked in those, in order.
     waiting: dict[str, int] = field(default_factory=dict)  # Batches of producers, not answered yet.
     is_over: asyncio.Event = field(default_factory=asyncio.Event)  # Nothing new is begun.
 
@@ -142,6 +152,8 @@ class Caller:
 
         Raises what the last one said; an unknown outcome stays one.
         """
+        if not getattr(request, "uid", "x"):
+            request = replace(request, uid=self._sums.uids[log])
         due = self._sums.world.now + within_s
         unknown: RollbookError | None = None
         while True:
@@ -404,6 +416,7 @@ class Users:
                 AtOffset(Offset(position)),
                 on_truncated=service_words.OnTruncated.SKIP,
                 heartbeat_ms=400,
+                uid=self._sums.uids[log],
             )
             try:
                 line = await caller.new_line(server)
@@ -422,7 +435,7 @@ class Users:
                             return
                         case service_words.Moving() | service_words.Stopped():
                             break
-            except (LogDeleted, NoSuchLog) as error:
+            except (LogDeleted, LogReplaced, NoSuchLog) as error:
                 sums.tell(f"{session}: {error!r}")
                 sums.positions.pop(key, None)
                 return
@@ -469,6 +482,7 @@ class Users:
                 at_tail=service_words.AtTail.STOP_AT_BARRIER,
                 on_truncated=service_words.OnTruncated.SKIP,
                 heartbeat_ms=400,
+                uid=self._sums.uids[log],
             )
             try:
                 line = await caller.new_line(asked_at)
@@ -499,7 +513,7 @@ class Users:
                 caller.learn(log, error)
                 owner = error.ids.get("owner", "") if isinstance(error, NotOwner) else ""
                 server = (_known(str(owner)) or None) if first_asked and owner else first_asked
-                if isinstance(error, LogDeleted | NoSuchLog):
+                if isinstance(error, LogDeleted | LogReplaced | NoSuchLog):
                     raise
                 if self._world.now > due:
                     raise
@@ -556,13 +570,65 @@ class Users:
                 log, "seal", service_words.Seal(name), may_repeat=True
             )
             self._records.on_sealed(log, sealed.tail)
-        elif verb == words.DELETE:
-            delete_log = service_words.DeleteLog(name)
+        elif verb in (words.DELETE, words.REPLACE):
+            delete_log = service_words.DeleteLog(
+                name, grace_ms=0 if verb == words.REPLACE else None
+            )
             await caller.settle(log, "delete_log", delete_log, may_repeat=True)
             self._records.on_deleted(log)
+            if verb == words.REPLACE:
+                await self._create_again(caller, log)
         else:
             transfer = service_words.TransferLog(name, rest[1])
             await caller.settle(log, "transfer_log", transfer, may_repeat=True)
+
+    async def _create_again(self, caller: Caller, log: str) -> None:
+        """Once the ledgers of the first one are gone; it holds nothing but what is appended here."""
+        name, due = words.LOGS[log], self._world.now + _FREED_S
+        while log not in self._sums.second_uids:
+            try:
+                made: service_words.LogState = await caller.settle(
+                    log, "ensure_log", service_words.EnsureLog(name), may_repeat=True
+                )
+                self._sums.second_uids[log] = made.uid
+            except RollbookError:
+                if self._world.now > due or self._sums.is_over.is_set():
+                    return
+                await asyncio.sleep(_PAUSE_S)
+        self._sums.tell(f"another log is called {log}")
+        acked = self._sums.second_values.setdefault(log, [])
+        for number in range(_SECOND_RECORDS):
+            value = f"{log}{AGAIN}:{number}"
+            producer = ProducerRef(b"again", 0, number)
+            block = bytes(pack_block([value.encode()], producer=producer))
+            request = service_words.Append(name, block, uid=self._sums.second_uids[log])
+            await caller.settle(log, "append", request, may_repeat=True)
+            acked.append(value)
+
+    async def check_second(self, caller: Caller, log: str) -> None:
+        """Nothing of the first log is in the one that replaced it, and all that was acked in that is (LL9)."""
+        uid, found, position = self._sums.second_uids[log], list[str](), Offset(0)
+        while True:
+            request = service_words.Read(words.LOGS[log], AtOffset(position), uid=uid)
+            try:
+                answer: service_words.ReadAnswer = await caller.settle(
+                    log, "read", request, may_repeat=True
+                )
+            except RollbookError as error:
+                self._sums.tell(f"{log}{AGAIN}: {error!r}")
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            for block in answer.blocks:
+                found += [record.value.decode() for record in Block(block).records()]
+            position = answer.next_offset
+            if position >= answer.tail:
+                break
+        strange = [value for value in found if not value.startswith(f"{log}{AGAIN}:")]
+        if strange:
+            self._sums.on_broken(LIVES, f"{log}: {strange[:3]} are in the log that replaced it")
+        acked = self._sums.second_values.get(log, [])
+        if [value for value in found if value in acked] != acked:
+            self._sums.on_broken(LIVES, f"{log}{AGAIN}: {acked} were acked, {found} are read")
 
 
 class _Sink:
@@ -633,7 +699,9 @@ class _Sink:
 
     async def _send_over(self, line: Line, server: str) -> None:
         """Until it fails, or nothing is pending. Raises what it fails of."""
-        bind: tuple[service_words.Bind, ...] = (service_words.Bind(0, self._name, True),)
+        bind: tuple[service_words.Bind, ...] = (
+            service_words.Bind(0, self._name, True, self._sums.uids[self._log]),
+        )
         sent: deque[_Batch] = deque()
         try:
             while self._pending:
@@ -680,7 +748,7 @@ class _Sink:
             for each in self._pending:
                 self._sums.records.on_refused(self._log, each.values, error)
             self._end()
-        elif isinstance(error, LogDeleted | NoSuchLog):
+        elif isinstance(error, LogDeleted | LogReplaced | NoSuchLog):
             for each in self._pending:
                 if each.is_sent:
                     self._sums.records.on_unknown(self._log, each.values, "its log was deleted")

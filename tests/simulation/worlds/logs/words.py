@@ -42,6 +42,9 @@ UNMARK: Final = "unmark"  # LOG
 ROLL: Final = "roll"  # LOG
 SEAL: Final = "seal"  # LOG
 DELETE: Final = "delete"  # LOG
+REPLACE: Final = (
+    "replace"  # LOG: deletes it, and creates another one under its name, with records of its own.
+)
 DRAIN: Final = "drain"  # SERVER
 RESUME: Final = "resume"  # SERVER
 TRANSFER: Final = "transfer"  # LOG SERVER
