@@ -1,34 +1,42 @@
-"""A process's share in recovery: it stands as auditor, and works on what is marked.
+"""A process's share in recovery: it stands as auditor and as steward, and works on what is marked.
 
-    index ◄── auditor (elected)      worker
+    index ◄── auditor (elected)
+          ◄── steward (elected apart)      worker      presence
       each is a part: one that fails begins again, after a pause that doubles up to a minute
 
-All parts use one metadata session: its end takes votes and locks along together.
+All parts use one metadata session: its end takes votes and locks along together. They share one `Marks`, which knows
+the locks of the session. What the parts do is written down by `presence.py`, for `status`.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Never
 
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
-from rollbook.proto.cluster.election import Election
+from rollbook.proto.cluster.cluster import ensure_own_root
+from rollbook.proto.cluster.election import Election, Vote
 from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.ids import BookieId
-from rollbook.proto.ports import Clock, MetadataStore
+from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
-from rollbook.recovery.config import AuditConfig, WorkerConfig
+from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.patience import patiently, until_done
+from rollbook.recovery.presence import Presence, PresenceNodes
+from rollbook.recovery.steward import Steward
+from rollbook.recovery.tasks import STEWARD
 from rollbook.recovery.worker import Worker
 
 logger = structlog.get_logger()
 
 _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
+_TELL_S: Final = 2.0
 _STEADY_S: Final = 300.0  # A part that ran this long begins again without a longer pause.
 
 
@@ -36,7 +44,8 @@ _STEADY_S: Final = 300.0  # A part that ran this long begins again without a lon
 class RecoveryConfig:
     audit: AuditConfig = field(default_factory=AuditConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
-    runs_auditor: bool = True
+    steward: StewardConfig = field(default_factory=StewardConfig)
+    runs_auditor: bool = True  # And stands as steward.
     runs_worker: bool = True
 
 
@@ -46,6 +55,7 @@ class PartState:
 
     restarts: int = 0
     last_error: str = ""
+    state: str = "running"  # Of an elected part: standing, leading.
 
 
 class RecoveryServer:
@@ -56,9 +66,11 @@ class RecoveryServer:
         ledgers: Ledgers,
         store: MetadataStore,
         clock: Clock,
+        randomness: Randomness,
         config: RecoveryConfig,
         *,
         name: BookieId,
+        release: str = "",
         local_bookie: BookieId | None = None,
     ) -> None:
         """`name` stands in votes and locks, for people."""
@@ -67,21 +79,35 @@ class RecoveryServer:
         self.parts: dict[str, PartState] = {}
         self.worker: Worker | None = None
         self.auditor: Auditor | None = None
+        self.steward: Steward | None = None
+        self._store = store
+        self._cluster = cluster
+        self._release = release
+        self._started_ms = clock.wall_us() // 1000
+        self._presence = PresenceNodes(store, cluster)
         self._watcher = BookieWatcher(store, cluster.root)
+        self._index = LedgerIndex(store, cluster, clock)
         self._works: dict[str, Callable[[], Coroutine[Any, Any, Never]]] = {}
+        marks = Marks(store, cluster.root)
         if config.runs_auditor:
-            index = LedgerIndex(store, cluster, clock)
-            marks = Marks(store, cluster.root)
-            self.auditor = Auditor(store, cluster, clock, self._watcher, index, marks, config.audit)
+            self._works["index"] = self._index.run
+            seen = self._watcher, self._index, marks
+            self.auditor = Auditor(store, cluster, clock, *seen, config.audit)
             election = Election(store, marks.election_folder, name, above=cluster.root)
-            lead = self.auditor.lead
-            self._works["index"] = index.run
-            self._works["auditor"] = lambda: election.serve(lead)
+            self._works["auditor"] = self._elected("auditor", election, self.auditor.lead)
+            self.steward = Steward(store, cluster, clock, randomness, *seen, config.steward)
+            folder = f"{cluster.own_root}/{STEWARD}"
+            election = Election(store, folder, name, above=cluster.own_root)
+            self._works["steward"] = self._elected("steward", election, self.steward.lead)
         if config.runs_worker:
             self.worker = Worker(
-                *(ledgers, store, clock, config.worker), name=name, local_bookie=local_bookie
+                *(ledgers, store, clock, config.worker),
+                name=name,
+                local_bookie=local_bookie,
+                marks=marks,
             )
             self._works["worker"] = self.worker.run
+        self._works["presence"] = lambda: patiently("presence", self._tell)
 
     @property
     def kinds(self) -> list[str]:
@@ -90,7 +116,9 @@ class RecoveryServer:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._watcher.start()
+        await until_done("recovery", lambda: ensure_own_root(self._store, self._cluster))
+        await until_done("recovery", self._presence.prepare)
+        await until_done("recovery", self._watcher.start)
         try:
             async with TaskGroup() as group:
                 for part, work in self._works.items():
@@ -104,13 +132,51 @@ class RecoveryServer:
     ) -> Never:
         loop, state, pause_s = asyncio.get_running_loop(), self.parts[part], _PAUSE_S_MIN
         while True:
-            began = loop.time()
+            began, state.state = loop.time(), "running"
             try:
                 await work()
             except Exception as error:
                 state.restarts += 1
+                state.state = "failed"
                 state.last_error = str(error) or type(error).__name__
                 logger.exception("recovery_part_failed", part=part)
             pause_s = _PAUSE_S_MIN if loop.time() - began >= _STEADY_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _elected(
+        self, part: str, election: Election, lead: Callable[[Vote], Coroutine[Any, Any, None]]
+    ) -> Callable[[], Coroutine[Any, Any, Never]]:
+        async def leading(vote: Vote) -> None:
+            self.parts[part].state = "leading"
+            try:
+                await lead(vote)
+            finally:
+                self.parts[part].state = "standing"
+
+        async def serve() -> Never:
+            self.parts[part].state = "standing"
+            await election.serve(leading)
+
+        return serve
+
+    # --- What it says of itself ---------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        await self._presence.write(self.presence())
+        await asyncio.sleep(_TELL_S)
+
+    def presence(self) -> Presence:
+        parts = {part: asdict(state) for part, state in self.parts.items()}
+        audit: dict[str, Any] = {}
+        drains: dict[str, Any] = {}
+        worker: dict[str, Any] = {}
+        if self.auditor is not None and self.parts["auditor"].state == "leading":
+            is_ready, ledgers = self._index.is_ready, len(self._index)
+            audit = asdict(self.auditor.state) | {"is_indexed": is_ready, "ledgers": ledgers}
+        if self.steward is not None and self.parts["steward"].state == "leading":
+            drains = asdict(self.steward.state)
+        if self.worker is not None:
+            worker = asdict(self.worker.stats)
+            worker["running"] = len(self.worker.stats.running)
+        return Presence(self.name, self._release, self._started_ms, parts, audit, drains, worker)

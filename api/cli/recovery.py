@@ -1,6 +1,6 @@
-"""`rollbook recovery`: bring back what bookies have lost.
+"""`rollbook recovery`: bring back what bookies have lost, and watch over recovery.
 
-What the commands do is in `recovery_work`, which is loaded when one is called.
+What the commands do is in `recovery_work` and `recovery_status`, which are loaded when one is called.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,8 +9,14 @@ import click
 
 from rollbook.api.cli.ledger import with_access
 from rollbook.api.cli.log import completed_by
+from rollbook.api.cli.metadata_option import Metadata, with_metadata
 from rollbook.api.cli.numbers import WholeNumber
-from rollbook.api.cli.output import examples, output_option
+from rollbook.api.cli.output import (
+    bare_output_option,
+    examples,
+    list_output_option,
+    output_option,
+)
 
 if TYPE_CHECKING:
     from rollbook.api.cli.ledger_access import Access
@@ -18,13 +24,13 @@ if TYPE_CHECKING:
 
 @click.group(
     epilog=examples(
+        "rollbook recovery status --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery pause --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers --dry-run",
-        "rollbook recovery heal bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
-        "rollbook recovery heal --help",
     )
 )
 def group() -> None:
-    """Bring back what bookies have lost."""
+    """Bring back what bookies have lost, and watch over recovery."""
 
 
 @group.command(
@@ -123,3 +129,129 @@ def bookie(access: "Access", **how: Any) -> None:
     from rollbook.api.cli import recovery_bookie
 
     click.get_current_context().exit(recovery_bookie.recover_bookies(access, **how))
+
+
+# --- What recovery does -----------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery status --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery status --context prod",
+        "rollbook recovery status --metadata zk://zk1/ledgers -o json | jq .ledgers_marked",
+    )
+)
+@with_metadata
+@output_option
+def status(metadata: Metadata, output: str) -> None:
+    """Show who audits, what is to be repaired, what cannot be, and which processes take part."""
+    from rollbook.api.cli.recovery_status import show_status  # `--help` is quick.
+
+    show_status(metadata, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery ls --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery ls --failed -o wide --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery ls -o raw --metadata zk://zk1/ledgers | wc -l",
+    )
+)
+@with_metadata
+@click.option("--failed", is_flag=True, help="Only those whose last repair failed.")
+@click.option("--limit", type=WholeNumber(1), help="At most so many.")
+@list_output_option
+def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None:
+    """List the ledgers that are to be repaired or drained, by their ids."""
+    from rollbook.api.cli.recovery_status import list_tasks  # `--help` is quick.
+
+    list_tasks(metadata, failed, limit, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery audit --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery audit --anyway --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery status --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+@with_metadata
+@click.option(
+    "--anyway", is_flag=True, help="The bookies that are missing now are lost, however many."
+)
+@output_option
+def audit(metadata: Metadata, anyway: bool, output: str) -> None:
+    """Ask the auditor to mark the ledgers of all missing bookies now, without the delay.
+
+    If more than half of the bookies are missing at once, nothing is marked without --anyway: as a
+    rule it is the network that is broken then.
+    """
+    from rollbook.api.cli.recovery_status import audit_now  # `--help` is quick.
+
+    audit_now(metadata, anyway, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery auditor --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery auditor --context prod",
+        "rollbook recovery auditor -o json --metadata zk://zk1/ledgers",
+    )
+)
+@with_metadata
+@output_option
+def auditor(metadata: Metadata, output: str) -> None:
+    """Show who is the auditor, and who looks after drains."""
+    from rollbook.api.cli.recovery_status import show_auditor  # `--help` is quick.
+
+    show_auditor(metadata, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery pause --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery pause --context prod",
+        "rollbook recovery resume --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+@with_metadata
+def pause(metadata: Metadata) -> None:
+    """Switch recovery off, as for maintenance: nothing is marked, and no repair begins."""
+    from rollbook.api.cli.recovery_status import switch  # `--help` is quick.
+
+    switch(metadata, enables=False)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery resume --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery resume --context prod",
+        "rollbook recovery status --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+@with_metadata
+def resume(metadata: Metadata) -> None:
+    """Switch recovery on again."""
+    from rollbook.api.cli.recovery_status import switch  # `--help` is quick.
+
+    switch(metadata, enables=True)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery delay --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery delay 600 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery delay -o raw --metadata zk://zk1/ledgers",
+    )
+)
+@click.argument("seconds", type=WholeNumber(0), required=False)
+@with_metadata
+@bare_output_option
+def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
+    """Show or set how long a bookie may be missing before its ledgers are marked.
+
+    To write the same delay again, or 0, asks for an audit at once.
+    """
+    from rollbook.api.cli.recovery_status import delay as show_delay  # `--help` is quick.
+
+    show_delay(metadata, seconds, output)

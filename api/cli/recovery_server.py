@@ -32,12 +32,12 @@ from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.config import AuditConfig, WorkerConfig
+from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
 
 logger = structlog.get_logger()
 
-_SECTIONS: Final = ("recovery", "audit", "worker", "ledger")
+_SECTIONS: Final = ("recovery", "audit", "steward", "worker", "ledger")
 _OPEN_FILES: Final = 16_384
 
 
@@ -70,6 +70,7 @@ class RecoverySettings:
 
     server: RecoveryServerConfig
     audit: AuditConfig = field(default_factory=AuditConfig)
+    steward: StewardConfig = field(default_factory=StewardConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     ledger: ClientConfig = field(default_factory=ClientConfig)
 
@@ -78,6 +79,7 @@ class RecoverySettings:
         return RecoveryConfig(
             self.audit,
             self.worker,
+            self.steward,
             runs_auditor=not self.server.no_auditor,
             runs_worker=not self.server.no_worker,
         )
@@ -109,6 +111,7 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
         )
         for section, kind in (
             ("audit", AuditConfig),
+            ("steward", StewardConfig),
             ("worker", WorkerConfig),
             ("ledger", ClientConfig),
         )
@@ -171,7 +174,8 @@ async def recovery_server(
             Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
         )
         server = RecoveryServer(
-            *(ledgers, store, machine.clock, settings.recovery),
+            *(ledgers, store, machine.clock, randomness, settings.recovery),
+            release=__version__,
             name=local_bookie or parse_bookie_id(config.name or socket.gethostname()),
             local_bookie=local_bookie,
         )

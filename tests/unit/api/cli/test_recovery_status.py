@@ -1,0 +1,162 @@
+"""`rollbook recovery status` and its like, as a user meets them, on an embedded store that somebody serves."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.cluster.cookies import CookieNodes
+from rollbook.proto.cluster.election import Election
+from rollbook.proto.cluster.marks import Checked, Marks
+from rollbook.proto.formats.cookie import Cookie
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.recovery.core.failures import Loss, after_failure
+from rollbook.recovery.presence import Presence, PresenceNodes
+from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures
+
+B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
+
+
+@dataclass
+class Site:
+    url: str
+    store: MetadataStore
+    cluster: Cluster
+    marks: Marks
+
+    async def run(self, *words: str, code: int = 0) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rollbook.api.cli.main", "recovery", *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": self.url},
+        )
+        output, errors = await process.communicate()
+        assert process.returncode == code, errors.decode()
+        return output.decode()
+
+    async def json(self, *words: str) -> Any:
+        return json.loads(await self.run(*words, "-o", "json"))
+
+
+@asynccontextmanager
+async def site_in(folder: Path) -> AsyncIterator[Site]:
+    url = f"sqlite://{folder}/metadata.db"
+    async with await open_metadata_store(url, serve=True, create=True) as store:
+        cluster = await initialise(store, "/ledgers", random.Random(1))
+        marks = Marks(store, cluster.root)
+        await marks.prepare()
+        yield Site(url, store, cluster, marks)
+
+
+async def test_recovery_is_paused_and_resumed(tmp_path: Path) -> None:
+    """A10, A11."""
+    async with site_in(tmp_path) as site:
+        assert (await site.json("status"))["autorecovery"] == "enabled"
+        await site.run("pause")
+        assert not await site.marks.is_enabled()
+        assert (await site.json("status"))["autorecovery"] == "paused"
+        await site.run("resume")
+        assert await site.marks.is_enabled()
+
+
+async def test_the_delay_is_shown_and_set(tmp_path: Path) -> None:
+    async with site_in(tmp_path) as site:
+        assert await site.json("delay") == {"delay_s": 300}
+        assert await site.marks.delay() is None, "to look changes nothing"
+        assert await site.run("delay", "60", "-o", "raw") == "60\n"
+        assert await site.marks.delay() == (60, 0)
+
+
+async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
+    """A person approves the loss of the bookies that are missing now, by name."""
+    async with site_in(tmp_path) as site:
+        for bookie in (B1, B2):
+            await CookieNodes(site.store, "/ledgers").create(Cookie(bookie, ("/j",), ("/d",)))
+        asked = await site.json("audit")
+        assert asked == {"auditor": None, "bookies_missing": f"{B1}, {B2}", "approved": False}
+        assert await site.marks.delay() == (300, 0)
+        assert await AuditOrders(site.store, site.cluster).approved() == frozenset()
+        await site.run("audit", "--anyway")
+        assert await site.marks.delay() == (300, 1)
+        assert await AuditOrders(site.store, site.cluster).approved() == {B1, B2}
+
+
+async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
+    """B22, B32: each ledger with its bookies, and what its last repair ended with."""
+    async with site_in(tmp_path) as site:
+        drains, failures = (
+            DrainTasks(site.store, site.cluster),
+            Failures(site.store, site.cluster),
+        )
+        await drains.prepare()
+        await failures.prepare()
+        await site.marks.mark(LedgerId(7), [B1, B2], 1_700_000_000_000)
+        await site.marks.mark(LedgerId(8), [B1], 1_700_000_000_000)
+        await drains.mark(LedgerId(9), [B2], 1_700_000_000_000)
+        loss = Loss(EntryId(3), EntryId(5), (B1, B2))
+        failure = after_failure(None, 1_700_000_000_000, "DATA_LOST", "no good copy", [loss])
+        await failures.write(LedgerId(7), failure)
+        assert await site.marks.take(LedgerId(8), "worker-1") is not None
+        await site.store.set(site.marks.path(LedgerId(8)), b"\xff")
+
+        rows = await site.json("ls")
+        assert [row["ledger_id"] for row in rows] == [7, 8, 9]
+        assert rows[0] == {
+            "ledger_id": 7,
+            "task": "repair",
+            "bookies": [B1, B2],
+            "since": "2023-11-14T22:13:20+00:00",
+            "locked_by": None,
+            "attempts": 1,
+            "next_try": "never",
+            "code": "DATA_LOST",
+            "message": "no good copy",
+            "lost": ["3-5"],
+        }
+        assert "not the text" in rows[1]["message"], "it cannot be read"
+        assert rows[1]["locked_by"] == "worker-1"
+        assert (rows[2]["task"], rows[2]["bookies"]) == ("drain", [B2])
+        assert [row["ledger_id"] for row in await site.json("ls", "--failed")] == [7]
+        assert await site.run("ls", "-o", "raw", "--limit", "2") == "7\n8\n"
+        assert "b1:3181, b2:3181" in await site.run("ls")
+
+        found = await site.json("status")
+        assert (found["ledgers_marked"], found["ledgers_to_drain"]) == (2, 1)
+        assert (found["repairs_failed"], found["ledgers_unrecoverable"]) == (1, 1)
+        assert found["ledgers_locked"] == 1
+
+
+async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
+    """A13: by BookKeeper's own votes, so Java's auditor is shown, too."""
+    async with site_in(tmp_path) as site:
+        assert await site.json("auditor") == {"auditor": None, "steward": None}
+        folder = site.marks.election_folder
+        await Election(site.store, folder, B1, above=site.cluster.root).lead()
+        assert await site.json("auditor") == {"auditor": B1, "steward": None}
+        await site.marks.set_checked_at(Checked.ALL_LEDGERS, 1_700_000_000_000)
+        nodes = PresenceNodes(site.store, site.cluster)
+        await nodes.prepare()
+        parts = {"worker": {"state": "failed", "restarts": 2, "last_error": "broken"}}
+        await nodes.write(
+            Presence("recovery-1", "0.1", 1, parts, {"is_braked": True, "missing": [B2]})
+        )
+        found = await site.json("status")
+        assert (found["auditor"], found["audit_braked"]) == (B1, True)
+        assert found["bookies_missing"] == B2
+        assert found["checked_all_ledgers"] == "2023-11-14T22:13:20+00:00"
+        assert found["processes"] == [
+            {"process": "recovery-1", "part": "worker", **parts["worker"]}
+        ]
+        shown = await site.run("status")
+        assert "recovery-1" in shown
+        assert "broken" in shown
