@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.formats.layout import layout_of_class
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.metastore.url import LayoutHint
 
 N = TypeVar("N", int, float)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 
 _ADDRESS: Final = re.compile(
@@ -36,24 +37,6 @@ def parse_address(
             next_step="write for example 127.0.0.1:3181 or [::1]:3181",
         )
     return Address(host, port)
-
-
-def is_loopback(host: str) -> bool:
-    """Only this machine can reach it."""
-    if host == "localhost" or host.startswith("/"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:
-    """Whether a client may send its token to this host: behind TLS, within the machine, or where `insecure` permits it.
-
-    The one rule for every client and command. The host may come from metadata, which others write.
-    """
-    return uses_tls or insecure or is_loopback(host)
 
 
 def require_reachable(listens: Iterable[Address], advertised: Address) -> None:

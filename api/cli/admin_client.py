@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from rollbook.proto.addresses import may_show_token
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import (
     BadConfig,
@@ -18,6 +17,7 @@ from rollbook.proto.errors import (
     RollbookError,
     every_error,
 )
+from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.system_errors import told
 
 _TIMEOUT_S: Final = 30.0

@@ -25,8 +25,9 @@ from rollbook.api.cli.bookie_settings import (
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
-from rollbook.proto.addresses import is_loopback, require_reachable
+from rollbook.proto.addresses import require_reachable
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from rollbook.api.cli.cluster_health import server_records
 from rollbook.api.cli.cluster_work import run_on_store
 from rollbook.api.cli.log_access import LogAccess
-from rollbook.proto.addresses import may_show_token
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
+from rollbook.proto.loopback import may_show_token
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.system_errors import told
 

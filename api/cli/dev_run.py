@@ -20,8 +20,9 @@ from rollbook.api.cli.local_cluster import (
 from rollbook.api.cli.log_server import DEFAULT_PORT, REST_PORT
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.logservice.config import LogServerConfig
-from rollbook.proto.addresses import is_loopback, parse_address
+from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector

@@ -85,7 +85,7 @@ class ShownToPeers:
         )
 
     def look(self) -> object:
-        """Another value when what `security` returns may be another one. A token that is half-written changes nothing (AF1)."""
+        """Another value when what `security` returns may be another one. A file that is empty for a moment changes nothing (AF1)."""
         token = b""
         if self._token is not None:
             self._token.look(time.monotonic_ns(), time.time_ns())

@@ -17,9 +17,10 @@ import grpc
 
 from rollbook.api.client.forks import require_own_process
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
-from rollbook.proto.addresses import may_show_token, parse_address
+from rollbook.proto.addresses import parse_address
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest
+from rollbook.proto.loopback import may_show_token
 
 Metadata = Sequence[tuple[str, str]]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import TlsFiles
 

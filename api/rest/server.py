@@ -49,7 +49,6 @@ from rollbook.api.rest.chunks import BadChunks, Chunks
 from rollbook.api.rest.line import Line
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.untaken import Untaken
-from rollbook.proto.addresses import is_loopback
 from rollbook.proto.errors import (
     BadConfig,
     EntryTooLarge,
@@ -59,6 +58,7 @@ from rollbook.proto.errors import (
     RollbookError,
     Unauthorized,
 )
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.handshakes import Handshakes
 from rollbook.proto.runtime.network import ACCEPTED_AT_ONCE, cannot_listen, widen_backlog

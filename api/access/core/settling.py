@@ -3,8 +3,8 @@
 A file that is replaced in place (`cp`, an editor) is empty for a moment, then half there, and half an access
 file may be one that grants without its `deny`. So a change is taken
 
-    at once         if the file says that it is complete: an access file by its last line, `# end`, a token's by the end of
-                    its first line. An access file that had that line keeps having to have it
+    at once         if the file says that it is complete, by its last line, `# end`; one that had that line keeps having to
+                    have it. A token is too short to be written in parts
     after a while   else: `IN_PLACE_NS` after the last change if the file is the same one, `REPLACED_NS` if another one was
                     moved to its name, which is how a file is replaced whole
     never           if it is empty, or could not be read twice alike
@@ -61,9 +61,9 @@ class Settling:
     def _wait(self, seen: Seen, now_ns: int, wall_ns: int) -> Wait | None:
         if not seen.data.strip():
             return Wait("it is empty")
-        if self._is_complete(seen.data):
+        if self._is_token or self._is_complete(seen.data):
             return None
-        if not self._is_token and self._is_complete(self.in_force.data):
+        if self._is_complete(self.in_force.data):
             return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
         is_in_place = seen.inode == self.in_force.inode
         settles_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
@@ -73,14 +73,12 @@ class Settling:
         if now_ns >= due_ns:
             return None
         seconds = settles_ns // 1_000_000_000
-        ending = "a newline" if self._is_token else f"the line `{END.decode()}`"
         return Wait(
             f"it may be half-written: it is taken once it has not changed for {seconds} s, "
-            f"or at once if it ends with {ending}",
+            f"or at once if it ends with the line `{END.decode()}`",
             due_ns,
         )
 
-    def _is_complete(self, data: bytes) -> bool:
-        if self._is_token:
-            return b"\n" in data
+    @staticmethod
+    def _is_complete(data: bytes) -> bool:
         return data.rstrip().rpartition(b"\n")[2].strip() == END

@@ -97,7 +97,7 @@ async def test_a_token_is_shown_to_log_servers_alone(
     stranger = replace(server, server_id="log-1~2")
     assert (await gathered([stranger], access))[0] == {"log-1": b"a_total 1\n"}
     assert seen.shown is None, "it is of another cluster, though by the same name"
-    monkeypatch.setattr("rollbook.proto.addresses.is_loopback", lambda host: False)
+    monkeypatch.setattr("rollbook.proto.loopback.is_loopback", lambda host: False)
     await gathered([server], access)
     assert seen.shown is None, "somebody on the way would read it"
     await gathered([server], replace(access, insecure=True))

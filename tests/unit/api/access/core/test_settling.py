@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from rollbook.api.access.core.settling import IN_PLACE_NS, REPLACED_NS, Seen, Settling
 
 WALL_NS = 1_800_000_000_000_000_000
@@ -92,8 +90,8 @@ def test_same_content_is_no_change() -> None:
     assert settling.on_seen(changed(BEFORE.data), 0, WALL_NS) is None
 
 
-@pytest.mark.parametrize(("data", "is_taken"), [(b"half-of-a-tok", False), (b"all-of-it\n", True)])
-def test_token_is_complete_with_the_end_of_its_line(data: bytes, is_taken: bool) -> None:
+def test_token_is_taken_at_once_and_an_empty_file_never() -> None:
+    """AF1"""
     settling = Settling(replace(BEFORE, data=b"the-old-token\n"), is_token=True)
-    assert (settling.on_seen(changed(data), 0, WALL_NS) is None) == is_taken
-    assert settling.on_seen(changed(data), IN_PLACE_NS, WALL_NS) is None  # `printf` writes none.
+    assert settling.on_seen(changed(b""), 0, WALL_NS)
+    assert settling.on_seen(changed(b"the-new-token"), 0, WALL_NS) is None

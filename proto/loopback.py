@@ -1,0 +1,21 @@
+"""Hosts that only this machine can reach, and what may go to others in the clear. It loads nothing heavy."""
+
+import ipaddress
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach it."""
+    if host == "localhost" or host.startswith("/"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:
+    """Whether a client may send its token to this host: behind TLS, within the machine, or where `insecure` permits it.
+
+    The one rule for every client and command. The host may come from metadata, which others write.
+    """
+    return uses_tls or insecure or is_loopback(host)
