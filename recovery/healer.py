@@ -10,7 +10,6 @@ but by the stamp of the doubts that were seen: what came into doubt meanwhile ma
 was brought back, so the ledger is looked at anew.
 """
 
-import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,8 @@ import structlog
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import NoSuchLedger, RollbookError, Superseded, WrongBookie, WrongCluster
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.pace import Pace
 from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import Range
 from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
@@ -85,8 +84,8 @@ class Healer:
         self._accepted = accepted
         self._includes_all = includes_all
         self._is_rehearsal = is_rehearsal
-        self._loop = asyncio.get_running_loop()
-        self._pace = Pace(config.bytes_per_s_max)
+        self._budget = ByteBudget(config.window_bytes * config.ledgers_at_once)
+        self._throttle = Throttle(config.bytes_per_s_max)
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
         """`on_progress` hears how many ledgers are done, and of how many.
@@ -184,13 +183,8 @@ class Healer:
             Task(ledger_id, ranges, everything, self._includes_all, accepted),
             found=found,
             settle=settle,
-            pay=self._pay,
+            budget=self._budget,
+            throttle=self._throttle,
             window_bytes=self._config.window_bytes,
             is_rehearsal=self._is_rehearsal,
         )
-
-    async def _pay(self, size: int) -> None:
-        """No more bytes a second than is configured, however many ledgers are at it."""
-        wait_s = self._pace.spend(size, int(self._loop.time() * 1e9))
-        if wait_s:
-            await asyncio.sleep(wait_s)

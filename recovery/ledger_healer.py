@@ -8,8 +8,7 @@ What the bookie lists is not written again: if it turns out to be damaged the bo
 Where it doubts those very entries they are read from it first.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -17,9 +16,8 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.calls import error_of
-from rollbook.ledger.core.verification import Copy
+from rollbook.ledger.core.verification import Copy, CopyState
 from rollbook.ledger.ledgers import Ledgers, credentials
-from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
@@ -27,17 +25,20 @@ from rollbook.proto.errors import (
     ConnectionLost,
     EntryStateUnknown,
     Invalid,
+    MetadataConflict,
     Missing,
     NoSuchLedger,
     RecoveryIncomplete,
-    RollbookError,
     UnsupportedVersion,
 )
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
-from rollbook.proto.wire.digest import Entry, LedgerDigest, ledger_key
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries, ListEntriesReply, Read, Reply
+from rollbook.recovery.budget import ByteBudget, Throttle
+from rollbook.recovery.copier import Copier
 from rollbook.recovery.core.healing import (
     WHOLE,
     Range,
@@ -50,7 +51,6 @@ from rollbook.recovery.core.healing import (
     stretches,
     tail_to_give_up,
 )
-from rollbook.recovery.restorer import Restorer
 
 logger = structlog.get_logger()
 
@@ -103,8 +103,15 @@ class Task:
         return (WHOLE,) if self.is_wholly_doubted or self.includes_all else self.doubted
 
 
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """How entries of one ledger are read and copied."""
+
+    copier: Copier
+    verifier: Verifier
+
+
 Settle = Callable[[Sequence[Range]], Awaitable[None]]
-Pay = Callable[[int], Awaitable[None]]
 
 
 class LedgerHealer:
@@ -116,18 +123,20 @@ class LedgerHealer:
         *,
         found: LedgerHealing,
         settle: Settle,
-        pay: Pay,
+        budget: ByteBudget,
+        throttle: Throttle,
         window_bytes: int,
         is_rehearsal: bool,
     ) -> None:
-        """`settle` tells the bookie; `pay` waits for bytes that go to have their turn."""
+        """`settle` tells the bookie that it need not doubt these any more."""
         self.found = found
         self._ledgers = ledgers
         self._bookies = ledgers.bookies
         self._bookie = bookie
         self._task = task
         self._tell_settled = settle
-        self._pay = pay
+        self._budget = budget
+        self._throttle = throttle
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
         self._not_needed: list[Range] = []  # Not told yet.
@@ -182,15 +191,21 @@ class LedgerHealer:
         if self._task.is_wholly_doubted and not self._is_rehearsal:
             await self._fence(ledger_key(password))
         listed = await self._list()
-        async with await self._ledgers.open(metadata.ledger_id) as reader:
-            copying = _Copying(
-                *(self._ledgers, self._bookie, reader, digest, ledger_key(password)),
-                *(self._pay, self.found),
-            )
-            try:
-                await self._heal_closed(metadata, listed, copying)
-            finally:
-                copying.close()
+        copier = Copier(
+            *(self._bookies, self._ledgers.config, digest, ledger_key(password)),
+            mean_entry_bytes=_mean_entry_bytes(metadata),
+            budget=self._budget,
+            throttle=self._throttle,
+        )
+        verifier = Verifier(metadata, digest, self._bookies, self._ledgers.config)
+        await self._heal_closed(metadata, listed, _Means(copier, verifier))
+        await self._require_unmoved(metadata)
+
+    async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
+        """Raises `NoSuchLedger`, or `MetadataConflict` if copies were moved: those that were asked are others' now."""
+        found = await self._ledgers.metadata(metadata.ledger_id, fresh=True)
+        if found.metadata.fragments[: len(metadata.fragments)] != metadata.fragments:
+            raise MetadataConflict("its copies were moved", ledger_id=metadata.ledger_id)
 
     # --- The end of the ledger ----------------------------------------------------------------
 
@@ -259,7 +274,7 @@ class LedgerHealer:
     # --- Closed -------------------------------------------------------------------------------
 
     async def _heal_closed(
-        self, metadata: LedgerMetadata, listed: EntryList, copying: "_Copying"
+        self, metadata: LedgerMetadata, listed: EntryList, means: "_Means"
     ) -> None:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
         # Told along with the first window: each time that the bookie notes something costs it syncs.
@@ -270,7 +285,7 @@ class LedgerHealer:
             step = _window_entries(metadata, self._window_bytes)
             for start in range(first, last + 1, step):
                 window = range(start, min(start + step, last + 1))
-                goes_on = await self._heal_window(metadata, fragment, window, listed, copying)
+                goes_on = await self._heal_window(metadata, fragment, window, listed, means)
                 if not goes_on and window.stop <= last:
                     self.found.waiting.append(Range(window.stop, last))
                     break
@@ -286,13 +301,13 @@ class LedgerHealer:
         fragment: Fragment,
         window: range,
         listed: EntryList,
-        copying: "_Copying",
+        means: "_Means",
     ) -> bool:
         """Whether it makes sense to go on: False if nobody could be heard."""
         wanted = expected(metadata.quorum, fragment, self._bookie, window)
         held = dict.fromkeys(each for each in wanted if each in listed)
         if doubtful := [each for each in held if covers(self._task.doubted, each)]:
-            found = await copying.look(self._bookie, doubtful)
+            found = await means.verifier.read_share(self._bookie, doubtful)
             for entry_id in doubtful:
                 if not isinstance(found[entry_id], int):
                     del held[entry_id]
@@ -300,9 +315,9 @@ class LedgerHealer:
         if self._is_rehearsal:
             self.found.entries += len(missing)
             return True
-        said: dict[EntryId, dict[BookieId, Copy]] = {}
+        said: Mapping[EntryId, Mapping[BookieId, Copy]] = {}
         if missing:
-            said = await copying.bring_back(missing, fragment, held)
+            said = await self._bring_back(metadata.quorum, fragment, missing, held, means.copier)
         judgement = judge(window, wanted, held, said, self._task.accepted)
         self.found.lost += ranges_of(judgement.lost)
         self.found.given_up += ranges_of(judgement.given_up)
@@ -311,6 +326,26 @@ class LedgerHealer:
             self.found.reason = next(iter(judgement.waiting.values()))
         await self._settle(judgement.settled)
         return not missing or len(judgement.waiting) < len(missing)
+
+    async def _bring_back(
+        self,
+        quorum: Quorum,
+        fragment: Fragment,
+        missing: Sequence[EntryId],
+        held: dict[EntryId, None],
+        copier: Copier,
+    ) -> Mapping[EntryId, Mapping[BookieId, CopyState]]:
+        """Adds to `held`; of what nobody could give, what the others say. Raises if this bookie does not take them."""
+
+        def others(entry_id: EntryId) -> list[BookieId]:
+            members = quorum.write_set(entry_id, fragment.ensemble)
+            return [member for member in members if member != self._bookie]
+
+        copied = await copier.copy(self._bookie, missing, others, is_urgent=True)
+        held.update((each, None) for each in missing if each not in copied.missing)
+        self.found.entries += copied.entries
+        self.found.entry_bytes += copied.entry_bytes
+        return copied.missing
 
     async def _list(self) -> EntryList:
         """What the bookie has; nothing, if it cannot tell: what is there need not be written again,
@@ -332,112 +367,12 @@ class LedgerHealer:
             await self._tell_settled(settled)
 
 
-class _Copying:
-    """From other bookies to this one, of one ledger."""
-
-    def __init__(
-        self,
-        ledgers: Ledgers,
-        bookie: BookieId,
-        reader: LedgerReader,
-        digest: LedgerDigest,
-        key: bytes,
-        pay: Pay,
-        found: LedgerHealing,
-    ) -> None:
-        self._ledgers = ledgers
-        self._bookie = bookie
-        self._reader = reader
-        self._digest = digest
-        self._key = key
-        self._pay = pay
-        self._found = found
-        self._quorum = reader.metadata.quorum
-        self._verifier = Verifier(reader.metadata, digest, ledgers.bookies, ledgers.config)
-        self._restorer: Restorer | None = None
-
-    def close(self) -> None:
-        if self._restorer is not None:
-            self._restorer.close()
-
-    async def look(self, bookie: BookieId, entry_ids: Sequence[EntryId]) -> dict[EntryId, Copy]:
-        return await self._verifier.read_share(bookie, entry_ids)
-
-    async def bring_back(
-        self, missing: Sequence[EntryId], fragment: Fragment, held: dict[EntryId, None]
-    ) -> dict[EntryId, dict[BookieId, Copy]]:
-        """Adds to `held`; of those that nobody could be had of, what the others say.
-
-        Raises if this bookie does not take them.
-        """
-        striding = self._quorum.ensemble - self._quorum.write + 1
-        for first, last in ranges_of(missing, striding):
-            if not await self._copy(EntryId(first), EntryId(last), missing, held):
-                break
-        else:
-            return {}
-        rest = [each for each in missing if each not in held]
-        said = await self._ask_others(rest, fragment)
-        readable = [e for e in rest if any(isinstance(copy, int) for copy in said[e].values())]
-        for first, last in ranges_of(readable):
-            await self._copy(EntryId(first), EntryId(last), readable, held)
-        return said
-
-    async def _copy(
-        self,
-        first_entry: EntryId,
-        last_entry: EntryId,
-        wanted: Sequence[EntryId],
-        held: dict[EntryId, None],
-    ) -> bool:
-        """Whether all of them could be read."""
-        wanted_ids = frozenset(wanted)
-        async with self._reader.read(first_entry, last_entry) as stream:
-            while True:
-                try:
-                    run = await stream.next_run()
-                except RollbookError:
-                    return False
-                if not run:
-                    return True
-                await self._write([each for each in run if each.entry_id in wanted_ids], held)
-
-    async def _write(self, entries: Sequence[Entry], held: dict[EntryId, None]) -> None:
-        size = sum(len(each.payload) + _ENTRY_OVERHEAD_BYTES for each in entries)
-        await self._pay(size)
-        if self._restorer is None:
-            self._restorer = Restorer(
-                *(self._bookie, self._digest, self._key),
-                *(self._ledgers.bookies, self._ledgers.config),
-            )
-        await self._restorer.write(entries)
-        held.update((each.entry_id, None) for each in entries)
-        self._found.entries += len(entries)
-        self._found.entry_bytes += size
-
-    async def _ask_others(
-        self, entry_ids: Sequence[EntryId], fragment: Fragment
-    ) -> dict[EntryId, dict[BookieId, Copy]]:
-        said: dict[EntryId, dict[BookieId, Copy]] = {each: {} for each in entry_ids}
-        others = [
-            (slot, member)
-            for slot, member in enumerate(fragment.ensemble)
-            if member != self._bookie
-        ]
-        shares = [
-            [each for each in entry_ids if self._quorum.holds(slot, each)] for slot, _ in others
-        ]
-        found = await asyncio.gather(
-            *(self.look(member, share) for (_, member), share in zip(others, shares, strict=True))
-        )
-        for (_, member), copies in zip(others, found, strict=True):
-            for entry_id, copy in copies.items():
-                said[entry_id][member] = copy
-        return said
-
-
 def _window_entries(metadata: LedgerMetadata, window_bytes: int) -> int:
+    mean = _mean_entry_bytes(metadata) + _ENTRY_OVERHEAD_BYTES
+    return max(1, min(_WINDOW_ENTRIES_MAX, window_bytes // mean))
+
+
+def _mean_entry_bytes(metadata: LedgerMetadata) -> int:
     assert metadata.last_entry is not None
     assert metadata.length is not None
-    mean = metadata.length // (metadata.last_entry + 1) + _ENTRY_OVERHEAD_BYTES
-    return max(1, min(_WINDOW_ENTRIES_MAX, window_bytes // mean))
+    return metadata.length // (metadata.last_entry + 1) if metadata.last_entry >= 0 else 0

@@ -52,14 +52,11 @@ class Restorer:
             bookie, digest.ledger_id, self, is_high_priority=is_urgent
         )
 
-    async def write(self, entries: Sequence[Entry]) -> None:
-        """They are durable when it returns. Raises what the bookie answers, or `BookieTimeout`. Cancelled, any of
-        them may be durable.
-        """
-        await self.put(entries, unacked_bytes_max=0)
-
     async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
-        """Sends them, and returns when at most this much of all that was put is not durable yet. Raises as `write`."""
+        """Sends them, and returns when at most this much of all that was put is not durable yet.
+
+        Raises what the bookie answers, or `BookieTimeout`. Cancelled, any of them may be durable.
+        """
         frames = []
         for entry in entries:
             ids = entry.entry_id, entry.last_add_confirmed, entry.ledger_length
@@ -71,7 +68,7 @@ class Restorer:
         await self._until(lambda: self.unacked_bytes <= unacked_bytes_max)
 
     async def flush(self) -> None:
-        """Returns when all that was put is durable. Raises as `write`."""
+        """Returns when all that was put is durable. Raises as `put`."""
         await self._until(lambda: not self._unacked)
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:

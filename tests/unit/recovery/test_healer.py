@@ -10,7 +10,6 @@ import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import (
     BadConfig,
@@ -25,11 +24,12 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.wire.digest import DigestType
+from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import WHOLE, Range
 from rollbook.recovery.doubts import DoubtsPage
 from rollbook.recovery.healer import Healer, Healing
-from rollbook.recovery.ledger_healer import Outcome
+from rollbook.recovery.ledger_healer import LedgerHealer, Outcome
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
 
@@ -172,18 +172,18 @@ async def test_of_a_ledger_that_is_gone_nothing_is_in_doubt(cluster: LocalCluste
 async def test_a_ledger_that_goes_while_it_is_healed_is_gone(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HL5: deleted between the look at its metadata and its opening."""
+    """HL5: deleted after the look at its metadata."""
     async with cluster.connect(QUICK) as ledgers, cluster.connect(QUICK) as others:
         ledger_id = (await write(ledgers, 10, is_closed=True)).ledger_id
         await reborn(cluster)
-        open_reader = ledgers.open
+        list_entries = LedgerHealer._list
 
-        async def opened_late(asked: int, **how: Any) -> LedgerReader:
+        async def list_late(self: LedgerHealer) -> EntryList:
             monkeypatch.undo()
             await others.delete(ledger_id)
-            return await open_reader(asked, **how)
+            return await list_entries(self)
 
-        monkeypatch.setattr(ledgers, "open", opened_late)
+        monkeypatch.setattr(LedgerHealer, "_list", list_late)
         assert (await heal(cluster, ledgers, includes_all=True)).ledgers == {Outcome.GONE: 1}
         assert not is_in_doubt(cluster)
 

@@ -322,7 +322,9 @@ def _show_what_comes(self: Follower, slot: int, answer: Any) -> bool:
 # --- Bookies ------------------------------------------------------------------------------------
 
 
-async def _bring_nothing_back(_restorer: Restorer, _entries: Sequence[Entry]) -> None:
+async def _bring_nothing_back(
+    _restorer: Restorer, _entries: Sequence[Entry], unacked_bytes_max: int
+) -> None:
     pass
 
 
@@ -654,7 +656,7 @@ LEDGER_MUTANTS: Final = (
         "ledger-heals-in-words",
         "What a bookie has lost is settled, and not brought back.",
         _BUDGET,
-        ((Restorer, "write", _bring_nothing_back),),
+        ((Restorer, "put", _bring_nothing_back),),
         drill="erasure",
     ),
 )
