@@ -150,6 +150,7 @@ class Membership:
         is_draining: bool | None = None,
         logs_owned: int | None = None,
         logs_degraded: int | None = None,
+        segments_lost: int | None = None,
     ) -> None:
         """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
         others see it, and when this is cancelled, they see it at the latest when something is told again.
@@ -164,6 +165,8 @@ class Membership:
                 record = replace(record, logs_owned=logs_owned)
             if logs_degraded is not None:
                 record = replace(record, logs_degraded=logs_degraded)
+            if segments_lost is not None:
+                record = replace(record, segments_lost=segments_lost)
             if record == self._told:
                 return
             self._record = record

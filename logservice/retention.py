@@ -4,6 +4,7 @@ Each server looks after the logs that it owns, and after those that would be sug
 nobody has: a living server that a list names as the owner may have lost the log. Of each in turn:
 
     discarded ledgers        are deleted, if whoever discarded them did not come to it
+    segments that are lost   are counted and named (`lost_segments.py`)
     cursors that lag         are told of (`cursor_lags.py`), since nobody else does
     a deleted log            is freed when its grace is over
     what has expired         is truncated (`core/retention.py`), through an owner if it takes one: an
@@ -25,6 +26,7 @@ from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.truncation import delete_discarded, free_log, truncate
 from rollbook.logservice.words import TruncateAnswer
@@ -87,6 +89,7 @@ class Sweeper:
         nodes: LogNodes,
         keeper: LogKeeper,
         lags: Lags,
+        lost: LostSegments,
         clock: Clock,
         randomness: Randomness,
         *,
@@ -94,6 +97,7 @@ class Sweeper:
         orphans_interval_s: float,
     ) -> None:
         self._ledgers, self._nodes, self._keeper, self._lags = ledgers, nodes, keeper, lags
+        self._lost = lost
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
         self._now_us = 0  # When the sweep began: clocks may jump when theirs has been compared.
@@ -164,7 +168,7 @@ class Sweeper:
         try:
             await self._look_after(name)
         except (NoSuchLog, NotOwner):
-            pass  # Gone, or somebody else's by now.
+            self._lost.forget(name)  # Gone, or somebody else's by now.
         except RollbookError as error:
             self._lags.on_unknown(name)
             logger.info("log_not_swept", log=str(name), reason=error.code.reason)
@@ -173,6 +177,7 @@ class Sweeper:
         owner = self._keeper.find(name)
         if owner is not None and not owner.list.discarded and owner.list.state is LogState.OPEN:
             await owner.prove()  # Somebody else may have taken the log, or deleted it (SV6).
+            await self._lost.on_sweep(name, owner.list)
             await self._expire(name, owner.list, None)
             return
         stored = await self._nodes.read(name)
@@ -188,6 +193,8 @@ class Sweeper:
         if is_free(stored.list, self._now_us):
             await free_log(self._ledgers, self._nodes, stored, self._now_us)
         elif stored.list.state is not LogState.DELETED:
+            if owner is None:
+                await self._lost.on_sweep(name, stored.list)
             await self._expire(name, stored.list, stored if owner is None else None)
             self._lags.on_idle(name, stored.list)
 

@@ -37,6 +37,7 @@ from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import Membership
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peers import Peers
@@ -114,8 +115,9 @@ class LogServer:
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
         self.cursor_lags: Final = CursorLags(nodes, self)
+        self.lost_segments: Final = LostSegments(ledgers.nodes, nodes)
         self._sweeper = Sweeper(
-            *(ledgers, nodes, self, self.cursor_lags, clock, randomness),
+            *(ledgers, nodes, self, self.cursor_lags, self.lost_segments, clock, randomness),
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
@@ -602,7 +604,9 @@ class LogServer:
     async def _tell_how_many(self) -> None:
         try:
             await self.membership.tell(
-                logs_owned=len(self._owners), logs_degraded=self.logs_degraded
+                logs_owned=len(self._owners),
+                logs_degraded=self.logs_degraded,
+                segments_lost=len(self.lost_segments),
             )
         except RollbookError:
             pass  # With the next change.

@@ -18,7 +18,7 @@ from rollbook.logservice.core.block import BlockInfo, check_block
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.stopping import Until, cut_to_size
-from rollbook.logservice.core.views import check_etag, etag_of, journal_of, segments_page
+from rollbook.logservice.core.views import check_etag, etag_of, journal_of, segments_page, with_lost
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     Ago,
@@ -98,6 +98,9 @@ MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 _ARRIVAL_S: Final = 1.0
 _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
 _DETAIL_S: Final = 1.0  # For what an answer does without if bookies do not tell it by then.
+_LOST_LOOK_S: Final = (
+    0.5  # For whether segments are there: a store that is away must not hold up who lists them.
+)
 _LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
 _CURSORS_IN_PAGE: Final = 1000  # Of up to 4 KiB each: a page fits into a message of gRPC.
@@ -126,6 +129,7 @@ class Service:
         stats.cursors_untold = server.cursor_lags.untold
         stats.logs_owned = lambda: len(server.owned_logs)
         stats.logs_degraded = lambda: server.logs_degraded
+        stats.segments_lost = lambda: len(server.lost_segments)
         stats.logs_opened = lambda: server.opened
         stats.logs_taken_over = lambda: server.taken_over
         stats.logs_handed_over = lambda: server.handed_over
@@ -699,7 +703,15 @@ class Service:
         listed = await _by(due, self._list_of(request.log))
         await self._require_life(request.log, text_of(listed.uid), request.uid)
         sizes = await _by(due, self._sizes_of(request.log, listed))
-        return segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
+        page = segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
+        try:
+            async with asyncio.timeout(_LOST_LOOK_S):
+                lost = await self.server.lost_segments.look(
+                    request.log, [each.ledger_id for each in page.segments]
+                )
+        except (Unavailable, OutcomeUnknown, TimeoutError):
+            return page  # Without the metadata store nobody knows.
+        return with_lost(page, lost)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
         listed = await _by(due, self._list_of(request.log))

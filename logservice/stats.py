@@ -84,6 +84,10 @@ class LogStats:
     logs_degraded: Gauge = gauge(
         "logs_degraded", "Those of them whose open segment has fewer bookies than they want."
     )
+    segments_lost: Gauge = gauge(
+        "segments_lost",
+        "Segments whose ledgers were deleted, of logs that this server looks after, as far as it has looked.",
+    )
     logs_opened: Gauge = told_counter("logs_opened_total", "Logs that it became the owner of.")
     logs_taken_over: Gauge = told_counter(
         "logs_taken_over_total", "Those whose owner was believed to live, and did not answer."

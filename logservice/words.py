@@ -614,6 +614,7 @@ class RollLogAnswer:
 class SegmentState(Enum):
     OPEN = "open"
     CLOSED = "closed"
+    LOST = "lost"  # Its ledger was deleted, and its records with it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
 degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, or logs
-              are written with fewer copies than they want
+              are written with fewer copies than they want, or lack segments whose ledgers were deleted
 unavailable   a new log takes no append, since too few bookies for its acks take entries, or every log
               server that is registered is out of reach
 """
@@ -48,12 +48,13 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     writable = sum(each["state"] == "writable" for each in bookies)
     serving = sum(each["state"] in ("serving", "draining") for each in servers)
     degraded = sum(each.get("logs_degraded", 0) for each in servers)
+    lost = sum(each.get("segments_lost", 0) for each in servers)
     # What a new log has is a setting of its server. A cluster of bookies alone is judged by the default.
     acks = max((each.get("acks", 0) for each in servers), default=0) or DEFAULT_QUORUM.ack
     ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
     ensemble = ensemble or DEFAULT_QUORUM.ensemble
     verdict = "healthy"
-    if degraded or writable < ensemble or not all(each["state"] in _GOOD for each in found):
+    if degraded or lost or writable < ensemble or not all(each["state"] in _GOOD for each in found):
         verdict = "degraded"
     if writable < acks or (servers and not serving):
         verdict = "unavailable"
@@ -63,6 +64,7 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "log_servers": f"{serving} of {len(servers)} reachable" if servers else "none",
         "new_logs": _new_logs(writable, acks, ensemble),
         "degraded_logs": degraded,
+        "lost_segments": lost,
     }
 
 
@@ -99,6 +101,7 @@ async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, An
             "state": "draining" if record.is_draining else "serving",
             "address": record.info.address,
             "logs_degraded": record.logs_degraded,
+            "segments_lost": record.segments_lost,
             "ensemble": record.quorum.ensemble if record.quorum else 0,
             "acks": record.quorum.ack if record.quorum else 0,
         }

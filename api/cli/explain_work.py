@@ -76,6 +76,12 @@ def _facts(found: _Found) -> dict[str, Any]:
     if config.writer_mode is WriterMode.EXCLUSIVE or state.writer_epoch:
         holder = state.writer_holder or "nobody"
         facts["writer"] = f"{holder}, in writer epoch {state.writer_epoch}"
+    if lost := [each for each in found.segments if each.state is words.SegmentState.LOST]:
+        facts["lost_segments"] = [
+            f"{each.segment_id}, with offsets {each.base_offset} to {each.next_offset}: ledger "
+            f"{each.ledger_id} was deleted"
+            for each in lost
+        ]
     facts["head"], facts["tail"] = tail.head, tail.tail
     facts["last_record"] = time_of(tail.timestamp_us)
     facts["kept"] = f"{tail.tail - tail.head} records; {state.bytes} bytes"

@@ -144,6 +144,16 @@ def verify_log(access: LogAccess, log: str, output: str) -> None:
         opened = await client.open(log)
         end = await opened.tail_offset(consistency=words.Consistency.BARRIER)
         head = await opened.head_offset()
+        for segment in await opened.segments():  # First: readers may be served from memory.
+            if segment.state is words.SegmentState.LOST:
+                raise DataLost(
+                    f"the ledger of segment {segment.segment_id} was deleted, and its records with it",
+                    log=log,
+                    ledger_id=segment.ledger_id,
+                    start=segment.base_offset,
+                    end=segment.next_offset,
+                    next_step=f"to give them up: rollbook log truncate {log} {segment.next_offset}",
+                )
         next_offset, size, batches = int(head), 0, 0
         async for batch in opened.read_batches(head, end):
             if batch.base_offset != next_offset:

@@ -1,9 +1,9 @@
 """What a log server says of itself where it is registered, for as long as its session lasts.
 
-JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0, "server_id":
-"log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": "", "quorum": [3, 3, 2]}`. The node goes by the
+JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0, "segments_lost": 0,
+"server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": "", "quorum": [3, 3, 2]}`. The node goes by the
 name of that life of the server; of two lives of one name the one that was registered last counts.
-Older records have no `http`, no `logs_degraded` and no `quorum`.
+Older records have no `http`, no `logs_degraded`, no `segments_lost` and no `quorum`.
 """
 
 import json
@@ -27,6 +27,7 @@ class ServerRecord:
     is_draining: bool = False
     logs_owned: int = 0  # When it last said.
     logs_degraded: int = 0  # Of those, the ones that write a segment with too few bookies.
+    segments_lost: int = 0  # That it knows of.
     # What logs that are made without a configuration have here. None: a release that did not say so.
     quorum: Quorum | None = None
     http: str = ""  # The URL of its REST; empty: it has none.
@@ -46,6 +47,7 @@ def pack_server_record(record: ServerRecord) -> bytes:
         "is_draining": record.is_draining,
         "logs_owned": record.logs_owned,
         "logs_degraded": record.logs_degraded,
+        "segments_lost": record.segments_lost,
         "http": record.http,
     }
     if (quorum := record.quorum) is not None:
@@ -62,7 +64,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         strings = [fields[name] for name in ("server_id", "address", "release")]
         strings.append(fields.get("http", ""))
         numbers = [fields[name] for name in ("started_us", "logs_owned")]
-        numbers.append(fields.get("logs_degraded", 0))
+        numbers += [fields.get(name, 0) for name in ("logs_degraded", "segments_lost")]
         is_draining = fields["is_draining"]
         quorum = _unpack_quorum(fields.get("quorum"))
     except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
@@ -74,7 +76,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
     if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
     server_id, address, release, http = strings
-    started_us, logs_owned, logs_degraded = numbers
+    started_us, logs_owned, logs_degraded, segments_lost = numbers
     return ServerRecord(
         ServerInfo(ServerId(server_id), address),
         release,
@@ -82,6 +84,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         is_draining=is_draining,
         logs_owned=logs_owned,
         logs_degraded=logs_degraded,
+        segments_lost=segments_lost,
         quorum=quorum,
         http=http,
     )

@@ -1,6 +1,7 @@
 """What is shown of a log to whoever asks: its list in the words of the service."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
@@ -15,6 +16,7 @@ from rollbook.logservice.words import (
     SegmentView,
 )
 from rollbook.proto.errors import MetadataConflict
+from rollbook.proto.ids import LedgerId
 
 
 def etag_of(listed: LedgerList) -> str:
@@ -53,6 +55,18 @@ def segments_page(
 def _began_us(segment: Segment) -> int:
     """As near as is known."""
     return segment.began_us or segment.first_timestamp_us
+
+
+def with_lost(page: Segments, lost: Collection[LedgerId]) -> Segments:
+    if not lost:
+        return page
+    return replace(
+        page,
+        segments=tuple(
+            replace(each, state=SegmentState.LOST) if each.ledger_id in lost else each
+            for each in page.segments
+        ),
+    )
 
 
 def _view(segment: Segment, size: Size) -> SegmentView:

@@ -52,6 +52,8 @@ class _SegmentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentS
     """It is written, or was until its owner died."""
     SEGMENT_STATE_CLOSED: _SegmentState.ValueType  # 2
     """Its end is known."""
+    SEGMENT_STATE_LOST: _SegmentState.ValueType  # 3
+    """Its ledger was deleted, and its records with it."""
 
 class SegmentState(_SegmentState, metaclass=_SegmentStateEnumTypeWrapper):
     """Whether it can grow."""
@@ -61,6 +63,8 @@ SEGMENT_STATE_OPEN: SegmentState.ValueType  # 1
 """It is written, or was until its owner died."""
 SEGMENT_STATE_CLOSED: SegmentState.ValueType  # 2
 """Its end is known."""
+SEGMENT_STATE_LOST: SegmentState.ValueType  # 3
+"""Its ledger was deleted, and its records with it."""
 Global___SegmentState: _TypeAlias = SegmentState  # noqa: Y015
 
 @_typing.final

@@ -1,10 +1,12 @@
 """Ledgers that are segments of logs, looked at and changed as ledgers."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rollbook.ledger import connect
 from tests.regressions.defects import defect
 from tests.support import commands, log_processes
 from tests.support.log_processes import LogProcesses
@@ -42,7 +44,25 @@ def test_a_segment_of_a_log_is_removed_only_if_its_log_is_named(cluster: LogProc
         assert "segment of the log shop/orders" in refused
         assert "--part-of-log shop/orders" in refused
     assert _rollbook(cluster, "log", "read", "shop/orders", "-o", "raw") == "one\ntwo\nthree\n"
-    _rollbook(cluster, "ledger", "rm", first, "--yes", "--part-of-log", "shop/orders")
+
+
+@defect(
+    "lost-segment-is-not-named",
+    "`explain` and `verify` called a log sound although one of its segments had been deleted.",
+)
+def test_a_lost_segment_is_named(cluster: LogProcesses) -> None:
+    """LO1: though readers may still have its records from memory."""
+    first, *_ = _segments(cluster, "shop/returns")
+
+    async def remove() -> None:  # As by a tool of Java's.
+        async with connect(cluster.metadata) as ledgers:
+            await ledgers.delete(int(first))
+
+    asyncio.run(remove())
+    explained = _rollbook(cluster, "explain", "shop/returns")
+    assert f"ledger {first} was deleted" in explained
+    assert f"ledger_id={first}" in _rollbook(cluster, "log", "verify", "shop/returns", code=7)
+    assert "lost" in _rollbook(cluster, "log", "segments", "shop/returns")
 
 
 @defect(

@@ -12,6 +12,7 @@ from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.truncation import delete_discarded, delete_log
@@ -66,7 +67,8 @@ class Keeper:
         ground = self._server.ground
         self.lags = self.lags or CursorLags(ground.nodes, self)
         return Sweeper(
-            *(ground.ledgers, ground.nodes, self, self.lags, ground.clock, ground.randomness),
+            *(ground.ledgers, ground.nodes, self, self.lags),
+            *(LostSegments(ground.ledgers.nodes, ground.nodes), ground.clock, ground.randomness),
             sweep_interval_s=60.0,
             orphans_interval_s=3600.0,
         )

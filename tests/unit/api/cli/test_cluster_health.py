@@ -82,3 +82,10 @@ def test_logs_with_too_few_copies_are_counted() -> None:
     server = member("log server", "serving") | {"logs_degraded": 4}
     found = judge([*bookies, server])
     assert (found["health"], found["degraded_logs"]) == ("degraded", 4)
+
+
+def test_lost_segments_are_counted() -> None:
+    """LO1."""
+    bookies = [member("bookie", "writable")] * 3
+    found = judge([*bookies, member("log server", "serving") | {"segments_lost": 2}])
+    assert (found["health"], found["lost_segments"]) == ("degraded", 2)

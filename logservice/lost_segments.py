@@ -1,0 +1,75 @@
+"""Segments that logs list and whose ledgers are gone: another program deleted them.
+
+A log does not read its old segments by itself, and readers are served from memory as long as it has the records. So each
+sweep looks at some segments of each log that it passes, in turn, and a request that lists segments looks at those.
+A segment counts as lost if the metadata store has no such ledger while the log's list still has the segment (LO1): a
+truncation takes a segment off the list first.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.errors import NoSuchLog
+from rollbook.proto.ids import LedgerId
+
+logger = structlog.get_logger()
+
+_PER_SWEEP: Final = 8
+_AT_ONCE: Final = 64
+
+
+class LostSegments:
+    def __init__(self, ledgers: LedgerNodes, nodes: LogNodes) -> None:
+        self._ledgers, self._nodes = ledgers, nodes
+        self._known: dict[LogName, frozenset[LedgerId]] = {}
+        self._looked: dict[LogName, int] = {}  # How many segments of a log, in all sweeps.
+
+    def __len__(self) -> int:
+        """As many as are known, of all logs."""
+        return sum(map(len, self._known.values()))
+
+    async def on_sweep(self, name: LogName, listed: LedgerList) -> None:
+        """Raises what the metadata store raises."""
+        ids = [segment.ledger_id for segment in listed.segments]
+        known = self._known.get(name, frozenset())
+        start = self._looked.get(name, 0) % max(1, len(ids))
+        self._looked[name] = start + _PER_SWEEP
+        await self.look(name, [*ids[start : start + _PER_SWEEP], *known])
+
+    def forget(self, name: LogName) -> None:
+        """Another server looks after it."""
+        self._known.pop(name, None)
+        self._looked.pop(name, None)
+
+    async def look(self, name: LogName, ids: Sequence[LedgerId]) -> frozenset[LedgerId]:
+        """Those of them that are lost. Raises what the metadata store raises."""
+        gone: set[LedgerId] = set()
+        for start in range(0, len(ids), _AT_ONCE):
+            part = ids[start : start + _AT_ONCE]
+            found = await asyncio.gather(*(self._ledgers.exists(each) for each in part))
+            gone.update(each for each, is_there in zip(part, found, strict=True) if not is_there)
+        lost = await self._still_listed(name, gone) if gone else frozenset()
+        before = self._known.get(name, frozenset())
+        now = (before - frozenset(ids)) | lost
+        for ledger_id in sorted(now - before):
+            logger.error("segment_lost", log=str(name), ledger_id=ledger_id)
+        if now:
+            self._known[name] = now
+        else:
+            self._known.pop(name, None)
+        return lost
+
+    async def _still_listed(self, name: LogName, gone: set[LedgerId]) -> frozenset[LedgerId]:
+        """LO1."""
+        try:
+            listed = (await self._nodes.read(name)).list
+        except NoSuchLog:
+            return frozenset()
+        return frozenset(s.ledger_id for s in listed.segments if s.ledger_id in gone)
