@@ -2,11 +2,10 @@
 
 Each append that is under way has a producer of its own, so that a failure of one is none of another's
 business; whoever comes next takes the producer over. One whose last append is in doubt goes on in a new
-epoch, which fences that append.
+epoch, which fences that append; so does one that the log has forgotten (`producer.py`).
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Final
 from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
+from rollbook.api.client.producer import Producer, is_forgotten
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.logservice.core.block import Codec, Headers, pack_block
@@ -24,12 +24,12 @@ from rollbook.proto.errors import (
     ClientClosed,
     EntryTooLarge,
     Outcome,
+    ProducerGap,
     QuorumTimeout,
     RollbookError,
     ServerUnreachable,
 )
 
-PRODUCER_ID_BYTES: Final = 16
 _IDLE_MAX: Final = 64
 _BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides what else is in its message.
 
@@ -66,24 +66,6 @@ def _require_bytes(what: str, column: Sequence[object]) -> None:
             raise TypeError(f"a {what} is bytes, not {type(each).__name__}{hint}") from None
 
 
-class _Producer:
-    __slots__ = ("_epoch", "_id", "_seq")
-
-    def __init__(self) -> None:
-        self._id = os.urandom(PRODUCER_ID_BYTES)
-        self._epoch = self._seq = 0
-
-    @property
-    def next_ref(self) -> ProducerRef:
-        return ProducerRef(self._id, self._epoch, self._seq)
-
-    def advance(self) -> None:
-        self._seq += 1
-
-    def fence(self) -> None:
-        self._epoch, self._seq = self._epoch + 1, 0
-
-
 class Appender:
     def __init__(
         self,
@@ -98,7 +80,7 @@ class Appender:
         self._owners = owners
         self._config = config
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
-        self._idle: list[_Producer] = []
+        self._idle: list[Producer] = []
         self._line: AppendLine | None = None
         self._ref = 0
 
@@ -107,16 +89,15 @@ class Appender:
     ) -> AppendAck:
         """Cancelled, it may have been appended or not."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
-        producer = self._idle.pop() if self._idle else _Producer()
-        block = _checked(records.pack(producer.next_ref, self._codec))
+        producer = self._idle.pop() if self._idle else Producer()
         try:
-            ack = await self._append(block, condition, due)
+            ack = await self._append_as(producer, records, condition, due)
         except RollbookError as error:
             if error.outcome is not Outcome.NOT_APPLIED:
-                producer.fence()
+                producer.begin_epoch()
             raise
         except BaseException:
-            producer.fence()
+            producer.begin_epoch()
             raise
         else:
             producer.advance()
@@ -124,6 +105,19 @@ class Appender:
         finally:
             if len(self._idle) < _IDLE_MAX:
                 self._idle.append(producer)
+
+    async def _append_as(
+        self, producer: Producer, records: Records, condition: Condition | None, due: float
+    ) -> AppendAck:
+        """Once more in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
+        while True:
+            block = _checked(records.pack(producer.next_ref, self._codec))
+            try:
+                return await self._append(block, condition, due)
+            except ProducerGap as error:
+                if error.outcome is not Outcome.NOT_APPLIED or not is_forgotten(error):
+                    raise
+                producer.begin_epoch()
 
     async def _append(self, block: bytes, condition: Condition | None, due: float) -> AppendAck:
         loop = asyncio.get_running_loop()

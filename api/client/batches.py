@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from rollbook.logservice.core.block import Codec, Headers, pack_block
+from rollbook.logservice.core.block import Codec, Headers, pack_block, renumbered
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.words import AppendAck
 from rollbook.proto.errors import RollbookError
@@ -81,6 +81,11 @@ class Batch:
         self.packed_records = count
         self.values = []
         self.keys = self.headers = self.event_times = None
+
+    def renumber(self, producer: ProducerRef) -> None:
+        """The same records, as another batch of the same producer."""
+        self.block = renumbered(self.block, producer)
+        self.seq = producer.seq
 
     def settle(self, ack: AppendAck | None, error: RollbookError | None) -> None:
         assert not self.is_settled

@@ -1,12 +1,11 @@
 """One named log, as a program with an event loop sees it."""
 
-import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rollbook.api.client.appender import PRODUCER_ID_BYTES, Appender, Records
+from rollbook.api.client.appender import Appender, Records
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.pipeline import Pipeline, Source
 from rollbook.api.client.positions import Start, condition_of, milliseconds_of, position_of
@@ -117,7 +116,6 @@ class Log:
         def make(source: Source) -> Pipeline:
             return Pipeline(
                 *(self.name, source, client.lines, client.owners, client.config),
-                producer_id=os.urandom(PRODUCER_ID_BYTES),
                 condition=condition,
                 uid=self.uid,
             )

@@ -3,6 +3,8 @@
 - Each batch bears the producer's next sequence number, and keeps it however often it is sent: the log
   recognises what it has, and takes nothing out of order.
 - The first batch to a server goes alone; once it is acked as many follow as the window holds.
+- When the log has forgotten the producer, what is in flight is numbered as a new epoch (`producer.py`), unless
+  a batch is in doubt.
 - A batch that fails for now makes everything in flight go again, from it on. While it is not clear
   whether an attempt took effect the batch is in doubt, and an error at the end says so.
 - A batch that fails for good, or whose deadline passes, is the end of the writer: what came after it
@@ -20,9 +22,10 @@ from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
+from rollbook.api.client.producer import Producer, is_forgotten
 from rollbook.api.client.retrying import Pauses, again, in_doubt, may_retry
 from rollbook.logservice.core.block import Codec
-from rollbook.logservice.ids import LogName, ProducerRef
+from rollbook.logservice.ids import LogName
 from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.errors import BadFrame, InvalidRequest, Outcome, QuorumTimeout, RollbookError
 
@@ -48,7 +51,6 @@ class Pipeline:
         owners: Owners,
         config: LogClientConfig,
         *,
-        producer_id: bytes,
         condition: Condition | None,
         uid: str = "",
     ) -> None:
@@ -59,11 +61,10 @@ class Pipeline:
         self._owners = owners
         self._config = config
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
-        self._producer_id = producer_id
+        self._producer = Producer()
         self._condition = condition
         self._loop = asyncio.get_running_loop()
         self._pauses = Pauses(config)
-        self._next_seq = 0
         self._flight: deque[Batch] = deque()  # In order.
         self._flight_bytes = 0
         self._sent = 0  # So many of them, the oldest, are with the server.
@@ -105,11 +106,11 @@ class Pipeline:
     def _take_on(self, batch: Batch) -> bool:
         self._flight.append(batch)
         try:
-            batch.pack(ProducerRef(self._producer_id, 0, self._next_seq), self._codec)
+            batch.pack(self._producer.next_ref, self._codec)
         except Exception as error:  # noqa: BLE001  # Whatever it is: else who submitted it waits for ever.
             self._stop(InvalidRequest(f"a batch cannot be packed: {error!r}"), is_refusal=False)
             return False
-        self._next_seq += 1
+        self._producer.advance()
         self._flight_bytes += batch.size
         if self._watchdog is None:
             self._watch(self._loop.time() + self._config.attempt_s, batch.due)
@@ -179,6 +180,9 @@ class Pipeline:
         assert self._line is not None
         address = self._line.address
         self._last_error = error
+        if is_forgotten(error) and not any(batch.is_doubtful for batch in self._flight):
+            self._begin_epoch()
+            return
         if not may_retry(error):
             self._stop(error, is_refusal=True)
             return
@@ -190,6 +194,15 @@ class Pipeline:
         self._pause = self._loop.call_later(
             self._pauses.next_s(error, is_known=is_known), self._go_again
         )
+
+    def _begin_epoch(self) -> None:
+        """What is in flight goes again, from its oldest batch on: the server has taken none of it."""
+        self._leave_line()
+        self._producer.begin_epoch()
+        for batch in self._flight:
+            batch.renumber(self._producer.next_ref)
+            self._producer.advance()
+        self.pump()
 
     def _go_again(self) -> None:
         self._pause = None

@@ -97,6 +97,7 @@ _CLIENT_HEADER: Final = struct.Struct("<BBBBIIIIIq")
 _SERVER_HEADER: Final = struct.Struct("<qqqq")
 _SPAN: Final = struct.Struct("<q28xI")  # From the server's half on: base offset, count.
 _PACKING: Final = struct.Struct("<B14xI")  # From the codec on, with the unpacked size.
+_NUMBER: Final = struct.Struct("<Iq")  # A producer's epoch and sequence number, before its id.
 _CRC: Final = struct.Struct("<I")
 _PAIR: Final = struct.Struct("<ii")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
@@ -254,6 +255,15 @@ def pack_block(
     if headers is not None and any(headers):
         sections += _pack_headers(headers)
     return _pack(sections, count, 0, producer, codec)
+
+
+def renumbered(block: bytes, producer: ProducerRef) -> bytes:
+    """A client's half that is not stamped yet, with another epoch and number of the same producer."""
+    start = HEADER_BYTES - _NUMBER.size
+    assert block[HEADER_BYTES : HEADER_BYTES + len(producer.id)] == producer.id
+    number = _NUMBER.pack(producer.epoch, producer.seq)
+    half = b"".join((block[_CLIENT_HALF:start], number, memoryview(block)[HEADER_BYTES:]))
+    return b"".join((MAGIC, _CRC.pack(google_crc32c.value(half)), _UNSTAMPED, half))
 
 
 def by_name(headers: Headers) -> dict[str, bytes]:

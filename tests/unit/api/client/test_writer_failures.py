@@ -183,6 +183,48 @@ async def test_nothing_is_appended_behind_what_was_refused(site: Site) -> None:
         assert await another.submit(b"second") == 1
 
 
+def forget_producers(site: Site) -> None:
+    for log in site.cluster.logs.values():
+        log.producers.clear()
+
+
+async def test_a_forgotten_producer_begins_a_new_epoch(site: Site) -> None:
+    log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
+    values = [b"%03d" % index + bytes(97) for index in range(100)]
+    async with log.writer() as writer:
+        await writer.submit(b"first")
+        assert (await log.append(b"second")).first_offset == 1
+        for _ in range(2):
+            forget_producers(site)
+            submissions = [writer.submit(value) for value in values]
+            await asyncio.gather(*(each for each in submissions))
+            assert not (await log.append(b"alone")).is_duplicate
+    again = [*values, b"alone"]
+    assert values_of(site, "orders") == [b"first", b"second", *again, *again]
+
+
+async def test_what_a_forgotten_producer_left_in_doubt_is_not_appended_twice(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    writer = log.writer()
+    await writer.submit(b"first")
+    await log.append(b"second")
+    address = parse_address(site.cluster.addresses["a"], "it")
+    site.cores["a"].holds.add("append_stream")  # Appended, and never acked.
+    alone, submission = asyncio.ensure_future(log.append(b"alone")), writer.submit(b"sent")
+    await until(lambda: site.cluster.logs[log.name].tail == 4)
+    await site.stop("a")
+    forget_producers(site)
+    site.cores["a"].holds.clear()
+    await site.start("a", address)
+    assert await outcomes([submission]) == [Outcome.UNKNOWN]
+    with pytest.raises(RollbookError) as caught:
+        await alone
+    assert caught.value.outcome is Outcome.UNKNOWN
+    await writer.close()
+    assert (await log.append(b"third")).first_offset == 4  # What comes next is not in doubt.
+    assert sorted(values_of(site, "orders")[2:4]) == [b"alone", b"sent"]
+
+
 async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
     log = await site.client("a", batch_bytes_max=1024).open("orders", create=True)
     writer = log.writer()

@@ -18,6 +18,7 @@ from rollbook.logservice.core.block import (
     pack_block,
     pack_control_block,
     packed_body_of,
+    renumbered,
     span_of,
     stamped,
 )
@@ -120,6 +121,14 @@ def test_the_server_writes_its_half_and_nothing_else(batch: Batch) -> None:
     is_packed = read.codec is not Codec.NONE
     assert packed_body_of(block) == (read.unpacked_bytes if is_packed else 0)
     assert check_block(block, CEILING) == check_block(packed, CEILING)  # A retry of what was read.
+
+
+def test_a_batch_that_is_numbered_again_is_what_it_would_have_been() -> None:
+    values = [b"a" * 40, b"bc"] * 20
+    for identity, codec in ((b"p" * 16, Codec.NONE), (b"prod", Codec.ZSTD)):
+        before, after = ProducerRef(identity, 1, 7), ProducerRef(identity, 2**32 - 1, 2**40)
+        block = pack_block(values, producer=before, codec=codec)
+        assert renumbered(block, after) == pack_block(values, producer=after, codec=codec)
 
 
 def test_columns_are_buffers_as_arrow_lays_them_out() -> None:
