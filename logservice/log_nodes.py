@@ -3,6 +3,7 @@
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
         marks                                floor and marks, from the first mark or truncation on
         cursors/<name>                       one for each cursor
+    <own root>/log-servers-witness           `Witness`: which time log servers have lived through
 
 A namespace is there from its first log on. Folders keep the children of a node few, so
 that a million logs can be listed by stores that answer a listing in one packet.
@@ -18,6 +19,7 @@ that its metadata names (LL8): `replace` asks for it when a ledger is new.
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +39,7 @@ from rollbook.logservice.core.cursors import (
     unpack_marks,
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, draw_log_uid
+from rollbook.logservice.core.lived_time import Witness
 from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
 from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
@@ -49,6 +52,7 @@ from rollbook.proto.cluster.lost_replies import (
     delete_surely,
     ensure_node,
     read_surely,
+    set_surely,
     transact_surely,
 )
 from rollbook.proto.errors import (
@@ -75,6 +79,7 @@ from rollbook.proto.ports import (
 )
 
 LOGS: Final = "logs"
+WITNESS: Final = "log-servers-witness"
 MARKS: Final = "marks"
 CURSORS: Final = "cursors"
 _FOLDERS: Final = 256
@@ -106,6 +111,7 @@ class LogNodes:
         self._clock = clock
         self._randomness = randomness
         self.root: Final = f"{cluster.own_root}/{LOGS}"
+        self._witness_path: Final = f"{cluster.own_root}/{WITNESS}"
 
     async def start(self) -> None:
         await ensure_own_root(self._store, self._cluster)
@@ -282,6 +288,28 @@ class LogNodes:
     async def store_time_us(self) -> int:
         """What time it is for the metadata store. Raises what a write raises."""
         return (await self._store.set(self.root, b"")).modified_ms * 1000
+
+    async def read_witness(self) -> Witness | None:
+        """What the servers have lived through. None: no server has said anything yet."""
+        node = await read_surely(self._store, self._witness_path)
+        return None if node is None else Witness.unpack(node.value)
+
+    async def beat(self, now_us: int) -> None:
+        """Says that a log server is there. Another one that says so at the same time says it for both.
+
+        Raises what the metadata store raises.
+        """
+        path = self._witness_path
+        node = await read_surely(self._store, path)
+        with suppress(MetadataConflict, NodeExists):
+            if node is None:
+                value = Witness(now_us).pack()
+                await create_surely(self._store, path, value, lambda node: node.value == value)
+                return
+            before = Witness.unpack(node.value)
+            after = before.on_beat(now_us)
+            if after is not before:
+                await set_surely(self._store, path, after.pack(), node.stat.version)
 
     # --- Names --------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ logs again before he confirms anything.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
+from rollbook.logservice.core.clocks import odd_clocks
 from rollbook.logservice.core.server_record import (
     ServerRecord,
     pack_server_record,
@@ -128,6 +129,20 @@ class Membership:
         """The newest life of each, by name."""
         return [self._servers[name] for name in sorted(self._servers)]
 
+    def takes_logs(self, record: ServerRecord) -> bool:
+        """Whether it may be suggested."""
+        return record.name in self._suggestions.names
+
+    @property
+    def clock_told_us(self) -> int | None:
+        """What the others see of this server's clock."""
+        return self._record.clock_apart_us if self._record is not None else None
+
+    @property
+    def clocks_apart_us(self) -> dict[str, int]:
+        """How far ahead of the metadata store's clock each server's is that has said so, by name."""
+        return _clocks_apart_us(self._servers)
+
     @property
     def suggestions(self) -> Suggestions:
         """Among those that take logs."""
@@ -151,6 +166,7 @@ class Membership:
         logs_owned: int | None = None,
         logs_degraded: int | None = None,
         segments_lost: int | None = None,
+        clock_apart_us: int | None = None,
     ) -> None:
         """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
         others see it, and when this is cancelled, they see it at the latest when something is told again.
@@ -167,6 +183,8 @@ class Membership:
                 record = replace(record, logs_degraded=logs_degraded)
             if segments_lost is not None:
                 record = replace(record, segments_lost=segments_lost)
+            if clock_apart_us is not None:
+                record = replace(record, clock_apart_us=clock_apart_us)
             if record == self._told:
                 return
             self._record = record
@@ -287,10 +305,21 @@ class Membership:
         self._lives = lives
         in_order = sorted(lives.values(), key=lambda each: each.registered_txn)
         self._servers = servers = {each.record.name: each.record for each in in_order}
-        taking = tuple(sorted(name for name, each in servers.items() if not each.is_draining))
+        odd = odd_clocks(_clocks_apart_us(servers))
+        taking = tuple(
+            name for name in sorted(servers) if name not in odd and not servers[name].is_draining
+        )
         if taking != self._suggestions.names:
             logger.info("log_servers_changed", servers=taking)
             self._suggestions = Suggestions(taking)
             self.generation += 1
             self._changed.set()
             self._changed = asyncio.Event()
+
+
+def _clocks_apart_us(servers: Mapping[str, ServerRecord]) -> dict[str, int]:
+    return {
+        name: each.clock_apart_us
+        for name, each in servers.items()
+        if each.clock_apart_us is not None
+    }

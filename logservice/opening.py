@@ -314,9 +314,9 @@ async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId)
         blocks = [*await _read(reader, EntryId(start), EntryId(first - 1)), *blocks]
         first = start
         for index in range(len(blocks) - 1, -1, -1):
-            state = snapshot_in(blocks[index])
-            if state is not None:
-                memory = LogMemory.unpack(state, listed.config)
+            snapshot = snapshot_in(blocks[index])
+            if snapshot is not None:
+                memory = LogMemory.unpack(snapshot.state, listed.config, snapshot.lived)
                 for place, block in enumerate(blocks[index:], first + index):
                     memory.replay(block, reader.ledger_id, EntryId(place))
                 return memory

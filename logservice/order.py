@@ -161,7 +161,7 @@ class Order:
         if writing.is_snapshot_due(self.memory.packed_bytes):
             writing.on_snapshot()
             with suppress(RollbookError):  # A replay will be longer.
-                self.say(Snapshot(self.memory.pack()))
+                self.say(Snapshot(self.memory.pack(), self.memory.pack_lived()))
 
     def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
         """Writes a control block. `tell` gets `result` when it is settled. The caller tells the memory
@@ -180,7 +180,7 @@ class Order:
             writer_epoch=memory.writer_epoch,
         )
         entry_id = self._write(writing, data)
-        memory.timestamp_us = timestamp_us
+        memory.on_time(timestamp_us, self._owner_epoch)
         self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:

@@ -138,13 +138,15 @@ class Owner:
 
     async def _begin(self, opening: Opening, reason: str) -> None:
         """Confirmed, these two prove that nobody has fenced us before we began."""
-        order, writer = self._order, opening.writer
+        order, writer, memory = self._order, opening.writer, self._memory
         if writer is None:
+            now_us = order.sequencer.time(self._ground.clock.wall_us())
+            memory.producers.on_unlived(memory.timestamp_us, now_us)
             return
         segment_id = opening.stored.list.segments[-1].segment_id
         order.take(writer, segment_id, SegmentLimits(self.config, self._ground.randomness))
         self._succession.watch()
-        order.say(Follows(*opening.end, self._memory.pack()))
+        order.say(Follows(*opening.end, memory.pack(), memory.pack_lived()))
         order.say(Opened(self.owner_epoch, self._ground.server.server_id, reason))
         await order.until_settled()
         opening.laps.on_done("begin_ms")
@@ -566,7 +568,7 @@ class Owner:
             raise order.refusal()
         if writing is not None:
             await writing.writer.ready(1, self._memory.packed_bytes)
-            order.say(Snapshot(self._memory.pack()))
+            order.say(Snapshot(self._memory.pack(), self._memory.pack_lived()))
             await self._succession.close_last()
         event = self._event("log_released", reason, self.tail)
         await self._succession.change(lambda listed: listed.with_released().with_event(event))

@@ -11,8 +11,9 @@ nobody has: a living server that a list names as the owner may have lost the log
                              idle log is opened for that, and let go of like any idle one
     ledgers never listed     are found by a walk over all ledgers, rarely, by one server of all
 
-Time is the wall's, but nothing expires while that disagrees with the metadata store's by minutes: a
-server whose clock is wrong must not empty its logs (RT1).
+Time is the server's own, but nothing expires while that disagrees with the metadata store's by minutes: a
+server whose clock is wrong must not empty its logs (RT1). Of it only what servers have lived through counts
+(LT1), so nothing expires either before they have said that they are there.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
+from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
@@ -101,6 +103,7 @@ class Sweeper:
         self._clock, self._randomness = clock, randomness
         self._interval_s, self._orphans_interval_s = sweep_interval_s, orphans_interval_s
         self._now_us = 0  # When the sweep began: clocks may jump when theirs has been compared.
+        self._lived: LivedTime = NO_GAPS  # As it was then.
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -118,6 +121,11 @@ class Sweeper:
         self._now_us = self._clock.wall_us()
         if not await self._clock_is_right():
             return
+        witness = await self._nodes.read_witness()
+        if witness is not None:
+            if not witness.is_close(self._now_us):
+                return  # The clocks were set, or all servers were away: the next sweep knows.
+            self._lived = witness.lived
         self._lags.on_sweep()
         await self._keeper.release_lost()
         for name in list(self._keeper.owned_logs):
@@ -190,8 +198,8 @@ class Sweeper:
             stored = await delete_discarded(self._ledgers, self._nodes, stored)
             if owner is None and not self._keeper.is_nobodys(name, stored.list):
                 return  # Somebody has opened it meanwhile.
-        if is_free(stored.list, self._now_us):
-            await free_log(self._ledgers, self._nodes, stored, self._now_us)
+        if is_free(stored.list, self._now_us, self._lived):
+            await free_log(self._ledgers, self._nodes, stored, self._now_us, self._lived)
         elif stored.list.state is not LogState.DELETED:
             if owner is None:
                 await self._lost.on_sweep(name, stored.list)
@@ -204,10 +212,10 @@ class Sweeper:
         if config.retention_age_s is None and config.retention_bytes is None:
             return
         now_us = self._now_us
-        if find_expired(listed, now_us, None) is None:
+        if find_expired(listed, now_us, None, self._lived) is None:
             return  # As usual; then the marks are not asked for.
         lowest_mark = (await self._nodes.read_marks(name)).marks.lowest
-        expiry = find_expired(listed, now_us, lowest_mark)
+        expiry = find_expired(listed, now_us, lowest_mark, self._lived)
         if expiry is None:
             return
         if stored is not None and _frees_without_owner(listed, expiry.head):

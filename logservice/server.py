@@ -43,6 +43,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.peers import Peers
 from rollbook.logservice.pulse import Pulse
 from rollbook.logservice.retention import Sweeper
+from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
     LogDeleted,
@@ -62,6 +63,8 @@ logger = structlog.get_logger()
 _RETRY_MS: Final = 100
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
+_CLOCK_NEWS_US: Final = 1_000_000  # A clock that has moved by less is no news to the others.
+_COMPARE_S: Final = 20.0  # Between two comparisons of its clock with the others'.
 _UNOPENED_MAX: Final = 100_000
 _LOST_MAX: Final = 100_000
 
@@ -99,7 +102,8 @@ class LogServer:
         )
         self.opened = self.taken_over = self.handed_over = 0
         self._release = release
-        self._clock, self._randomness = clock, randomness
+        self._randomness = randomness
+        self.clock: Final = ServerClock(self.server_id, clock, nodes, self._clocks_of_others)
         self._peers = Peers(transport, clock)
         self._patience = TakeoverPatience()
         self._pulse = Pulse(clock, config.lease_s)
@@ -114,10 +118,11 @@ class LogServer:
         self._lost: OrderedDict[LogName, None] = OrderedDict()  # Lists may still name this server.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
+        self._comparing: asyncio.Task[None] | None = None
         self.cursor_lags: Final = CursorLags(nodes, self)
         self.lost_segments: Final = LostSegments(ledgers.nodes, nodes)
         self._sweeper = Sweeper(
-            *(ledgers, nodes, self, self.cursor_lags, self.lost_segments, clock, randomness),
+            *(ledgers, nodes, self, self.cursor_lags, self.lost_segments, self.clock, randomness),
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
@@ -127,19 +132,26 @@ class LogServer:
         """Call it when that address answers: others send their clients there from now on. `http`: the
         URL of what it answers over HTTP.
         """
-        info = ServerInfo(self.server_id, address)
+        info, clock = ServerInfo(self.server_id, address), self.clock
         self._pulse.start()
+        await clock.compare()
         await self.membership.start(
             ServerRecord(
-                info, self._release, self._clock.wall_us(), quorum=self.config.quorum, http=http
+                *(info, self._release, clock.wall_us()),
+                quorum=self.config.quorum,
+                http=http,
+                clock_apart_us=clock.apart_us,
             )
         )
+        await self._on_clock_compared()
         self._ground = Ground(
-            *(info, self.ledgers, self.nodes, self._clock, self._randomness),
+            *(info, self.ledgers, self.nodes, clock, self._randomness),
             pulse=self._pulse,
             tail_memory=self.tail_memory,
         )
-        self._balancing = asyncio.get_running_loop().create_task(self._balance())
+        loop = asyncio.get_running_loop()
+        self._balancing = loop.create_task(self._balance())
+        self._comparing = loop.create_task(self._compare_clocks())
         self._sweeper.start()
         logger.info("log_server_started", server=self.server_id, address=address)
 
@@ -154,9 +166,11 @@ class LogServer:
         self._is_closed = True
         await self._sweeper.close()
         await self.cursor_lags.close()
-        if self._balancing is not None:
-            self._balancing.cancel()
-            await asyncio.gather(self._balancing, return_exceptions=True)
+        for task in (self._balancing, self._comparing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await self.clock.close()
         openings = list(self._openings.values())
         for opening in openings:
             opening.cancel()
@@ -317,12 +331,13 @@ class LogServer:
         return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
 
     async def _grounds(self, name: LogName, heeds_preference: bool) -> "_Grounds":
+        await self._check_clock()
         seen = await self._read(name)
         listed, owner, without = seen.list, seen.list.owner, tuple[str, ...]()
         if owner is None:
             grounds = _Grounds("nobody owned it", seen)
         elif owner.server_id == self.server_id:
-            if not self.is_draining:
+            if not self.is_draining and not self.clock.is_odd:
                 return _Grounds("this server has lost it", seen)
             # It could not be let go of in order.
             released = await self.nodes.change(name, _let_go_by(self.server_id))
@@ -332,7 +347,7 @@ class LogServer:
         elif not await self._peers.is_dead(owner.address):
             raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
         else:
-            wait_ns = self._patience.wait_ns(name, self._clock.monotonic_ns())
+            wait_ns = self._patience.wait_ns(name, self.clock.monotonic_ns())
             if wait_ns:
                 raise OwnerChanging(
                     "its owner refuses connections, and it was taken from one that did lately",
@@ -354,6 +369,7 @@ class LogServer:
         while True:
             suggested = self._suggested(name, listed, without)
             if suggested is None:
+                self.clock.require()
                 raise OwnerChanging("no server takes logs", retry_after_ms=10 * _RETRY_MS)
             if suggested.info.server_id == self.server_id:
                 return
@@ -413,6 +429,8 @@ class LogServer:
         try:
             async with self._may_open, asyncio.timeout(self.config.open_deadline_s):
                 assert self._ground is not None
+                await self._check_clock()
+                self.clock.require()
                 waited_s = loop.time() - since_s
                 owner = await Owner.open(
                     *(name, self._ground),
@@ -454,7 +472,7 @@ class LogServer:
     def _on_taken(self, name: LogName) -> None:
         """Rudely."""
         self.taken_over += 1
-        self._patience.on_taken(name, self._clock.monotonic_ns())
+        self._patience.on_taken(name, self.clock.monotonic_ns())
 
     def _on_lost(self, name: LogName, owner: Owner) -> None:
         if self._owners.get(name) is owner:
@@ -596,10 +614,44 @@ class LogServer:
                 await self._let_go(names, f"{_HAND_OVER} {address}")
 
     async def _let_go_of_idle(self) -> None:
-        idle_ns = self._clock.monotonic_ns() - round(self.config.idle_s_max * 1e9)
+        idle_ns = self.clock.monotonic_ns() - round(self.config.idle_s_max * 1e9)
         idle = [name for name, owner in self._owners.items() if owner.idle_since_ns < idle_ns]
         if idle:
             await self._let_go(idle, "nobody uses it")
+
+    # --- Clocks -----------------------------------------------------------------------------
+
+    def _clocks_of_others(self) -> dict[str, int]:
+        found = self.membership.clocks_apart_us
+        found.pop(server_name(self.server_id), None)
+        return found
+
+    async def _compare_clocks(self) -> None:
+        while True:
+            await asyncio.sleep(_COMPARE_S)
+            try:
+                await self.clock.compare()
+                await self._on_clock_compared()
+            except RollbookError as error:
+                logger.info("clock_not_compared", reason=error.code.reason)
+
+    async def _on_clock_compared(self) -> None:
+        """Lets go of all logs if this clock is not believed (CK1)."""
+        await self._tell_clock()
+        if not self.clock.is_odd:
+            await self.nodes.beat(self.clock.wall_us())
+        elif self._owners:
+            await self._let_go(list(self._owners), "its server's clock disagrees with most others")
+
+    async def _check_clock(self) -> None:
+        if await self.clock.check():
+            await self._tell_clock()
+
+    async def _tell_clock(self) -> None:
+        """So that all servers come to the same verdict."""
+        apart_us, told_us = self.clock.apart_us, self.membership.clock_told_us
+        if apart_us is not None and abs(apart_us - (told_us or 0)) >= _CLOCK_NEWS_US:
+            await self.membership.tell(clock_apart_us=apart_us)
 
     async def _tell_how_many(self) -> None:
         try:

@@ -133,6 +133,8 @@ class Service:
         stats.logs_opened = lambda: server.opened
         stats.logs_taken_over = lambda: server.taken_over
         stats.logs_handed_over = lambda: server.handed_over
+        stats.clock_apart_seconds = lambda: (server.clock.apart_us or 0) / 1e6
+        stats.clock_refused = lambda: int(server.clock.is_odd)
         stats.tail_memory_bytes = lambda: server.tail_memory.bytes
 
     # --- Appending --------------------------------------------------------------------------
@@ -848,7 +850,7 @@ class Service:
 
     async def transfer_log(self, request: words.TransferLog, due: float) -> words.LogOwner:
         target = self.server.membership.find(request.to)
-        if target is None or target.is_draining:
+        if target is None or not self.server.membership.takes_logs(target):
             raise NoSuchServer(server=request.to)
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if target.info.server_id != self.server.server_id:

@@ -95,6 +95,12 @@ class LogStats:
     logs_handed_over: Gauge = told_counter(
         "logs_handed_over_total", "Logs that it let go of, closed."
     )
+    clock_apart_seconds: Gauge = gauge(
+        "clock_apart_seconds", "How far this server's clock is ahead of the metadata store's."
+    )
+    clock_refused: Gauge = gauge(
+        "clock_refused", "1 while it owns no logs because most clocks disagree with its own."
+    )
     tail_memory_bytes: Gauge = gauge(
         "tail_memory_bytes", "The newest blocks of all logs, kept for readers."
     )

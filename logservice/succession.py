@@ -149,7 +149,10 @@ class Succession:
             await writer.stop()
             raise order.refusal()
         limits = SegmentLimits(self._keeper.list.config, self._ground.randomness)
-        follows = Follows(old.ledger_id, old.writer.last_appended, order.memory.pack())
+        memory = order.memory
+        follows = Follows(
+            *(old.ledger_id, old.writer.last_appended, memory.pack()), lived=memory.pack_lived()
+        )
         order.take(writer, segment.segment_id, limits)
         self._unclosed = [old, order.writing] if order.writing else [old]
         try:

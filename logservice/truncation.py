@@ -24,6 +24,7 @@ from rollbook.logservice.core.ledger_list import (
     LogState,
     Sizes,
 )
+from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.core.lives import check_life, text_of
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
@@ -239,9 +240,15 @@ async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
             raise each
 
 
-async def free_log(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog, now_us: int) -> bool:
+async def free_log(
+    ledgers: Ledgers,
+    nodes: LogNodes,
+    stored: StoredLog,
+    now_us: int,
+    lived: LivedTime = NO_GAPS,
+) -> bool:
     """Deletes what a deleted log has kept, if its grace is over; whether nothing is left of it."""
-    if not is_free(stored.list, now_us):
+    if not is_free(stored.list, now_us, lived):
         return False
     condemned = await nodes.replace(stored, stored.list.with_ledgers_condemned())
     left = await delete_discarded(ledgers, nodes, condemned)

@@ -182,6 +182,12 @@ class NotOwner(Unavailable):
     code = Code("NOT_OWNER", "UNAVAILABLE", 307)
 
 
+class ClockDisagrees(Unavailable):
+    """The clock of this server disagrees with most others, so it owns no logs."""
+
+    code = Code("CLOCK_DISAGREES", "UNAVAILABLE", 503)
+
+
 class OwnerChanging(Unavailable):
     """The log is between two owners."""
 

@@ -116,7 +116,10 @@ class LedgerRepair:
         self._in_question = in_question
         self._draining = draining
         self._is_grace_over = is_grace_over
-        self._preferred = (*targets, *((local_bookie,) if local_bookie else ()))
+        self._preferred: tuple[BookieId, ...] = (
+            *targets,
+            *((local_bookie,) if local_bookie else ()),
+        )
         self._budget = budget
         self._throttle = throttle
         self._on_progress = on_progress

@@ -1,8 +1,8 @@
 """What `rollbook cluster health` finds: who is registered in the metadata, and who can be reached.
 
 healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
-degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, or logs
-              are written with fewer copies than they want, or lack segments whose ledgers were deleted
+degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, its clock is
+              wrong, or logs are written with fewer copies than they want, or lack segments whose ledgers were deleted
 unavailable   a new log takes no append, since too few bookies for its acks take entries, or every log
               server that is registered is out of reach
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rollbook.api.cli.cluster_work import list_bookies, run_on_store
+from rollbook.logservice.core.clocks import odd_clocks
 from rollbook.logservice.core.server_record import ServerRecord, unpack_server_record
 from rollbook.logservice.log_config import DEFAULT_QUORUM
 from rollbook.logservice.membership import FOLDER
@@ -21,6 +22,7 @@ from rollbook.proto.errors import NoSuchNode
 from rollbook.proto.ports import MetadataStore
 
 _REACH_S: Final = 2.0
+WRONG_CLOCK: Final = "wrong clock"  # Of a server that owns no logs for that reason.
 _GOOD: Final = ("writable", "serving")
 CODES: Final = {"healthy": 0, "degraded": 8, "unavailable": 5}
 
@@ -94,19 +96,30 @@ async def server_records(store: MetadataStore, own_root: str) -> list[ServerReco
 
 
 async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, Any]]:
+    records = await server_records(store, own_root)
+    apart_us = {
+        record.name: record.clock_apart_us
+        for record in records
+        if record.clock_apart_us is not None
+    }
+    odd = odd_clocks(apart_us)
     return [
         {
             "kind": "log server",
             "id": record.name,
-            "state": "draining" if record.is_draining else "serving",
+            "state": WRONG_CLOCK if record.name in odd else _state_of(record),
             "address": record.info.address,
             "logs_degraded": record.logs_degraded,
             "segments_lost": record.segments_lost,
             "ensemble": record.quorum.ensemble if record.quorum else 0,
             "acks": record.quorum.ack if record.quorum else 0,
         }
-        for record in await server_records(store, own_root)
+        for record in records
     ]
+
+
+def _state_of(record: ServerRecord) -> str:
+    return "draining" if record.is_draining else "serving"
 
 
 async def _is_reached(address: str | None) -> bool:

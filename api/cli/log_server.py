@@ -166,7 +166,7 @@ async def log_server(
             randomness=randomness,
             config=settings.service,
         )
-        service, grpc_config = Service(server, machine.clock), _grpc_config(config, listen)
+        service, grpc_config = Service(server, server.clock), _grpc_config(config, listen)
         # Of all doors, so that quotas are.
         doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
         grpc = await GrpcServer.start(service, grpc_config, doorkeeper)

@@ -6,6 +6,7 @@ epoch, which fences that append; so does one that the log has forgotten (`produc
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Final
 from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
-from rollbook.api.client.producer import Producer, is_forgotten
+from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.logservice.core.block import Codec, Headers, pack_block
@@ -74,11 +75,13 @@ class Appender:
         owners: Owners,
         config: LogClientConfig,
         uid: str = "",
+        memory_s: float = math.inf,
     ) -> None:
+        """`memory_s`: for how long the log remembers a producer."""
         self._log, self._uid = log, uid
         self._lines = lines
         self._owners = owners
-        self._config = config
+        self._config, self._memory_s = config, memory_s
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
         self._idle: list[Producer] = []
         self._line: AppendLine | None = None
@@ -111,16 +114,20 @@ class Appender:
     ) -> AppendAck:
         """Once more in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
         while True:
-            block = _checked(records.pack(producer.next_ref, self._codec))
+            ref = producer.next_ref
+            block = _checked(records.pack(ref, self._codec))
             try:
-                return await self._append(block, condition, due)
+                return await self._append(block, ref.seq, condition, due)
             except ProducerGap as error:
-                if error.outcome is not Outcome.NOT_APPLIED or not is_forgotten(error):
+                if not begins_epoch(error, is_in_doubt=error.outcome is not Outcome.NOT_APPLIED):
                     raise
                 producer.begin_epoch()
 
-    async def _append(self, block: bytes, condition: Condition | None, due: float) -> AppendAck:
+    async def _append(
+        self, block: bytes, seq: int, condition: Condition | None, due: float
+    ) -> AppendAck:
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         pauses, is_doubtful = Pauses(self._config), False
         why = ""
         while True:
@@ -145,7 +152,9 @@ class Appender:
             is_doubtful |= failure.outcome is Outcome.UNKNOWN
             is_known = self._owners.on_error(self._log, line.address, failure)
             pause_s = pauses.next_s(failure, is_known=is_known)
-            if not may_retry(failure) or loop.time() + pause_s >= due:
+            again_s = loop.time() + pause_s
+            is_recognised = not is_doubtful or may_repeat(seq, began_s, again_s, self._memory_s)
+            if not may_retry(failure) or not is_recognised or again_s >= due:
                 if isinstance(failure, ServerUnreachable):
                     failure = self._owners.nobody_answers(failure)
                 raise in_doubt(failure) if is_doubtful else failure

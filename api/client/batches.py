@@ -19,8 +19,8 @@ class Batch:
     """One block, from its first record to its ack."""
 
     __slots__ = (
-        *("ack", "block", "due", "error", "event_times", "headers", "is_doubtful", "is_noticed"),
-        *("keys", "packed_records", "sent_at", "seq", "size", "values", "waiters"),
+        *("ack", "block", "due", "error", "event_times", "first_sent_at", "headers", "is_doubtful"),
+        *("is_noticed", "keys", "packed_records", "sent_at", "seq", "size", "values", "waiters"),
     )
 
     def __init__(self, due: float) -> None:
@@ -32,7 +32,7 @@ class Batch:
         self.size = 0  # Of the block, or of what it will be about.
         self.block = b""
         self.seq = -1
-        self.sent_at = 0.0
+        self.first_sent_at = self.sent_at = 0.0
         self.is_doubtful = False  # An attempt may have taken effect.
         self.is_noticed = False  # The caller has seen its error.
         self.packed_records = 0  # How many were packed into `block`.
@@ -85,7 +85,7 @@ class Batch:
     def renumber(self, producer: ProducerRef) -> None:
         """The same records, as another batch of the same producer."""
         self.block = renumbered(self.block, producer)
-        self.seq = producer.seq
+        self.seq, self.first_sent_at = producer.seq, 0.0
 
     def settle(self, ack: AppendAck | None, error: RollbookError | None) -> None:
         assert not self.is_settled

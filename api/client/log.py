@@ -43,7 +43,14 @@ class Log:
         self.uid: str = state.uid  # Another log, created later under this name, has another one.
         self.config: LogConfig = state.config  # As it was when the log was opened.
         self._client = client
-        self._appender = Appender(self.name, client.lines, client.owners, client.config, self.uid)
+        self._appender = Appender(
+            self.name,
+            client.lines,
+            client.owners,
+            client.config,
+            uid=self.uid,
+            memory_s=self.config.dedupe_age_s,
+        )
 
     def __repr__(self) -> str:
         return f"<Log {self.name}>"
@@ -116,6 +123,7 @@ class Log:
         def make(source: Source) -> Pipeline:
             return Pipeline(
                 *(self.name, source, client.lines, client.owners, client.config),
+                memory_s=self.config.dedupe_age_s,
                 condition=condition,
                 uid=self.uid,
             )

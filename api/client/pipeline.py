@@ -22,7 +22,7 @@ from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
-from rollbook.api.client.producer import Producer, is_forgotten
+from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
 from rollbook.api.client.retrying import Pauses, again, in_doubt, may_retry
 from rollbook.logservice.core.block import Codec
 from rollbook.logservice.ids import LogName
@@ -51,6 +51,7 @@ class Pipeline:
         owners: Owners,
         config: LogClientConfig,
         *,
+        memory_s: float,
         condition: Condition | None,
         uid: str = "",
     ) -> None:
@@ -59,7 +60,7 @@ class Pipeline:
         self._source = source
         self._lines = lines
         self._owners = owners
-        self._config = config
+        self._config, self._memory_s = config, memory_s
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
         self._producer = Producer()
         self._condition = condition
@@ -128,6 +129,7 @@ class Pipeline:
         assert self._line is not None
         self._sent += 1
         batch.sent_at = self._loop.time()
+        batch.first_sent_at = batch.first_sent_at or batch.sent_at
         on_result = partial(self._on_result, self._generation, batch)
         self._line.submit(self._ref, batch.block, self._condition, on_result)
 
@@ -180,7 +182,8 @@ class Pipeline:
         assert self._line is not None
         address = self._line.address
         self._last_error = error
-        if is_forgotten(error) and not any(batch.is_doubtful for batch in self._flight):
+        is_in_doubt = any(batch.is_doubtful for batch in self._flight)
+        if begins_epoch(error, is_in_doubt=is_in_doubt):
             self._begin_epoch()
             return
         if not may_retry(error):
@@ -191,9 +194,14 @@ class Pipeline:
         if error.outcome is not Outcome.NOT_APPLIED:
             for each in left:
                 each.is_doubtful = True
-        self._pause = self._loop.call_later(
-            self._pauses.next_s(error, is_known=is_known), self._go_again
-        )
+        pause_s, oldest = self._pauses.next_s(error, is_known=is_known), self._flight[0]
+        again_s = self._loop.time() + pause_s
+        if oldest.is_doubtful and not may_repeat(
+            oldest.seq, oldest.first_sent_at, again_s, self._memory_s
+        ):
+            self._stop(error, is_refusal=False)
+            return
+        self._pause = self._loop.call_later(pause_s, self._go_again)
 
     def _begin_epoch(self) -> None:
         """What is in flight goes again, from its oldest batch on: the server has taken none of it."""

@@ -7,6 +7,9 @@ Then it refuses whatever has not number 0 (`is_forgotten`), and the producer beg
                                             appended twice, and nothing was refused by mistake
     an attempt may have been appended       nobody can tell any more whether it was: the caller hears that
                                             its outcome is unknown, and what comes after it is a new epoch
+
+To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So
+one that is in doubt is repeated only for as long as the log surely remembers (`may_repeat`).
 """
 
 import os
@@ -23,13 +26,23 @@ def is_forgotten(error: RollbookError) -> bool:
     return isinstance(error, ProducerGap) and error.ids.get("expected") == 0
 
 
+def begins_epoch(error: RollbookError, *, is_in_doubt: bool) -> bool:
+    """What to do about a refusal. `is_in_doubt`: an attempt of the old epoch may have been appended."""
+    return is_forgotten(error) and not is_in_doubt
+
+
+def may_repeat(seq: int, first_sent_s: float, now_s: float, memory_s: float) -> bool:
+    """Whether an attempt in doubt is still recognised. Half the log's memory is left for the way there."""
+    return seq > 0 or now_s - first_sent_s < memory_s / 2
+
+
 class Producer:
     """One id, and the number of the next batch."""
 
     __slots__ = ("_epoch", "_id", "_seq")
 
     def __init__(self) -> None:
-        self._id = os.urandom(PRODUCER_ID_BYTES)
+        self._id: Final = os.urandom(PRODUCER_ID_BYTES)
         self._epoch = self._seq = 0
 
     @property

@@ -31,11 +31,15 @@ class Follows:
     ledger_id: LedgerId
     last_entry: EntryId
     state: bytes
+    lived: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     state: bytes
+    lived: bytes = (
+        b""  # Beside the state, so that owners of before can read that; empty from those.
+    )
 
 
 @dataclass(frozen=True, slots=True)

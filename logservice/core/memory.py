@@ -11,6 +11,10 @@ A snapshot, little-endian:
     attempt · the producers
 
 Version 1 has no attempt and is written as long as there is none; who knows only that refuses version 2.
+
+Beside it, little-endian, which owners of before neither write nor read:
+
+    i64 owner epoch of the newest block · the time that no owner has lived through (`lived_time.py`)
 """
 
 import struct
@@ -25,8 +29,9 @@ from rollbook.logservice.core.control import (
     WriterReleased,
     unpack_control,
 )
+from rollbook.logservice.core.lived_time import LivedTime
 from rollbook.logservice.core.producers import Batch, Producers
-from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, WriterEpoch
+from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, OwnerEpoch, WriterEpoch
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import BadMetadata, BlockCorrupt
 from rollbook.proto.ids import EntryId, LedgerId
@@ -36,6 +41,7 @@ _WITHOUT_ATTEMPT: Final = 1
 _VERSION: Final = 2
 _SEALED: Final = 1
 _HEAD: Final = struct.Struct("<HBBIqqqqH")
+_EPOCH: Final = struct.Struct("<q")
 DEFAULT: Final = LogConfig()
 
 
@@ -43,6 +49,7 @@ class LogMemory:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.tail = FIRST_OFFSET
         self.timestamp_us = 0  # Of the newest block; none is ever older than one before it.
+        self.owner_epoch: OwnerEpoch | None = None  # Of that block; None: not known.
         # Of the newest one with records; 0: none since the snapshot it began with.
         self.record_us = 0
         self.writer_epoch = NO_WRITER_YET
@@ -55,6 +62,12 @@ class LogMemory:
         self.producers = Producers(config)
 
     # --- Facts --------------------------------------------------------------------------------
+
+    def on_time(self, timestamp_us: int, owner_epoch: OwnerEpoch) -> None:
+        """Of a block. Between two owners nobody lives through any time, whatever their clocks say (LT1)."""
+        if owner_epoch != self.owner_epoch and self.owner_epoch is not None:
+            self.producers.on_unlived(self.timestamp_us, timestamp_us)
+        self.timestamp_us, self.owner_epoch = timestamp_us, owner_epoch
 
     def on_acquired(self, acquired: WriterAcquired) -> None:
         self.writer_epoch, self.holder = acquired.epoch, acquired.holder
@@ -76,7 +89,7 @@ class LogMemory:
                 ledger_id=ledger_id,
                 entry_id=entry_id,
             )
-        self.timestamp_us = block.timestamp_us
+        self.on_time(block.timestamp_us, block.owner_epoch)
         if block.is_control:
             match unpack_control(block):
                 case WriterAcquired() as acquired:
@@ -109,8 +122,14 @@ class LogMemory:
         )
         return b"".join((head, holder, attempt, self.producers.pack()))
 
+    def pack_lived(self) -> bytes:
+        """What stands beside it."""
+        if self.owner_epoch is None:
+            return b""
+        return _EPOCH.pack(self.owner_epoch) + self.producers.lived.pack()
+
     @classmethod
-    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT) -> Self:
+    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT, lived: Buffer = b"") -> Self:
         """Raises `BadMetadata`."""
         if len(data) < _HEAD.size:
             raise BadMetadata("a snapshot of a log is cut short")
@@ -133,13 +152,18 @@ class LogMemory:
         except UnicodeDecodeError as error:
             raise BadMetadata(f"the holder in a snapshot of a log: {error}") from None
         found.producers = Producers.unpack(memoryview(data)[producers_at:], config)
+        if lived:
+            if len(lived) < _EPOCH.size:
+                raise BadMetadata("what stands beside a snapshot of a log is cut short")
+            found.owner_epoch = OwnerEpoch(*_EPOCH.unpack_from(lived))
+            found.producers.lived = LivedTime.unpack(memoryview(lived)[_EPOCH.size :])
         return found
 
 
-def snapshot_in(block: Block) -> bytes | None:
+def snapshot_in(block: Block) -> Follows | Snapshot | None:
     """A replay may begin behind this block."""
     if block.is_control:
         match unpack_control(block):
-            case Follows(state=state) | Snapshot(state=state):
-                return state
+            case Follows() | Snapshot() as said:
+                return said
     return None

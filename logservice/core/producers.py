@@ -15,7 +15,8 @@ retry but a mistake: it is refused, since its sender would take the first one's 
 is told by the block's CRC, which is not in a snapshot: of what an owner knows from there only records count.
 
 Somebody unknown has to begin with 0, too: his earlier batches may still be on their way. A producer is
-forgotten after 24 hours of the log's own time, or when others that were used later are too many.
+forgotten after 24 hours of the log's own time that owners have lived through (LT1), or when others that were
+used later are too many.
 All of it follows from the blocks in the log and from nothing else, so whoever replays them knows the
 same (LS5).
 
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
+from rollbook.logservice.core.lived_time import NO_GAPS
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
@@ -49,6 +51,7 @@ BATCHES_MAX: Final = 65_536  # fit into one snapshot of 4 MiB.
 
 DEFAULT: Final = LogConfig()
 
+_UNLIVED_US_MIN: Final = 1_000_000  # What is shorter counts as lived: it makes nobody forgotten.
 _NUMBERS: Final = 5  # Of a batch.
 _COUNT: Final = struct.Struct("<I")
 _HEAD: Final = struct.Struct("<IqH")
@@ -86,6 +89,7 @@ class Producers:
         self.configure(config)
         self._producers: OrderedDict[bytes, _Producer] = OrderedDict()  # By when it was used last.
         self._batches = 0
+        self.lived = NO_GAPS
 
     def configure(self, config: LogConfig) -> None:
         """Narrower windows are kept from the next batch of each producer on."""
@@ -168,8 +172,17 @@ class Producers:
         ):
             self._forget(batch.timestamp_us)
 
+    def on_unlived(self, start_us: int, end_us: int) -> None:
+        """Nobody was the log's owner in that time, or a clock was set: no producer was silent by it."""
+        if end_us - start_us >= _UNLIVED_US_MIN:
+            self.lived = self.lived.with_gap(start_us, end_us)
+
     def _is_stale(self, known: _Producer, now_us: int) -> bool:
-        return known.last_used_us + self._window_us < now_us
+        since_us = known.last_used_us
+        return (
+            since_us + self._window_us < now_us
+            and self.lived.age_us(since_us, now_us) > self._window_us
+        )
 
     def _forget(self, now_us: int) -> None:
         producers = self._producers
@@ -180,7 +193,8 @@ class Producers:
                 and self._batches <= BATCHES_MAX
                 and not self._is_stale(oldest, now_us)
             ):
-                self._stale_after_us = oldest.last_used_us + self._window_us
+                age_us = self.lived.age_us(oldest.last_used_us, now_us)
+                self._stale_after_us = now_us + max(self._window_us - age_us, 0)
                 return
             del producers[producer_id]
             self._batches -= oldest.count

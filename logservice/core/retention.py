@@ -5,6 +5,8 @@ behind it alone are larger than `retention_bytes`. They expire from the front, a
 that a protected mark still needs. What is in the segment that is written expires after it was rolled:
 owners roll idle segments, too.
 
+Ages count the time that servers have lived through (LT1), not what clocks were set by.
+
 The last segment of a log that nobody writes is kept by the list, since it holds the memory of the
 log. Its records expire all the same; its ledger goes once an owner has begun another one.
 """
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig
 
@@ -27,7 +30,9 @@ class Expiry:
     needs_owner: bool  # To close a segment whose writer is gone, or to replace the last one.
 
 
-def find_expired(listed: LedgerList, now_us: int, lowest_mark: Offset | None) -> Expiry | None:
+def find_expired(
+    listed: LedgerList, now_us: int, lowest_mark: Offset | None, lived: LivedTime = NO_GAPS
+) -> Expiry | None:
     """None: there is nothing to do."""
     config = listed.config
     if listed.state is LogState.DELETED or not listed.segments:
@@ -37,7 +42,8 @@ def find_expired(listed: LedgerList, now_us: int, lowest_mark: Offset | None) ->
     for segment in listed.segments:
         if not segment.is_closed or segment.next_offset is None:
             break
-        if not _is_expired(segment, config, now_us, rest_bytes):
+        age_us = lived.age_us(segment.last_timestamp_us or 0, now_us)
+        if not _is_expired(segment, config, age_us, rest_bytes):
             break
         if lowest_mark is not None and segment.next_offset > lowest_mark:
             break
@@ -45,7 +51,7 @@ def find_expired(listed: LedgerList, now_us: int, lowest_mark: Offset | None) ->
         head = max(head, segment.next_offset)
     frees = listed.first_kept(head, is_begun=True)
     is_stuck = frees < len(listed.segments) and _holds_only_expired(listed.segments[frees], head)
-    is_left_open = bool(listed.unclosed) and _is_forgotten(listed, now_us)
+    is_left_open = bool(listed.unclosed) and _is_forgotten(listed, now_us, lived)
     if head == listed.head and not frees and not is_stuck and not is_left_open:
         return None
     needs_owner = is_stuck or is_left_open or frees > listed.first_kept(head, is_begun=False)
@@ -54,10 +60,9 @@ def find_expired(listed: LedgerList, now_us: int, lowest_mark: Offset | None) ->
     return Expiry(head, needs_owner)
 
 
-def _is_expired(segment: Segment, config: LogConfig, now_us: int, rest_bytes: int) -> bool:
-    age_s, bytes_max = config.retention_age_s, config.retention_bytes
-    last_us, size = segment.last_timestamp_us or 0, segment.bytes or 0
-    is_old = age_s is not None and last_us + age_s * _US <= now_us
+def _is_expired(segment: Segment, config: LogConfig, age_us: int, rest_bytes: int) -> bool:
+    age_s, bytes_max, size = config.retention_age_s, config.retention_bytes, segment.bytes or 0
+    is_old = age_s is not None and age_us >= age_s * _US
     return is_old or (bytes_max is not None and rest_bytes - size >= bytes_max)
 
 
@@ -71,18 +76,23 @@ def _holds_only_expired(segment: Segment, head: Offset) -> bool:
     )
 
 
-def _is_forgotten(listed: LedgerList, now_us: int) -> bool:
+def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
     """Unclosed for longer than an owner leaves it so that has records there, and all of them too old."""
     config = listed.config
     if config.retention_age_s is None:
         return False
     begun_us = listed.unclosed[0].first_timestamp_us
-    return begun_us + (2 * roll_age_s(config) + config.retention_age_s) * _US <= now_us
+    wait_us = (2 * roll_age_s(config) + config.retention_age_s) * _US
+    return lived.age_us(begun_us, now_us) >= wait_us
 
 
-def is_free(listed: LedgerList, now_us: int) -> bool:
+def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool:
     """A deleted log whose grace is over."""
-    return listed.state is LogState.DELETED and listed.free_at_us <= now_us
+    if listed.state is not LogState.DELETED:
+        return False
+    told_us = [event.at_us for event in listed.events if event.kind == "log_deleted"]
+    deleted_us = told_us[-1] if told_us else listed.free_at_us
+    return lived.age_us(deleted_us, now_us) >= listed.free_at_us - deleted_us
 
 
 def roll_age_s(config: LogConfig) -> int:

@@ -3,7 +3,8 @@
 JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0, "segments_lost": 0,
 "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": "", "quorum": [3, 3, 2]}`. The node goes by the
 name of that life of the server; of two lives of one name the one that was registered last counts.
-Older records have no `http`, no `logs_degraded`, no `segments_lost` and no `quorum`.
+Older records have no `http`, no `logs_degraded`, no `segments_lost`, no `quorum` and no `clock_apart_us`. That is how
+far ahead of the metadata store's clock the server's is; null: not compared.
 """
 
 import json
@@ -31,6 +32,7 @@ class ServerRecord:
     # What logs that are made without a configuration have here. None: a release that did not say so.
     quorum: Quorum | None = None
     http: str = ""  # The URL of its REST; empty: it has none.
+    clock_apart_us: int | None = None  # Ahead of the metadata store's clock; None: not known.
 
     @property
     def name(self) -> str:
@@ -49,6 +51,7 @@ def pack_server_record(record: ServerRecord) -> bytes:
         "logs_degraded": record.logs_degraded,
         "segments_lost": record.segments_lost,
         "http": record.http,
+        "clock_apart_us": record.clock_apart_us,
     }
     if (quorum := record.quorum) is not None:
         fields["quorum"] = [quorum.ensemble, quorum.write, quorum.ack]
@@ -65,7 +68,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         strings.append(fields.get("http", ""))
         numbers = [fields[name] for name in ("started_us", "logs_owned")]
         numbers += [fields.get(name, 0) for name in ("logs_degraded", "segments_lost")]
-        is_draining = fields["is_draining"]
+        is_draining, apart_us = fields["is_draining"], fields.get("clock_apart_us")
         quorum = _unpack_quorum(fields.get("quorum"))
     except (ValueError, KeyError, TypeError, RecursionError, InvalidRequest):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}") from None
@@ -74,6 +77,8 @@ def unpack_server_record(data: bytes) -> ServerRecord:
     if not all(isinstance(each, str) for each in strings) or type(is_draining) is not bool:
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
     if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
+        raise BadMetadata(f"no record of a log server: {data[:80]!r}")
+    if apart_us is not None and not (type(apart_us) is int and abs(apart_us) < 2**63):
         raise BadMetadata(f"no record of a log server: {data[:80]!r}")
     server_id, address, release, http = strings
     started_us, logs_owned, logs_degraded, segments_lost = numbers
@@ -87,6 +92,7 @@ def unpack_server_record(data: bytes) -> ServerRecord:
         segments_lost=segments_lost,
         quorum=quorum,
         http=http,
+        clock_apart_us=apart_us,
     )
 
 

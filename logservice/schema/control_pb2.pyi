@@ -71,19 +71,23 @@ class Follows(_message.Message):
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     LAST_ENTRY_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    LIVED_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     last_entry: _builtins.int
     state: _builtins.bytes
+    lived: _builtins.bytes
+    """Whose blocks the state ends with, and the time that no owner has lived through."""
     def __init__(
         self,
         *,
         ledger_id: _builtins.int = ...,
         last_entry: _builtins.int = ...,
         state: _builtins.bytes = ...,
+        lived: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_entry", b"last_entry", "ledger_id", b"ledger_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_entry", b"last_entry", "ledger_id", b"ledger_id", "lived", b"lived", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -94,15 +98,19 @@ class Snapshot(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
+    LIVED_FIELD_NUMBER: _builtins.int
     state: _builtins.bytes
+    lived: _builtins.bytes
+    """As that of `Follows`."""
     def __init__(
         self,
         *,
         state: _builtins.bytes = ...,
+        lived: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lived", b"lived", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

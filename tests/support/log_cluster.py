@@ -112,7 +112,7 @@ class LogCluster:
             randomness=randomness,
             config=config,
         )
-        service = Service(server, clock)
+        service = Service(server, server.clock)
         await server.start(str(listener.address))
         self.servers[name] = RunningServer(service, ledgers, lease, listener)
         return self.servers[name]

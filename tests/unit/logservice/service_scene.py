@@ -84,7 +84,7 @@ class Serving(Server):
             randomness=node.randomness,
             config=self.config,
         )
-        self.service = Service(server, node.clock)
+        self.service = Service(server, server.clock)
         address = Address(self.name, PORT)
         self.listener = await node.transport.listen(asyncio.Protocol, address)
         await server.start(self.address)

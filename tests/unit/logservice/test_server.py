@@ -10,7 +10,15 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import opening, words
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ground import Ground
-from rollbook.logservice.ids import INT64_MAX, AtOffset, CursorName, Latest, LogName, Offset
+from rollbook.logservice.ids import (
+    INT64_MAX,
+    AtOffset,
+    CursorName,
+    Latest,
+    LogName,
+    Offset,
+    ProducerRef,
+)
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.logservice.log_nodes import StoredLog, StoredMarks
 from rollbook.logservice.opening import Opening
@@ -22,6 +30,7 @@ from rollbook.proto.errors import (
     AppendUnsettled,
     BadConfig,
     BeyondTail,
+    ClockDisagrees,
     InvalidRequest,
     LogDeleted,
     MetadataUnavailable,
@@ -39,7 +48,7 @@ from rollbook.proto.errors import (
     retry_after_ms,
 )
 from rollbook.proto.ports import MetadataStore, Node
-from tests.unit.logservice.owner_scene import PATIENCE_S, Scene, block_of, play, refused
+from tests.unit.logservice.owner_scene import PATIENCE_S, SMALL, Scene, block_of, play, refused
 from tests.unit.logservice.service_scene import (
     Client,
     Serving,
@@ -1005,3 +1014,81 @@ def test_whatever_is_killed_and_started_again_every_append_is_there_once(seed: i
             assert await servers[0].read_all(log) == expected
 
     play(story, seed=seed)
+
+
+# --- Clocks ---------------------------------------------------------------------------------------
+
+_FAR_S = 40 * 86_400.0
+
+
+@pytest.mark.parametrize("far_s", [_FAR_S, -_FAR_S])
+def test_a_server_whose_clock_is_set_wrong_hands_its_logs_over(far_s: float) -> None:
+    """CK1: nothing bears its time, and it takes them again when the clock is right."""
+
+    async def story(scene: Scene) -> None:
+        a, b = await start_all(scene, "a", "b")
+        log = await make_log(scene, log_suggested_to(a))
+        first = await a.append(log, b"0", producer=ProducerRef(b"p", 0, 0))
+        a.node.clock.jump(far_s)
+        await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
+        client = Client(scene, a, b)
+        acks = [await client.append(log, b"%d" % number) for number in range(3)]
+        assert [ack.first_offset for ack in acks] == [1, 2, 3]
+        assert owners_of(log, a, b) == ["b"]
+        last_us = acks[-1].timestamp_us
+        assert first.timestamp_us <= last_us <= b.node.clock.wall_us()
+        again = await b.append(log, b"0", producer=ProducerRef(b"p", 0, 0))
+        assert (again.first_offset, again.is_duplicate) == (0, True)
+        error = await refused(a.append(log, b"x"), NotOwner)
+        assert error.ids["owner"] == b.address
+        stats = await a.ask(a.service.get_server_stats(words.GetServerStats(), a.due()))
+        assert stats.stats["rollbook_log_clock_refused"] == 1
+        assert abs(stats.stats["rollbook_log_clock_apart_seconds"] - far_s) < 1
+        a.node.clock.jump(-far_s)
+        await scene.until(lambda: b.log_server.membership.suggestions.names == ("a", "b"))
+        await scene.until(lambda: owners_of(log, b) == [])
+        assert (await client.append(log, b"later")).timestamp_us >= last_us
+
+    play(story)
+
+
+def test_the_only_server_refuses_while_its_clock_is_wrong() -> None:
+    """CK1: and says so, as soon as it is asked for a log that it does not own yet."""
+
+    async def story(scene: Scene) -> None:
+        a = await start(scene, "a")
+        log, other = await make_log(scene, log_suggested_to(a)), LogName("test", "other")
+        await scene.nodes.create(other, SMALL)
+        ack = await a.append(log, b"0")
+        a.node.clock.jump(-_FAR_S)
+        error = await refused(a.append(other, b"0"), ClockDisagrees)
+        assert "behind the metadata store's" in error.message
+        await scene.until(lambda: owners_of(log, a) == [])
+        await refused(a.append(log, b"1"), ClockDisagrees)
+        a.node.clock.jump(_FAR_S)
+        await scene.until(lambda: a.log_server.membership.suggestions.names == ("a",))
+        later = await a.append(log, b"1")
+        assert (later.first_offset, later.timestamp_us > ack.timestamp_us) == (1, True)
+
+    play(story)
+
+
+def test_a_metadata_store_whose_clock_is_wrong_stops_nobody() -> None:
+    """CK1: most clocks agree."""
+
+    async def story(scene: Scene) -> None:
+        servers = await start_all(scene, "a", "b")
+        for each in servers:
+            each.node.clock.jump(_FAR_S)  # To them it is the store's that is behind.
+        await scene.until(
+            lambda: all(
+                apart_us > 0
+                for each in servers
+                for apart_us in each.log_server.membership.clocks_apart_us.values()
+            )
+        )
+        await scene.until(lambda: not any(each.log_server.clock.is_odd for each in servers))
+        log = await make_log(scene, log_suggested_to(servers[0]))
+        assert (await Client(scene, *servers).append(log, b"0")).first_offset == 0
+
+    play(story)

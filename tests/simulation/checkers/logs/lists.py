@@ -46,6 +46,7 @@ AGAIN: Final = (
     " again"  # What a log is called that was created under the name of one that was deleted.
 )
 REST_S: Final = 5.0  # Of a log that was taken from a server that others believe to be alive.
+LONG_AGO_S: Final = 1e9
 APART_S: Final = 300.0  # Clocks that are wrong by less are believed.
 
 OnBroken = Callable[[str, str], None]
@@ -63,6 +64,9 @@ class _Log:
     ledgers: dict[LedgerId, None] = field(default_factory=dict)  # That were ever listed.
     before: dict[LedgerId, LedgerId] = field(default_factory=dict)  # What each ledger came after.
     acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
+    acked_at: dict[LedgerId, float] = field(
+        default_factory=dict
+    )  # The last one, whatever clocks say.
     discarded: dict[LedgerId, None] = field(default_factory=dict)
     listed_at: dict[int, float] = field(default_factory=dict)  # When each owner epoch was.
     served: dict[int, None] = field(default_factory=dict)  # Owner epochs under which was acked.
@@ -262,7 +266,7 @@ class ListRules:
                     break
                 behind = sum(each.bytes or 0 for each in before.segments[index + 1 :])
                 is_over = segment.next_offset is not None and segment.next_offset <= before.head
-                if not is_over and not self._is_expired(before, segment, behind, at_s):
+                if not is_over and not self._is_expired(log, before, segment, behind, at_s):
                     text = f"{segment} expires, {behind} bytes are behind it"
                     self._break(EXPIRY, f"{log.name}: {text}")
         if event.kind == "log_opened" and "refuses connections" in event.reason:
@@ -274,11 +278,15 @@ class ListRules:
                 text = f"taken by {server} at {last_s:.4f} s, and once more at {at_s:.4f} s"
                 self._break(PATIENCE, f"{log.name}: {text}")
 
-    def _is_expired(self, listed: LedgerList, segment: Segment, behind: int, at_s: float) -> bool:
+    def _is_expired(
+        self, log: _Log, listed: LedgerList, segment: Segment, behind: int, at_s: float
+    ) -> bool:
+        """By what its records bear, and by when the last of them was acked."""
         if segment.last_timestamp_us is None:
             return False
         config = listed.config
         age_s = (self._epoch_us - segment.last_timestamp_us) / 1e6 + at_s + APART_S
+        age_s = min(age_s, at_s - log.acked_at.get(segment.ledger_id, -LONG_AGO_S) + APART_S)
         is_old = config.retention_age_s is not None and age_s >= config.retention_age_s
         return is_old or (config.retention_bytes is not None and behind >= config.retention_bytes)
 
@@ -309,7 +317,7 @@ class ListRules:
         """It stood still for longer than its lease, until now."""
         self._stalled[server] = began_s
 
-    def on_ack(self, server: str, ack: AppendAck) -> None:
+    def on_ack(self, server: str, ack: AppendAck, now_s: float) -> None:
         """Given by a server in this very moment, to whomever."""
         ledger_id = ack.ledger_id
         log = next(each for each in self.logs.values() if ledger_id in each.ledgers)
@@ -321,6 +329,8 @@ class ListRules:
         if is_older and not is_read_again:
             text = f"{server} stood still from {began_s:.4f} s on, and acks as owner"
             self._break(STALLED, f"{name}: {text} {ack.owner_epoch}")
+        if not ack.is_duplicate:
+            log.acked_at[ledger_id] = now_s
         log.acked[ledger_id] = max(ack.next_offset, log.acked.get(ledger_id, 0))
         if ledger_id in log.discarded:
             self._break(UNSETTLED, f"{name}: acked in ledger {ledger_id}, which was discarded")

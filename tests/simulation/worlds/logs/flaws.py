@@ -7,11 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.logservice import append_stream, opening, owner, reader, segment_writer, truncation
+from rollbook.api.client.producer import is_forgotten
+from rollbook.logservice import (
+    append_stream,
+    membership,
+    opening,
+    owner,
+    reader,
+    segment_writer,
+    truncation,
+)
 from rollbook.logservice import retention as log_retention
 from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cursors import Marks
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
+from rollbook.logservice.core.lived_time import LivedTime, Witness
 from rollbook.logservice.core.memory import LogMemory
 from rollbook.logservice.core.producers import Producers
 from rollbook.logservice.core.segments import Trail
@@ -25,12 +35,14 @@ from rollbook.logservice.orphans import OrphanRepair
 from rollbook.logservice.pulse import Pulse
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.server import LogServer
+from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.service import Service
 from rollbook.logservice.succession import Succession
 from rollbook.logservice.words import DeleteLogAnswer, WriterGrant
 from rollbook.logservice.writership import Writership
 from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging
 from rollbook.proto.ids import NO_ENTRY
+from tests.simulation.worlds.logs import users
 from tests.simulation.worlds.logs.scene import LogsScene
 from tests.support.planting import Patch
 
@@ -280,6 +292,31 @@ def _everything_is_old(segment: Any, config: Any, now_us: int, rest_bytes: int) 
 
 async def _believe_the_clock(self: Sweeper) -> bool:
     return True
+
+
+def _wall_time(self: ServerClock) -> int:
+    return self._clock.wall_us()
+
+
+_ANY_CLOCK: Final[tuple[Patch, ...]] = (
+    (ServerClock, "wall_us", _wall_time),
+    (ServerClock, "is_odd", property(lambda _: False)),
+    (membership, "odd_clocks", lambda _: frozenset()),
+)
+
+
+_ANY_TIME: Final[tuple[Patch, ...]] = (
+    (LivedTime, "age_us", lambda _, since_us, now_us: now_us - since_us),
+    (Witness, "is_close", lambda *_: True),
+)
+
+
+def _never_a_new_epoch(error: Any, *, is_in_doubt: bool) -> bool:
+    return False
+
+
+def _always_a_new_epoch(error: Any, *, is_in_doubt: bool) -> bool:
+    return is_forgotten(error)
 
 
 def _no_grace(listed: LedgerList, now_us: int) -> bool:
@@ -573,8 +610,36 @@ LOG_MUTANTS: Final = (
         "logs-believes-its-clock",
         "What has expired goes by the clock of a server that disagrees with all others (RT1).",
         _BUDGET,
-        ((Sweeper, "_clock_is_right", _believe_the_clock),),
+        (*_ANY_CLOCK, *_ANY_TIME, (Sweeper, "_clock_is_right", _believe_the_clock)),
         drill="wrong_clock",
+    ),
+    LogMutant(
+        "logs-owned-by-any-clock",
+        "A server owns logs whatever its clock says, and stamps records by it (CK1, CK2).",
+        _BUDGET,
+        _ANY_CLOCK,
+        drill="wrong_clock",
+    ),
+    LogMutant(
+        "logs-forget-by-the-clock",
+        "A producer is forgotten when the next owner's clock is ahead (LT1).",
+        _BUDGET,
+        (*_ANY_CLOCK, *_ANY_TIME),
+        drill="fast_clock",
+    ),
+    LogMutant(
+        "logs-refuse-forgotten-producers",
+        "A producer that its log has forgotten goes on with its numbers, and is refused for ever.",
+        _BUDGET,
+        ((users, "begins_epoch", _never_a_new_epoch),),
+        drill="forgotten",
+    ),
+    LogMutant(
+        "logs-forget-what-is-in-doubt",
+        "A producer that its log has forgotten sends what is in doubt as a new epoch.",
+        _BUDGET,
+        ((users, "begins_epoch", _always_a_new_epoch), (users, "may_repeat", lambda *_: True)),
+        drill="forgotten",
     ),
     LogMutant(
         "logs-frees-at-once",

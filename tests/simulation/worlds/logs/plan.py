@@ -50,6 +50,8 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     quorum = " ".join(map(str, rng.choice(_QUORUMS)))
     cluster = Step(0, CLUSTER, f"{len(servers)} servers {quorum} {modes}")
     steps = [*_draw_configs(rng, logs), *_draw_steps(rng, servers, logs)]
+    if drill == forgotten.__name__:  # Nobody else: a producer that is not silent is remembered.
+        steps = [step for step in steps if not step.at_us or step.actor not in PRODUCERS]
     if drill is not None:  # Little else, or it would not come to what it is about, and take long.
         steps = [step for step in steps if not step.at_us or rng.random() < _BESIDE_DRILLS]
     drilled: list[Fault] = []
@@ -108,7 +110,7 @@ def addresses_of(case: Case) -> dict[str, str]:
 def clocks_are_believed(case: Case) -> bool:
     """None is so wrong that its server leaves all to others that must not go too early."""
     jumps = [fault.amount for fault in case.faults if fault.kind is Kind.CLOCK_JUMP]
-    return sum(jumps) < APART_S * 1_000_000
+    return sum(map(abs, jumps)) < APART_S * 1_000_000
 
 
 def logs_of(case: Case) -> dict[str, LogConfig]:
@@ -453,20 +455,67 @@ def wrong_address(rng: random.Random, at_us: int, log: str) -> Happening:
 
 
 def wrong_clock(rng: random.Random, at_us: int, log: str) -> Happening:
-    """The owner's clock is so far ahead that all would have expired, and so would a log's grace."""
-    ahead = (LONG_S + 100) * 1_000_000
-    jumps = [Fault(at_us, Kind.CLOCK_JUMP, (words.owner_of(log),), amount=ahead)]
-    if rng.random() < 0.5:
-        jumps.append(Fault(at_us, Kind.CLOCK_JUMP, (rng.choice(SERVERS[:2]),), amount=ahead))
+    """A server's clock is set so far ahead that all would have expired, and so would a log's grace; or it has been so
+    far behind, from before the log's first record on, that what bears its time would have expired elsewhere.
+    """
+    odd, right = SERVERS[:2]
+    far = (LONG_S + 100) * 1_000_000
+    jump = Fault(at_us, Kind.CLOCK_JUMP, (odd,), amount=far)
+    if log == min(LOGS) and rng.random() < 0.5:
+        at_us = PEACE_US - 200 * MS
+        jump = Fault(at_us, Kind.CLOCK_JUMP, (odd,), amount=-far)
+    back_us = at_us + rng.randint(500 * MS, 700 * MS)
     return (
         [
             _config(log, retention_age_s=LONG_S, delete_grace_s=LONG_S),
-            *_burst(rng, at_us - 80 * MS, log),
-            Step(at_us - 20 * MS, ADMIN, f"{words.ROLL} {log}"),
-            *_burst(rng, at_us + 20 * MS, log),
+            Step(at_us + 50 * MS, odd, f"{words.TAKE} {log}"),
+            *_burst(rng, at_us + 220 * MS, log),
+            Step(at_us + 300 * MS, ADMIN, f"{words.ROLL} {log}"),
+            *_burst(rng, at_us + 320 * MS, log),
+            Step(back_us, right, f"{words.TAKE} {log}"),
         ],
-        jumps,
+        [jump],
     )
+
+
+def fast_clock(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A log comes to a server whose clock is ahead by more than its producers are remembered, and they send again
+    what they have appended.
+    """
+    first, fast = SERVERS[:2]
+    taken_us = at_us + rng.randint(40 * MS, 90 * MS)
+    again = [
+        Step(taken_us + rng.randint(20 * MS, 400 * MS), producer, f"{words.AGAIN} {log}")
+        for producer in PRODUCERS
+        for _ in range(3)
+    ]
+    return (
+        [
+            _config(log, dedupe_age_s=LONG_S),
+            Step(at_us - 50 * MS, first, f"{words.TAKE} {log}"),
+            *_burst(rng, at_us, log),
+            Step(taken_us, fast, f"{words.TAKE} {log}"),
+            *again,
+        ],
+        [Fault(at_us, Kind.CLOCK_JUMP, (fast,), amount=(LONG_S + 100) * 1_000_000)],
+    )
+
+
+def forgotten(rng: random.Random, at_us: int, log: str) -> Happening:
+    """Producers are silent for longer than the log remembers them, and go on; some of what they then send
+    reaches the owner, whose answer does not reach them.
+    """
+    at_us = PEACE_US + _CALM_US + rng.randint(0, 300 * MS)
+    steps = [_config(log, dedupe_age_s=words.BRIEF_S), *_burst(rng, at_us, log)]
+    faults: list[Fault] = []
+    for _ in range(2):
+        at_us += words.BRIEF_S * 1_000_000 + rng.randint(100 * MS, 250 * MS)
+        steps += _burst(rng, at_us, log)
+        if rng.random() < 0.6:
+            cut = (words.owner_of(log), rng.choice(PRODUCERS))
+            lasts = rng.randint(100 * MS, 1300 * MS)
+            faults.append(Fault(at_us + rng.randint(0, 12 * MS), Kind.CUT_ONE_WAY, cut, lasts))
+    return steps, faults
 
 
 def expiry(rng: random.Random, at_us: int, log: str) -> Happening:
@@ -602,7 +651,7 @@ DRILLS: Final = {
     for each in (
         *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
         *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
-        *(full_disks, interrupted, sealing, few_bookies, replacement),
+        *(fast_clock, forgotten, full_disks, interrupted, sealing, few_bookies, replacement),
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

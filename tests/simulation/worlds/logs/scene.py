@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice import membership, orphans
+from rollbook.logservice import membership, orphans, server_clock
 from rollbook.logservice import server as log_server
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.list_keeper import ListKeeper
@@ -89,6 +89,8 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
 _RESTLESS: Final[tuple[Patch, ...]] = (
     (orphans, "YOUNG_MS", 0),
     (log_server, "_LOOK_S", 0.3),
+    (log_server, "_COMPARE_S", 0.3),
+    (server_clock, "_AGAIN_NS", 50_000_000),
     (membership, "_LOOK_AGAIN_S", 2.0),
 )
 
@@ -100,7 +102,7 @@ def _watched(run: "_Run") -> list[Patch]:
     def judged_tell(self: Order, item: Any) -> None:
         waiter, result, _ = item
         if waiter is not None and isinstance(result, AppendAck):
-            run.lists.on_ack(run.world.loop.lane().host, result)
+            run.lists.on_ack(run.world.loop.lane().host, result, run.world.now)
         tell(self, item)
 
     return [(Order, "_tell", judged_tell)]

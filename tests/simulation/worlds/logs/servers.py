@@ -251,7 +251,7 @@ class Servers:
             randomness=node.randomness,
             config=SERVICE,
         )
-        service = Service(server, node.clock)
+        service = Service(server, server.clock)
         listener = await node.transport.listen(
             lambda: Door(self._mail, service), Address(node.name, PORT)
         )

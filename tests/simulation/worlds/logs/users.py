@@ -3,7 +3,8 @@
 They do what the case tells them, go where servers send them, and tell the checker what came of it.
 
 - A producer numbers its batches and sends each until it is acked, several in flight, perhaps twice at
-  once: so each is there once (L5), in its order. A new life of its process has a new epoch.
+  once: so each is there once (L5), in its order. A new life of its process has a new epoch, and so has one
+  that its log has forgotten, by the client's own rules (`api/client/producer.py`).
 - A writer sends each batch until somebody may have taken it. It says where it expects the tail, or
   bears the writer epoch that it was granted.
 - A reader follows a log from server to server, and reads it from the start.
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from rollbook.api.client.producer import begins_epoch, is_forgotten, may_repeat
 from rollbook.logservice import words as service_words
 from rollbook.logservice.core.block import Block, pack_block
 from rollbook.logservice.ids import (
@@ -188,6 +190,8 @@ class _Batch:
     values: list[str]
     block: bytes
     is_sent: bool = False
+    is_doubtful: bool = False  # An attempt may have been appended.
+    first_sent_s: float = 0.0
 
 
 class Users:
@@ -225,7 +229,6 @@ class Users:
 
     async def produce(self, node: Node) -> None:
         sums = self._sums
-        epoch = sums.epochs[node.name] = sums.epochs.get(node.name, -1) + 1
         for log in words.LOGS:
             sums.waiting.pop(f"{node.name} {log}", None)
             self._give_up(node.name, log)
@@ -235,7 +238,7 @@ class Users:
         async def act(step: Step) -> None:
             verb, log, *rest = step.what.split()
             if log not in sinks:
-                sinks[log] = _Sink(self, sums, caller, node, log, epoch)
+                sinks[log] = _Sink(self, sums, caller, node, log)
             if verb == words.APPEND:
                 for _ in range(int(rest[0])):
                     sinks[log].add(
@@ -634,13 +637,12 @@ class Users:
 class _Sink:
     """The batches of one producer for one log: each is sent until it is acked."""
 
-    def __init__(
-        self, users: Users, sums: Sums, caller: Caller, node: Node, log: str, epoch: int
-    ) -> None:
+    def __init__(self, users: Users, sums: Sums, caller: Caller, node: Node, log: str) -> None:
         self._users, self._sums, self._caller, self._node = users, sums, caller, node
         self._log, self._name = log, words.LOGS[log]
-        self._epoch = epoch
-        self._seq = 0
+        self._memory_s = plan.logs_of(sums.case)[log].dedupe_age_s
+        self._epoch = self._seq = 0
+        self._begin_epoch()
         self._is_over = False  # The log takes none of its batches, now or ever.
         self._pending: deque[_Batch] = deque()
         self._acked: _Batch | None = None
@@ -654,16 +656,26 @@ class _Sink:
     def add(self, values: list[str]) -> None:
         if self._is_over:
             return
-        producer = ProducerRef(self._node.name.encode(), self._epoch, self._seq)
-        block = bytes(pack_block([value.encode() for value in values], producer=producer))
         self._sums.records.on_append(self._log, self._node.name, values, None)
-        self._pending.append(_Batch(self._log, self._seq, values, block))
-        self._seq += 1
+        self._pending.append(self._numbered(values))
         self._sums.waiting[self._key] = len(self._pending)
         self._news.set()
 
+    def _begin_epoch(self) -> None:
+        name, epochs = self._node.name, self._sums.epochs
+        self._epoch = epochs[name] = epochs.get(name, -1) + 1
+        self._seq = 0
+
+    def _numbered(self, values: list[str]) -> _Batch:
+        producer = ProducerRef(self._node.name.encode(), self._epoch, self._seq)
+        block = bytes(pack_block([value.encode() for value in values], producer=producer))
+        self._seq += 1
+        return _Batch(self._log, producer.seq, values, block)
+
     def send_again(self) -> None:
         """By itself, and anywhere: it was acked, or is under way, and is there once all the same."""
+        if self._memory_s <= words.BRIEF_S:
+            return  # It would be new to the log when it comes there.
         batch = (
             self._acked if self._chance.random() < 0.7 or not self._pending else self._pending[0]
         )
@@ -688,6 +700,12 @@ class _Sink:
             while not self._pending:
                 self._news.clear()
                 await self._news.wait()
+            oldest, now_s = self._pending[0], self._sums.world.now
+            if oldest.is_doubtful and not may_repeat(
+                oldest.seq, oldest.first_sent_s, now_s, self._memory_s
+            ):
+                self._give_up("its log may have forgotten it")
+                continue
             server = self._caller.server_for(self._log)
             try:
                 line = await self._caller.new_line(server)
@@ -704,36 +722,46 @@ class _Sink:
         )
         sent: deque[_Batch] = deque()
         try:
-            while self._pending:
-                appends = [
-                    service_words.StreamAppend(batch.seq, 0, batch.block)
-                    for batch in list(self._pending)[len(sent) : _IN_FLIGHT]
-                ]
-                if appends:
-                    for batch in list(self._pending)[len(sent) : _IN_FLIGHT]:
-                        batch.is_sent = True
-                        sent.append(batch)
-                    line.submit(Submit(bind, tuple(appends)))
-                    bind = ()
-                try:
-                    async with asyncio.timeout(ATTEMPT_S):
-                        result = await line.results.get()
-                except TimeoutError:
-                    raise ConnectionLost("no answer") from None
-                if result is None:
-                    raise ConnectionLost("the connection broke")
-                batch = sent.popleft()
-                if result.number != batch.seq:
-                    text = f"{self._key}: {result.number} is answered before {batch.seq}"
-                    self._sums.on_broken(ONCE, text)
-                if result.ack is not None:
-                    self._caller.found(self._log, server)
-                    self._on_acked(batch, result.ack)
-                elif result.error is not None:
-                    self._on_failed(batch, result.error)
-                    raise result.error
+            await self._send_all(line, server, bind, sent)
+        except RollbookError as error:
+            for each in sent if error.outcome is Outcome.UNKNOWN else ():
+                each.is_doubtful = True
+            raise
         finally:
             line.close()
+
+    async def _send_all(
+        self, line: Line, server: str, bind: tuple[service_words.Bind, ...], sent: deque[_Batch]
+    ) -> None:
+        """`sent`: those whose result is not known yet."""
+        while self._pending:
+            fresh = list(self._pending)[len(sent) : _IN_FLIGHT]
+            appends = [service_words.StreamAppend(batch.seq, 0, batch.block) for batch in fresh]
+            for batch in fresh:
+                batch.is_sent = True
+                batch.first_sent_s = batch.first_sent_s or self._sums.world.now
+                sent.append(batch)
+            if appends:
+                line.submit(Submit(bind, tuple(appends)))
+                bind = ()
+            try:
+                async with asyncio.timeout(ATTEMPT_S):
+                    result = await line.results.get()
+            except TimeoutError:
+                raise ConnectionLost("no answer") from None
+            if result is None:
+                raise ConnectionLost("the connection broke")
+            batch = sent[0]
+            if result.number != batch.seq:
+                text = f"{self._key}: {result.number} is answered before {batch.seq}"
+                self._sums.on_broken(ONCE, text)
+            if result.ack is not None:
+                sent.popleft()
+                self._caller.found(self._log, server)
+                self._on_acked(batch, result.ack)
+            elif result.error is not None:
+                self._on_failed(batch, result.error)
+                raise result.error
 
     def _on_acked(self, batch: _Batch, ack: AppendAck) -> None:
         self._pending.popleft()
@@ -744,7 +772,13 @@ class _Sink:
 
     def _on_failed(self, batch: _Batch, error: RollbookError) -> None:
         """Sealed: it is asked first whether it was appended before, so none of these was."""
-        if isinstance(error, LogSealed | StaleEpoch | WriterRequired):
+        is_in_doubt = any(each.is_doubtful for each in self._pending)
+        if begins_epoch(error, is_in_doubt=is_in_doubt):
+            self._begin_epoch()
+            self._pending = deque(self._numbered(each.values) for each in self._pending)
+        elif is_forgotten(error) and is_in_doubt:
+            self._give_up("its log has forgotten it")
+        elif isinstance(error, LogSealed | StaleEpoch | WriterRequired):
             for each in self._pending:
                 self._sums.records.on_refused(self._log, each.values, error)
             self._end()
@@ -760,6 +794,18 @@ class _Sink:
         ):
             text = f"{self._key}: {batch.values[0]} of epoch {self._epoch} is refused: {error}"
             self._sums.on_broken(ONCE, text)
+
+    def _give_up(self, why: str) -> None:
+        """What is in doubt stays so; what comes after it was not appended, and is not going to be."""
+        for each in self._pending:
+            if each.is_doubtful:
+                self._sums.records.on_unknown(self._log, each.values, why)
+            else:
+                refusal = ProducerGap("not tried any more")
+                self._sums.records.on_refused(self._log, each.values, refusal)
+        self._pending.clear()
+        self._sums.waiting[self._key] = 0
+        self._begin_epoch()
 
     def _end(self) -> None:
         self._is_over = True

@@ -20,6 +20,7 @@ OWNER: Final = "owner"
 CLIENTS: Final = (*PRODUCERS, *WRITERS, *READERS, ADMIN)
 PORT: Final = 7400
 NOBODYS_PORT: Final = 7401
+BRIEF_S: Final = 1  # For so long some logs remember a producer.
 
 LOGS: Final = {"a": LogName("test", "a"), "b": LogName("test", "b")}
 

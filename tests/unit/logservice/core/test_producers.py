@@ -192,3 +192,18 @@ def test_a_damaged_snapshot_is_told() -> None:
     with pytest.raises(BadMetadata):
         Producers.unpack(packed + b"x")
     assert Producers.unpack(packed).pack() == packed
+
+
+def test_time_that_nobody_lived_through_makes_nobody_forgotten() -> None:
+    """LT1: between two owners, and when a clock is set."""
+    known = filled(3)
+    known.on_unlived(2, 2 + 10 * DAY_US)
+    later_us = 2 + 10 * DAY_US
+    assert known.find(ref(1), later_us) == batch(10, 1, 10)
+    assert known.find(ref(1), later_us + DAY_US) == batch(10, 1, 10)
+    known.on_batch(ref(0, who=b"b"), batch(30, later_us + DAY_US), CRC)
+    assert len(known) == 2
+    with pytest.raises(ProducerGap):  # A day of owners' time is one.
+        known.find(ref(3), later_us + DAY_US + 1)
+    known.on_batch(ref(1, who=b"b"), batch(31, later_us + DAY_US + 1), CRC)
+    assert len(known) == 1

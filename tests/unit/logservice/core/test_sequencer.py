@@ -17,7 +17,7 @@ from rollbook.logservice.core.control import (
 from rollbook.logservice.core.memory import LogMemory, snapshot_in
 from rollbook.logservice.core.producers import Batch
 from rollbook.logservice.core.sequencer import Place, Sequencer
-from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, ProducerRef, WriterEpoch
+from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, OwnerEpoch, ProducerRef, WriterEpoch
 from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     BadMetadata,
@@ -294,6 +294,28 @@ def test_a_replay_knows_what_the_owner_knew() -> None:
     assert LogMemory.unpack(states[-1]).attempt == "é1"
 
 
+def test_time_between_two_owners_is_not_lived_through() -> None:
+    """LT1, also when it is replayed from a snapshot; older owners leave nothing beside theirs."""
+    memory = LogMemory()
+    memory.on_time(1_000_000, OwnerEpoch(1))
+    memory.on_time(9_000_000, OwnerEpoch(1))
+    assert not memory.producers.lived.gaps
+    snapshot, beside = memory.pack(), memory.pack_lived()
+    for known, gaps in ((memory, 1), (LogMemory.unpack(snapshot, lived=beside), 1)):
+        known.on_time(99_000_000, OwnerEpoch(2))
+        known.on_time(99_500_000, OwnerEpoch(3))  # Too short to matter.
+        assert len(known.producers.lived.gaps) == gaps
+        assert known.producers.lived.age_us(5_000_000, 100_000_000) == 5_000_000
+        again = LogMemory.unpack(known.pack(), lived=known.pack_lived())
+        assert again.producers.lived == known.producers.lived
+        assert again.owner_epoch == 3
+    before = LogMemory.unpack(snapshot)
+    before.on_time(99_000_000, OwnerEpoch(2))
+    assert not before.producers.lived.gaps
+    with pytest.raises(BadMetadata):
+        LogMemory.unpack(snapshot, lived=beside[:-1])
+
+
 def test_a_block_that_does_not_follow_is_told() -> None:
     log = full_log()
     memory = LogMemory()
@@ -309,7 +331,8 @@ def test_where_a_replay_may_begin() -> None:
     log.say(Follows(L1, EntryId(3), b"state"))
     log.say(Snapshot(b"later"))
     log.say(WriterAcquired(WriterEpoch(9), "", 0))
-    assert [snapshot_in(block) for block in log.blocks[-4:]] == [None, b"state", b"later", None]
+    found = [snapshot_in(block) for block in log.blocks[-4:]]
+    assert found == [None, Follows(L1, EntryId(3), b"state"), Snapshot(b"later"), None]
 
 
 def test_a_damaged_snapshot_is_told() -> None:

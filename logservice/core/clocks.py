@@ -1,0 +1,55 @@
+"""Which clocks are believed: those that agree with most others.
+
+Each log server compares its wall clock with the metadata store's and tells the others how far apart the
+two are. A clock that is within five minutes of more than half of all clocks, the store's and its own among
+them, is believed; of exactly half, if the store's is one of them. A server with another one owns no logs (CK1): their records would expire too early or never.
+
+The time of an owner is that of its wall clock when it was last compared, carried on by the monotonic
+clock (CK2). So a wall clock that is set does not reach a log before it has been judged.
+"""
+
+from collections.abc import Mapping
+from statistics import median_low
+from typing import Final
+
+CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
+
+_STORE: Final = 0  # How far apart the store's clock is from itself.
+
+
+def odd_clocks(apart_us: Mapping[str, int]) -> frozenset[str]:
+    """Those that are not believed, by server. `apart_us`: ahead of the store's clock, by server."""
+    clocks = (_STORE, *apart_us.values())
+
+    def is_odd(ours_us: int) -> bool:
+        agreeing = sum(abs(ours_us - each) <= CLOCKS_APART_US_MAX for each in clocks)
+        is_near_store = abs(ours_us - _STORE) <= CLOCKS_APART_US_MAX
+        return 2 * agreeing < len(clocks) + (not is_near_store)
+
+    return frozenset(name for name, ours_us in apart_us.items() if is_odd(ours_us))
+
+
+class ServerTime:
+    """A server's own time, from one comparison to the next."""
+
+    def __init__(self, wall_us: int, now_ns: int) -> None:
+        """Not compared yet."""
+        self.apart_us: int | None = None  # Of the wall clock, ahead of the store's.
+        self._offset_us = wall_us - now_ns // 1000
+
+    def time_us(self, now_ns: int) -> int:
+        return self._offset_us + now_ns // 1000
+
+    def on_compared(self, wall_us: int, store_us: int, now_ns: int) -> None:
+        """All three of one moment."""
+        self.apart_us = wall_us - store_us
+        self._offset_us = wall_us - now_ns // 1000
+
+    def on_odd(self, store_us: int, others_us: Mapping[str, int], now_ns: int) -> None:
+        """The wall clock is not believed: the time is that of the others, who are so far ahead of the store."""
+        common_us = median_low((_STORE, *others_us.values()))
+        self._offset_us = store_us + common_us - now_ns // 1000
+
+    def has_jumped(self, wall_us: int, now_ns: int) -> bool:
+        """Whether the wall clock was set since, or the machine slept: compare again."""
+        return abs(wall_us - self.time_us(now_ns)) > CLOCKS_APART_US_MAX // 2

@@ -1,0 +1,102 @@
+"""Time that somebody has lived through: what retention and the memory of producers count.
+
+A wall clock can be set, and a cluster can be off for a month. Neither makes a record old or a producer
+silent. So an age is the wall's time between two moments less the gaps in between, the times that nobody
+has witnessed:
+
+    a log        from its owner's last block to the next owner's first one         core/producers.py
+    a cluster    when no log server has said for five minutes that it is there     `Witness`
+
+At most 64 gaps are kept; then the two oldest become one that ends where the later one did. So an age may
+come out too small, and never too large (LT1).
+
+Packed, little-endian: u32 gaps · for each: i64 start (µs) · i64 end (µs)
+"""
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Self
+
+from rollbook.proto.errors import BadMetadata
+from rollbook.proto.ports import Buffer
+
+GAPS_MAX: Final = 64
+UNWITNESSED_US_MAX: Final = 300 * 1_000_000  # Longer: nobody lived through it.
+_BEAT_US: Final = 30 * 1_000_000  # Larger: fewer writes to the metadata store.
+
+_COUNT: Final = struct.Struct("<I")
+_GAP: Final = struct.Struct("<qq")
+_INT64: Final = struct.Struct("<q")
+
+
+class Gap(NamedTuple):
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LivedTime:
+    gaps: tuple[Gap, ...] = ()  # In order; none overlaps another.
+
+    def age_us(self, since_us: int, now_us: int) -> int:
+        """How much of that time was lived through."""
+        unlived = sum(
+            max(0, min(gap.end_us, now_us) - max(gap.start_us, since_us)) for gap in self.gaps
+        )
+        return now_us - since_us - unlived
+
+    def with_gap(self, start_us: int, end_us: int) -> Self:
+        gaps = (*self.gaps, Gap(start_us, end_us))
+        if len(gaps) > GAPS_MAX:
+            first, second, *rest = gaps
+            length_us = first.end_us - first.start_us + second.end_us - second.start_us
+            gaps = (Gap(second.end_us - length_us, second.end_us), *rest)
+        return replace(self, gaps=gaps)
+
+    def pack(self) -> bytes:
+        return b"".join((_COUNT.pack(len(self.gaps)), *(_GAP.pack(*gap) for gap in self.gaps)))
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Self:
+        """Raises `BadMetadata`."""
+        try:
+            (count,) = _COUNT.unpack_from(data)
+            if len(data) != _COUNT.size + count * _GAP.size or count > GAPS_MAX:
+                raise BadMetadata(f"{count} gaps of lived time do not take {len(data)} bytes")
+            return cls(tuple(map(Gap._make, _GAP.iter_unpack(memoryview(data)[_COUNT.size :]))))
+        except struct.error as error:
+            raise BadMetadata(f"lived time is cut short: {error}") from None
+
+
+NO_GAPS: Final = LivedTime()
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What the log servers of a cluster have lived through, all together."""
+
+    last_us: int  # When one of them last said that it is there.
+    lived: LivedTime = NO_GAPS
+
+    def is_close(self, now_us: int) -> bool:
+        """Whether somebody was there until now; else nothing is judged by age before the next beat."""
+        return now_us <= self.last_us + UNWITNESSED_US_MAX
+
+    def on_beat(self, now_us: int) -> "Witness":
+        """The same one, if there is nothing to be written."""
+        if now_us < self.last_us + _BEAT_US:
+            return self
+        if self.is_close(now_us):
+            return replace(self, last_us=now_us)
+        return Witness(now_us, self.lived.with_gap(self.last_us, now_us))
+
+    def pack(self) -> bytes:
+        return _INT64.pack(self.last_us) + self.lived.pack()
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> "Witness":
+        """Raises `BadMetadata`."""
+        if len(data) < _INT64.size:
+            raise BadMetadata("what servers have witnessed is cut short")
+        (last_us,) = _INT64.unpack_from(data)
+        return cls(last_us, LivedTime.unpack(memoryview(data)[_INT64.size :]))

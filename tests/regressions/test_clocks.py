@@ -1,0 +1,158 @@
+"""A log server whose clock is wrong neither loses records nor appends them twice."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.client.client import connect
+from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.ids import LogName, ProducerRef
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.words import AppendAck
+from rollbook.proto.errors import RollbookError
+from tests.regressions.defects import defect
+from tests.support import bookies, commands, log_processes
+from tests.support.log_processes import LogProcesses, RunningLogServer
+
+DAY_S = 86_400
+SWEEP_S = 0.3
+SWEPT_S = 3.0  # Several sweeps.
+BRIEF_S = 5.0
+PATIENCE_S = 20.0
+KEPT = LogConfig(retention_age_s=7 * DAY_S)
+# Deadlines of gRPC stay right: they go by `time.time`, and its core by a clock that is not patched.
+SKEWED = """
+import runpy, sys, time
+ahead_ns = int(sys.argv.pop(1)) * 1_000_000_000
+right = time.time_ns
+time.time_ns = lambda: right() + ahead_ns
+runpy.run_module("rollbook.api.cli.main", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogProcesses]:
+    monkeypatch.setenv("ROLLBOOK_LOG_SERVICE_SWEEP_INTERVAL_S", str(SWEEP_S))
+    with log_processes.running(tmp_path) as found:
+        yield found
+
+
+def start_skewed(cluster: LogProcesses, name: str, ahead_s: int) -> RunningLogServer:
+    """A log server whose wall clock is so far ahead of all others'."""
+    child = cluster.children.start(
+        *(sys.executable, "-c", SKEWED, str(ahead_s), "server", "log", "--log-level", "error"),
+        *("--metadata", cluster.metadata, "--listen", "127.0.0.1:0", "--server-name", name),
+    )
+    address = str(bookies.address_in(child.line(bookies.PATIENCE_S)))
+    cluster.servers[name] = RunningLogServer(child, address)
+    return cluster.servers[name]
+
+
+def end(cluster: LogProcesses, name: str) -> None:
+    """As SIGKILL does it."""
+    cluster.servers.pop(name).child.kill()
+
+
+@defect(
+    "slow-clock-expires-acknowledged-records",
+    "Records that a server with a slow clock had acknowledged were gone within seconds.",
+)
+async def test_what_was_acknowledged_is_kept_for_as_long_as_was_said(
+    cluster: LogProcesses,
+) -> None:
+    slow = start_skewed(cluster, "slow", -40 * DAY_S)
+    acked: list[bytes] = []
+    async with connect(f"log://{slow.address}") as client:
+        log = await client.open("orders", create=KEPT)
+        for value in (b"1", b"2"):
+            try:
+                await log.append(value, timeout_s=BRIEF_S)
+                acked.append(value)
+                await log.roll()
+            except RollbookError:
+                break  # It may refuse: nothing is promised then.
+    end(cluster, "slow")
+    right = cluster.start_server("right")
+    async with connect(f"log://{right.address}") as client:
+        log = await client.open("orders")
+        await log.append(b"last")
+        await log.roll()
+        await asyncio.sleep(SWEPT_S)
+        assert [record.value async for record in log.read("earliest")] == [*acked, b"last"]
+
+
+@defect(
+    "fast-clock-appends-a-retry-twice",
+    "An owner whose clock was two days ahead forgot producers, and appended again what they sent again.",
+)
+async def test_a_retry_at_a_server_with_a_fast_clock_is_not_appended_again(
+    cluster: LogProcesses,
+) -> None:
+    once = bytes(pack_block([b"once"], producer=ProducerRef(b"key", 0, 0)))
+
+    async def append(address: str) -> AppendAck:
+        """At that server, as soon as it takes the log or says why it never will."""
+        async with connect(f"log://{address}") as client, asyncio.timeout(PATIENCE_S):
+            log = LogName.parse("orders")
+            await client.open("orders", create=True)
+            line = client.lines.to(address)
+            ref = line.bind(log, is_ordered=False)
+            while True:
+                result: asyncio.Future[AppendAck | RollbookError | None] = (
+                    asyncio.get_running_loop().create_future()
+                )
+
+                def tell(
+                    ack: AppendAck | None,
+                    error: RollbookError | None,
+                    result: "asyncio.Future[AppendAck | RollbookError | None]" = result,
+                ) -> None:
+                    result.set_result(error or ack)
+
+                line.submit(ref, once, None, tell)
+                match await result:
+                    case AppendAck() as ack:
+                        return ack
+                    case RollbookError() as error:
+                        if error.code.reason not in ("NOT_OWNER", "OWNER_CHANGING"):
+                            raise error
+                await asyncio.sleep(0.1)
+
+    first = await append(cluster.start_server("right").address)
+    end(cluster, "right")
+    fast = start_skewed(cluster, "fast", 2 * DAY_S)
+    try:
+        again = await append(fast.address)
+    except RollbookError:
+        pass  # It may refuse.
+    else:
+        assert again == replace(first, is_duplicate=True, owner_epoch=again.owner_epoch)
+    end(cluster, "fast")
+    later = await append(cluster.start_server("right-again").address)
+    assert later == replace(first, is_duplicate=True, owner_epoch=later.owner_epoch)
+
+
+@defect(
+    "wrong-clock-owns-logs",
+    "A server whose clock was years wrong owned logs, and nothing said so.",
+)
+async def test_a_server_with_a_wrong_clock_owns_nothing_and_says_so(cluster: LogProcesses) -> None:
+    fast = start_skewed(cluster, "fast", 400 * DAY_S)
+    async with connect(f"log://{fast.address}") as client:
+        log = await client.open("orders", create=True)
+        with pytest.raises(RollbookError) as caught:
+            await log.append(b"x", timeout_s=BRIEF_S)
+        assert caught.value.code.reason == "CLOCK_DISAGREES"
+        assert f"{400 * DAY_S} s ahead of the metadata store's" in str(caught.value)
+    done = commands.run("cluster", "health", "--metadata", cluster.metadata, "--output", "json")
+    assert b'"wrong clock"' in done.stdout
+    right = cluster.start_server("right")
+    async with connect(f"log://{fast.address}") as client:  # Which knows whom to ask.
+        log = await client.open("orders")
+        assert (await log.append(b"x")).first_offset == 0
+        state = await log.state()
+        assert state.owner == right.address
