@@ -729,6 +729,7 @@ class Service:
             message_bytes_max=MESSAGE_BYTES_MAX,
             stream_bytes_max=self.server.config.stream_bytes_max,
             cursor_blob_bytes_max=CURSOR_BLOB_BYTES_MAX,
+            usable_bookies=self.server.ledgers.count_usable(),
         )
 
     async def _read(self, log: LogName) -> StoredLog:

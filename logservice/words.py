@@ -685,6 +685,7 @@ class ServiceLimits:
     message_bytes_max: int  # Of gRPC.
     stream_bytes_max: int  # In flight on one append stream, before it is read no further.
     cursor_blob_bytes_max: int
+    usable_bookies: int = 0  # They take new records at present; 0: an older server does not say.
 
 
 # --- Cluster ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollbook.api.cli.log import with_access
+from rollbook.api.cli.log import anyway_option, with_access
 from rollbook.api.cli.output import bare_output_option, examples
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @with_access
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask before retention is shortened.")
+@anyway_option
 @bare_output_option
 def group(access: "LogAccess", **how: Any) -> None:
     """Make each log of a file, or change it, until it is as the file says: + made, ~ changed, = as it was.
@@ -35,7 +36,7 @@ def group(access: "LogAccess", **how: Any) -> None:
     times   retention_age roll_age dedupe_age delete_grace            "7d", "12h"
     bytes   retention_bytes roll_bytes tail_cache_bytes
             record_bytes_max batch_bytes_max                          "500M", 1000
-    counts  copies acks roll_entries dedupe_batches batch_records_max
+    counts  copies ensemble acks roll_entries dedupe_batches batch_records_max
     others  exclusive = true, degraded_segments = false, labels, description
 
     Retention is given up by "none". What the file does not name is left alone: other logs, and other settings.

@@ -12,6 +12,7 @@ from rollbook.api.cli.log_work import (
     bytes_in,
     in_order,
     quorum_of,
+    require_bookies,
     seconds_in,
     shown_setting,
 )
@@ -22,6 +23,7 @@ from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, NoSuchLog, RollbookError
+from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.config import read_config_file
 
 _SECTION: Final = "logs"
@@ -36,7 +38,7 @@ _SIZES: Final = (
     "tail_cache_bytes",
 )
 _COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")
-_COPIES: Final = ("copies", "acks")
+_COPIES: Final = ("copies", "acks", "ensemble")
 SETTINGS: Final = frozenset(
     (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
 )
@@ -44,13 +46,24 @@ _KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them
 _TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))  # One bounds the other.
 
 
-def apply(access: LogAccess, path: str, dry_run: bool, yes: bool, output: str) -> None:
+def apply(
+    access: LogAccess, path: str, dry_run: bool, yes: bool, anyway: bool, output: str
+) -> None:
     """All of the file makes sense before anything is done; then log by log."""
     wanted = read_spec(path)
     shortened: list[str] = []
 
     async def plan(client: Client) -> list[dict[str, Any]]:
-        return [await _plan(client, log, what, shortened) for log, what in wanted.items()]
+        rows = [await _plan(client, log, what, shortened) for log, what in wanted.items()]
+        quorums = [
+            what["quorum"]
+            for row, what in zip(rows, wanted.values(), strict=True)
+            if "quorum" in row["changes"]
+        ]
+        await require_bookies(
+            client, max(quorums, default=None, key=_bookies_of), anyway or dry_run
+        )
+        return rows
 
     async def do(client: Client) -> None:
         for row, settings in zip(rows, wanted.values(), strict=True):
@@ -67,6 +80,10 @@ def apply(access: LogAccess, path: str, dry_run: bool, yes: bool, output: str) -
                 click.echo(row["log"])
     else:
         tell_rows(("act", "log", "changes"), rows, output, "log")
+
+
+def _bookies_of(quorum: Quorum) -> int:
+    return quorum.ensemble
 
 
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
@@ -90,9 +107,9 @@ def fields_of(table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise BadConfig("no table")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
-    copies, acks = (_number(key, table[key]) if key in table else None for key in _COPIES)
-    if copies is not None or acks is not None:
-        found["quorum"] = quorum_of(copies, acks)
+    counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
+    if any(counts):
+        found["quorum"] = quorum_of(*counts)
     # What no log can be is found before any is looked at.
     (LogConfig if found.keys() >= _TOGETHER else ConfigValues)(**found)
     return found

@@ -54,6 +54,9 @@ _OPTIONS: Final = (
     click.option("--timeout", "timeout_s", type=Number(0.1), default=10.0,
                  show_default=True, help="Seconds to wait for the servers, with all retries."),
 )  # fmt: skip
+anyway_option: Final = click.option(
+    "--anyway", is_flag=True, help="Also with more copies than bookies that take records now."
+)
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 _frame_option: Final = click.option(
     "--frame",
@@ -144,7 +147,8 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--roll-bytes", metavar="BYTES", help="A segment ends at this size."),
         click.option("--roll-age", metavar="TIME", help="A segment ends at this age."),
         click.option("--exclusive", is_flag=True, help="Only who holds its writer epoch appends."),
-        click.option("--copies", type=WholeNumber(1), help="Of each record, on as many bookies."),
+        click.option("--copies", type=WholeNumber(1), help="Of each record, each on a bookie of its own."),
+        click.option("--ensemble", type=WholeNumber(1), help="Bookies over which records are striped.  [default: --copies]"),
         click.option("--acks", type=WholeNumber(1), help="Copies on disk that confirm it."),
         click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="May be repeated."),
         click.option("--description", help="For people."),
@@ -162,11 +166,13 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
         "rollbook log create orders",
         "rollbook log create shop/orders --retention-age 7d --label team=checkout",
         "rollbook log create wal --exclusive --copies 5 --acks 3",
+        "rollbook log create clicks --ensemble 6 --copies 3",
     )
 )
 @log_argument
 @with_access
 @_settings
+@anyway_option
 @bare_output_option
 def create(access: "LogAccess", **how: Any) -> None:
     """Make a log, unless it is there; then it has to have the settings that are named."""

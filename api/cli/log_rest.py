@@ -16,6 +16,7 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
+from rollbook.proto.addresses import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.file_stamp import file_stamp
 from rollbook.proto.runtime.limits import door_of
@@ -31,7 +32,9 @@ async def serve_rest(
     doorkeeper: Doorkeeper | None,
     metrics: Metrics,
 ) -> str:
-    """The URL under which others find it, at that host. The stack ends it. Raises `BadConfig`."""
+    """The URL under which others find it, at that host; empty if only this machine can reach it, and the host
+    is another. The stack ends it. Raises `BadConfig`.
+    """
     listen = rest_address_of(config)
     tls = tls_files(config)
     http = HttpConfig(
@@ -59,6 +62,8 @@ async def serve_rest(
         shown=Shown(metrics, server.cursor_lags.look),
     )
     stack.push_async_callback(rest.close)
+    if is_loopback(listen.host) and not is_loopback(host):
+        return ""
     return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"
 
 

@@ -219,7 +219,7 @@ def _check_server(config: LogServerConfig) -> None:
 
 def rest_address_of(config: LogServerConfig) -> Address:
     """Where it serves HTTP, if it does. Raises `BadConfig`."""
-    return parse_address(config.rest, "rest", default_host="127.0.0.1", default_port=REST_PORT)
+    return parse_address(config.rest, "rest", default_host=EVERY_ADDRESS, default_port=REST_PORT)
 
 
 def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
+import click
+
 from rollbook.api.cli.confirming import ask_whether
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import tell, tell_rows, time_of
@@ -11,7 +13,7 @@ from rollbook.api.client.client import Client
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, parse_age_us, parse_position
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
-from rollbook.proto.errors import InvalidRequest, LogExists
+from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.quorum import Quorum
 
 # Of retention: as it is of a new log, and not of one that is there with a bound.
@@ -34,12 +36,13 @@ _SEGMENT_COLUMNS: Final = (
 # --- Making, looking ----------------------------------------------------------------------------
 
 
-def create_log(access: LogAccess, log: str, output: str, **settings: Any) -> None:
+def create_log(access: LogAccess, log: str, output: str, anyway: bool, **settings: Any) -> None:
     wanted = settings_of(**settings)
 
     async def make(client: Client) -> words.LogState:
         """What is not named is as the server has it."""
         name = LogName.parse(log)
+        await require_bookies(client, wanted.get("quorum"), anyway)
         config = ConfigValues(**wanted) if wanted else None
         try:
             state: words.LogState = await client.ask(words.EnsureLog(name, config, tuple(wanted)))
@@ -67,6 +70,7 @@ def settings_of(
     roll_age: str | None,
     exclusive: bool,
     copies: int | None,
+    ensemble: int | None,
     acks: int | None,
     labels: Sequence[str],
     description: str | None,
@@ -79,8 +83,8 @@ def settings_of(
         "labels": in_order(map(_label, labels)) or None,
         "description": description,
     }
-    if copies or acks:
-        found["quorum"] = quorum_of(copies, acks)
+    if copies or acks or ensemble:
+        found["quorum"] = quorum_of(copies, acks, ensemble)
     found = {name: value for name, value in found.items() if value is not None}
     if retention_age:
         found["retention_age_s"] = None if retention_age == UNBOUNDED else seconds_in(retention_age)
@@ -91,10 +95,27 @@ def settings_of(
     return found
 
 
-def quorum_of(copies: int | None, acks: int | None) -> Quorum:
+def quorum_of(copies: int | None, acks: int | None, ensemble: int | None) -> Quorum:
     """What is not said follows from what is."""
-    count = copies or max(3, acks or 0)
-    return Quorum(count, count, acks or count // 2 + 1)
+    count = copies or max(acks or 0, min(3, ensemble or 3))
+    return Quorum(ensemble or count, count, acks or count // 2 + 1)
+
+
+async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -> None:
+    """Raises `NotEnoughBookies`: the log would promise copies for which there is no bookie now."""
+    if quorum is None:
+        return
+    usable = (await client.limits()).usable_bookies
+    if not usable or quorum.ensemble <= usable:
+        return
+    what = f"{quorum.write} copies on {quorum.ensemble} bookies are wanted, and {usable} take new records"
+    if not anyway:
+        raise NotEnoughBookies(
+            what,
+            next_step="start more bookies, or say --anyway: until they are there, records have "
+            "fewer copies or cannot be appended",
+        )
+    click.echo(f"warning: {what}", err=True)
 
 
 def seconds_in(text: str) -> int:

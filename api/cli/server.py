@@ -100,7 +100,9 @@ _LOG_SERVER_OPTIONS: Final = (
         help="Where clients find it.  [default: --listen, or the host's name]",
     ),
     click.option(
-        "--rest", metavar="HOST:PORT", help="Serves HTTP there: :7480.  [default: nowhere]"
+        "--rest",
+        metavar="HOST:PORT",
+        help="Serves HTTP there; :PORT is every address.  [default: nowhere]",
     ),
     click.option(
         "--server-name",

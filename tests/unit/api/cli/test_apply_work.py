@@ -10,11 +10,12 @@ from rollbook.api.cli.apply import group as command
 from rollbook.api.cli.apply_work import SETTINGS, fields_of, read_spec
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import KIB, MIB, LogConfig, WriterMode
-from rollbook.proto.errors import BadConfig
+from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.quorum import Quorum
 
 EVERYTHING = {
     "copies": 5,
+    "ensemble": 7,
     "acks": 3,
     "exclusive": True,
     "labels": {"team": "checkout"},
@@ -40,7 +41,7 @@ def test_a_file_can_say_whatever_a_log_can_be() -> None:
     said = fields_of(EVERYTHING)
     assert set(said) == {each.name for each in fields(LogConfig)}
     assert LogConfig(**said) == LogConfig(
-        quorum=Quorum(5, 5, 3),
+        quorum=Quorum(7, 5, 3),
         roll_bytes=64 * MIB,
         roll_entries=500,
         roll_age_s=5400,
@@ -134,3 +135,25 @@ def test_a_file_without_logs_says_nothing(tmp_path: Path) -> None:
     assert read_spec(str(tmp_path / "empty.toml")) == {}
     (tmp_path / "one.toml").write_text("[logs.a]")
     assert read_spec(str(tmp_path / "one.toml")) == {LogName.parse("a"): {}}
+
+
+@pytest.mark.parametrize(
+    ("said", "quorum"),
+    [
+        ({"copies": 5}, (5, 5, 3)),
+        ({"acks": 4}, (4, 4, 4)),
+        ({"ensemble": 6}, (6, 3, 2)),
+        ({"ensemble": 2}, (2, 2, 2)),
+        ({"ensemble": 6, "acks": 4}, (6, 4, 4)),
+        ({"ensemble": 6, "copies": 2, "acks": 1}, (6, 2, 1)),
+    ],
+)
+def test_what_is_not_said_of_copies_follows_from_what_is(
+    said: dict[str, int], quorum: tuple[int, int, int]
+) -> None:
+    assert fields_of(said)["quorum"] == Quorum(*quorum)
+
+
+def test_copies_on_fewer_bookies_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="ensemble >= write >= ack"):
+        fields_of({"ensemble": 2, "copies": 3})

@@ -197,6 +197,10 @@ def test_a_server_on_every_address_is_found_by_the_name_of_its_host(
     )
 
 
+def test_http_on_a_port_alone_is_on_every_address() -> None:
+    assert log_server.rest_address_of(LogServerConfig("zk://a", rest=":7480")).host == "0.0.0.0"
+
+
 def test_a_server_that_others_cannot_reach_is_not_registered_for_them() -> None:
     with pytest.raises(BadConfig, match="only this machine can reach") as refused:
         addresses_of(LogServerConfig("zk://a", listen="127.0.0.1:7400", advertise="log-1"))
