@@ -98,6 +98,12 @@ class Follower(AsyncIterator[News]):
             raise StopAsyncIteration
         return news
 
+    def confirm(self, entry_id: EntryId) -> None:
+        """The ledger's writer has confirmed it, and all before it: they are returned before any bookie tells (RD6)."""
+        if entry_id > self._lac:
+            self._raise_lac(entry_id)
+            self._wake()
+
     async def aclose(self) -> None:
         """Idempotent. Whoever waits for news learns that there are no more. Cancelled, that is so, too."""
         self._is_over = True
@@ -183,6 +189,7 @@ class Follower(AsyncIterator[News]):
                     await calls.news(wait_s)
                     if (
                         self._is_over
+                        or self._next <= self._lac
                         or self._view.is_stopped
                         or self._view.failure is not None
                         or self._view.metadata is not metadata

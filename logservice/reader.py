@@ -4,6 +4,9 @@
     anywhere else,   from the ledgers, segment by segment (`core/segments.py`); the one that is
     and further back written is followed, so that what is appended comes within milliseconds
 
+What is confirmed the owner knows before the bookies do. At the owner a reader uses that, and elsewhere the owner is
+asked before a reader says that it has caught up, and then listened to (`owner_tails.py`, RL6).
+
 A reader goes from one to the other and back by itself. Whatever it meets, it goes on: a ledger that
 is gone, or a segment that does not follow, makes it read the list again; a bookie or metadata store
 that does not answer makes it wait and try again. When it has nothing else to tell for a heartbeat,
@@ -18,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -47,6 +50,7 @@ from rollbook.logservice.words import (
     FellBehind,
     Gap,
     GapKind,
+    LogTail,
     Moving,
     Progress,
     ReadEvent,
@@ -69,6 +73,7 @@ from rollbook.proto.errors import (
     Truncated,
     Unavailable,
 )
+from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import to_its_end
 
@@ -84,6 +89,21 @@ _PAUSE_S_MAX: Final = 1.0  # up to this.
 _BYTES_MAX: Final = 512 * 1024
 _LOST_AFTER: Final = 4  # Times that all who should have an entry said that they have it not.
 _LOOK_S_MAX: Final = 1.0  # For what a heartbeat asks.
+_ASK_AGAIN_S: Final = (
+    2.0  # After an owner could not be asked. Less: what bookies know is read later.
+)
+
+
+class Tails(Protocol):
+    """What the owner of a log says of its tail, wherever the owner is."""
+
+    async def ask(self) -> LogTail | None:
+        """After this call. None: it cannot be asked."""
+
+    def listen(self, listener: Callable[[LogTail], None]) -> None:
+        """Calls it whenever the owner, at another server, says that the log has grown, until `ignore`."""
+
+    def ignore(self, listener: Callable[[LogTail], None]) -> None: ...
 
 
 class LogReader:
@@ -100,6 +120,7 @@ class LogReader:
         find_owner: Callable[[], Owner | None],
         find_proven: Callable[[], Awaitable[Owner | None]],
         revive: Callable[[], Awaitable[str]],
+        tails: "Tails",
         clock: Clock,
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,
@@ -108,7 +129,7 @@ class LogReader:
 
         `find_owner` says whether this very process owns the log now, as far as it knows, `find_proven`
         whether it really does. `revive` sees to it that somebody does: here, or else at the address
-        that it returns; empty if it cannot be told.
+        that it returns; empty if it cannot be told. `tails`: what the owner says, wherever that is.
 
         `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
         """
@@ -116,6 +137,7 @@ class LogReader:
         self._uid = uid
         self._nodes, self._ledgers, self._clock = nodes, ledgers, clock
         self._find_owner, self._find_proven, self._revive = find_owner, find_proven, revive
+        self._tails = tails
         self._heartbeat_s = heartbeat_s
         self._skips_truncated = skips_truncated
         self._trail = Trail(start)
@@ -132,7 +154,13 @@ class LogReader:
         self._follower: Follower | None = None
         self._listed: LedgerList | None = None  # As it was read last.
         self._tail = start  # As far as is known.
+        self._owner_tail: LogTail | None = None  # As the owner said last, at another server.
+        self._is_listening = False  # To the owner, at another server.
         self._is_live = False  # It has told that it caught up, and has not fallen behind since.
+        self._ask_again_s = 0.0  # When the owner that could not be asked is asked again.
+        self._is_unsure = (
+            False  # It has said that the owner cannot be asked whether anything follows.
+        )
         self._waits_for = WaitsFor.FETCHING
         self._pause_s = _PAUSE_S_MIN
         self._losses = 0  # In a row.
@@ -281,17 +309,22 @@ class LogReader:
             return
         match self._trail.pick(listed):
             case Enter(segment, first_entry):
-                self._waits_for = WaitsFor.FETCHING
-                self._ledger = await self._ledgers.open_tailing(segment.ledger_id)
+                if (
+                    self._waits_for is not WaitsFor.REPLICA
+                ):  # It stays so until a replica has been read.
+                    self._waits_for = WaitsFor.FETCHING
+                ledger = self._ledger = await self._ledgers.open_tailing(segment.ledger_id)
                 if first_entry is None:
                     wanted = self._trail.next_offset
+                    last_entry = max(ledger.last_add_confirmed, self._confirmed_in(ledger))
                     first_entry = await find_entry(
-                        self._ledger, lambda block: block.next_offset > wanted
+                        ledger, lambda block: block.next_offset > wanted, last_entry
                     )
                 self._trail.enter(segment, first_entry)
-                self._follower = self._ledger.follow(first_entry)
-                if first_entry > self._ledger.last_add_confirmed and not self._ledger.is_closed:
-                    self._on_end_of_news()
+                self._follower = ledger.follow(first_entry)
+                self._follower.confirm(self._confirmed_in(ledger))
+                if first_entry > ledger.last_add_confirmed and not ledger.is_closed:
+                    await self._on_end_of_news()
             case Gone(head):
                 if not self._skips_truncated:
                     raise Truncated(head=head, offset=self._trail.next_offset)
@@ -322,6 +355,7 @@ class LogReader:
 
     async def _read_on(self, follower: Follower) -> None:
         assert self._ledger is not None
+        follower.confirm(self._confirmed_in(self._ledger))
         try:
             news = await anext(follower)
         except StopAsyncIteration:
@@ -338,20 +372,63 @@ class LogReader:
         if blocks:
             self._tell_records(blocks, start)
         if self._trail.next_entry > news.last_add_confirmed and not news.is_closed:
-            self._on_end_of_news()
+            await self._on_end_of_news()
         else:
             self._waits_for = WaitsFor.FETCHING
         if news.waits_for:
             self._waits_for = WaitsFor.REPLICA
 
-    def _on_end_of_news(self) -> None:
-        """As far as bookies tell; an owner knows better, whose last block they hear of by the next."""
+    async def _on_end_of_news(self) -> None:
+        """Bookies know no more. The owner may: of the last block bookies hear with the next one (RL6)."""
         self._waits_for = WaitsFor.NOTHING
-        if self._find_owner() is None:
+        if self._find_owner() is not None:
+            return  # It is read from memory next.
+        self._listen()
+        if self._is_live:
+            return
+        told = await self._tails.ask() if self._loop.time() >= self._ask_again_s else None
+        if told is None:
+            self._waits_for = WaitsFor.OWNER
+            self._ask_again_s = max(self._ask_again_s, self._loop.time() + _ASK_AGAIN_S)
+            self._be_unsure()
+            return
+        self._on_owner_tail(told)
+        if told is self._owner_tail and self._trail.next_offset >= told.tail:
             self._go_live()
+        else:
+            self._waits_for = WaitsFor.FETCHING
+
+    def _confirmed_in(self, ledger: LedgerReader) -> EntryId:
+        """The last entry that the owner is known to have confirmed there."""
+        ledger_id, owner, told = ledger.ledger_id, self._find_owner(), self._owner_tail
+        if owner is not None:
+            return owner.confirmed.get(ledger_id, NO_ENTRY)
+        if told is None or told.ledger_id != ledger_id or told.last_entry is None:
+            return NO_ENTRY
+        return told.last_entry
+
+    def _on_owner_tail(self, told: LogTail) -> None:
+        if told.uid and self._uid and told.uid != self._uid:
+            return  # Of another log that has the name by now: the list is going to say so.
+        self._owner_tail = told
+        self._tail = max(self._tail, told.tail)
+        ledger = self._ledger
+        if self._follower is not None and ledger is not None and told.ledger_id == ledger.ledger_id:
+            self._follower.confirm(NO_ENTRY if told.last_entry is None else told.last_entry)
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._tails.listen(self._on_owner_tail)
+
+    def _stop_listening(self) -> None:
+        if self._is_listening:
+            self._is_listening = False
+            self._tails.ignore(self._on_owner_tail)
 
     async def _leave_ledger(self) -> None:
         """Whoever is cancelled meanwhile leaves nothing behind."""
+        self._stop_listening()
         follower, ledger = self._follower, self._ledger
         self._follower = self._ledger = None
         if ledger is not None:
@@ -406,9 +483,17 @@ class LogReader:
             start = end
 
     def _go_live(self) -> None:
+        self._is_unsure = False
         if not self._is_live:
             self._is_live = True
             self._ready.append(CaughtUp(self._trail.next_offset))
+
+    def _be_unsure(self) -> None:
+        """Says once that it has read what bookies know, and that there may be more."""
+        if not self._is_unsure:
+            self._is_unsure = True
+            head = self._listed.head if self._listed is not None else FIRST_OFFSET
+            self._ready.append(self._progress_at(self._trail.next_offset, head, WaitsFor.OWNER))
 
     def _fall_behind(self) -> None:
         if self._is_live:
@@ -418,11 +503,18 @@ class LogReader:
 
     async def _progress(self) -> Progress:
         position, owner = self._trail.next_offset, await self._owner_in_time()
+        is_sure = True
         if owner is not None:
             head, self._tail = owner.head, max(owner.tail, self._tail)
         else:
-            await self._look_around()
+            is_sure = await self._look_around()
             head = self._listed.head if self._listed is not None else FIRST_OFFSET
+        waits_for = self._waits_for
+        if waits_for is WaitsFor.NOTHING and not is_sure:
+            waits_for = WaitsFor.OWNER
+        return self._progress_at(position, head, waits_for)
+
+    def _progress_at(self, position: Offset, head: Offset, waits_for: WaitsFor) -> Progress:
         lag = max(self._tail - position, 0)
         return Progress(
             *(position, head, max(self._tail, position), lag),
@@ -430,7 +522,7 @@ class LogReader:
             lag_us=max(self._clock.wall_us() - self._trail.last_timestamp_us, 0)
             if lag and self._trail.last_timestamp_us
             else 0,
-            waits_for=self._waits_for,
+            waits_for=waits_for,
         )
 
     async def _owner_in_time(self) -> Owner | None:
@@ -440,9 +532,9 @@ class LogReader:
                 return await self._find_proven()
         return self._find_owner()
 
-    async def _look_around(self) -> None:
-        """Whether the log is still there, how far it goes, and whether its owner lives: if not, nobody
-        tells of the last block that it confirmed. What fails leaves that as it was.
+    async def _look_around(self) -> bool:
+        """Whether the log is still there, and how far it goes; and whether its owner says so. If that cannot be
+        asked, where to go on. What fails leaves that as it was.
         """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
@@ -450,15 +542,20 @@ class LogReader:
                     listed = (await self._read_list()).list
                 except (NoSuchLog, LogDeleted, LogReplaced) as error:
                     self._end = error
-                    return
-                if listed.unclosed:
-                    address = await self._revive()
-                    if address and (listed.owner is None or listed.owner.address != address):
-                        self._moving_to = address
+                    return True
+                if not listed.unclosed:
+                    return True  # The list says how far it goes.
+                if (told := await self._tails.ask()) is not None:
+                    self._on_owner_tail(told)
+                    return True
+                address = await self._revive()
+                if address and (listed.owner is None or listed.owner.address != address):
+                    self._moving_to = address
                 ledger = self._ledger
                 if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
                     block = await read_block(ledger, ledger.last_add_confirmed)
                     self._tail = max(self._tail, block.next_offset)
+        return False
 
     # --- Resting ----------------------------------------------------------------------------
 

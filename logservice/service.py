@@ -6,7 +6,7 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; a se
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,7 @@ from rollbook.logservice.log_config import (
 )
 from rollbook.logservice.log_nodes import StoredLog
 from rollbook.logservice.owner import Owner
+from rollbook.logservice.owner_tails import AskPeer, OwnerTails
 from rollbook.logservice.positions import (
     NOT_OWNED,
     find_last_time,
@@ -82,6 +83,7 @@ from rollbook.proto.errors import (
     NotOwner,
     OutcomeUnknown,
     Overloaded,
+    OwnerChanging,
     QuorumTimeout,
     RollbookError,
     Truncated,
@@ -97,6 +99,7 @@ MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 # For what lies beyond the tail as it is known here: its ack may be on its way.
 _ARRIVAL_S: Final = 1.0
 _REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
+_ASK_S: Final = 1.0  # What an owner may take to say where its log ends.
 _DETAIL_S: Final = 1.0  # For what an answer does without if bookies do not tell it by then.
 _LOST_LOOK_S: Final = (
     0.5  # For whether segments are there: a store that is away must not hold up who lists them.
@@ -110,8 +113,12 @@ _SERVING: Final = words.ServerState.SERVING
 
 
 class Service:
-    def __init__(self, server: LogServer, clock: Clock) -> None:
+    def __init__(self, server: LogServer, clock: Clock, ask_peer: AskPeer | None = None) -> None:
+        """`ask_peer`: None if there is no way to ask other servers. Then what this one reads may lack the last block
+        of a log that it does not own, and says so.
+        """
         self.server = server
+        self._owner_tails = OwnerTails(server, ask_peer)
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
@@ -196,15 +203,20 @@ class Service:
                         self._on_told(found)
                     case Gap(_, _, end):
                         found = Records((), end, end)
-                    case CaughtUp() if self._loop.time() < wait_until:
+                    case CaughtUp() | Progress(waits_for=WaitsFor.OWNER) if (
+                        self._loop.time() < wait_until
+                    ):
                         is_waiting = True
                     case CaughtUp() | Progress() | Sealed() | Moving():
                         break
-        tail = await self._tail_of(request.log)
+        tail, doubt = await self._look_for_tail(request.log)
         await self._require_life(request.log, tail.uid, uid)
+        if doubt is not None and not found.blocks:
+            raise doubt  # That there are no records is for the owner to say (RL6).
         return words.ReadAnswer(
             *(found.blocks, found.base_offset, found.next_offset),
             *(tail.head, max(tail.tail, found.next_offset), tail.is_sealed),
+            is_tail_uncertain=doubt is not None,
             uid=uid,
         )
 
@@ -248,15 +260,20 @@ class Service:
     ) -> tuple[Offset, Offset]:
         """The head, and the tail that is its end."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
+            if (closed := await self._closed_tail(request.log)) is not None:
+                await self._require_life(request.log, closed.uid, uid)
+                return closed.head, closed.tail
             owner = await self.server.owner_of(request.log, due, uid=uid)
             tail = await _by(due, owner.barrier())
             return owner.head, tail
         if request.at_tail is AtTail.STOP_AT_READ_BARRIER:
             asked = words.GetTail(request.log, Consistency.READ_BARRIER, uid)
             known = await self._read_barrier(asked, due)
-        else:
-            known = await self._tail_of(request.log)
-            await self._require_life(request.log, known.uid, uid)
+            return known.head, known.tail
+        known, doubt = await self._look_for_tail(request.log)
+        await self._require_life(request.log, known.uid, uid)
+        if doubt is not None:
+            raise doubt  # It would stop before records that were acknowledged (RL6).
         return known.head, known.tail
 
     @asynccontextmanager
@@ -284,6 +301,7 @@ class Service:
             find_owner=partial(self.server.find, log, uid),
             find_proven=partial(self.server.find_proven, log, uid),
             revive=partial(self._revive, log),
+            tails=_TailsOf(log, self._ask_tail, self._owner_tails),
             clock=self._clock,
             heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
             skips_truncated=request.on_truncated is OnTruncated.SKIP,
@@ -315,9 +333,18 @@ class Service:
             return await self._dated(request.log, tail, due)
         if request.consistency is Consistency.READ_BARRIER:
             return await self._dated(request.log, await self._read_barrier(request, due), due)
+        if (closed := await self._closed_tail(request.log)) is not None:
+            await self._require_life(request.log, closed.uid, request.uid)
+            return await self._dated(request.log, closed, due)
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if request.consistency is Consistency.BARRIER:
             await _by(due, owner.barrier())
+        elif request.beyond is not None and not owner.is_sealed:
+            wait_s = min(request.wait_ms / 1000, due - self._loop.time())
+            await owner.tail_cache.grown(request.beyond, wait_s)
+            if owner.failure is not None:
+                raise OwnerChanging(owner.failure.message, **owner.failure.ids)
+            return self._tail_at(owner)
         return await self._dated(request.log, self._tail_at(owner), due)
 
     async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
@@ -385,9 +412,14 @@ class Service:
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
 
     def _tail_at(self, owner: Owner) -> LogTail:
+        # Of two ledgers that may be unclosed, nothing in the second one counts yet.
+        ledger_id, last_entry = next(iter(owner.confirmed.items()), (None, None))
         return LogTail(
             *(owner.head, owner.tail, owner.is_sealed, owner.record_us),
-            *(self.server.address, owner.owner_epoch, owner.uid),
+            *(self.server.address, owner.owner_epoch),
+            ledger_id=ledger_id,
+            last_entry=last_entry,
+            uid=owner.uid,
         )
 
     async def _dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
@@ -407,21 +439,72 @@ class Service:
         return tail
 
     async def _tail_of(self, log: LogName) -> LogTail:
-        """As far as this server knows, or can find out from the bookies."""
+        """As the owner says; if that cannot be asked, as far as the bookies know."""
+        return (await self._look_for_tail(log))[0]
+
+    async def _look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
+        """The tail; and what kept this server from asking the owner for it: then it is as the bookies know it, and
+        the last block that was acknowledged may lie beyond.
+        """
+        try:
+            return await self._certain_tail(log), None
+        except (NoSuchLog, LogDeleted):
+            raise
+        except RollbookError as error:
+            doubt = error
+        listed, info, is_owner = await self.server.whom_to_ask(log)
+        tail, timestamp_us = await find_tail(listed, self._ledgers)
+        address = info.address if info is not None and is_owner else ""
+        return replace(_listed_tail(listed, tail, address), timestamp_us=timestamp_us), doubt
+
+    async def _certain_tail(self, log: LogName) -> LogTail:
+        """Below it lies all that was acknowledged before this call: as the owner says, or the list.
+
+        Raises `NotOwner` if the owner cannot be asked from here, and what keeps the log from being opened.
+        """
         owner = await self.server.find_proven(log)
         if owner is not None:
             return self._tail_at(owner)
         listed, info, is_owner = await self.server.whom_to_ask(log)
-        if listed.unclosed and not is_owner:
-            await self._revive(log)
+        address = info.address if info is not None and is_owner else ""
+        if listed.tail is not None:  # Nobody appends before the list names another segment.
+            return _listed_tail(listed, listed.tail, address)
+        due = self._loop.time() + _ASK_S
+        if address in ("", self.server.address):
+            due = self._loop.time() + _REVIVE_S
+            address = await self._revive(log)
             if (owner := self.server.find(log)) is not None:
                 return self._tail_at(owner)
-        tail, timestamp_us = await find_tail(listed, self._ledgers)
-        return LogTail(
-            *(listed.head, tail, listed.state is LogState.SEALED, timestamp_us),
-            *(info.address if info is not None and is_owner else "", listed.owner_epoch),
-            uid=text_of(listed.uid),
-        )
+            if not address:
+                raise OwnerChanging("it has no owner at present", log=str(log))
+        try:
+            return await self._owner_tails.ask(log, address, due)
+        except (NotOwner, NoSuchLog, LogDeleted):
+            raise
+        except RollbookError as error:
+            raise NotOwner(
+                f"its owner cannot be asked from here: {error.code.reason}",
+                owner=address,
+                owner_epoch=listed.owner_epoch,
+            ) from error
+
+    async def _closed_tail(self, log: LogName) -> LogTail | None:
+        """Of a log without an owner whose segments are all closed: the list says so, and looking makes nobody
+        the owner (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
+        """
+        if self.server.find(log) is not None:
+            return None
+        listed, _, is_owner = await self.server.whom_to_ask(log)
+        if is_owner or listed.tail is None:
+            return None
+        return _listed_tail(listed, listed.tail, "")
+
+    async def _ask_tail(self, log: LogName) -> LogTail | None:
+        """A certain one, soon; or None."""
+        with suppress(TimeoutError, RollbookError):
+            async with asyncio.timeout(_ASK_S):
+                return await self._certain_tail(log)
+        return None
 
     async def _revive(self, log: LogName) -> str:
         """Whoever died with a log may have confirmed what no bookie tells of: it takes an owner to find
@@ -881,6 +964,35 @@ class Service:
                 if isinstance(value, int | float)
             },
         )
+
+
+class _TailsOf:
+    """What the owner of one log says, for its readers here."""
+
+    def __init__(
+        self,
+        log: LogName,
+        ask: Callable[[LogName], Awaitable[LogTail | None]],
+        elsewhere: OwnerTails,
+    ) -> None:
+        self._log, self._ask, self._elsewhere = log, ask, elsewhere
+
+    async def ask(self) -> LogTail | None:
+        return await self._ask(self._log)
+
+    def listen(self, listener: Callable[[LogTail], None]) -> None:
+        self._elsewhere.listen(self._log, listener)
+
+    def ignore(self, listener: Callable[[LogTail], None]) -> None:
+        self._elsewhere.ignore(self._log, listener)
+
+
+def _listed_tail(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
+    is_sealed = listed.state is LogState.SEALED
+    return LogTail(
+        *(listed.head, max(tail, listed.head), is_sealed, 0, owner, listed.owner_epoch),
+        uid=text_of(listed.uid),
+    )
 
 
 class _Times:

@@ -176,6 +176,8 @@ class ReadAnswer:
     tail: Offset
     is_sealed: bool
     uid: str = ""  # As of `LogTail`.
+    # The owner could not be asked: the tail is as bookies know it, and may lack the last that was acknowledged.
+    is_tail_uncertain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ class WaitsFor(Enum):
     FETCHING = "fetching"
     REPLICA = "replica"
     ROLL = "roll"
-    OWNER = "owner"  # The log is between two owners.
+    OWNER = "owner"  # The log is between two owners, or its owner cannot be asked: there may be more than the tail.
     CLIENT = "client"  # It does not take what it is told.
     THROTTLE = "throttle"
 
@@ -309,6 +311,9 @@ class GetTail:
     log: LogName
     consistency: Consistency = Consistency.COMMITTED
     uid: str = ""  # As of `Append`.
+    # COMMITTED: answered when the tail is beyond this offset, and after `wait_ms` in any case.
+    beyond: Offset | None = None
+    wait_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +325,9 @@ class LogTail:
     owner: str  # Address; empty: nobody at present.
     owner_epoch: OwnerEpoch
     uid: str = ""  # 32 hexadecimal digits, drawn as the log is created.
+    # The ledger that the tail is in, and its last entry that the owner has confirmed. None: the owner does not write it.
+    ledger_id: LedgerId | None = None
+    last_entry: EntryId | None = None
 
 
 @dataclass(frozen=True, slots=True)

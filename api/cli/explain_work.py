@@ -32,7 +32,7 @@ class _Found:
 def explain_log(access: LogAccess, log: str, output: str) -> None:
     async def look(client: Client) -> _Found:
         opened = await client.open(log)
-        tail = await opened.state_of_tail()  # First: it makes somebody the owner, if need be.
+        tail = await opened.state_of_tail()
         (owner,) = await client.lookup([log])
         return _Found(
             await opened.state(),

@@ -17,9 +17,11 @@ import click
 from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.bookie_settings import RealMachine, check_log_level
+from rollbook.api.cli.log_peers import ShownToPeers
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
@@ -166,7 +168,11 @@ async def log_server(
             randomness=randomness,
             config=settings.service,
         )
-        service, grpc_config = Service(server, server.clock), _grpc_config(config, listen)
+        shown = ShownToPeers(config)
+        peers = GrpcPeers(shown.security, shown.look)
+        stack.push_async_callback(peers.close)
+        service = Service(server, server.clock, peers.ask)
+        grpc_config = _grpc_config(config, listen)
         # Of all doors, so that quotas are.
         doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
         grpc = await GrpcServer.start(service, grpc_config, doorkeeper)
@@ -179,7 +185,7 @@ async def log_server(
 
             metrics = metrics_of(stack, service, config)
             http = await serve_rest(
-                *(stack, service, server, config, advertised.host, doorkeeper, metrics)
+                *(stack, service, server, peers, config, advertised.host, doorkeeper, metrics)
             )
         stack.push_async_callback(server.close, config.drain_s)
         if not advertised.port:

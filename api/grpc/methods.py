@@ -53,7 +53,7 @@ def late(method: Method) -> QuorumTimeout:
 def waits(word: Any) -> bool:
     """Whether it may stay for as long as it likes: for records, or for somebody to let go of the log."""
     match word:
-        case words.Read(wait_ms=wait_ms):
+        case words.Read(wait_ms=wait_ms) | words.GetTail(wait_ms=wait_ms):
             return wait_ms > 0
         case words.AcquireWriter(mode=mode):
             return mode is words.AcquireMode.WAIT

@@ -421,7 +421,7 @@ def _read_response(
         "log-tail": str(answer.tail),
         "log-first-offset": str(answer.first_offset),
         "log-next-offset": str(end),
-        "log-up-to-date": _flag(end >= answer.tail),
+        "log-up-to-date": _flag(end >= answer.tail and not answer.is_tail_uncertain),
         "log-sealed": _flag(answer.is_sealed),
         "log-uid": answer.uid,
         "cache-control": "no-cache",

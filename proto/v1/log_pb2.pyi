@@ -707,6 +707,7 @@ class ReadAnswer(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     IS_SEALED_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    IS_TAIL_UNCERTAIN_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     first_offset: _builtins.int
     """Where it begins."""
@@ -718,6 +719,8 @@ class ReadAnswer(_message.Message):
     """The log's."""
     is_sealed: _builtins.bool
     """Nothing will follow the tail."""
+    is_tail_uncertain: _builtins.bool
+    """The owner could not be asked: the tail may lack the last that was acknowledged."""
     uid: _builtins.str
     """As in LogTail."""
     @_builtins.property
@@ -738,11 +741,12 @@ class ReadAnswer(_message.Message):
         tail: _builtins.int = ...,
         is_sealed: _builtins.bool = ...,
         records: _abc.Iterable[Global___Record] | None = ...,
+        is_tail_uncertain: _builtins.bool = ...,
         uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "first_offset", b"first_offset", "head", b"head", "is_sealed", b"is_sealed", "next_offset", b"next_offset", "records", b"records", "tail", b"tail", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "first_offset", b"first_offset", "head", b"head", "is_sealed", b"is_sealed", "is_tail_uncertain", b"is_tail_uncertain", "next_offset", b"next_offset", "records", b"records", "tail", b"tail", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1117,11 +1121,17 @@ class GetTailRequest(_message.Message):
 
     LOG_FIELD_NUMBER: _builtins.int
     CONSISTENCY_FIELD_NUMBER: _builtins.int
+    BEYOND_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     log: _builtins.str
     """`namespace/log`."""
     consistency: Global___Consistency.ValueType
     """How fresh."""
+    beyond: _builtins.int
+    """COMMITTED: answered when the tail is beyond this offset."""
+    wait_ms: _builtins.int
+    """But after this time in any case. Default 0: at once."""
     uid: _builtins.str
     """As in AppendRequest."""
     def __init__(
@@ -1129,13 +1139,17 @@ class GetTailRequest(_message.Message):
         *,
         log: _builtins.str = ...,
         consistency: Global___Consistency.ValueType = ...,
+        beyond: _builtins.int | None = ...,
+        wait_ms: _builtins.int = ...,
         uid: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beyond", b"_beyond", "beyond", b"beyond"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consistency", b"consistency", "log", b"log", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beyond", b"_beyond", "beyond", b"beyond", "consistency", b"consistency", "log", b"log", "uid", b"uid", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__beyond: _TypeAlias = _typing.Literal["beyond"]  # noqa: Y015
+    _WhichOneofArgType__beyond: _TypeAlias = _typing.Literal["_beyond", b"_beyond"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beyond) -> _WhichOneofReturnType__beyond | None: ...
 
 Global___GetTailRequest: _TypeAlias = GetTailRequest  # noqa: Y015
 
@@ -1151,6 +1165,8 @@ class LogTail(_message.Message):
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     head: _builtins.int
     """The first offset that is kept."""
@@ -1164,6 +1180,10 @@ class LogTail(_message.Message):
     """Address; empty: nobody at present."""
     owner_epoch: _builtins.int
     """Counts the owners."""
+    ledger_id: _builtins.int
+    """The ledger that the tail is in, if the owner says so."""
+    last_entry: _builtins.int
+    """Its last entry that the owner has confirmed."""
     uid: _builtins.str
     """32 hexadecimal digits, drawn for each log: one that is made later under the same name has another."""
     def __init__(
@@ -1175,13 +1195,22 @@ class LogTail(_message.Message):
         timestamp_us: _builtins.int = ...,
         owner: _builtins.str = ...,
         owner_epoch: _builtins.int = ...,
+        ledger_id: _builtins.int | None = ...,
+        last_entry: _builtins.int | None = ...,
         uid: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_entry", b"_last_entry", "_ledger_id", b"_ledger_id", "last_entry", b"last_entry", "ledger_id", b"ledger_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "is_sealed", b"is_sealed", "owner", b"owner", "owner_epoch", b"owner_epoch", "tail", b"tail", "timestamp_us", b"timestamp_us", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_entry", b"_last_entry", "_ledger_id", b"_ledger_id", "head", b"head", "is_sealed", b"is_sealed", "last_entry", b"last_entry", "ledger_id", b"ledger_id", "owner", b"owner", "owner_epoch", b"owner_epoch", "tail", b"tail", "timestamp_us", b"timestamp_us", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_entry: _TypeAlias = _typing.Literal["last_entry"]  # noqa: Y015
+    _WhichOneofArgType__last_entry: _TypeAlias = _typing.Literal["_last_entry", b"_last_entry"]  # noqa: Y015
+    _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_entry) -> _WhichOneofReturnType__last_entry | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
 
 Global___LogTail: _TypeAlias = LogTail  # noqa: Y015
 

@@ -30,6 +30,7 @@ def test_a_follower_is_sent_on_from_behind_what_it_was_given() -> None:
                         assert base_offset == position
                         if not position:
                             a.node.kill()
+                            b.takes_calls = c.takes_calls = False  # Neither can ask the other.
                             for bookie in scene.bookies.values():
                                 bookie.delay_s = 0.75
                         position = next_offset

@@ -20,7 +20,9 @@ from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
+from rollbook.logservice.words import GetTail, LogTail
 from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, Listener, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
@@ -46,6 +48,7 @@ class RunningServer:
         self.server = service.server
         self.ledgers = ledgers
         self.lease = lease
+        self.is_gone = False  # It answers no other server.
         self._listener = listener
 
     @property
@@ -58,10 +61,12 @@ class RunningServer:
 
     async def deafen(self) -> None:
         """Its port refuses, as that of a dead process or one that tells a wrong address."""
+        self.is_gone = True
         await self._listener.close()
 
     async def forget(self) -> None:
         """Leaves nothing behind."""
+        self.is_gone = True
         await self._listener.close()
         await self.lease.close()
         await self.ledgers.close()
@@ -86,6 +91,12 @@ class LogCluster:
         for running in self.servers.values():
             await running.stop()
         await self.bookies.__aexit__(kind, error, traceback)
+
+    async def _ask_peer(self, asked: GetTail, address: str, due: float) -> LogTail:
+        for running in self.servers.values():
+            if running.address == address and not running.is_gone:
+                return await running.service.get_tail(asked, due)
+        raise ServerUnreachable(server=address)
 
     async def start_server(self, name: str, **changes: float) -> RunningServer:
         """It is registered when this returns, and knows the others; they may not know it yet."""
@@ -112,7 +123,7 @@ class LogCluster:
             randomness=randomness,
             config=config,
         )
-        service = Service(server, server.clock)
+        service = Service(server, server.clock, self._ask_peer)
         await server.start(str(listener.address))
         self.servers[name] = RunningServer(service, ledgers, lease, listener)
         return self.servers[name]

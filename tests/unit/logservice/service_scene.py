@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     OwnerFenced,
     RollbookError,
+    ServerUnreachable,
     Unavailable,
 )
 from rollbook.proto.ports import Address, Listener
@@ -84,7 +85,7 @@ class Serving(Server):
             randomness=node.randomness,
             config=self.config,
         )
-        self.service = Service(server, server.clock)
+        self.service = Service(server, server.clock, self._ask_peer)
         address = Address(self.name, PORT)
         self.listener = await node.transport.listen(asyncio.Protocol, address)
         await server.start(self.address)
@@ -100,6 +101,18 @@ class Serving(Server):
             await ledgers.close()
             await lease.close()
             await store.close()
+
+    async def _ask_peer(self, asked: words.GetTail, address: str, due: float) -> words.LogTail:
+        """As over gRPC: a process that is killed, or stands still, answers nobody."""
+        name = address.partition(":")[0]
+        peer = self.scene._servers.get(name)
+        if not isinstance(peer, Serving) or not peer.node.is_running or not peer.takes_calls:
+            raise ServerUnreachable(server=address)
+        answer = peer.begin(peer.service.get_tail(asked, due))
+        answer.add_done_callback(
+            lambda it: it.cancelled() or it.exception()
+        )  # The asker may have left.
+        return await asyncio.shield(answer)
 
     async def stop(self) -> None:
         """In order, as on SIGTERM."""

@@ -220,4 +220,27 @@ async def connect(mail: Mail, transport: Transport, server: str) -> Line:
     return line
 
 
-__all__ = ("Door", "Line", "Submit", "Told", "connect")
+class Peers:
+    """A server's way to ask others for the tails of logs that they own."""
+
+    def __init__(self, mail: Mail, transport: Transport) -> None:
+        self._mail, self._transport = mail, transport
+        self._lines: dict[str, Line] = {}
+
+    async def ask(
+        self, asked: service_words.GetTail, address: str, due: float
+    ) -> service_words.LogTail:
+        """Raises what it answers, `ServerUnreachable`, `ConnectionLost`."""
+        line = self._lines.get(address)
+        if line is None or line.is_lost:
+            line = self._lines[address] = await connect(self._mail, self._transport, address)
+        within_s = max(due - asyncio.get_running_loop().time(), 0.001)
+        told: service_words.LogTail = await line.ask("get_tail", asked, within_s)
+        return told
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.close()
+
+
+__all__ = ("Door", "Line", "Peers", "Submit", "Told", "connect")

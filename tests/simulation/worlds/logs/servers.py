@@ -27,7 +27,7 @@ from rollbook.proto.formats.service_info import describe_bookie, pack_service_in
 from rollbook.proto.ports import Address, MetadataStore
 from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import Main, Node, Process, World
-from tests.simulation.worlds.logs.door import Door
+from tests.simulation.worlds.logs.door import Door, Peers
 from tests.simulation.worlds.logs.words import BOOKIES, PORT
 from tests.unit.ledger.scripted_bookie import PORT as BOOKIE_PORT
 from tests.unit.ledger.scripted_bookie import ScriptedBookie
@@ -251,7 +251,9 @@ class Servers:
             randomness=node.randomness,
             config=SERVICE,
         )
-        service = Service(server, server.clock)
+        peers = Peers(self._mail, node.transport)
+        stack.callback(peers.close)
+        service = Service(server, server.clock, peers.ask)
         listener = await node.transport.listen(
             lambda: Door(self._mail, service), Address(node.name, PORT)
         )

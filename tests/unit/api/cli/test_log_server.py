@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.cli.log_rest import ShownToPeers
+from rollbook.api.cli.log_peers import ShownToPeers
 from rollbook.api.cli.log_server import LogSettings, load_log_settings
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.errors import BadConfig

@@ -147,6 +147,8 @@ FULL = (
 
 NOT_OVER_HTTP: Final = {
     "AppendStream": "HTTP has connections, and requests that follow each other on one",
+    "GetTail.beyond": "servers wait so for each other's logs; others watch the tail",
+    "GetTail.wait_ms": "as `beyond`",
     "ReadStream.at_tail": "where the log ends is asked once, and is where the range ends then",
 }
 ONLY_OVER_HTTP: Final = {

@@ -1,0 +1,152 @@
+"""What the owners of logs at other servers say of their tails, for readers here.
+
+Bookies hear of a log's last entry by the next one, or when its writer has rested for a while (30 s in a log server).
+Its owner knows at once. So a server that does not own a log asks the owner before it says that nothing follows (RL6),
+and while readers here follow the log, one question for all of them waits at the owner until the log has grown.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.words import GetTail, LogTail
+from rollbook.proto.errors import (
+    NotOwner,
+    OutcomeUnknown,
+    OwnerChanging,
+    QuorumTimeout,
+    RollbookError,
+    Unavailable,
+)
+
+AskPeer = Callable[[GetTail, str, float], Awaitable[LogTail]]
+"""Asks the server at an address, by a time of the loop; raises what it answers, or what keeps it from answering."""
+
+Listener = Callable[[LogTail], None]
+
+_HOPS_MAX: Final = 3  # A log may be handed over while its owner is asked.
+_WAIT_MS: Final = 5000  # At the owner, for the log to grow.
+_GRACE_S: Final = 1.0  # What the answer may take beyond that.
+_INTERVAL_S: Final = (
+    0.01  # Between two questions. Longer: fewer of them, and later news of a busy log.
+)
+_PAUSE_S_MIN: Final = 0.02  # Before an owner that has not answered is asked again; doubled,
+_PAUSE_S_MAX: Final = 1.0  # up to this.
+
+
+class OwnerTails:
+    def __init__(self, server: LogServer, ask_peer: AskPeer | None) -> None:
+        """`ask_peer`: None if there is no way to ask other servers."""
+        self._server, self._ask_peer = server, ask_peer
+        self._loop = asyncio.get_running_loop()
+        self._watches: dict[LogName, _Watch] = {}
+
+    async def ask(self, log: LogName, address: str, due: float) -> LogTail:
+        """What the owner says after this call. `address`: of the owner, or of a server that knows it.
+
+        Raises what keeps this server from being answered.
+        """
+        return await self._ask(GetTail(log), address, due)
+
+    async def _ask(self, asked: GetTail, address: str, due: float) -> LogTail:
+        if self._ask_peer is None:
+            raise NotOwner("this server has no way to ask it", owner=address, owner_epoch=0)
+        for hops_left in reversed(range(_HOPS_MAX)):
+            try:
+                async with asyncio.timeout_at(due):
+                    return await self._ask_peer(asked, address, due)
+            except NotOwner as error:
+                owner = str(error.ids.get("owner") or "")
+                if not hops_left or owner in ("", address, self._server.address):
+                    raise
+                address = owner
+            except TimeoutError:
+                raise QuorumTimeout("the owner did not say in time where the log ends") from None
+        raise AssertionError("the last hop returns or raises")
+
+    # --- While readers follow a log -----------------------------------------------------------
+
+    def listen(self, log: LogName, listener: Listener) -> None:
+        """It is called with the owner's tail whenever that has grown, until `ignore`. Without an owner it is not."""
+        if self._ask_peer is None:
+            return
+        watch = self._watches.get(log)
+        if watch is None or watch.is_over:
+            watch = self._watches[log] = _Watch(partial(self._ask_to_wait, log), log, self._server)
+        watch.listeners[listener] = None
+
+    def ignore(self, log: LogName, listener: Listener) -> None:
+        """Idempotent."""
+        watch = self._watches.get(log)
+        if watch is not None:
+            watch.listeners.pop(listener, None)
+            if not watch.listeners:
+                del self._watches[log]
+                watch.stop()
+
+    async def _ask_to_wait(self, log: LogName, address: str, beyond: Offset | None) -> LogTail:
+        wait_ms = 0 if beyond is None else _WAIT_MS
+        due = self._loop.time() + wait_ms / 1000 + _GRACE_S
+        return await self._ask(GetTail(log, beyond=beyond, wait_ms=wait_ms), address, due)
+
+
+class _Watch:
+    """One log, for all readers that follow it here."""
+
+    def __init__(
+        self,
+        ask: Callable[[str, Offset | None], Awaitable[LogTail]],
+        log: LogName,
+        server: LogServer,
+    ) -> None:
+        self.listeners: dict[Listener, None] = {}
+        self._ask, self._log, self._server = ask, log, server
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+
+    @property
+    def is_over(self) -> bool:
+        """It calls nobody any more."""
+        return self._task.done()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        address, told, pause_s = "", None, _PAUSE_S_MIN
+        while True:
+            asked_s = self._loop.time()
+            try:
+                address = address or await self._find_owner()
+                tail = await self._ask(address, None if told is None else told.tail)
+            except (Unavailable, OutcomeUnknown):
+                address = ""
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+                continue
+            except RollbookError:
+                return  # The log is gone, or this server may not ask: readers find out by themselves.
+            if tail.is_sealed:
+                self._tell(tail)
+                return
+            has_news = told is None or tail.tail > told.tail or tail.last_entry != told.last_entry
+            if has_news:
+                self._tell(tail)
+            told, pause_s = tail, _PAUSE_S_MIN
+            waited_s = self._loop.time() - asked_s
+            # A server of an earlier release answers at once.
+            await asyncio.sleep(_INTERVAL_S if has_news or waited_s > 1 else _PAUSE_S_MAX)
+
+    async def _find_owner(self) -> str:
+        """Looking makes nobody the owner. Raises `OwnerChanging` if there is none."""
+        _, info, is_owner = await self._server.whom_to_ask(self._log)
+        if info is None or not is_owner or info.server_id == self._server.server_id:
+            raise OwnerChanging("it has no owner elsewhere", log=str(self._log))
+        return info.address
+
+    def _tell(self, tail: LogTail) -> None:
+        for listener in list(self.listeners):
+            listener(tail)
