@@ -20,11 +20,12 @@ from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client
 from rollbook.api.client.gathering import Tally
 from rollbook.api.client.log import Log
-from rollbook.api.client.reader import RecordBatch
+from rollbook.api.client.reader import RecordBatch, batches_of
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.block import Record
 from rollbook.logservice.ids import WriterEpoch, parse_position
 from rollbook.logservice.log_config import WriterMode
+from rollbook.logservice.words import Gap
 from rollbook.proto.errors import (
     Interrupted,
     InvalidRequest,
@@ -174,9 +175,10 @@ def print_records(
     async def read(client: Client) -> None:
         opened = await client.open(log)
         if follows:
-            batches = opened.tail_batches(position, skip_truncated=skip_truncated)
+            reader = opened.events(position, skip_truncated=skip_truncated)
         else:
-            batches = opened.read_batches(position, end)
+            reader = opened.bounded_events(position, end)
+        batches = batches_of(reader, _say_skipped)
         printer = _Printer(output, frame, write)
         left = sys.maxsize if limit is None else limit
         async for batch in batches:
@@ -186,6 +188,12 @@ def print_records(
         printer.end()
 
     access.run(read, log)
+
+
+def _say_skipped(gap: Gap) -> None:
+    sys.stdout.flush()
+    count = gap.end - gap.start
+    click.echo(f"skipped: {count} records from {gap.start} on were truncated", err=True)
 
 
 class _Printer:

@@ -132,18 +132,24 @@ class Log:
 
     # --- Reading ------------------------------------------------------------------------------
 
-    def read(self, start: Start = 0, end: int | None = None) -> AsyncIterator[Record]:
-        """From `start` up to `end`, or to the tail as it is now."""
+    def read(self, start: Start = "earliest", end: int | None = None) -> AsyncIterator[Record]:
+        """From `start`, by default the first record that is kept, up to `end`, or to the tail as it is now."""
         return records_of(self.bounded_events(start, end))
 
-    def read_batches(self, start: Start = 0, end: int | None = None) -> AsyncIterator[RecordBatch]:
+    def read_batches(
+        self, start: Start = "earliest", end: int | None = None
+    ) -> AsyncIterator[RecordBatch]:
         """As `read`, many records at a time: `values()` is the fastest way to them."""
         return batches_of(self.bounded_events(start, end))
 
     def tail(
         self, start: Start = "latest", *, skip_truncated: bool = False
     ) -> AsyncIterator[Record]:
-        """Follows the log, and ends when it is sealed. Raises `Truncated` and `ReaderStalled`."""
+        """Follows the log, and ends when it is sealed. Raises `Truncated` and `ReaderStalled`.
+
+        `skip_truncated`: it goes on at the head instead, and logs a warning that names the records it skipped;
+        `events` has them as a `Gap`.
+        """
         return records_of(self.events(start, skip_truncated=skip_truncated))
 
     def tail_batches(

@@ -9,8 +9,9 @@
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, Self
 
@@ -38,6 +39,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.v1 import log_pb2
 
+_logger: Final = logging.getLogger("rollbook.client")  # structlog is for servers.
 _MISSED_MAX: Final = 2  # Heartbeats of one server.
 _KINDS: Final = event_kinds(words.ReadEvent)
 
@@ -317,14 +319,20 @@ def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator
         start = run_end
 
 
-async def batches_of(reader: EventReader) -> AsyncIterator[RecordBatch]:
-    """Only the records. Raises `DataLost` at records of which no copy can be read."""
+async def batches_of(
+    reader: EventReader, on_skipped: Callable[[words.Gap], None] | None = None
+) -> AsyncIterator[RecordBatch]:
+    """Only the records. Raises `DataLost` at records of which no copy can be read.
+
+    `on_skipped` is called for records that were truncated; by default a warning is logged.
+    """
     try:
         while (event := await reader.next()) is not None:
             if isinstance(event, RecordBatch):
                 yield event
-            elif isinstance(event, words.Gap) and event.kind is words.GapKind.LOST:
-                raise lost(event)
+            elif isinstance(event, words.Gap):
+                require_truncated(event)
+                (on_skipped or warn_of_skipped)(event)
     finally:
         await reader.aclose()
 
@@ -339,5 +347,14 @@ async def records_of(reader: EventReader) -> AsyncIterator[Record]:
         await reader.aclose()
 
 
-def lost(gap: words.Gap) -> DataLost:
-    return DataLost("no copy of these records can be read", start=gap.start, end=gap.end)
+def require_truncated(gap: words.Gap) -> None:
+    """Raises `DataLost` if no copy of the records can be read."""
+    if gap.kind is words.GapKind.LOST:
+        raise DataLost("no copy of these records can be read", start=gap.start, end=gap.end)
+
+
+def warn_of_skipped(gap: words.Gap) -> None:
+    _logger.warning(
+        "records_skipped: %d records from %d to %d were truncated",
+        *(gap.end - gap.start, gap.start, gap.end - 1),
+    )

@@ -29,7 +29,13 @@ from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.forks import is_own_process, on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
-from rollbook.api.client.reader import Event, EventReader, RecordBatch, lost
+from rollbook.api.client.reader import (
+    Event,
+    EventReader,
+    RecordBatch,
+    require_truncated,
+    warn_of_skipped,
+)
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.unacked import attach
 from rollbook.logservice import words
@@ -273,11 +279,13 @@ class SyncLog:
 
     # --- Reading: leave an iteration early and its stream is hung up ----------------------------
 
-    def read(self, start: Start = 0, end: int | None = None) -> Iterator[Record]:
+    def read(self, start: Start = "earliest", end: int | None = None) -> Iterator[Record]:
         for batch in self.read_batches(start, end):
             yield from batch.records()
 
-    def read_batches(self, start: Start = 0, end: int | None = None) -> Iterator[RecordBatch]:
+    def read_batches(
+        self, start: Start = "earliest", end: int | None = None
+    ) -> Iterator[RecordBatch]:
         return self._batches(lambda: self._log.bounded_events(start, end))
 
     def tail(self, start: Start = "latest", *, skip_truncated: bool = False) -> Iterator[Record]:
@@ -307,8 +315,9 @@ class SyncLog:
         for event in self._events(make):
             if isinstance(event, RecordBatch):
                 yield event
-            elif isinstance(event, words.Gap) and event.kind is words.GapKind.LOST:
-                raise lost(event)
+            elif isinstance(event, words.Gap):
+                require_truncated(event)
+                warn_of_skipped(event)
 
     def _events(self, make: Callable[[], EventReader]) -> Iterator[Event]:
         """The next event is fetched while the one before is looked at."""
