@@ -12,7 +12,7 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
-from rollbook.proto.addresses import is_loopback
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.limits import door_of
 from rollbook.proto.runtime.metrics import Metrics
