@@ -27,7 +27,11 @@ from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthoriz
 
 _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
-_READS: Final = (words.Read, words.ListLogs)  # Calls that count in the quota of what is read.
+_READS: Final = (
+    words.Read,
+    words.ListLogs,
+    words.ListCursors,
+)  # Calls that count in the quota of what is read.
 
 Elsewhere = Callable[[NotOwner, Any], Awaitable[Any]]
 Events = AsyncGenerator[Any, None]
@@ -86,12 +90,9 @@ class Guarded:
     ) -> Any:
         if isinstance(word, words.ListLogs):
             return await self._list_visible(caller, word, due)
-        if isinstance(word, words.CommitCursor) and caller.doorkeeper is not None:
-            said = {each.name: getattr(word, each.name) for each in fields(word)}
-            word = words.CommitCursorBy(**said, principal=caller.principal.name)
         word = _without_writes(caller, word)
         try:
-            return await getattr(self._core, method.core_name)(word, due)
+            return await getattr(self._core, method.core_name)(_signed(caller, word), due)
         except NotOwner as error:
             if elsewhere is None:
                 raise
@@ -166,6 +167,9 @@ class Guarded:
         elif isinstance(answer, words.LogNames) and caller.account.reads.is_limited:
             size = sum(len(log.namespace) + len(log.name) for log in answer.logs)
             caller.account.reads.take(1 + len(answer.logs), 1 + size, self._now_ns())
+        elif isinstance(answer, words.Cursors) and caller.account.reads.is_limited:
+            size = sum(len(cursor.name) + len(cursor.blob) for cursor in answer.cursors)
+            caller.account.reads.take(1 + len(answer.cursors), 1 + size, self._now_ns())
 
     def _on_refused(
         self, caller: Caller, method: Method, word: Any, refusal: RollbookError
@@ -273,6 +277,14 @@ class Guarded:
         if caller.doorkeeper is None:
             return self._core.open_append_stream()
         return GuardedStream(self._core.open_append_stream, caller, self._audit, self._now_ns)
+
+
+def _signed(caller: Caller, word: Any) -> Any:
+    """A cursor counts among those of the principal that creates it."""
+    if not isinstance(word, words.CommitCursor) or caller.doorkeeper is None:
+        return word
+    said = {each.name: getattr(word, each.name) for each in fields(word)}
+    return words.CommitCursorBy(**said, principal=caller.principal.name)
 
 
 def _without_writes(caller: Caller, word: Any) -> Any:

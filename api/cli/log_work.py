@@ -178,6 +178,7 @@ def show_log(access: LogAccess, log: str, output: str) -> None:
             **_facts(state),
             "head": tail.head,
             "tail": tail.tail,
+            "uid": state.uid,
             "etag": state.etag,
             "config": config,
         }

@@ -8,7 +8,7 @@ import pytest
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import opening
-from rollbook.logservice.core.control import Opened, unpack_control
+from rollbook.logservice.core.control import Barrier, Opened, unpack_control
 from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, LogState
 from rollbook.logservice.core.memory import LogMemory, snapshot_in
 from rollbook.logservice.ground import Ground
@@ -632,6 +632,26 @@ def test_the_barrier_of_an_owner_that_was_replaced_is_no_answer() -> None:
         assert await log.run(log.owner.barrier()) == 2
         await first.run(first.owner.ended())
         await log.close()
+
+    play(story)
+
+
+def test_owner_that_was_replaced_answers_no_barrier_that_reads() -> None:
+    """LS14: the list names another one, and that one writes nothing for it."""
+
+    async def story(scene: Scene) -> None:
+        first = await (await scene.server("s1")).open()
+        await first.append(b"a")
+        assert await first.run(first.owner.read_barrier()) == 1
+        log = await (await scene.server("s2")).open()
+        await log.append(b"b")
+        assert first.owner.failure is None  # It does not know.
+        await refused(first.run(first.owner.read_barrier()), OwnerChanging)
+        assert [await log.run(log.owner.read_barrier()) for _ in range(5)] == [2] * 5
+        await first.run(first.owner.ended())
+        await log.close()
+        said = [unpack_control(block) for block in await scene.read_all() if block.is_control]
+        assert not any(isinstance(each, Barrier) for each in said)
 
     play(story)
 

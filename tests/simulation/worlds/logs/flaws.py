@@ -333,6 +333,10 @@ async def _tell_nobody(self: Service, request: Any, due: float) -> Any:
     return DeleteLogAnswer(stored.list.free_at_us)
 
 
+async def _read_barrier_from_memory(self: owner.Owner) -> Offset:
+    return self.tail
+
+
 _owner_of = LogServer.owner_of
 _new_line = append_stream._Line.__init__
 
@@ -661,6 +665,13 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         ((Succession, "_widen", _stay_as_it_is),),
         drill="few_bookies",
+    ),
+    LogMutant(
+        "logs-read-barrier-from-memory",
+        "A barrier that writes nothing does not read the list either (LS14).",
+        _BUDGET,
+        ((owner.Owner, "read_barrier", _read_barrier_from_memory),),
+        drill="two_owners",
     ),
     LogMutant(
         "logs-appends-by-name",

@@ -291,7 +291,10 @@ class Users:
         self, client: str, caller: Caller, log: str, within_s: float = PATIENCE_S
     ) -> Offset:
         asked = self._records.asks_tail(client)
-        request = service_words.GetTail(words.LOGS[log], service_words.Consistency.BARRIER)
+        consistency = service_words.Consistency.BARRIER
+        if round(self._world.now * 1e6) % 2:
+            consistency = service_words.Consistency.READ_BARRIER
+        request = service_words.GetTail(words.LOGS[log], consistency)
         told: service_words.LogTail = await caller.settle(
             log, "get_tail", request, may_repeat=True, within_s=within_s
         )
