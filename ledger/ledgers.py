@@ -357,6 +357,15 @@ class Ledgers:
         resting = self._placement.resting(live, now_ns)
         return len(self._placement.usable(live)) - len(resting) >= count
 
+    @property
+    def knows_racks(self) -> bool:
+        """Whether it has a map of racks, so that it can judge where copies lie."""
+        return bool(self.config.racks)
+
+    def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
+        """Whether some entries would have all their copies in one rack."""
+        return self._placement.lacks_racks(quorum, ensemble)
+
     def pick_replacement(
         self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
     ) -> BookieId | None:

@@ -36,7 +36,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.paths import AVAILABLE, COOKIES, OWN_BOOKIES, READ_ONLY
 from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Check, MetadataStore
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
@@ -103,9 +103,12 @@ class LedgerRepair:
         budget: ByteBudget,
         throttle: Throttle,
         targets: Sequence[BookieId] = (),
+        checks_placement: bool = False,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`targets`: to be used before any other, if they take entries and are not members already."""
+        """`targets`: to be used before any other, if they take entries and are not members already.
+        `checks_placement`: fragments whose copies share a rack are repaired, too.
+        """
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
         self._store = store
@@ -122,6 +125,7 @@ class LedgerRepair:
         )
         self._budget = budget
         self._throttle = throttle
+        self._checks_placement = checks_placement
         self._on_progress = on_progress
 
     async def run(self) -> Repair:
@@ -134,7 +138,9 @@ class LedgerRepair:
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
             plan = self._plan(stored.metadata)
             if plan.is_empty:
-                return self.found
+                if not self._checks_placement or not await self._spread(stored.metadata):
+                    return self.found
+                continue
             if plan.first_step is FirstStep.AWAIT_WRITER and not self._is_grace_over:
                 self.found.awaits_writer = True
             elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
@@ -207,6 +213,45 @@ class LedgerRepair:
         elif not may_be_present and await self._is_registered(seat.bookie):
             return SeatOutcome.CHANGED  # It is back: the next plan restores it (RP2).
         return await self._replace(metadata, seat, may_be_present=may_be_present)
+
+    async def _spread(self, metadata: LedgerMetadata) -> bool:
+        """Moves one seat of one closed fragment to another rack; False: all of them are spread, or cannot be had.
+
+        Raises `NotEnoughBookies` if no bookie of another rack can take a seat.
+        """
+        quorum = metadata.quorum
+        for index, fragment in enumerate(metadata.fragments):
+            last_entry = metadata.last_entry_of(index)
+            if last_entry is None or not self._ledgers.lacks_racks(quorum, fragment.ensemble):
+                continue
+            found = self._pick_for_racks(metadata, fragment)
+            if found is None:
+                raise NotEnoughBookies(
+                    "no bookie of another rack can take a seat", ledger_id=metadata.ledger_id
+                )
+            slot, target = found
+            seat = Seat(fragment, last_entry, slot, Action.REPLACE)
+            checks = await self._checks_of(target)
+            if not self._judge(await self._copy(metadata, seat, target)):
+                return False
+            await self._swap(seat, target, checks, may_be_present=True)
+            return True
+        return False
+
+    def _pick_for_racks(
+        self, metadata: LedgerMetadata, fragment: Fragment
+    ) -> tuple[int, BookieId] | None:
+        """A seat, and who has to take it so that the fragment's copies lie in several racks."""
+        for slot in range(len(fragment.ensemble)):
+            target = self._ledgers.pick_replacement(
+                metadata.quorum, fragment.ensemble, slot, self._draining
+            )
+            if target is None:
+                return None
+            spread = (*fragment.ensemble[:slot], target, *fragment.ensemble[slot + 1 :])
+            if not self._ledgers.lacks_racks(metadata.quorum, spread):
+                return slot, target
+        return None
 
     async def _replace(
         self, metadata: LedgerMetadata, seat: Seat, *, may_be_present: bool

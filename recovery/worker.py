@@ -158,8 +158,8 @@ class Worker:
                 if ledger_id in failed and not await self._may_try(ledger_id):
                     continue
                 stored = await _read(tree, ledger_id)
-                if stored is None:
-                    continue
+                if stored is None or (not stored.mark.missing and not self._ledgers.knows_racks):
+                    continue  # A mark without bookies is about racks: another worker may know them.
                 seen.add(ledger_id)
                 page.append(_Task(ledger_id, len(stored.mark.missing)))
                 if len(page) >= _PAGE:
@@ -235,6 +235,7 @@ class Worker:
             draining=drain.mark.missing if drain else (),
             is_grace_over=self._is_grace_over(ledger_id),
             local_bookie=self._local_bookie,
+            checks_placement=mark is not None and not mark.mark.missing,
             budget=self._budget,
             throttle=self.throttle,
             on_progress=self._progress_of(ledger_id),

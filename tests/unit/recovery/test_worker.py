@@ -298,6 +298,25 @@ async def test_while_the_switch_is_off_nothing_begins(cluster: LocalCluster) -> 
         assert await site.marked() == []
 
 
+async def test_a_mark_without_bookies_spreads_copies_over_racks(cluster: LocalCluster) -> None:
+    """Only a worker that has a map of racks touches it."""
+    racks = ("bk-1=a", "bk-2=a", "bk-3=a", "bk-4=b")
+    async with site_of(cluster) as site, cluster.connect(replace(QUICK, racks=racks)) as mapped:
+        await mapped.until_writable(4, PATIENCE_S)
+        while True:
+            ledger_id = await site.write(20)
+            if not (await site.ledgers.metadata(ledger_id)).metadata.names(BookieId("bk-4")):
+                break
+        await site.marks.mark(ledger_id, (), 1)
+        await site.worker.work_once()
+        assert await site.marked() == [ledger_id]
+        worker = Worker(mapped, site.store, SystemClock(), CONFIG, name="mapped")
+        await worker.work_once()
+        assert await site.marked() == []
+        assert (await site.ledgers.metadata(ledger_id, fresh=True)).metadata.names(BookieId("bk-4"))
+        await site.require_whole(ledger_id, 20)
+
+
 async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
     """A21."""
     async with site_of(cluster) as site:
