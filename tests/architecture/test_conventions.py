@@ -188,7 +188,7 @@ def test_help_loads_no_command() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = set(json.loads(found.stderr))
     ours = {name for name in loaded if name.startswith("rollbook.api.cli.")}
-    assert ours == {f"rollbook.api.cli.{name}" for name in ("main", "lazy", "output")}
+    assert ours == {f"rollbook.api.cli.{name}" for name in ("failures", "main", "lazy", "output")}
     assert not loaded & {"asyncio", "structlog", "kazoo", "google.protobuf", "sqlite3"}
 
 
@@ -222,7 +222,7 @@ def test_no_help_loads_what_its_command_does() -> None:
         "cluster",
         "demo",
     }
-    words |= {"apply", "context", "cursor", "debug", "log_writer"}
+    words |= {"apply", "context", "cursor", "debug", "failures", "log_writer"}
     words |= {"context_option", "metadata_option", "numbers"}
     words |= {"dev", "explain", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
     values = {

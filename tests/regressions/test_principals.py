@@ -79,6 +79,7 @@ def test_idempotency_key_is_its_principals_alone(site: Site) -> None:
 
 @defect("barrier-of-a-reader-writes", "Each barrier of a caller that may only read wrote an entry.")
 def test_barriers_of_readers_write_nothing(site: Site) -> None:
+    """LS14."""
     path = made(site, "barriers")
     raw = {"content_type": "application/octet-stream"}
     assert ask(site, "one", f"{path}/records", "POST", b"x", **raw)[0] == 201
