@@ -1,11 +1,16 @@
 """Bookies of both makes in one cluster that Java has made, and Java's autorecovery over them."""
 
+import asyncio
+
 import pytest
 
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire.messages import Read, ReadReply
 from tests.interop import shell
-from tests.interop.cluster import Cluster
+from tests.interop.cluster import Bookie, Cluster
 from tests.interop.expectations import PAIR, entries, payloads, refused
 from tests.interop.puppet import Client, Digest, Protocol, Shape
+from tests.support.bookie_client import connect
 
 EVERYWHERE = Shape(3, 3, 3)
 WRITTEN = payloads(40, 100)
@@ -73,3 +78,27 @@ def ensemble(client: Client, ledger_id: int) -> list[str]:
     (fragment,) = client.metadata(ledger_id)["fragments"]
     members: list[str] = fragment["ensemble"]
     return members
+
+
+def test_both_makes_acknowledge_a_second_add_of_an_entry(
+    mixed: Cluster,
+) -> None:
+    """Not by a client that keeps the protocol: `bookie/DESIGN.md` says why it is not refused."""
+
+    async def add_twice(bookie: Bookie) -> bytes:
+        async with await connect(bookie.address) as client:
+            ledger = client.ledger(4_000_000_000)
+            for payload in (b"first", b"second"):
+                answered = asyncio.get_running_loop().create_future()
+                client.on_adds = answered.set_result
+                client.send(ledger.pack(0, NO_ENTRY, payload))
+                async with asyncio.timeout(60.0):
+                    assert (await answered).error is None
+            reply = await client.call(Read(LedgerId(4_000_000_000), EntryId(0)))
+        assert isinstance(reply, ReadReply)
+        assert reply.body
+        return bytes(reply.body)
+
+    answers = [asyncio.run(add_twice(bookie)) for bookie in mixed.bookies]
+    assert [answer.endswith(b"second") for answer in answers] == [True, True, False]
+    assert answers[-1].endswith(b"first")  # Java's, while it has both in memory.
