@@ -162,7 +162,7 @@ def remove_ledgers(
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
         await require_no_part(
             *(ledgers, ledger_ids, part_of_log),
-            instead="rollbook log truncate {0} OFFSET, or rollbook log rm {0}",
+            instead="rollbook log truncate {0} --before OFFSET, or rollbook log rm {0}",
         )
         for ledger_id in ledger_ids:
             try:

@@ -260,6 +260,7 @@ def journal(access: "LogAccess", **how: Any) -> None:
     epilog=examples(
         "rollbook log append orders < lines.txt",
         "rollbook log append orders 'one record' 'another one'",
+        "rollbook log append copy --create --frame ndjson < orders.ndjson",
         "rollbook log append orders --frame whole --create < image.png",
         "rollbook log append wal --holder me < lines.txt",
         "rollbook log append wal --holder me --steal < lines.txt",
@@ -271,7 +272,13 @@ def journal(access: "LogAccess", **how: Any) -> None:
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
 @click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
 @click.option("--steal", is_flag=True, help="Fence another writer that holds an exclusive log.")
-@_frame_option
+@click.option(
+    "--frame",
+    type=click.Choice((*_FRAMES, "ndjson")),
+    default="lf",
+    show_default=True,
+    help="As for `read`; ndjson: each line is a record as `log read -o ndjson` writes it.",
+)
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
     """Append records: those named, or standard input, each line one. In order, each exactly once.

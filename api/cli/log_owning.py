@@ -152,7 +152,7 @@ def verify_log(access: LogAccess, log: str, output: str) -> None:
                     ledger_id=segment.ledger_id,
                     start=segment.base_offset,
                     end=segment.next_offset,
-                    next_step=f"to give them up: rollbook log truncate {log} {segment.next_offset}",
+                    next_step=f"to give them up: rollbook log truncate {log} --before {segment.next_offset}",
                 )
         next_offset, size, batches = int(head), 0, 0
         async for batch in opened.read_batches(head, end):

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -15,7 +15,15 @@ from rollbook.api.cli.ledger_access import as_text, bar, print_bytes
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import tell, time_of
 from rollbook.api.cli.record_format import Write, compile_format
-from rollbook.api.cli.record_input import Cutter, as_json, framed, input_bytes, standard_input
+from rollbook.api.cli.record_input import (
+    Cutter,
+    InputRecord,
+    as_json,
+    framed,
+    input_bytes,
+    record_of_json,
+    standard_input,
+)
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client
 from rollbook.api.client.gathering import Tally
@@ -91,7 +99,8 @@ async def _append_all(
     try:
         with _cancelled_by_sigterm():
             if values:
-                first = await _send(writer, [os.fsencode(value) for value in values], None)
+                records = [InputRecord(os.fsencode(value)) for value in values]
+                first = await _send(writer, records, None)
             else:
                 with bar(log, input_bytes()) as advance:
                     first = await _send_chunks(writer, frame, advance)
@@ -137,10 +146,10 @@ def _cancelled_by_sigterm() -> Iterator[None]:
 
 
 async def _send(
-    writer: Writer, values: Sequence[bytes], first: Submission | None
+    writer: Writer, records: Iterable[InputRecord], first: Submission | None
 ) -> Submission | None:
-    for value in values:
-        submission = await writer.send(value)
+    for value, key, headers, event_time_us in records:
+        submission = await writer.send(value, key=key, headers=headers, event_time_us=event_time_us)
         first = first or submission
     return first
 
@@ -149,10 +158,11 @@ async def _send_chunks(
     writer: Writer, frame: str, advance: Callable[[int], None]
 ) -> Submission | None:
     cutter, first = Cutter(frame), None
+    record_of = record_of_json if frame == "ndjson" else InputRecord
     async for chunk in standard_input():
-        first = await _send(writer, cutter.feed(chunk), first)
+        first = await _send(writer, map(record_of, cutter.feed(chunk)), first)
         advance(len(chunk))
-    return await _send(writer, cutter.end(), first)
+    return await _send(writer, map(record_of, cutter.end()), first)
 
 
 def print_records(
@@ -252,7 +262,9 @@ def _fields(record: Record) -> dict[str, Any]:
     if record.key is not None:
         fields |= as_json("key", record.key)
     if record.headers:
-        fields["headers"] = {name: as_text(value) for name, value in record.headers.items()}
+        for name, value in record.headers.items():
+            ((kind, text),) = as_json("headers", value).items()
+            fields.setdefault(kind, {})[name] = text
     if record.event_time_us is not None:
         fields["event_time_us"] = record.event_time_us
     return fields | as_json("value", record.value)

@@ -2,14 +2,15 @@
 
 import asyncio
 import base64
+import json
 import os
 import stat
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import CancelledError
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
@@ -22,7 +23,7 @@ class Cutter:
 
     def __init__(self, frame: str) -> None:
         self._frame = frame
-        self._mark = {"lf": b"\n", "nul": b"\0"}.get(frame, b"")
+        self._mark = {"lf": b"\n", "nul": b"\0", "ndjson": b"\n"}.get(frame, b"")
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -56,6 +57,41 @@ class Cutter:
         if self._frame == "len32" and self._rest:
             raise InvalidRequest(f"the input ends {len(self._rest)} bytes into an entry")
         return [bytes(self._rest)] if self._rest or self._frame == "whole" else []
+
+
+class InputRecord(NamedTuple):
+    value: bytes
+    key: bytes | None = None
+    headers: dict[str, bytes] | None = None
+    event_time_us: int | None = None
+
+
+def record_of_json(line: bytes) -> InputRecord:
+    """As `log read -o ndjson` writes one; its offset and its time are those of another log. Raises `InvalidRequest`."""
+    try:
+        fields = json.loads(line)
+        value = _from_json(fields, "value")
+        if value is None:
+            raise KeyError("value")
+        headers = {name: text.encode() for name, text in fields.get("headers", {}).items()}
+        for name, text in fields.get("headers_base64", {}).items():
+            headers[name] = base64.b64decode(text, validate=True)
+        event_time_us = fields.get("event_time_us")
+        if type(event_time_us) not in (int, type(None)):
+            raise TypeError("event_time_us is no whole number")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{line[:80]!r} is no record as JSON: {error}",
+            next_step="each line is an object with value or value_base64; `log read -o ndjson` writes such lines",
+        ) from None
+    return InputRecord(value, _from_json(fields, "key"), headers or None, event_time_us)
+
+
+def _from_json(fields: Mapping[str, str], name: str) -> bytes | None:
+    if (text := fields.get(name)) is not None:
+        return text.encode()
+    packed = fields.get(f"{name}_base64")
+    return None if packed is None else base64.b64decode(packed, validate=True)
 
 
 def input_bytes() -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rollbook.api.cli import record_input
-from rollbook.api.cli.record_input import standard_input
+from rollbook.api.cli.record_input import InputRecord, record_of_json, standard_input
+from rollbook.proto.errors import InvalidRequest
 
 DEADLINE_S = 10.0
 
@@ -46,3 +47,28 @@ def test_whoever_gives_up_ends_the_reader_without_a_word(
                 thread.join(DEADLINE_S)
                 assert not thread.is_alive()
     assert untold == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'"text"',
+        b'{"value": 1}',
+        b'{"value_base64": "?"}',
+        b'{"value": "v", "headers": ["h"]}',
+        b'{"value": "v", "headers": {"h": 1}}',
+        b'{"value": "v", "event_time_us": "1"}',
+        b"\xff",
+    ],
+)
+def test_a_line_that_is_no_record_is_refused(line: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is no record as JSON"):
+        record_of_json(line)
+
+
+def test_a_record_comes_back_from_json() -> None:
+    line = b'{"offset": 7, "value": "v", "key_base64": "/w==", "headers": {"h": "1"}}'
+    assert record_of_json(line) == InputRecord(b"v", b"\xff", {"h": b"1"}, None)
