@@ -22,6 +22,7 @@ import structlog
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core.remedies import RESTORED
 from rollbook.bookie.identity import Identity
+from rollbook.bookie.leaving import Leaving
 from rollbook.bookie.membership import Membership
 from rollbook.bookie.server import BookieServer
 from rollbook.bookie.space import Space
@@ -31,15 +32,23 @@ from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import (
     BadConfig,
     OlderMetadata,
     OutcomeUnknown,
     RollbookError,
+    SessionExpired,
     Unavailable,
 )
-from rollbook.proto.formats.service_info import BATCH_READ, IDENTITY, describe_bookie
+from rollbook.proto.formats.service_info import (
+    BATCH_READ,
+    DRAINING,
+    IDENTITY,
+    BookieServiceInfo,
+    describe_bookie,
+)
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import (
@@ -156,6 +165,7 @@ class Bookie:
         self.server: BookieServer
         self.space: Space
         self.membership: Membership | None = None  # Once it registers.
+        self.leaving = Leaving(LifecycleNodes(store, cluster), bookie_id)
         self._machine = machine
         self._store = store
         self._listen = listen
@@ -164,6 +174,7 @@ class Bookie:
         self._listener: Listener
         self._tls_listener: Listener | None = None
         self._holder = ""
+        self._http: Address | None = None  # Of its admin pages.
         self._tasks: list[asyncio.Task[None]] = []  # In the background, until it leaves.
         self._leavers: list[Callable[[], None]] = []  # Of who asks the metadata store.
         self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
@@ -215,6 +226,8 @@ class Bookie:
         )
         self._leavers.append(self.space.garbage.end)
         self.space.set_read_only(settings.bookie.read_only)
+        await self.leaving.look()
+        self.space.set_leaving(self.leaving.reason)
         await self.space.open()
         await self._registration().await_others()  # Who lives must not be overtaken by a copy.
         await self._require_current_metadata()
@@ -296,26 +309,48 @@ class Bookie:
         """
         if http and is_wildcard(http.host):
             http = Address(self._advertised.host, http.port)
-        registration = self._registration(self.advertised, http)
+        self._http = http
+        await self._unless_failed(self._obey_lifecycle())
+        registration = self._registration(self.advertised)
         self.stats.registered = lambda: registration.is_registered
         self.stats.sessions_lost = lambda: registration.sessions_lost
         self.membership = Membership(registration, self._standing)
         await self._unless_failed(self.membership.join())
         self._begin(self._follow_standing())
+        self._begin(self.leaving.follow(self._on_leaving))
         self._begin(self._follow_sessions(self._store.session))
         self.state = State.SERVING
 
-    def _registration(
-        self, advertised: Address | None = None, http: Address | None = None
-    ) -> BookieRegistration:
-        info = describe_bookie(
-            advertised or self._advertised,
+    def _info(self, advertised: Address) -> BookieServiceInfo:
+        return describe_bookie(
+            advertised,
             incarnation=self.identity.incarnation,
             holder=self._holder,
             extensions=(BATCH_READ, IDENTITY),
-            http=http,
+            http=self._http,
             tls=self.tls_address,
+            properties={DRAINING: "true"} if self.leaving else None,
         )
+
+    async def _obey_lifecycle(self) -> None:
+        """As it is now, before anybody sees the bookie (B15)."""
+        while True:
+            try:
+                await self.leaving.look()
+                break
+            except (Unavailable, OutcomeUnknown, SessionExpired):
+                await asyncio.sleep(_LOOK_S)
+        self.space.set_leaving(self.leaving.reason)
+
+    def _on_leaving(self) -> None:
+        """It refuses entries at once; others see it a moment later (B15)."""
+        assert self.membership
+        self.space.set_leaving(self.leaving.reason)
+        self.membership.describe(self._info(self.advertised))
+        self.membership.want(self._standing)
+
+    def _registration(self, advertised: Address | None = None) -> BookieRegistration:
+        info = self._info(advertised or self._advertised)
         return BookieRegistration(
             *(self._store, self.cluster.root, self.bookie_id, info),
             self.config.bookie.session_timeout_s,

@@ -11,6 +11,7 @@ import structlog
 
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import OutcomeUnknown, SessionExpired, Unavailable
+from rollbook.proto.formats.service_info import BookieServiceInfo
 from rollbook.proto.tasks import first_failure
 
 logger = structlog.get_logger()
@@ -35,6 +36,11 @@ class Membership:
         if standing is not self._wanted:
             self._wanted = standing
             self._has_news.set()
+
+    def describe(self, info: BookieServiceInfo) -> None:
+        """What others are to read of it."""
+        self._registration.describe(info)
+        self._has_news.set()
 
     async def join(self) -> None:
         """Returns when others can see the bookie, however long that takes.

@@ -83,6 +83,7 @@ class Space:
         self.scrubber = Scrubber(storage, clock, config, self.compactor.damaged)
         self._reserved: dict[str, int] = {}  # Bytes of the reserve, by directory.
         self._is_told_read_only = False  # By an operator.
+        self._leaves_because = ""  # Why it is to leave the cluster; empty: it stays.
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges()
 
@@ -118,6 +119,8 @@ class Space:
         reason = ""
         if self._is_told_read_only:
             reason = "an operator wants it so"
+        elif self._leaves_because:
+            reason = self._leaves_because
         elif self._usage.is_short:
             reason = "disk full: " + ", ".join(self._usage.full_directories)
         elif not self._storage.may_promise:
@@ -135,9 +138,16 @@ class Space:
         self._is_told_read_only = is_read_only
         self._apply()
 
+    def set_leaving(self, reason: str) -> None:
+        """It is to leave the cluster, and takes no entries; empty: it stays (B15)."""
+        self._leaves_because = reason
+        self._apply()
+
     def _apply(self) -> None:
         was_refusing = self._storage.refuses_adds
-        self._storage.refuses_adds = self._is_told_read_only or self._usage.is_short
+        self._storage.refuses_adds = bool(
+            self._is_told_read_only or self._leaves_because or self._usage.is_short
+        )
         if was_refusing != self._storage.refuses_adds:
             standing = self.standing
             logger.warning(

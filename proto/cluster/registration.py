@@ -109,6 +109,10 @@ class BookieRegistration:
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
+    def describe(self, info: BookieServiceInfo) -> None:
+        """What others are to read of it from the next `register` on."""
+        self._data = pack_service_info(info)
+
     async def await_others(self) -> None:
         """Returns when no other process is registered under its id.
 
