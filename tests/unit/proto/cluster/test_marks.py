@@ -287,10 +287,11 @@ async def test_a_mark_loses_its_folder_and_is_made_all_the_same(
     async def folder_goes() -> None:
         await rival.delete(MARK_7.rpartition("/")[0])
 
-    await rival.create(f"{U}/ledgers/0000")
-    await rival.create(f"{U}/ledgers/0000/0000")
+    await marks.mark(LedgerId(7 + 65_536), [B1], 1)  # For the folders above.
     await rival.create(f"{U}/ledgers/0000/0000/0000")
+    await rival.create(MARK_7.rpartition("/")[0])
     store.writes = 0
-    store.before_write[3] = [folder_goes]  # 1: the mark, 2: its folder, 3: the mark.
+    store.before_write[2] = [folder_goes]  # 1: with its folder, which is there; 2: the mark alone.
     assert await marks.mark(L7, [B1], 1)
     assert await value_at(rival, MARK_7) == pack_mark(Mark((B1,), 1))
+    assert store.writes == 4, "and 3: its folder, 4: the mark"
