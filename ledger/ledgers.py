@@ -12,7 +12,7 @@ attackers. One that is given has to be the right one.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
@@ -32,8 +32,12 @@ from rollbook.ledger.verifier import Verifier
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.cluster import Cluster, ensure_layout, require_cluster
+from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, LedgerWalk, StoredLedger
 from rollbook.proto.errors import (
+    BookieTimeout,
+    BookieUnreachable,
+    ConnectionLost,
     InvalidRequest,
     LedgerClosed,
     LedgerFenced,
@@ -51,6 +55,7 @@ from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
+from rollbook.proto.wire.messages import GetBookieInfo
 
 logger = structlog.get_logger()
 
@@ -341,6 +346,33 @@ class Ledgers:
         `is_urgent`: with those that are read-only.
         """
         return len(self._placement.usable(self._live(is_urgent=is_urgent)))
+
+    async def changed(self, live: LiveBookies) -> LiveBookies:
+        """Returns once other bookies are registered, or are so otherwise. Raises `MetadataUnavailable` when nobody
+        watches any more. Cancelled, it leaves nothing behind.
+        """
+        return await self._watcher.changed(live)
+
+    async def known_bookies(self) -> tuple[BookieId, ...]:
+        """All that belong to the cluster, registered or not. Raises what the metadata store raises. Cancelled, it
+        leaves nothing behind.
+        """
+        return tuple(await CookieNodes(self._store, self.cluster.root).list())
+
+    async def find_silent(self, deadline_s: float, count_max: int) -> Sequence[BookieId]:
+        """Those bookies that are registered and do not answer in that time, of the first `count_max`. Cancelled,
+        it leaves nothing behind.
+        """
+        live = self.live()
+        asked = [*live.writable, *live.read_only][:count_max]
+        question = GetBookieInfo(total_bytes=False, free_bytes=False)
+        calls = [self.bookies.call(each, question, deadline_s=deadline_s) for each in asked]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return [
+            bookie
+            for bookie, answer in zip(asked, answers, strict=True)
+            if isinstance(answer, BookieUnreachable | ConnectionLost | BookieTimeout)
+        ]
 
     async def has_healthy_bookies(self, count: int) -> bool:
         """Whether at least `count` bookies take new ledgers. One in quarantine counts if it answers now. Cancelled, it

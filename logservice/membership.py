@@ -64,9 +64,15 @@ class _Life:
 
 class Membership:
     def __init__(
-        self, store: MetadataStore, own_root: str, *, on_session_lost: Callable[[], None]
+        self,
+        store: MetadataStore,
+        own_root: str,
+        *,
+        on_session_lost: Callable[[], None],
+        on_store: Callable[[bool], None],
     ) -> None:
-        """`store` has a session that is the lease."""
+        """`store` has a session that is the lease. `on_store` hears whether it answers, when that changes."""
+        self._on_store = on_store
         self.generation = 0  # Changes with the servers that can be suggested.
         self._store = store
         self._own_root = own_root
@@ -235,6 +241,7 @@ class Membership:
 
     async def _hear_session(self) -> None:
         async for event in self._store.session_events():
+            self._on_store(event.state is not SessionState.SUSPENDED)
             if event.state is SessionState.EXPIRED:
                 logger.warning("log_server_session_lost")
                 self._on_session_lost()

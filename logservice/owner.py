@@ -165,6 +165,11 @@ class Owner:
         return self._keeper.list
 
     @property
+    def stored(self) -> StoredLog:
+        """`list`, as it is in the metadata store."""
+        return self._keeper.stored
+
+    @property
     def config(self) -> LogConfig:
         return self._keeper.list.config
 

@@ -39,6 +39,7 @@ from rollbook.logservice.ids import LogName, ServerId, ServerInfo
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import Membership
+from rollbook.logservice.outage_watch import OutageWatch
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.peers import Peers
 from rollbook.logservice.pulse import Pulse
@@ -98,8 +99,11 @@ class LogServer:
         self.ledgers, self.nodes = ledgers, nodes
         self.server_id: Final = life_of(name, f"{randomness.getrandbits(32):08x}")
         self.membership: Final = Membership(
-            lease, ledgers.cluster.own_root, on_session_lost=self._on_session_lost
+            *(lease, ledgers.cluster.own_root),
+            on_session_lost=self._on_session_lost,
+            on_store=lambda answers: self.outage.on_store(answers=answers),
         )
+        self.outage: Final = OutageWatch(ledgers, nodes, clock)
         self.opened = self.taken_over = self.handed_over = 0
         self._release = release
         self._randomness = randomness
@@ -153,6 +157,7 @@ class LogServer:
         self._balancing = loop.create_task(self._balance())
         self._comparing = loop.create_task(self._compare_clocks())
         self._sweeper.start()
+        self.outage.start()
         logger.info("log_server_started", server=self.server_id, address=address)
 
     async def close(self, within_s: float = 10.0) -> None:
@@ -165,6 +170,7 @@ class LogServer:
     async def _close(self, due: float) -> None:
         self._is_closed = True
         await self._sweeper.close()
+        await self.outage.close()
         await self.cursor_lags.close()
         for task in (self._balancing, self._comparing):
             if task is not None:

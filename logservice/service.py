@@ -698,12 +698,12 @@ class Service:
                 request.log, request.config, self._default, request.fields or CONFIG_FIELDS
             ),
         )
-        return await _by(due, self._state_of(stored, was_created=was_created))
+        return await _by(due, self._state_of(stored, due, was_created=was_created))
 
     async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
-        stored = await self._read(request.log)
+        stored = await self._stored_of(request.log, due)
         check_life(request.log, text_of(stored.list.uid), request.uid)
-        return await _by(due, self._state_of(stored))
+        return await _by(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
         """At its owner, which then goes by it at once; else anywhere (SV7)."""
@@ -720,7 +720,7 @@ class Service:
             owner = await _by(due, self.server.find_opened(request.log))
             if owner is not None:
                 await _by(due, owner.refresh())
-            return await _by(due, self._state_of(stored))
+            return await _by(due, self._state_of(stored, due))
         except Unavailable as error:  # Which would say that nothing was done.
             raise OutcomeUnknown(
                 "the configuration is stored, but not all is known of the log",
@@ -787,10 +787,10 @@ class Service:
     async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
         listed = await _by(due, self._list_of(request.log))
         await self._require_life(request.log, text_of(listed.uid), request.uid)
-        sizes = await _by(due, self._sizes_of(request.log, listed))
+        sizes = await _by(due, self._sizes_of(request.log, listed, due))
         page = segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
         try:
-            async with asyncio.timeout(_LOST_LOOK_S):
+            async with asyncio.timeout(min(_LOST_LOOK_S, self._detail_s(due))):
                 lost = await self.server.lost_segments.look(
                     request.log, [each.ledger_id for each in page.segments]
                 )
@@ -814,6 +814,21 @@ class Service:
             cursor_blob_bytes_max=CURSOR_BLOB_BYTES_MAX,
             usable_bookies=self.server.ledgers.count_usable(),
         )
+
+    async def _stored_of(self, log: LogName, due: float) -> StoredLog:
+        """As its owner here last knew it, if the metadata store does not say in time. Raises as `_read`."""
+        owner = self.server.find(log)
+        if owner is None:
+            return await _by(due, self._read(log))
+        try:
+            async with asyncio.timeout(self._detail_s(due)):
+                return await self._read(log)
+        except (Unavailable, OutcomeUnknown, TimeoutError):
+            return owner.stored
+
+    def _detail_s(self, due: float) -> float:
+        """For what an answer can do without."""
+        return min(_DETAIL_S, max(due - self._loop.time(), 0.0) / 3)
 
     async def _read(self, log: LogName) -> StoredLog:
         """Raises `NoSuchLog`, `LogDeleted`."""
@@ -845,11 +860,16 @@ class Service:
             found += [name for name, each in zip(part, alive, strict=True) if each]
         return found
 
-    async def _state_of(self, stored: StoredLog, *, was_created: bool = False) -> words.LogState:
+    async def _state_of(
+        self, stored: StoredLog, due: float, *, was_created: bool = False
+    ) -> words.LogState:
         listed, owner = stored.list, self.server.find(stored.name)
-        known = listed.tail
-        tail = known if known is not None else (await self._tail_of(stored.name)).tail
-        sizes = await self._sizes_of(stored.name, listed)
+        tail = listed.tail
+        if tail is None:
+            tail = (
+                owner.tail if owner is not None else await self._tail_told(stored.name, listed, due)
+            )
+        sizes = await self._sizes_of(stored.name, listed, due)
         return words.LogState(
             log=stored.name,
             config=listed.config,
@@ -870,12 +890,26 @@ class Service:
             uid=text_of(listed.uid),
         )
 
-    async def _sizes_of(self, log: LogName, listed: LedgerList) -> Sizes:
+    async def _tail_told(self, name: LogName, listed: LedgerList, due: float) -> Offset:
+        """As an owner elsewhere or the bookies say, if soon; else where the last closed segment ends. Opens the
+        log nowhere.
+        """
+        owner = listed.owner
+        is_elsewhere = owner is not None and owner.server_id != self.server.server_id
+        with suppress(RollbookError, TimeoutError):
+            async with asyncio.timeout(self._detail_s(due)):
+                if is_elsewhere and owner is not None and self.server.is_alive(owner.server_id):
+                    return (await self._tail_of(name)).tail
+                return (await find_tail(listed, self._ledgers))[0]
+        ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
+        return max((listed.head, *ends))
+
+    async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
         """Of what is not closed: counted by its owner, else as far as it can be found out."""
         if (owner := self.server.find(log)) is not None:
             return owner.written
         with suppress(RollbookError, TimeoutError):
-            async with asyncio.timeout(_DETAIL_S):
+            async with asyncio.timeout(self._detail_s(due)):
                 return await find_sizes(listed, self._ledgers)
         return NOT_COUNTED
 
@@ -909,6 +943,13 @@ class Service:
         owners: list[words.LogOwner] = []
         for log in request.logs:
             try:
+                owner = self.server.find(log)
+                if (
+                    owner is not None and self.server.outage.store_is_away
+                ):  # It is as far as is known.
+                    epoch = owner.owner_epoch
+                    owners.append(words.LogOwner(log, self.server.address, epoch, True))
+                    continue
                 listed, info, is_owner = await _by(due, self.server.whom_to_ask(log))
             except Missing:
                 continue
@@ -964,6 +1005,15 @@ class Service:
                 if isinstance(value, int | float)
             },
         )
+
+    async def get_outage(self, request: words.GetOutage, due: float) -> words.Outage:
+        return await self.server.outage.look()
+
+    def on_waiting(self) -> None:
+        self.server.outage.begin_look()
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        return self.server.outage.explained(error)
 
 
 class _TailsOf:

@@ -774,6 +774,33 @@ class ServerStats:
     stats: Mapping[str, float]  # By their names in /metrics.
 
 
+class ObstacleKind(Enum):
+    METADATA = "metadata"
+    BOOKIE = "bookie"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Something that is away."""
+
+    kind: ObstacleKind
+    name: str
+    since_us: int  # When the server that says so first noticed.
+    why: str  # `does not answer`, `is not registered`, `is read-only`.
+
+
+@dataclass(frozen=True, slots=True)
+class GetOutage:
+    """What the server that is asked knows to be away. Answered within a second, whatever is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    obstacles: tuple[Obstacle, ...] = ()
+    cause: str = ""  # All of them in one sentence; empty: nothing is known to be away.
+    next_step: str = ""  # What would help.
+
+
 # --- The service ------------------------------------------------------------------------------
 
 
@@ -815,3 +842,10 @@ class ServiceCore(Protocol):
     async def transfer_log(self, request: TransferLog, due: float) -> LogOwner: ...
     async def drain_server(self, request: DrainServer, due: float) -> DrainAnswer: ...
     async def get_server_stats(self, request: GetServerStats, due: float) -> ServerStats: ...
+    async def get_outage(self, request: GetOutage, due: float) -> Outage: ...
+
+    def on_waiting(self) -> None:
+        """A request waits for longer than it should."""
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        """The same, with what it waited for."""

@@ -25,6 +25,7 @@ from rollbook.logservice.core.block import opened_bytes_of
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
+_WAITS_S: Final = 1.0  # A request that takes longer has the server look for what is away.
 _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
 _READS: Final = (
@@ -71,6 +72,7 @@ class Guarded:
         if isinstance(word, words.Lookup):
             shown = (log for log in word.logs if is_visible(caller.principal.grants, str(log)))
             word = words.Lookup(tuple(shown))
+        waiting = self.look_if_late()
         try:
             answer = await self._answer(caller, method, word, due, elsewhere)
         except NotOwner:
@@ -80,10 +82,24 @@ class Guarded:
                 known = error if isinstance(error, RollbookError) else late(method)
                 self._audit.failed(known, **_who(caller, method, word))
             raise
+        finally:
+            waiting.cancel()
         if is_act(word) and getattr(answer, "was_created", True):
             self._audit.done(**_who(caller, method, word))
         self._charge_read(caller, answer)
         return answer
+
+    def look_if_late(self) -> asyncio.TimerHandle:
+        """Cancel it when there is an answer; else the server looks for what is away."""
+        return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        """The same, with what it waited for."""
+        return self._core.explained(error)
+
+    def late(self, method: Method) -> RollbookError:
+        """What is raised when a call's deadline passes, with what it waited for."""
+        return self._core.explained(late(method))
 
     async def _answer(
         self, caller: Caller, method: Method, word: Any, due: float, elsewhere: Elsewhere | None

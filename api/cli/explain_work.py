@@ -1,5 +1,6 @@
 """What `rollbook explain` tells, put together from what any log server knows."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,47 +13,118 @@ from rollbook.api.cli.log_work import journal_facts, segment_facts
 from rollbook.api.cli.output import show_facts, show_rows, time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
+from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import WriterMode
+from rollbook.proto.errors import OutcomeUnknown, ServerUnreachable, Unavailable
 
 _EVENTS: Final = 5
+_PART_S: Final = 0.4  # For one part of the answer, which comes within a second.
+_OUTAGE_S: Final = 0.8
+_AGAIN_S: Final = 3.0
+_SERVERS_MAX: Final = 8
 _SEGMENTS: Final = 10
 _SEGMENT_COLUMNS: Final = ("segment_id", "ledger_id", "state", "from", "to", "bytes", "reason")
 
 
 @dataclass(frozen=True)
 class _Found:
-    state: words.LogState
-    tail: words.LogTail
-    owner: words.LogOwner
+    """What could be had in time; what could not is None, or empty."""
+
+    state: words.LogState | None
+    tail: words.LogTail | None
+    owner: words.LogOwner | None
     segments: Sequence[words.SegmentView]
     cursors: Sequence[words.Cursor]
     events: Sequence[words.JournalEvent]
+    outage: words.Outage
 
 
 def explain_log(access: LogAccess, log: str, output: str) -> None:
     async def look(client: Client) -> _Found:
-        opened = await client.open(log)
-        tail = await opened.state_of_tail()
-        (owner,) = await client.lookup([log])
-        return _Found(
-            await opened.state(),
-            *(tail, owner, await opened.segments(), await opened.cursors()),
-            await opened.journal(_EVENTS),
-        )
+        return await _Look(client, LogName.parse(log), access.timeout_s).look()
 
     found = access.run(look, log)
     segments = [segment_facts(each) for each in found.segments]
     events = [journal_facts(each) for each in found.events]
+    facts = _facts(found) if found.state is not None else {"log": log, "state": "not known now"}
+    if found.outage.obstacles:
+        facts |= {"away": found.outage.cause, "would_help": found.outage.next_step}
     if output != "table":
         cursors = {each.name: each.offset for each in found.cursors if each.is_protected}
-        facts = _facts(found) | {"protected": cursors, "segments": segments, "events": events}
+        facts |= {"protected": cursors, "segments": segments, "events": events}
         show_facts(facts, output)
         return
-    show_facts(_facts(found), output)
+    show_facts(facts, output)
+    if found.state is None:
+        return
     click.echo(f"\nsegments{_of(len(segments), _SEGMENTS)}")
     show_rows(_SEGMENT_COLUMNS, map(_ranged, segments[-_SEGMENTS:]), output)
     click.echo("\nlately")
     show_rows(("time", "kind", "server", "reason", "details"), events, output)
+
+
+class _Look:
+    """Asks for each part by itself, for half a second: what is away keeps no part from being told but its own.
+    Nothing that is asked opens a log. If nothing is away what is missing is waited for.
+    """
+
+    def __init__(self, client: Client, log: LogName, timeout_s: float) -> None:
+        self._client, self._log, self._timeout_s = client, log, timeout_s
+        self._parts: tuple[Any, ...] = (
+            *(words.GetLog(log), words.Lookup((log,)), words.ListSegments(log)),
+            *(words.ListCursors(log), words.GetJournal(log, _EVENTS)),
+        )
+
+    async def look(self) -> _Found:
+        outage, *parts = await asyncio.gather(
+            self._ask(words.GetOutage(), _OUTAGE_S),
+            *(self._ask(each, _PART_S) for each in self._parts),
+        )
+        if outage is None:  # A busy server: nothing of the rest can be judged without it.
+            outage = await self._ask(words.GetOutage(), _AGAIN_S) or words.Outage()
+        if None in parts and outage.obstacles:
+            parts = await self._from_any_server(parts)
+        elif None in parts:  # All is there, and slow.
+            parts = [
+                part if part is not None else await self._client.ask(word)
+                for word, part in zip(self._parts, parts, strict=True)
+            ]
+        state, owners, segments, cursors, journal = parts
+        owner = owners.owners[0] if owners is not None and owners.owners else None
+        tail = None
+        if owner is not None and owner.is_owner:
+            tail = await self._ask(words.GetTail(self._log, words.Consistency.CACHED), _PART_S)
+        return _Found(
+            *(state, tail, owner),
+            segments.segments if segments is not None else (),
+            cursors.cursors if cursors is not None else (),
+            journal.events if journal is not None else (),
+            outage,
+        )
+
+    async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
+        """None: it could not be had. Raises what is no failure, such as `NoSuchLog`."""
+        timeout_s = min(timeout_s, self._timeout_s)
+        try:
+            return await self._client.ask(word, timeout_s=timeout_s, server=server)
+        except ServerUnreachable:
+            if server is None:
+                raise
+        except (Unavailable, OutcomeUnknown):
+            pass
+        return None
+
+    async def _from_any_server(self, parts: list[Any]) -> list[Any]:
+        """While the metadata store is away only the log's owner knows it."""
+        servers = await self._ask(words.ListServers(), _PART_S)
+        addresses = [each.address for each in servers.servers] if servers is not None else []
+        for each in addresses[:_SERVERS_MAX]:
+            asked = (self._ask(word, _PART_S, each) for word in self._parts)
+            told = await asyncio.gather(*asked)
+            parts = [new if new is not None else old for new, old in zip(told, parts, strict=True)]
+            if None not in parts:
+                break
+        return parts
 
 
 def _of(count: int, shown: int) -> str:
@@ -64,15 +136,16 @@ def _ranged(segment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _facts(found: _Found) -> dict[str, Any]:
-    state, tail, config = found.state, found.tail, found.state.config
+    state, tail = found.state, found.tail
+    assert state is not None
+    config, segments = state.config, found.segments
     facts: dict[str, Any] = {"log": str(state.log)}
     if state.is_sealed:
         facts["state"] = "sealed: nothing is ever appended again"
     else:
         facts["state"] = "open"
-    owned = f"{state.owner_id or 'a server'} at {found.owner.address}"
-    facts["owner"] = owned if found.owner.is_owner else f"none; {found.owner.address} would be"
-    facts["owner_epoch"] = tail.owner_epoch
+    facts["owner"] = _owner(found)
+    facts["owner_epoch"] = tail.owner_epoch if tail is not None else state.owner_epoch
     if config.writer_mode is WriterMode.EXCLUSIVE or state.writer_epoch:
         holder = state.writer_holder or "nobody"
         facts["writer"] = f"{holder}, in writer epoch {state.writer_epoch}"
@@ -82,9 +155,16 @@ def _facts(found: _Found) -> dict[str, Any]:
             f"{each.ledger_id} was deleted"
             for each in lost
         ]
-    facts["head"], facts["tail"] = tail.head, tail.tail
-    facts["last_record"] = time_of(tail.timestamp_us)
-    facts["kept"] = f"{tail.tail - tail.head} records; {state.bytes} bytes"
+    facts["head"], facts["tail"] = state.head, state.tail
+    is_owned = found.owner is not None and found.owner.is_owner
+    if not is_owned and segments and segments[-1].state is words.SegmentState.OPEN:
+        facts["tail"] = f"{state.tail} or more: its end is known to an owner only"
+    last_us = segments[-1].last_timestamp_us if segments else 0
+    if tail is not None:
+        facts["head"], facts["tail"], last_us = tail.head, tail.tail, tail.timestamp_us
+    facts["last_record"] = time_of(last_us)
+    records = (tail.tail - tail.head) if tail is not None else state.records
+    facts["kept"] = f"{records} records; {state.bytes} bytes"
     quorum = config.quorum
     facts["copies"] = f"{quorum.write} on {quorum.ensemble} bookies, {quorum.ack} of them acked"
     written = [each for each in found.segments if each.state is words.SegmentState.OPEN]
@@ -101,7 +181,18 @@ def _facts(found: _Found) -> dict[str, Any]:
     return facts
 
 
+def _owner(found: _Found) -> str:
+    state, owner = found.state, found.owner
+    if owner is None:
+        return "not known now"
+    if owner.is_owner:
+        named = state.owner_id if state is not None else ""
+        return f"{named or 'a server'} at {owner.address}"
+    return f"none; {owner.address} would be" if owner.address else "none"
+
+
 def _next_roll(found: _Found) -> str:
+    assert found.state is not None
     config = found.state.config
     if found.state.is_sealed:
         return "never"
@@ -116,6 +207,7 @@ def _next_roll(found: _Found) -> str:
 
 
 def _retention(found: _Found) -> str:
+    assert found.state is not None
     config = found.state.config
     limits = []
     if config.retention_age_s is not None:

@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import click
+
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.unreached import Obstacle, obstacle_of
+from rollbook.logservice.words import Outage
 from rollbook.proto.errors import (
     BadConfig,
     BeyondTail,
@@ -25,6 +28,7 @@ from rollbook.proto.errors import (
     Truncated,
     WriterRequired,
 )
+from rollbook.proto.printable import harmless
 
 T = TypeVar("T")
 
@@ -34,6 +38,25 @@ _NAMED: Final = (
     *("tls_authorities", "tls_certificate", "tls_key"),
 )
 _CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
+
+
+class _Waiting:
+    """Says on stderr what a command waits for."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._said = ""
+
+    def tell(self, outage: Outage | None) -> None:
+        if outage is None:
+            text = f"no log server answers at {self._server}"
+        elif outage.obstacles:
+            text = f"{outage.cause} · {outage.next_step}"
+        else:
+            return  # It takes long for no reason that is known.
+        if text != self._said:
+            self._said = text
+            click.echo(f"waiting: {harmless(text)}", err=True)
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,7 @@ class LogAccess:
             key=self.tls_key or "",
             insecure=self.insecure,
         ) as client:
+            client.owners.outages.on_look = _Waiting(self.server).tell
             try:
                 return await work(client)
             except asyncio.CancelledError:

@@ -94,8 +94,10 @@ class Appender:
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         producer = self._idle.pop() if self._idle else Producer()
         try:
-            ack = await self._append_as(producer, records, condition, due)
+            with self._owners.outages.waiting():
+                ack = await self._append_as(producer, records, condition, due)
         except RollbookError as error:
+            self._owners.outages.explained(error)
             if error.outcome is not Outcome.NOT_APPLIED:
                 producer.begin_epoch()
             raise

@@ -49,6 +49,17 @@ class Calls:
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
         """The answer's word. `server`: of this one and of no other."""
+        outages = self._owners.outages
+        if type(word) in BY_REQUEST and waits(word):
+            return await self._ask(word, timeout_s, server)
+        try:
+            with outages.waiting():
+                return await self._ask(word, timeout_s, server)
+        except RollbookError as error:
+            outages.explained(error)
+            raise
+
+    async def _ask(self, word: Any, timeout_s: float | None, server: str | None) -> Any:
         loop = asyncio.get_running_loop()
         method = BY_REQUEST.get(type(word))
         if method is None:
@@ -95,6 +106,13 @@ class Calls:
     def _share_of(self, left_s: float) -> float:
         """Of the time that is left, so that there is some for another attempt."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
+
+    async def try_once(self, word: Any, server: str, timeout_s: float) -> Any:
+        """Asks this server, and does not ask again."""
+        method = BY_REQUEST[type(word)]
+        call = self._channels.call(server, method.path, waits=False)
+        shown = self._channels.shown_to(server)
+        return await self._attempt(call, shown, method, _packed(word), timeout_s)
 
     async def _attempt(
         self, call: Any, shown: Metadata, method: Method, data: bytes, timeout_s: float

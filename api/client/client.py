@@ -25,6 +25,8 @@ from rollbook.proto.errors import ClientClosed, Outcome, RecordsUnacked, Rollboo
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
+_ASKED_MAX: Final = 3  # Servers, about what is away.
+_OUTAGE_S: Final = 1.0  # They answer within half of it.
 
 
 class Ending(Protocol):
@@ -80,6 +82,7 @@ class Client:
         self.owners = Owners(servers)
         self.channels = Channels(security)
         self.lines = AppendLines(self.channels)
+        self.owners.outages.ask = self._ask_outage
         self._calls = Calls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
         self._takes_writers = True
@@ -188,6 +191,19 @@ class Client:
         answer: words.ServerStats = await self.ask(words.GetServerStats(), server=address)
         return answer
 
+    async def outage(self) -> words.Outage:
+        """What the server that is asked knows to be away: bookies, the metadata store."""
+        answer: words.Outage = await self.ask(words.GetOutage())
+        return answer
+
+    async def _ask_outage(self) -> words.Outage | None:
+        """Some servers at the same time: one of them may be what is away."""
+        some = self.owners.servers[:_ASKED_MAX]
+        asked = (self._calls.try_once(words.GetOutage(), each, _OUTAGE_S) for each in some)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        told = [each for each in found if isinstance(each, words.Outage)]
+        return max(told, key=lambda each: len(each.obstacles), default=None)
+
     # --- The end ------------------------------------------------------------------------------
 
     def require_open(self) -> None:
@@ -230,6 +246,7 @@ class Client:
             raise
         finally:
             self._calls.is_closed = True
+            await self.owners.outages.close()
             for writer in writers:
                 writer.end()
             await self._meeting.close()

@@ -7,6 +7,7 @@ forgotten when it cannot be reached, not when some time has passed.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from rollbook.api.client.outages import Outages
 from rollbook.api.client.unreached import Obstacle, obstacle_of
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import NotOwner, OutcomeUnknown, RollbookError, ServerUnreachable
@@ -37,6 +38,7 @@ class Owners:
         self._servers = list(self._given)
         self._next = 0
         self._owners: dict[LogName, _Owner] = {}
+        self.outages: Final = Outages()
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -230,8 +230,10 @@ class Pipeline:
             why = f"; the last attempt: {self._last_error}" if self._last_error else ""
             late = QuorumTimeout(f"not acked within {self._config.timeout_s:g} s{why}")
             late.__cause__ = self._last_error
+            self._owners.outages.explained(late)
             self._stop(late, is_refusal=False)
             return
+        self._owners.outages.look()
         silent_at = oldest.sent_at + self._config.attempt_s
         if self._sent and silent_at <= now:
             self._on_error(

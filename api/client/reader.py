@@ -114,6 +114,7 @@ class EventReader:
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         self._address = ""
+        self._is_new = True  # The stream has told nothing yet.
         self._tail: Offset | None = None  # When it began, as the first event told who stops there.
         self._moving_to = ""  # Where the server before has sent us.
         self._heard_at = self._loop.time()  # From anybody.
@@ -224,7 +225,7 @@ class EventReader:
                 self._open()
             stalled_at = self._heard_at + self._silence_s
             async with asyncio.timeout_at(min(self._due, stalled_at)):
-                event = await self._read()
+                event = await self._first() if self._is_new else await self._read()
         except TimeoutError:
             self._hang_up()
             silence = QuorumTimeout("the server was silent for too long")
@@ -247,6 +248,13 @@ class EventReader:
         self._pauses.reset()
         return event
 
+    async def _first(self) -> words.ReadEvent | None:
+        """Which comes at once, unless something is away."""
+        with self._owners.outages.waiting():
+            event = await self._read()
+        self._is_new = False
+        return event
+
     def _open(self) -> None:
         request = self._request
         if self.position is not None:
@@ -254,6 +262,7 @@ class EventReader:
         self._address = self._moving_to or self._owners.address_of(request.log)
         self._moving_to = ""
         self._due = self._loop.time() + self._patience_s
+        self._is_new = True
         ask = self._channels.to(self._address, waits=True).unary_stream(READ_STREAM.path)
         shown = self._channels.shown_to(self._address)
         self._call = ask(pack(request).SerializeToString(), metadata=shown)
@@ -308,6 +317,7 @@ class EventReader:
         stalled.__cause__ = error
         self._heard_at = self._loop.time()  # Whoever asks again waits anew.
         self._stuck = 0
+        self._owners.outages.explained(stalled)
         return stalled
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.access.guarded import Guarded
 from rollbook.api.grpc.append_calls import serve_append_stream
-from rollbook.api.grpc.methods import METHODS, PACKAGE, Kind, Method, late
+from rollbook.api.grpc.methods import METHODS, PACKAGE, Kind, Method
 from rollbook.api.grpc.plain_records import answer_message, request_word, told_event
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.translation import message_of
@@ -48,27 +48,27 @@ def _handler(
     match method.kind:
         case Kind.CALL:
             return grpc.unary_unary_rpc_method_handler(
-                _guarded(_call(core, method), doorkeeper, method)
+                _guarded(core, _call(core, method), doorkeeper, method)
             )
         case Kind.WATCH:
             return grpc.unary_stream_rpc_method_handler(
-                _guarded(_watch(core, method), doorkeeper, method)
+                _guarded(core, _watch(core, method), doorkeeper, method)
             )
         case Kind.APPEND_STREAM:
 
             async def serve(_: Any, context: Context) -> None:
                 await serve_append_stream(core, context)
 
-            return grpc.stream_stream_rpc_method_handler(_guarded(serve, doorkeeper, method))
+            return grpc.stream_stream_rpc_method_handler(_guarded(core, serve, doorkeeper, method))
 
 
-def _guarded(serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> Any:
+def _guarded(core: Guarded, serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> Any:
     async def handle(request: Any, context: Context) -> Any:
         try:
             CALLER.set(admitted(doorkeeper, context))
             return await serve(request, context)
         except RollbookError as error:
-            failure = error
+            failure = core.explained(error)
         except grpc.aio.BaseError:  # The client is gone.
             raise asyncio.CancelledError from None
         except Exception as error:  # Where a call ends.
@@ -107,7 +107,7 @@ def _call(core: Guarded, method: Method) -> Handler:
             async with asyncio.timeout_at(due):
                 answer = await core.ask(method, word, due)
         except TimeoutError:
-            raise late(method) from None
+            raise core.late(method) from None
         return bytes(answer_message(request, answer).SerializeToString())
 
     return handle
@@ -119,12 +119,15 @@ def _watch(core: Guarded, method: Method) -> Handler:
     async def handle(data: bytes, context: Context) -> None:
         request = parse(message, data)
         events = core.watch(method, request_word(request, method.request))
+        waiting = core.look_if_late()
         try:
             async for event in events:
+                waiting.cancel()
                 told = told_event(request, event)
                 del event  # Whoever does not read keeps one copy here, and not three.
                 await _tell(context, told)
         finally:
+            waiting.cancel()
             await events.aclose()
 
     return handle

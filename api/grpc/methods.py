@@ -102,6 +102,7 @@ METHODS: Final = (
     _method(_CLUSTER, words.TransferLog, words.LogOwner, changes=True),
     _method(_CLUSTER, words.DrainServer, words.DrainAnswer, changes=True),
     _method(_CLUSTER, words.GetServerStats, words.ServerStats),
+    _method(_CLUSTER, words.GetOutage, words.Outage),
 )
 SERVICES: Final = tuple(dict.fromkeys(f"{PACKAGE}.{each.service}" for each in METHODS))
 BY_REQUEST: Final = {each.request: each for each in METHODS}

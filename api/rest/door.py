@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.guarded import Guarded
-from rollbook.api.grpc.methods import BY_REQUEST, late
+from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.api.rest.line import Line
 from rollbook.api.rest.newcomers import ROUNDS
 from rollbook.api.rest.shared_room import Rests, Turns
@@ -26,7 +26,7 @@ from rollbook.logservice.words import (
     Progress,
     ReadStream,
 )
-from rollbook.proto.errors import InvalidRequest, NotOwner
+from rollbook.proto.errors import InvalidRequest, NotOwner, RollbookError
 
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 600_000
@@ -94,8 +94,11 @@ class Door:
         try:
             async with asyncio.timeout_at(due):
                 return await self._core.ask(method, word, due, ask_owner)
+        except RollbookError as error:
+            self._core.explained(error)
+            raise
         except TimeoutError:
-            raise late(method) from None
+            raise self._core.late(method) from None
 
     async def begun(self, asked: ReadStream, asking: Asking) -> ReadStream:
         """Of the log that has the name now, and with an end that is taken once, where the log ends now: he is read for in turns, and anew when he

@@ -437,6 +437,11 @@ def _cluster(door: Door, routes: APIRouter) -> None:
         """Of the server that is asked."""
         return json_response(await door.ask(words.GetServerStats(), how))
 
+    @routes.get("/v1/outage", tags=[*tags], **described(words.Outage))
+    async def get_outage(how: How) -> Response:
+        """What this server knows to be away: bookies, the metadata store. Answered within a second."""
+        return json_response(await door.ask(words.GetOutage(), how))
+
     @routes.get("/v1/limits", tags=[*tags], **described(words.ServiceLimits))
     async def get_limits(how: How) -> Response:
         """What no log and no request may have more of."""

@@ -41,6 +41,28 @@ SERVER_STATE_DRAINING: ServerState.ValueType  # 2
 """It hands over what it owns, and opens nothing."""
 Global___ServerState: _TypeAlias = ServerState  # noqa: Y015
 
+class _ObstacleKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ObstacleKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObstacleKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OBSTACLE_KIND_UNSPECIFIED: _ObstacleKind.ValueType  # 0
+    OBSTACLE_KIND_METADATA: _ObstacleKind.ValueType  # 1
+    """The metadata store."""
+    OBSTACLE_KIND_BOOKIE: _ObstacleKind.ValueType  # 2
+    """One bookie."""
+
+class ObstacleKind(_ObstacleKind, metaclass=_ObstacleKindEnumTypeWrapper):
+    """What can be away."""
+
+OBSTACLE_KIND_UNSPECIFIED: ObstacleKind.ValueType  # 0
+OBSTACLE_KIND_METADATA: ObstacleKind.ValueType  # 1
+"""The metadata store."""
+OBSTACLE_KIND_BOOKIE: ObstacleKind.ValueType  # 2
+"""One bookie."""
+Global___ObstacleKind: _TypeAlias = ObstacleKind  # noqa: Y015
+
 @_typing.final
 class LookupRequest(_message.Message):
     """Up to 1000 at a time."""
@@ -352,3 +374,86 @@ class ServerStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServerStats: _TypeAlias = ServerStats  # noqa: Y015
+
+@_typing.final
+class GetOutageRequest(_message.Message):
+    """Of the server that is asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOutageRequest: _TypeAlias = GetOutageRequest  # noqa: Y015
+
+@_typing.final
+class Obstacle(_message.Message):
+    """Something that is away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    kind: Global___ObstacleKind.ValueType
+    """What it is."""
+    name: _builtins.str
+    """Which one."""
+    since_us: _builtins.int
+    """When this server first noticed. Microseconds since 1970."""
+    why: _builtins.str
+    """`does not answer`, `is not registered`, `is read-only`."""
+    def __init__(
+        self,
+        *,
+        kind: Global___ObstacleKind.ValueType = ...,
+        name: _builtins.str = ...,
+        since_us: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "since_us", b"since_us", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Obstacle: _TypeAlias = Obstacle  # noqa: Y015
+
+@_typing.final
+class Outage(_message.Message):
+    """What is away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBSTACLES_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NEXT_STEP_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """All of them in one sentence; empty: nothing is known to be away."""
+    next_step: _builtins.str
+    """What would help."""
+    @_builtins.property
+    def obstacles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Obstacle]:
+        """The metadata store first, then bookies by name."""
+
+    def __init__(
+        self,
+        *,
+        obstacles: _abc.Iterable[Global___Obstacle] | None = ...,
+        cause: _builtins.str = ...,
+        next_step: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "next_step", b"next_step", "obstacles", b"obstacles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outage: _TypeAlias = Outage  # noqa: Y015

@@ -152,7 +152,13 @@ _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
     words.TransferLog: _ADMINS,
     words.DeleteCursor: _ADMINS,
 }
-_SHOWN_TO_ALL: Final = (words.ListLogs, words.Lookup, words.ListServers, words.GetLimits)
+_SHOWN_TO_ALL: Final = (
+    words.ListLogs,
+    words.Lookup,
+    words.ListServers,
+    words.GetLimits,
+    words.GetOutage,
+)
 _FOR_OPERATORS: Final = (words.DrainServer, words.GetServerStats)
 
 

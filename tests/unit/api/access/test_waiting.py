@@ -34,6 +34,12 @@ class BusyCore:
         self.readers = 0
         self.failures: list[RollbookError] = []  # Of whoever asks where it stands.
 
+    def on_waiting(self) -> None:
+        pass
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        return error
+
     async def find_offset(self, asked: words.FindOffset, _: float) -> words.FoundOffset:
         """All that is asked of it: a tail has a time, which may take a search."""
         self._fail()

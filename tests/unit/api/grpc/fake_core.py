@@ -605,6 +605,17 @@ class FakeCore:
         log.owner_epoch = OwnerEpoch(log.owner_epoch + 1)
         return words.LogOwner(log.name, log.owner, log.owner_epoch, False)
 
+    async def get_outage(self, request: words.GetOutage, due: float) -> words.Outage:
+        await self._asked("get_outage", request)
+        obstacle = words.Obstacle(words.ObstacleKind.BOOKIE, "bk-2", 5, "does not answer")
+        return words.Outage((obstacle,), "bookie bk-2 does not answer", "start bookie bk-2")
+
+    def on_waiting(self) -> None:
+        pass
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        return error
+
     async def drain_server(self, request: words.DrainServer, due: float) -> words.DrainAnswer:
         await self._asked("drain_server", request)
         return words.DrainAnswer(0 if request.resume else len(self.cluster.logs))

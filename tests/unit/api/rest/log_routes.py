@@ -78,6 +78,7 @@ ROUTES = (
     Route("list_servers", "GET", "/v1/servers"),
     Route("get_server_stats", "GET", "/v1/stats"),
     Route("get_limits", "GET", "/v1/limits"),
+    Route("get_outage", "GET", "/v1/outage"),
     Route("drain_server", "POST", "/v1/servers/a:drain"),
     Route("drain_server", "POST", "/v1/servers/a:resume"),
 )

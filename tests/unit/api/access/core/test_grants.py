@@ -63,7 +63,7 @@ OF_ADMINS = {
     *("DeleteCursor", "CommitCursor"),  # The sample protects it.
 }
 OF_OPERATORS = {"DrainServer", "GetServerStats"}
-OF_ALL = {"ListLogs", "Lookup", "ListServers", "GetLimits"}
+OF_ALL = {"ListLogs", "Lookup", "ListServers", "GetLimits", "GetOutage"}
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)

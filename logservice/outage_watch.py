@@ -1,0 +1,133 @@
+"""What a server knows to be away: bookies, the metadata store (SV8). What is noticed anyway is kept, and looked
+at again while something waits.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Final
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.obstacles import Obstacles, advice_on, cause_in_words
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.words import ObstacleKind, Outage
+from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
+from rollbook.proto.ports import Clock
+
+_LOOK_S: Final = 0.5  # For whatever is asked to answer.
+_FRESH_S: Final = 1.0  # A look that is not older serves all who ask.
+_BOOKIES_MAX: Final = 64  # Asked at a time.
+
+
+class OutageWatch:
+    def __init__(self, ledgers: Ledgers, nodes: LogNodes, clock: Clock) -> None:
+        self._ledgers, self._nodes, self._clock = ledgers, nodes, clock
+        self._obstacles = Obstacles()
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_s = -_FRESH_S
+        self._hearing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._hearing = asyncio.get_running_loop().create_task(self._hear())
+
+    async def close(self) -> None:
+        tasks = [each for each in (self._hearing, self._looking) if each is not None]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def known(self) -> Outage:
+        found = self._obstacles.found
+        return Outage(found, cause_in_words(found, _time_of), advice_on(found))
+
+    @property
+    def store_is_away(self) -> bool:
+        return any(each.kind is ObstacleKind.METADATA for each in self._obstacles.found)
+
+    def on_store(self, *, answers: bool) -> None:
+        self._obstacles.on_store(self._clock.wall_us(), answers=answers)
+
+    def begin_look(self) -> None:
+        """In the background; something waits for longer than it should."""
+        now_s = asyncio.get_running_loop().time()
+        if self._looking is None and now_s >= self._looked_s + _FRESH_S:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._looking.add_done_callback(self._on_looked)
+
+    async def look(self) -> Outage:
+        """Takes half a second at most."""
+        self.begin_look()
+        if self._looking is not None:
+            await asyncio.wait((self._looking,))
+        return self.known
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        """With what it waited for, as far as that is known. Only where the error says no more than that
+        something took too long.
+        """
+        outage = self.known
+        if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:
+            return error
+        if "waits_for" not in error.ids:
+            error.message = f"{error.message or 'it was not done in time'}: {outage.cause}"
+            error.args = (error.message,)
+            error.ids["waits_for"] = tuple(each.name for each in outage.obstacles)
+            error.next_step = error.next_step or outage.next_step
+        return error
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _hear(self) -> None:
+        """Bookies that leave, in the moment in which the metadata store says so."""
+        live = self._ledgers.live()
+        while True:
+            before = {*live.writable, *live.read_only}
+            live = await self._ledgers.changed(live)
+            now = {*live.writable, *live.read_only}
+            now_us = self._clock.wall_us()
+            self._obstacles.on_left(now_us, sorted(before - now))
+            self._obstacles.on_bookies(
+                now_us, writable=tuple(live.writable), read_only=tuple(live.read_only)
+            )
+
+    async def _look(self) -> None:
+        silent, away, answers = await asyncio.gather(
+            self._ledgers.find_silent(_LOOK_S, _BOOKIES_MAX), self._find_away(), self._asks_store()
+        )
+        live, now_us = self._ledgers.live(), self._clock.wall_us()
+        self._obstacles.on_store(now_us, answers=answers)
+        self._obstacles.on_bookies(
+            now_us,
+            writable=tuple(live.writable),
+            read_only=tuple(live.read_only),
+            silent=silent,
+            away=away,
+        )
+
+    async def _asks_store(self) -> bool:
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._nodes.namespaces()
+        except (RollbookError, TimeoutError):
+            return False
+        return True
+
+    async def _find_away(self) -> list[str]:
+        """Of the bookies of the cluster, those that are not registered."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                known = await self._ledgers.known_bookies()
+        except (RollbookError, TimeoutError):
+            return []
+        live = self._ledgers.live()
+        return [name for name in known if live.find(name) is None]
+
+    def _on_looked(self, looking: "asyncio.Task[None]") -> None:
+        self._looking = None
+        self._looked_s = looking.get_loop().time()
+        if not looking.cancelled():
+            looking.exception()
+
+
+def _time_of(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%H:%M:%S UTC")
