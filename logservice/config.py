@@ -7,6 +7,7 @@ They come from `[log_server]` and `[log_service]` of a file, `ROLLBOOK_LOG_SERVE
 from dataclasses import dataclass
 from typing import Final
 
+from rollbook.logservice.core.producer_memory import BYTES_MAX
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.quorum import Quorum
 
@@ -69,6 +70,9 @@ class LogServiceConfig:
 
     # --- Memory -------------------------------------------------------------------------------
     tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.
+    # What logs remember of their producers, all of them together. Smaller: of a server with many busy logs
+    # the largest ones recognise retries for less long than they are set to.
+    producer_memory_bytes: int = BYTES_MAX
     stream_bytes_max: int = 16 * _MIB  # In flight on one append stream; then it is read no further.
     readers_max: int = 1000  # Each of them may hold a few megabytes for a moment.
 
@@ -83,7 +87,7 @@ class LogServiceConfig:
         for name in (
             *("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "rebalance_after_s"),
             *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s", "idle_s_max"),
-            *("sweep_interval_s", "orphans_interval_s"),
+            *("sweep_interval_s", "orphans_interval_s", "producer_memory_bytes"),
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} has to be above 0", settings=(name,))

@@ -1,8 +1,9 @@
 """What an owner stands on: one for all logs of a server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.ids import ServerInfo
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.pulse import Pulse
@@ -22,3 +23,4 @@ class Ground:
     uses_reserve: bool = (
         False  # Of full bookies: only for an owner that makes room, and takes no appends.
     )
+    producer_memory: ProducerMemory = field(default_factory=ProducerMemory)

@@ -85,6 +85,7 @@ class Order:
         self.sequencer: Final = Sequencer(memory, is_exclusive=False)
         self.writing: SegmentWriter | None = None  # None: nothing is appended any more.
         self.tail_cache: Final = TailCache(memory.tail, config.tail_cache_bytes, ground.tail_memory)
+        ground.producer_memory.add(memory.producers)
         self.used_ns = ground.clock.monotonic_ns()
         self._name, self._owner_epoch, self._ground = name, owner_epoch, ground
         self._wall_us, self._now_ns = ground.clock.wall_us, ground.clock.monotonic_ns
@@ -351,6 +352,7 @@ class Order:
             if tell is not None:
                 tell(loss(why, log=str(self._name), owner_epoch=self._owner_epoch))
         self.tail_cache.close(self.failure)
+        self._ground.producer_memory.remove(self.memory.producers)
         if self._turn is not None:
             self._turn.cancel()
 

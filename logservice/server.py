@@ -30,6 +30,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
 from rollbook.logservice.core.lives import check_life, text_of
+from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.suggestion import life_of, server_name
 from rollbook.logservice.core.takeover_patience import TakeoverPatience
@@ -112,6 +113,7 @@ class LogServer:
         self._patience = TakeoverPatience()
         self._pulse = Pulse(clock, config.lease_s)
         self.tail_memory: Final = TailMemory(config.tail_memory_bytes)
+        self.producer_memory: Final = ProducerMemory(config.producer_memory_bytes)
         self._ground: Ground | None = None  # From `start` on.
         self._owners: dict[LogName, Owner] = {}
         self._openings: dict[LogName, asyncio.Task[Owner]] = {}
@@ -152,6 +154,7 @@ class LogServer:
             *(info, self.ledgers, self.nodes, clock, self._randomness),
             pulse=self._pulse,
             tail_memory=self.tail_memory,
+            producer_memory=self.producer_memory,
         )
         loop = asyncio.get_running_loop()
         self._balancing = loop.create_task(self._balance())

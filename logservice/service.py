@@ -142,6 +142,7 @@ class Service:
         stats.logs_handed_over = lambda: server.handed_over
         stats.clock_apart_seconds = lambda: (server.clock.apart_us or 0) / 1e6
         stats.clock_refused = lambda: int(server.clock.is_odd)
+        stats.producer_memory_bytes = lambda: server.producer_memory.bytes
         stats.tail_memory_bytes = lambda: server.tail_memory.bytes
 
     # --- Appending --------------------------------------------------------------------------

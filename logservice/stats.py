@@ -95,6 +95,9 @@ class LogStats:
     logs_handed_over: Gauge = told_counter(
         "logs_handed_over_total", "Logs that it let go of, closed."
     )
+    producer_memory_bytes: Gauge = gauge(
+        "producer_memory_bytes", "What all logs remember of their producers."
+    )
     clock_apart_seconds: Gauge = gauge(
         "clock_apart_seconds", "How far this server's clock is ahead of the metadata store's."
     )

@@ -20,6 +20,9 @@ used later are too many.
 All of it follows from the blocks in the log and from nothing else, so whoever replays them knows the
 same (LS5).
 
+A server whose logs together remember more than it has memory for forgets sooner (`producer_memory.py`). The
+next owner may know such a producer still, from an older snapshot; then it is recognised there.
+
 In a snapshot, little-endian, the one unused the longest first:
 
     u32 producers · for each: u8 id bytes · id · u32 epoch · i64 last seq · u16 batches · batches
@@ -29,7 +32,7 @@ In a snapshot, little-endian, the one unused the longest first:
 import struct
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -53,7 +56,13 @@ DEFAULT: Final = LogConfig()
 
 _UNLIVED_US_MIN: Final = 1_000_000  # What is shorter counts as lived: it makes nobody forgotten.
 _NUMBERS: Final = 5  # Of a batch.
+_BATCH_BYTES: Final = 8 * _NUMBERS
+_LONE_BYTES: Final = 160  # In memory, of a producer with one batch, besides its id and that batch;
+_MORE_BYTES: Final = 240  # and of one with more.
 _COUNT: Final = struct.Struct("<I")
+_LONE: Final = struct.Struct(
+    "<IqIB5q"
+)  # Epoch, sequence number, CRC, whether that is known, the batch.
 _HEAD: Final = struct.Struct("<IqH")
 _BEGIN_ANEW: Final = "begin a new epoch of this producer, with batch 0"
 
@@ -70,6 +79,8 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class _Producer:
+    """One with several batches. Most of a crowd have one, and are kept as `_LONE`: that takes half as much."""
+
     epoch: int
     last_seq: int
     last_crc: int | None = None  # Of that one's block; None: not known.
@@ -84,11 +95,28 @@ class _Producer:
         return self.batches[2 - _NUMBERS]
 
 
+def _opened(known: "bytes | _Producer") -> _Producer:
+    if isinstance(known, _Producer):
+        return known
+    epoch, seq, crc, has_crc, *batch = _LONE.unpack(known)
+    return _Producer(epoch, seq, crc if has_crc else None, array("q", batch))
+
+
+def _memory_bytes(producer_id: bytes, known: "bytes | _Producer") -> int:
+    """About what it takes."""
+    if isinstance(known, _Producer):
+        return _MORE_BYTES + len(producer_id) + _BATCH_BYTES * known.count
+    return _LONE_BYTES + len(producer_id) + len(known)
+
+
 class Producers:
     def __init__(self, config: LogConfig = DEFAULT) -> None:
         self.configure(config)
-        self._producers: OrderedDict[bytes, _Producer] = OrderedDict()  # By when it was used last.
+        # By when it was used last.
+        self._producers: OrderedDict[bytes, bytes | _Producer] = OrderedDict()
         self._batches = 0
+        self.bytes = 0  # About what it takes in memory.
+        self.on_grown: Callable[[int], None] = _nobody  # Called with each change of that.
         self.lived = NO_GAPS
 
     def configure(self, config: LogConfig) -> None:
@@ -110,7 +138,8 @@ class Producers:
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`.
         """
-        known = self._producers.get(ref.id)
+        found = self._producers.get(ref.id)
+        known = _opened(found) if isinstance(found, bytes) else found
         if known is None or self._is_stale(known, now_us) or ref.epoch > known.epoch:
             if ref.seq:
                 raise ProducerGap(
@@ -137,7 +166,7 @@ class Producers:
 
     def check_same(self, ref: ProducerRef, found: Batch, count: int, crc: int) -> None:
         """That what was sent again is what was found, as far as is known. Raises `DuplicateDiffers`."""
-        known = self._producers[ref.id]
+        known = _opened(self._producers[ref.id])
         is_known = ref.seq == known.last_seq and known.last_crc is not None
         if count != found.next_offset - found.base_offset or (is_known and crc != known.last_crc):
             raise DuplicateDiffers(
@@ -150,27 +179,52 @@ class Producers:
     def on_batch(self, ref: ProducerRef, batch: Batch, crc: int) -> None:
         """It was appended: `find` has said None, now or when its block was written."""
         producers = self._producers
-        known = producers.get(ref.id)
-        if known is None:
-            known = producers[ref.id] = _Producer(ref.epoch, ref.seq)
+        found = producers.get(ref.id)
+        if found is None:
+            lone = producers[ref.id] = _LONE.pack(ref.epoch, ref.seq, crc, 1, *batch)
+            self._batches += 1
+            self._grow(_memory_bytes(ref.id, lone))
         else:
             producers.move_to_end(ref.id)
+            known = found if isinstance(found, _Producer) else _opened(found)
+            before = after = known.count
             if ref.seq == 0:  # A new epoch; or a life of its own, after the old one was forgotten.
-                self._batches -= known.count
                 del known.batches[:]
-            elif (surplus := known.count + 1 - self._window_batches) > 0:
-                self._batches -= surplus
+                after = 0
+            elif (surplus := before + 1 - self._window_batches) > 0:
                 del known.batches[: surplus * _NUMBERS]
-            known.epoch, known.last_seq = ref.epoch, ref.seq
-        known.last_crc = crc
-        known.batches.extend(batch)
-        self._batches += 1
+                after -= surplus
+            known.epoch, known.last_seq, known.last_crc = ref.epoch, ref.seq, crc
+            known.batches.extend(batch)
+            after += 1
+            self._batches += after - before
+            if known is not found:  # It was the only one.
+                grown = _memory_bytes(ref.id, known) - _memory_bytes(ref.id, found)
+                producers[ref.id] = known
+                self._grow(grown)
+            elif after != before:
+                self._grow(_BATCH_BYTES * (after - before))
         if (
             batch.timestamp_us > self._stale_after_us
             or len(producers) > PRODUCERS_MAX
             or self._batches > BATCHES_MAX
         ):
             self._forget(batch.timestamp_us)
+
+    def forget_half(self) -> None:
+        """Of its memory: those that were used the longest ago, but never the last one."""
+        wanted = self.bytes // 2
+        while self.bytes > wanted and len(self._producers) > 1:
+            self._forget_one(next(iter(self._producers)))
+
+    def _forget_one(self, producer_id: bytes) -> None:
+        known = self._producers.pop(producer_id)
+        self._batches -= _opened(known).count
+        self._grow(-_memory_bytes(producer_id, known))
+
+    def _grow(self, grown: int) -> None:
+        self.bytes += grown
+        self.on_grown(grown)
 
     def on_unlived(self, start_us: int, end_us: int) -> None:
         """Nobody was the log's owner in that time, or a clock was set: no producer was silent by it."""
@@ -187,7 +241,8 @@ class Producers:
     def _forget(self, now_us: int) -> None:
         producers = self._producers
         while True:
-            producer_id, oldest = next(iter(producers.items()))
+            producer_id, found = next(iter(producers.items()))
+            oldest = _opened(found)
             if (
                 len(producers) <= PRODUCERS_MAX
                 and self._batches <= BATCHES_MAX
@@ -196,8 +251,7 @@ class Producers:
                 age_us = self.lived.age_us(oldest.last_used_us, now_us)
                 self._stale_after_us = now_us + max(self._window_us - age_us, 0)
                 return
-            del producers[producer_id]
-            self._batches -= oldest.count
+            self._forget_one(producer_id)
 
     # --- Snapshots ----------------------------------------------------------------------------
 
@@ -205,7 +259,8 @@ class Producers:
         return b"".join((_COUNT.pack(len(self._producers)), *self._pack_each()))
 
     def _pack_each(self) -> Iterator[bytes]:
-        for producer_id, known in self._producers.items():
+        for producer_id, found in self._producers.items():
+            known = _opened(found)
             yield bytes((len(producer_id),))
             yield producer_id
             yield _HEAD.pack(known.epoch, known.last_seq, known.count)
@@ -226,12 +281,20 @@ class Producers:
                 position += batches * _NUMBERS * 8
                 if not batches:
                     raise BadMetadata("a producer in a snapshot has no batch")
-                found._producers[producer_id] = _Producer(
-                    epoch, last_seq, None, array("q", numbers)
+                known: bytes | _Producer = (
+                    _LONE.pack(epoch, last_seq, 0, 0, *numbers)
+                    if batches == 1
+                    else _Producer(epoch, last_seq, None, array("q", numbers))
                 )
+                found._producers[producer_id] = known
                 found._batches += batches
+                found.bytes += _memory_bytes(producer_id, known)
         except (struct.error, IndexError) as error:
             raise BadMetadata(f"a snapshot of producers is cut short: {error}") from None
         if position != len(view):
             raise BadMetadata(f"{len(view) - position} bytes follow a snapshot of producers")
         return found
+
+
+def _nobody(grown: int) -> None:
+    """Nobody counts."""

@@ -13,18 +13,27 @@ the machine is not what a bookie's other clients wait for, and on machines of th
 
 Then packed blocks in a log, which unpack to gigabytes (`tests/hostile/packed.py`): by how much a consumer grows that reads
 them, and a log server that takes them apart, or checks a message of them.
+
+Then what an owner remembers of its log's producers: with one batch each, as lone appends and keys leave them, and
+with eight; and what logs that are full of them take within one budget.
 """
 
 import itertools
 import shutil
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from rollbook.logservice.core.producer_memory import ProducerMemory
+from rollbook.logservice.core.producers import Batch as ProducerBatch
+from rollbook.logservice.core.producers import Producers
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.proto.ids import EntryId, LedgerId
 from tests.bench import Figure, judged, parts_of, show_progress
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
@@ -33,7 +42,7 @@ from tests.bench.load.work import Batch, add_batches, entry_bytes
 from tests.hostile.packed import BOMB_BYTES, PackedCost, cost_of_packed
 from tests.support import log_processes, processes
 
-PARTS: Final = ("ledgers", "crowd", "packed")
+PARTS: Final = ("ledgers", "crowd", "packed", "producers")
 CONNECTIONS: Final = 16
 BATCH_BYTES: Final = 64 * 1024
 WINDOW: Final = 2
@@ -64,11 +73,14 @@ class Size:
     read_entries: int = 20_000  # Of 1 KB, which the slow readers ask for.
     paced_adds: int = 160_000
     bomb_bytes: int = BOMB_BYTES
+    producers: int = 8192  # As many as a log remembers.
+    producer_logs: int = 64
 
 
 FULL: Final = Size()
 SMALL: Final = Size(
-    ledgers=64, entries=8, idle=20, slow=5, read_entries=200, paced_adds=3_200, bomb_bytes=4096
+    ledgers=64, entries=8, idle=20, slow=5, read_entries=200, paced_adds=3_200, bomb_bytes=4096, producers=500,
+    producer_logs=4,
 )  # fmt: skip
 
 
@@ -90,6 +102,8 @@ def figures(
         yield from _crowd(runs, size)
     if "packed" in wanted:
         yield from _packed(runs, size)
+    if "producers" in wanted:
+        yield from _producers(size)
 
 
 # --- Open ledgers -------------------------------------------------------------------------------
@@ -218,3 +232,43 @@ def _packed(runs: int, size: Size) -> Iterator[Figure]:
         yield judged(f"{name}: {what}", "MiB", _PACKED_MIB_MAX, [each / MIB for each in grown])
     waited_ms = [1000 * cost.others_waited_s for cost in costs]
     yield judged(f"{name}: others' slowest call beside that check", "ms", None, waited_ms)
+
+
+# --- Producers ----------------------------------------------------------------------------------
+
+
+def _producers(size: Size) -> Iterator[Figure]:
+    for batches, target in ((1, 256.0), (8, None)):
+        before = _allocated()
+        known = Producers()
+        _append_as(known, size.producers, batches)
+        each = (_allocated() - before) / size.producers
+        yield judged(f"memory of a producer with batches, {batches}", "B", target, [each])
+    budget_bytes = size.producer_logs * size.producers * 100
+    before, budget, logs = _allocated(), ProducerMemory(budget_bytes), list[Producers]()
+    for _ in range(size.producer_logs):
+        logs.append(Producers())
+        budget.add(logs[-1])
+        _append_as(logs[-1], size.producers, 1)
+    grown, name = _allocated() - before, f"{size.producer_logs} logs full of producers"
+    most = 1.25 * budget_bytes / MIB
+    yield judged(f"{name}, {budget_bytes / MIB:.0f} MiB for them", "MiB", most, [grown / MIB])
+
+
+def _append_as(known: Producers, count: int, batches: int) -> None:
+    for number in range(count):
+        producer_id = b"%016d" % number
+        for seq in range(batches):
+            offset = Offset(1_000_000 + number * batches + seq)
+            place = (LedgerId(1_000_000), EntryId(number * batches + seq))
+            batch = ProducerBatch(
+                offset, Offset(offset + 1), 1_700_000_000_000_000 + offset, *place
+            )
+            known.on_batch(ProducerRef(producer_id, 0, seq), batch, 3_000_000_000 + number)
+
+
+def _allocated() -> int:
+    """By Python, in this process, from the first call on."""
+    if not tracemalloc.is_tracing():
+        tracemalloc.start()
+    return tracemalloc.get_traced_memory()[0]

@@ -1,12 +1,14 @@
 """LS5, LS6: what a log remembers of its producers."""
 
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import Final
 
 import pytest
 
 from rollbook.logservice.core import producers as module
+from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.core.producers import Batch, Producers
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
@@ -207,3 +209,38 @@ def test_time_that_nobody_lived_through_makes_nobody_forgotten() -> None:
         known.find(ref(3), later_us + DAY_US + 1)
     known.on_batch(ref(1, who=b"b"), batch(31, later_us + DAY_US + 1), CRC)
     assert len(known) == 1
+
+
+def test_logs_share_one_memory_and_the_largest_gives() -> None:
+    """LS11: of a server; a log with few producers keeps them."""
+    budget, large, small = ProducerMemory(100_000), Producers(), Producers()
+    for each in (large, small):
+        budget.add(each)
+    small.on_batch(ref(0, who=b"quiet"), batch(0), CRC)
+    for number in range(5000):
+        large.on_batch(ref(0, who=b"%d" % number), batch(number), CRC)
+        assert budget.bytes == large.bytes + small.bytes <= 100_000
+    assert small.find(ref(0, who=b"quiet"), 0) == batch(0)
+    assert large.find(ref(0, who=b"4999"), 0) == batch(4999)
+    assert large.find(ref(0, who=b"0"), 0) is None  # The longest unused went.
+    assert Producers.unpack(large.pack()).bytes == large.bytes
+    budget.remove(large)
+    budget.remove(large)
+    assert budget.bytes == small.bytes
+    large.on_batch(ref(0, who=b"later"), batch(0), CRC)
+    assert budget.bytes == small.bytes
+
+
+def test_what_a_producer_takes_is_what_is_counted() -> None:
+    """With one batch each, as those of lone appends and keys: within a quarter."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        known = Producers()
+        for number in range(module.PRODUCERS_MAX):
+            known.on_batch(ref(0, who=b"%016d" % number), batch(number), CRC)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.75 * known.bytes < grown < 1.25 * known.bytes
+    assert grown / len(known) < 360

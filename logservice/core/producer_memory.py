@@ -1,0 +1,51 @@
+"""What all logs of a server remember of their producers, within one budget.
+
+Each log is bounded by itself; thousands of full ones are not. When they take more than the server has for
+it, the log that takes most forgets half, the producers that were used the longest ago, until an eighth of
+the budget is free. So a log with few producers loses none to one that has many (LS11).
+"""
+
+import heapq
+from typing import Final
+
+from rollbook.logservice.core.producers import Producers
+
+BYTES_MAX: Final = 128 * 1024 * 1024
+_FREED: Final = (
+    8  # An eighth is freed at once. Larger: less is forgotten at a time, and more often.
+)
+
+
+class ProducerMemory:
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._logs: dict[int, Producers] = {}  # By their identity.
+
+    def add(self, producers: Producers) -> None:
+        """They count from now on, until `remove`."""
+        self._logs[id(producers)] = producers
+        producers.on_grown = self._on_grown
+        self._on_grown(producers.bytes)
+
+    def remove(self, producers: Producers) -> None:
+        """Idempotent."""
+        if self._logs.pop(id(producers), None) is not None:
+            producers.on_grown = lambda _: None
+            self.bytes -= producers.bytes
+
+    def _on_grown(self, grown: int) -> None:
+        self.bytes += grown
+        if grown > 0 and self.bytes > self._bytes_max:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        wanted = self._bytes_max - self._bytes_max // _FREED
+        largest = [(-each.bytes, key) for key, each in self._logs.items()]
+        heapq.heapify(largest)
+        while self.bytes > wanted and largest:
+            bytes_before, key = heapq.heappop(largest)
+            producers = self._logs[key]
+            producers.forget_half()
+            if producers.bytes < -bytes_before:  # Else it is one producer, which stays.
+                heapq.heappush(largest, (-producers.bytes, key))
