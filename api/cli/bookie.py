@@ -27,9 +27,22 @@ _IDENTITY: Final = {
     "write-off": ("write_off", "Go on without files that are gone for good."),
     "format": ("format_bookie", "Erase a bookie and begin anew under its id."),
 }
+_LIFECYCLE: Final = {
+    "drain": ("drain", "Empty bookies that are to leave, while they serve reads."),
+    "undrain": ("undrain", "Keep bookies that were to leave."),
+    "mark-drained": ("mark_drained", "Call bookies drained whose drain failed."),
+    "safe-to-remove": ("safe_to_remove", "Ask whether bookies may go."),
+    "remove": ("remove", "Take bookies out of the cluster."),
+}
 _PLACES: Final = {
-    name: Place("rollbook.api.cli.bookie_inspect", name, what) for name, what in _INSPECT.items()
-} | {name: Place("rollbook.api.cli.bookie_identity", *place) for name, place in _IDENTITY.items()}
+    name: Place(f"rollbook.api.cli.{module}", *place)
+    for module, places in (
+        ("bookie_inspect", {name: (name, what) for name, what in _INSPECT.items()}),
+        ("bookie_identity", _IDENTITY),
+        ("bookie_lifecycle", _LIFECYCLE),
+    )
+    for name, place in places.items()
+}
 
 
 @click.group(
@@ -38,8 +51,8 @@ _PLACES: Final = {
     epilog=examples(
         "rollbook bookie doctor --config bookie.toml",
         "rollbook bookie info --http 127.0.0.1:8001",
-        "rollbook bookie ledgers --journal-dir /ssd/journal --ledger-dir /disk1/ledgers",
+        "rollbook bookie drain bk-2 --wait --metadata zk://zk1,zk2,zk3/ledgers",
     ),
 )
 def group() -> None:
-    """Make, mend and inspect a bookie."""
+    """Make, mend, inspect and remove bookies."""

@@ -222,7 +222,7 @@ def test_no_help_loads_what_its_command_does() -> None:
         "cluster",
         "demo",
     }
-    words |= {"apply", "context", "cursor", "debug", "failures", "log_writer"}
+    words |= {"apply", "bookie_lifecycle", "context", "cursor", "debug", "failures", "log_writer"}
     words |= {"context_option", "metadata_option", "numbers"}
     words |= {"dev", "explain", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
     values = {

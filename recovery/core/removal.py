@@ -1,0 +1,48 @@
+"""What would become of ledgers if these bookies went away (RM1).
+
+A bookie may go without harm iff no ledger names it. Otherwise what counts is how many copies of each entry would be
+left on bookies that are registered: an entry with fewer than the ack quorum may be lost by one more failure, and one
+without any is lost.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import LedgerMetadata
+
+
+@dataclass(slots=True)
+class Damage:
+    named: int = 0  # Ledgers that name one of the bookies.
+    below_ack: int = (
+        0  # Those of them with entries that would have fewer copies than the ack quorum;
+    )
+    without_copy: int = 0  # with entries that would have none: these count above, too.
+
+    def on_ledger(
+        self,
+        metadata: LedgerMetadata,
+        leaving: Collection[BookieId],
+        registered: Collection[BookieId],
+    ) -> None:
+        """Of a ledger that names one of them."""
+        self.named += 1
+        fewest = fewest_copies(metadata, leaving, registered)
+        self.below_ack += fewest < metadata.quorum.ack
+        self.without_copy += fewest == 0
+
+
+def fewest_copies(
+    metadata: LedgerMetadata, leaving: Collection[BookieId], registered: Collection[BookieId]
+) -> int:
+    """Of any entry, on bookies that stay and are registered. Empty fragments count like others: they may be open."""
+    quorum = metadata.quorum
+    return min(
+        sum(
+            bookie in registered and bookie not in leaving
+            for bookie in quorum.write_set(EntryId(residue), fragment.ensemble)
+        )
+        for fragment in metadata.fragments
+        for residue in range(quorum.ensemble)
+    )
