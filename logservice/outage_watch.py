@@ -58,7 +58,7 @@ class OutageWatch:
         """Takes half a second at most."""
         self.begin_look()
         if self._looking is not None:
-            await asyncio.wait((self._looking,))
+            await asyncio.gather(asyncio.shield(self._looking), return_exceptions=True)
         return self.known
 
     def explained(self, error: RollbookError) -> RollbookError:

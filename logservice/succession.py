@@ -89,7 +89,8 @@ class Succession:
             if self.rolling is not None or not await ledgers.has_healthy_bookies(wanted):
                 continue
             if self.degraded_to and order.takes_more and not order.memory.is_sealed:
-                await asyncio.wait((self.start(FULL_ENSEMBLE),))
+                rolling = asyncio.shield(self.start(FULL_ENSEMBLE))
+                await asyncio.gather(rolling, return_exceptions=True)
 
     def roll_if_due(self) -> None:
         order, now_s = self._order, self._loop.time()

@@ -256,7 +256,7 @@ class Steward:
         for ledger_id, is_stuck in self._failing.items():
             shape = self._index.shape(ledger_id)
             if is_stuck and shape is not None:
-                stuck.update(bookie for bookie in self._draining if bookie in shape)
+                stuck.update(bookie for bookie in sorted(self._draining) if bookie in shape)
         return stuck
 
     @property
@@ -405,7 +405,7 @@ class Steward:
                 self._suspects[bookie] = _Suspect(record.incarnation, pending)
 
     async def _look_after_suspects(self) -> None:
-        outstanding = Counter(each for bookies in self._tasks.values() for each in bookies)
+        outstanding = Counter(each for bookies in self._tasks.values() for each in sorted(bookies))
         self.state.suspects = {}
         for bookie, suspect in list(self._suspects.items()):
             pending = suspect.pending

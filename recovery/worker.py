@@ -122,20 +122,33 @@ class Worker:
 
     async def work_once(self) -> None:
         """Every task that is due now is tried once. Raises what the metadata store raises."""
-        running: set[asyncio.Task[None]] = set()
+        running: dict[asyncio.Task[None], None] = {}
+        bugs: list[BaseException] = []
+        has_room = asyncio.Event()
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            del running[task]
+            has_room.set()
+            if not task.cancelled() and (bug := task.exception()) is not None:
+                bugs.append(bug)
+
         try:
-            async for task in self._due():
+            async for due in self._due():
                 while len(running) >= self._config.ledgers_at_once:
-                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    has_room.clear()
+                    await has_room.wait()
                 if not await self._marks.is_enabled():
                     break
-                running.add(asyncio.create_task(self._try(task.ledger_id)))
-            if running:
-                await asyncio.wait(running)
-        finally:
-            for each in running:
-                each.cancel()
+                task = asyncio.create_task(self._try(due.ledger_id))
+                running[task] = None
+                task.add_done_callback(on_done)
             await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            for task in list(running):
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        if bugs:
+            raise bugs[0]
 
     # --- What is due --------------------------------------------------------------------------
 

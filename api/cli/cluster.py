@@ -6,6 +6,7 @@ import click
 
 from rollbook.api.cli import log
 from rollbook.api.cli.metadata_option import WHERE, Metadata, metadata_option, with_metadata
+from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import (
     bare_output_option,
     examples,
@@ -117,7 +118,7 @@ def health(metadata: Metadata, output: str) -> None:
 @metadata_option(WHERE, required=True)  # What is changed is named.
 @click.option(
     "--above",
-    type=click.IntRange(min=0),
+    type=WholeNumber(0),
     default=0,
     help="The highest ledger id that a bookie has: a bookie that does not start names it.",
 )

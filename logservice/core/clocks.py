@@ -9,7 +9,6 @@ clock (CK2). So a wall clock that is set does not reach a log before it has been
 """
 
 from collections.abc import Mapping
-from statistics import median_low
 from typing import Final
 
 CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
@@ -47,7 +46,8 @@ class ServerTime:
 
     def on_odd(self, store_us: int, others_us: Mapping[str, int], now_ns: int) -> None:
         """The wall clock is not believed: the time is that of the others, who are so far ahead of the store."""
-        common_us = median_low((_STORE, *others_us.values()))
+        in_order = sorted((_STORE, *others_us.values()))
+        common_us = in_order[(len(in_order) - 1) // 2]
         self._offset_us = store_us + common_us - now_ns // 1000
 
     def has_jumped(self, wall_us: int, now_ns: int) -> bool:

@@ -55,6 +55,9 @@ _USED_MAX: Final = 16 * 1024
 # In units of 2^32 ids. No counter moves further between a copy of the store and its return; what lies beyond was
 # picked by a client.
 _HIGHS_WITHIN_REACH: Final = 16
+# Ids above the counter that count as drawn since the copy. Larger: more ledgers that users numbered by hand, and deleted,
+# keep a bookie from starting; smaller: of the ledgers made since, fewer give the copy away.
+_DRAWN_WITHIN_REACH: Final = 1 << 20
 
 
 _Waiter = asyncio.Future[LedgerId | None]
@@ -63,7 +66,9 @@ _Waiter = asyncio.Future[LedgerId | None]
 
 def is_ahead(ledger_id: int, position: int) -> bool:
     """Whether a counter that stands at `position` will give out this id (LI1)."""
-    return position <= ledger_id and (ledger_id >> 32) - (position >> 32) <= _HIGHS_WITHIN_REACH
+    highs = (ledger_id >> 32) - (position >> 32)
+    drawn = ledger_id - max(position, ledger_id >> 32 << 32)
+    return 0 <= highs <= _HIGHS_WITHIN_REACH and 0 <= drawn < _DRAWN_WITHIN_REACH
 
 
 class LedgerIds:

@@ -1,12 +1,17 @@
 """A Java bookie that is replaced by ours is the same bookie: the file that it was started with says which."""
 
+import asyncio
 import itertools
 import subprocess
 from pathlib import Path
 
 from rollbook.api.cli.bookie_settings import load_settings
 from rollbook.bookie.bookie import addresses_of
+from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.interop import toolchain
 from tests.interop.cluster import Cluster
 from tests.interop.puppet import Client, Shape
@@ -70,3 +75,14 @@ def test_a_file_with_one_directory_and_host_names_starts_the_bookie_that_java_ha
     assert {each.name for each in directory.iterdir()} == {"journal", "ledgers"}
     bookie.terminate()
     assert bookie.wait(60.0) == 0
+    asyncio.run(_forget(cluster.metadata, bookie_id))
+
+
+async def _forget(metadata: str, bookie_id: str) -> None:
+    """Other tests of the cluster count its bookies."""
+    store = await open_metadata_store(metadata)
+    try:
+        root = MetadataUrl.parse(metadata).ledgers_root
+        await CookieNodes(store, root).delete(BookieId(bookie_id))
+    finally:
+        await store.close()

@@ -426,7 +426,7 @@ def test_a_server_that_starts_truncates_no_log_of_another() -> None:
 
 
 def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
-    """While no bookie told where the log ends the answer was that nothing had been done."""
+    """While no bookie told where the log ends the answer was that nothing had been done. It needs none now."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -436,12 +436,11 @@ def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
         await scene.until(lambda: b.log_server.membership.find("a") is None)
         scene.set_bookies(is_hung=True)
         update = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
-        error = await refused(b.ask(b.service.update_log(update, b.due(50.0))), OutcomeUnknown)
-        assert error.outcome is Outcome.UNKNOWN
-        assert (await scene.stored(log)).list.config.record_bytes_max == 10
         asked_at = scene.world.now
-        await refused(b.ask(b.service.update_log(update, b.due(0.5))), QuorumTimeout)
-        assert scene.world.now - asked_at < 1.0
+        await b.ask(b.service.update_log(update, b.due(50.0)))
+        assert (await scene.stored(log)).list.config.record_bytes_max == 10
+        await b.ask(b.service.update_log(update, b.due(0.5)))
+        assert scene.world.now - asked_at < 5.0
 
     play(story)
 

@@ -333,7 +333,10 @@ async def test_ids_go_on_above_all_that_were_given_out_before_the_store_was_put_
         (99, 100, False),
         (100, 100, True),  # It would be the next one.
         (5 << 32, 100, True),  # As after a store was put back twice from one copy.
-        (1 << 62, 100, False),  # Some client has picked it.
+        (100 + (1 << 20) - 1, 100, True),
+        (4_000_000_000, 100, False),  # Some client has picked it;
+        ((5 << 32) + (1 << 20), 100, False),
+        (1 << 62, 100, False),
         (1 << 62, 1 << 62, True),
     ],
 )
