@@ -32,10 +32,16 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBookie]:
 
 @pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)
 def test_an_attack_costs_little_and_ends(attack: Attack, victim: RunningBookie) -> None:
-    cost = cost_of(victim, attack, 20)
-    assert cost.ended == cost.connections
-    assert cost.bytes_each <= _MIB
-    assert cost.cpu_ms_each <= max(10.0, _counting_ms())
+    """Other work on the machine only adds to the processor time, so the least of three counts."""
+    cpu_ms = []
+    for _ in range(3):
+        cost = cost_of(victim, attack, 20)
+        assert cost.ended == cost.connections
+        assert cost.bytes_each <= _MIB
+        cpu_ms.append(cost.cpu_ms_each)
+        if cpu_ms[-1] <= 10.0:
+            break
+    assert min(cpu_ms) <= max(10.0, _counting_ms())
 
 
 def _counting_ms() -> float:
