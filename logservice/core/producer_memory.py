@@ -20,17 +20,18 @@ class ProducerMemory:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._logs: dict[int, Producers] = {}  # By their identity.
+        self._logs: dict[Producers, None] = {}  # In the order in which they came.
 
     def add(self, producers: Producers) -> None:
         """They count from now on, until `remove`."""
-        self._logs[id(producers)] = producers
+        self._logs[producers] = None
         producers.on_grown = self._on_grown
         self._on_grown(producers.bytes)
 
     def remove(self, producers: Producers) -> None:
         """Idempotent."""
-        if self._logs.pop(id(producers), None) is not None:
+        if producers in self._logs:
+            del self._logs[producers]
             producers.on_grown = lambda _: None
             self.bytes -= producers.bytes
 
@@ -41,11 +42,12 @@ class ProducerMemory:
 
     def _make_room(self) -> None:
         wanted = self._bytes_max - self._bytes_max // _FREED
-        largest = [(-each.bytes, key) for key, each in self._logs.items()]
+        logs = list(self._logs)
+        largest = [(-each.bytes, number) for number, each in enumerate(logs)]
         heapq.heapify(largest)
         while self.bytes > wanted and largest:
-            bytes_before, key = heapq.heappop(largest)
-            producers = self._logs[key]
+            bytes_before, number = heapq.heappop(largest)
+            producers = logs[number]
             producers.forget_half()
             if producers.bytes < -bytes_before:  # Else it is one producer, which stays.
-                heapq.heappush(largest, (-producers.bytes, key))
+                heapq.heappush(largest, (-producers.bytes, number))
