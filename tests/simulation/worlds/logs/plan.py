@@ -113,6 +113,15 @@ def clocks_are_believed(case: Case) -> bool:
     return sum(map(abs, jumps)) < APART_S * 1_000_000
 
 
+def must_read(case: Case, server: str) -> bool:
+    """Whether this server owes a reader the whole log in the end. One whose clock is wrong owns no logs and asks their
+    owner for the tail; if an owner tells a wrong address for ever, the answer can only be that it could not be asked.
+    """
+    jumps = [f.amount for f in case.faults if f.kind is Kind.CLOCK_JUMP and server in f.nodes]
+    is_wrong = abs(sum(jumps)) >= APART_S * 1_000_000
+    return not is_wrong or not any(step.what == words.MISTELL for step in case.steps)
+
+
 def logs_of(case: Case) -> dict[str, LogConfig]:
     """Small segments: a log of a few dozen batches has several."""
     logs = {"a": LogConfig(roll_entries=16)}
