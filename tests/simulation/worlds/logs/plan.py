@@ -56,6 +56,10 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
         steps = [step for step in steps if not step.at_us or rng.random() < _BESIDE_DRILLS]
     drilled: list[Fault] = []
     wanted = [drill] if drill else [each for each in DRILLS if rng.random() < _DRILL_ODDS]
+    if wrong_clock.__name__ in wanted and fast_clock.__name__ in wanted:
+        wanted.remove(
+            fast_clock.__name__
+        )  # With two wrong clocks nobody is believed, and no log has an owner.
     wanted = wanted or [interrupted.__name__]  # Else nothing may come to anything.
     for name in wanted:
         for _ in range(rng.randint(1, 2) if drill is None else 3):
