@@ -229,9 +229,9 @@ class LedgerIndex:
         if self._must_walk:
             return
         self.walks += 1
-        is_first = self.walks == 1
-        self._sweep_due_ns = 0
-        if is_first:  # All has just been read.
+        if known:  # By an earlier walk, perhaps one that was cut short: those that were closed are not read again.
+            self._sweep_due_ns = 0
+        else:
             self._sweep_is_due_in(self._sweep_s)
         logger.info("ledgers_indexed", ledgers=len(self), bookies=len(self.bookies()))
         self._tell_progress()
@@ -249,10 +249,24 @@ class LedgerIndex:
         self._tell_progress()
 
     async def _sweep(self) -> None:
+        self._sweep_is_due_in(self._sweep_s)  # Unless another one is asked for meanwhile.
+        try:
+            is_complete = await self._sweep_all()
+        except BaseException:
+            self._sweep_due_ns = 0
+            raise
+        if not is_complete:
+            return  # The walk that comes first makes it due again.
+        self.sweeps += 1
+        logger.info("ledger_index_swept", ledgers=len(self))
+        self._tell_progress()
+
+    async def _sweep_all(self) -> bool:
+        """False: a walk is owed before all were read."""
         ids = array("q", self._shapes)
         for start in range(0, len(ids), _CHUNK):
             if self._must_walk:
-                return  # It is due again after that.
+                return False
             began_ns = self._clock.monotonic_ns()
             chunk = [each for each in ids[start : start + _CHUNK] if each in self._shapes]
             await self._read(chunk)
@@ -260,10 +274,7 @@ class LedgerIndex:
                 await self._read_noted()
             took_s = (self._clock.monotonic_ns() - began_ns) / 1e9
             await asyncio.sleep(max(len(chunk) / self._reads_per_s - took_s, 0.0))
-        self._sweep_is_due_in(self._sweep_s)
-        self.sweeps += 1
-        logger.info("ledger_index_swept", ledgers=len(self))
-        self._tell_progress()
+        return True
 
     def _sweep_is_due_in(self, seconds: float) -> None:
         self._sweep_due_ns = self._clock.monotonic_ns() + round(seconds * 1e9)

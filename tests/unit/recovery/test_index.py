@@ -242,3 +242,50 @@ async def test_it_is_right_whatever_happens_meanwhile(
     assert index.bookies() == counts
     for bookie in counts:
         assert len(await ids_naming(index, bookie)) == counts[bookie]
+
+
+async def test_a_first_walk_that_was_cut_short_is_followed_by_a_sweep(
+    client: MetadataStore,
+    cluster: Cluster,
+    nodes: LedgerNodes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """RI1: the next walk does not read closed ledgers again, and one of them was moved unheard."""
+    await nodes.create(ledger(1, B1, B2))
+    await closed(nodes, 1)
+    index = LedgerIndex(client, cluster, SystemClock())
+    read_one = index._read_one
+
+    async def read_before_resync(ledger_id: LedgerId) -> None:
+        await read_one(ledger_id)
+        await moved(nodes, 1, B2, B3)
+        index._must_walk = True
+
+    monkeypatch.setattr(index, "_read_one", read_before_resync)
+    await index._walk()
+    monkeypatch.undo()
+    await index._walk()
+    assert await ids_naming(index, B3) == []
+    keeping = asyncio.get_running_loop().create_task(index._keep())
+    await until(index, lambda: index.count(B3) == 1)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_a_sweep_that_is_asked_for_during_a_sweep_is_another_one(
+    index: LedgerIndex, nodes: LedgerNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await nodes.create(ledger(1, B1, B2))
+    await until(index, lambda: index.count(B1) == 1)
+    read = index._read
+
+    async def ask_meanwhile(ids: list[int]) -> None:
+        monkeypatch.undo()
+        await read(ids)
+        index.request_sweep()
+
+    monkeypatch.setattr(index, "_read", ask_meanwhile)
+    sweeps = index.sweeps
+    index.request_sweep()
+    async with asyncio.timeout(DEADLINE_S):
+        await index.swept(sweeps + 1)
