@@ -19,12 +19,26 @@ from typing import Final
 from rollbook.ledger.bookies import Bookies
 from rollbook.ledger.calls import BUSY_OR_BROKEN, Calls, error_of
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.entries import unpack_batch
+from rollbook.ledger.core.entries import consecutive, unpack_batch
 from rollbook.ledger.core.verification import CopyState, state_after
-from rollbook.proto.errors import BookieFailed, RollbookError
-from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.errors import (
+    BookieFailed,
+    EntryStateUnknown,
+    Invalid,
+    Missing,
+    RollbookError,
+)
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.wire.digest import Entry, LedgerDigest
-from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply
+from rollbook.proto.wire.entry_list import EntryList
+from rollbook.proto.wire.messages import (
+    BatchRead,
+    BatchReadReply,
+    ListEntriesReply,
+    Read,
+    ReadReply,
+    Reply,
+)
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.restorer import Restorer
@@ -216,11 +230,7 @@ class Copier:
                 batch = unpack_batch(self._digest, reply.bodies, start, count - len(entries))
             except RollbookError:
                 break
-            usable = 0
-            for entry in batch:
-                if entry.entry_id != start + usable:
-                    break
-                usable += 1
+            usable = consecutive(batch, start)
             entries += batch[:usable]
             if not usable:
                 break
@@ -255,3 +265,16 @@ class Copier:
             except RollbookError as flaw:
                 return state_after(type(flaw))
         return state_after(error or BookieFailed)
+
+
+def listed_in(reply: Reply, ledger_id: LedgerId) -> EntryList:
+    """What a bookie has, by its answer to `ListEntries`; nothing if it cannot tell: what is there may be written again.
+
+    Raises what keeps it from answering.
+    """
+    if isinstance(reply, ListEntriesReply) and reply.error is None and reply.entries:
+        return reply.entries
+    error = error_of(reply)
+    if error is not None and not issubclass(error, Missing | EntryStateUnknown | Invalid):
+        raise error("the bookie does not list its entries", ledger_id=ledger_id)
+    return EntryList(b"")

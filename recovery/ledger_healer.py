@@ -24,7 +24,6 @@ from rollbook.proto.errors import (
     BadMetadata,
     ConnectionLost,
     EntryStateUnknown,
-    Invalid,
     MetadataConflict,
     Missing,
     NoSuchLedger,
@@ -36,9 +35,9 @@ from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.proto.wire.messages import ListEntries, ListEntriesReply, Read, Reply
+from rollbook.proto.wire.messages import ListEntries, Read, Reply
 from rollbook.recovery.budget import ByteBudget, Throttle
-from rollbook.recovery.copier import Copier
+from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.core.healing import (
     WHOLE,
     Range,
@@ -56,7 +55,6 @@ logger = structlog.get_logger()
 
 _WINDOW_ENTRIES_MAX: Final = 10_000
 _ENTRY_OVERHEAD_BYTES: Final = 64
-_NOTHING: Final = EntryList(b"")
 
 
 class Outcome(Enum):
@@ -352,12 +350,7 @@ class LedgerHealer:
         but may be.
         """
         reply = await self._call(ListEntries(self._task.ledger_id))
-        if isinstance(reply, ListEntriesReply) and reply.error is None and reply.entries:
-            return reply.entries
-        error = error_of(reply)
-        if error is not None and not issubclass(error, Missing | EntryStateUnknown | Invalid):
-            raise error("it does not list what it has", ledger_id=self._task.ledger_id)
-        return _NOTHING
+        return listed_in(reply, self._task.ledger_id)
 
     async def _settle(self, ranges: Sequence[Range]) -> None:
         """As far as they are in doubt by themselves."""

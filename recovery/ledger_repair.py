@@ -17,7 +17,6 @@ from typing import Final
 
 import structlog
 
-from rollbook.ledger.calls import error_of
 from rollbook.ledger.core.verification import CopyState
 from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
 from rollbook.proto.cluster.cookies import MemberNodes
@@ -26,10 +25,7 @@ from rollbook.proto.cluster.lost_replies import read_surely
 from rollbook.proto.cluster.marks import Lock
 from rollbook.proto.errors import (
     BookieReadOnly,
-    EntryStateUnknown,
-    Invalid,
     MetadataConflict,
-    Missing,
     NoSuchNode,
     NotEnoughBookies,
     RollbookError,
@@ -40,9 +36,9 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Check, MetadataStore
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.proto.wire.messages import ListEntries, ListEntriesReply
+from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
-from rollbook.recovery.copier import Copied, Copier
+from rollbook.recovery.copier import Copied, Copier, listed_in
 from rollbook.recovery.core.failures import Loss
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.core.plan import (
@@ -59,7 +55,6 @@ logger = structlog.get_logger()
 
 _ROUNDS_MAX: Final = 20  # With writers and others that change the ledger meanwhile.
 _TARGETS_MAX: Final = 3  # That are tried for one seat.
-_NO_ENTRIES: Final = EntryList(b"")
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 
 
@@ -411,12 +406,7 @@ class LedgerRepair:
             ListEntries(self._lock.ledger_id),
             deadline_s=self._ledgers.config.read_deadline_s,
         )
-        if isinstance(reply, ListEntriesReply) and reply.error is None and reply.entries:
-            return reply.entries
-        error = error_of(reply)
-        if error is not None and not issubclass(error, Missing | EntryStateUnknown | Invalid):
-            raise error("the bookie does not list its entries", ledger_id=self._lock.ledger_id)
-        return _NO_ENTRIES
+        return listed_in(reply, self._lock.ledger_id)
 
 
 def _lacking(metadata: LedgerMetadata, seat: Seat, listed: EntryList) -> Iterator[EntryId]:

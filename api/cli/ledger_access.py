@@ -31,6 +31,7 @@ from rollbook.proto.runtime.tls import client_context
 
 T = TypeVar("T")
 
+_SHARES: Final = 1000
 _SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # That a file may have.
 
 
@@ -128,6 +129,21 @@ def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
         length=max(1, length), label=label, file=sys.stderr, hidden=hidden
     ) as progress:
         yield progress.update
+
+
+@contextmanager
+def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that says how much is done, and of how much."""
+    with bar(label, _SHARES) as advance:
+        shown = 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal shown
+            now = _SHARES * done // max(1, total)
+            advance(now - shown)
+            shown = now
+
+        yield on_progress
 
 
 def custom_of(pairs: Sequence[str]) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.confirming import ask_whether
-from rollbook.api.cli.ledger_access import Access, bar
+from rollbook.api.cli.ledger_access import Access, bar_of_shares
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cookies import CookieNodes
@@ -18,7 +18,6 @@ from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.evacuation import Evacuated, Evacuation, EvacuationOrder
 
 _MIB: Final = 1024 * 1024
-_BAR: Final = 1000
 _FAILED: Final = 5
 _COLUMNS: Final = ("ledger_id", "reason")
 
@@ -56,15 +55,7 @@ def recover_bookies(
                 *(ledgers, store, order, WorkerConfig(bytes_per_s_max=mib_per_s * _MIB)),
                 name=socket.gethostname(),
             )
-            with bar(f"recovering {', '.join(order.bookies)}", _BAR) as advance:
-                shown = 0
-
-                def on_progress(done: int, total: int) -> None:
-                    nonlocal shown
-                    now = _BAR * done // max(1, total)
-                    advance(now - shown)
-                    shown = now
-
+            with bar_of_shares(f"recovering {', '.join(order.bookies)}") as on_progress:
                 found = await evacuation.run(on_progress)
             if delete_cookie and found.is_complete and not dry_run and ledger_id is None:
                 cookies = CookieNodes(store, ledgers.cluster.root)

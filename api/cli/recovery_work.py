@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.admin_client import AdminClient
-from rollbook.api.cli.ledger_access import Access, bar
+from rollbook.api.cli.ledger_access import Access, bar_of_shares
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
@@ -22,7 +22,6 @@ from rollbook.recovery.ledger_healer import LedgerHealing, Outcome
 
 _MIB: Final = 1024 * 1024
 _PATH: Final = "/api/v1/bookie/doubts"
-_BAR: Final = 1000
 _RANGES: Final = 1000  # That are settled with one request.
 _WAITING: Final = 5
 _LOST: Final = 7
@@ -92,15 +91,7 @@ def heal_bookie(
             includes_all=includes_all,
             is_rehearsal=dry_run,
         )
-        with bar(f"healing {bookie_id}", _BAR) as advance:
-            shown = 0
-
-            def on_progress(done: int, total: int) -> None:
-                nonlocal shown
-                now = _BAR * done // max(1, total)
-                advance(now - shown)
-                shown = now
-
+        with bar_of_shares(f"healing {bookie_id}") as on_progress:
             return await healer.heal(on_progress)
 
     healing = access.run(heal)
