@@ -446,6 +446,11 @@ class Users:
             self._sums.tell(f"but: {each}")
         return healing.are_ledgers_whole and not healing.doubts_everything
 
+    async def heal_for_sure(self, ledgers: Ledgers, name: str) -> None:
+        """Tries until nothing is left to do: a bookie may still be read-only after its disk was full."""
+        while not await self.heal(ledgers, name, _PATIENCE_S):
+            await asyncio.sleep(_PAUSE_S)
+
     async def _delete(self, ledgers: Ledgers, ledger_id: LedgerId) -> None:
         self._checker.on_doomed(ledger_id)
         while True:
