@@ -28,10 +28,10 @@ _IDENTITY: Final = {
     "format": ("format_bookie", "Erase a bookie and begin anew under its id."),
 }
 _LIFECYCLE: Final = {
-    "drain": ("drain", "Empty bookies that are to leave, while they serve reads."),
+    "drain": ("drain", "Empty bookies that are to leave."),
     "undrain": ("undrain", "Keep bookies that were to leave."),
     "mark-drained": ("mark_drained", "Call bookies drained whose drain failed."),
-    "safe-to-remove": ("safe_to_remove", "Ask whether bookies may go."),
+    "safe-to-remove": ("safe_to_remove", "Ask whether these bookies may go."),
     "remove": ("remove", "Take bookies out of the cluster."),
 }
 _PLACES: Final = {

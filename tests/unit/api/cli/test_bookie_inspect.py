@@ -641,9 +641,9 @@ async def test_exit_codes_are_those_of_all_commands(folder: Path, http: str) -> 
 
 def test_the_overview_says_what_the_commands_say() -> None:
     assert isinstance(group, LazyGroup)
-    assert {*LOOKING, *TELLING, "init", "doctor", "rejoin", "write-off", "format"} == set(
-        group.places
-    )
+    files = ("init", "doctor", "rejoin", "write-off", "format")
+    lifecycle = ("drain", "undrain", "mark-drained", "safe-to-remove", "remove")
+    assert {*LOOKING, *TELLING, *files, *lifecycle} == set(group.places)
     context = click.Context(group)
     for name, place in group.places.items():
         command = group.get_command(context, name)
