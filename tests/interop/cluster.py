@@ -4,6 +4,7 @@ Both makes are started with the same `bk_server.conf`, whose keys are Apache's. 
 is in the folder that it lives in.
 """
 
+import contextlib
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from rollbook.proto.ports import Address
 from tests.interop import toolchain
@@ -29,6 +31,23 @@ SESSION_TIMEOUT_MS: Final = 4_000
 _JVM_STOPPED: Final = 128 + signal.SIGTERM  # However well it went.
 _POLL_S: Final = 0.02
 ROLLBOOK: Final = (sys.executable, "-m", "rollbook.api.cli.main")
+_AUTORECOVERY: Final = "org.apache.bookkeeper.replication.AutoRecoveryMain"
+RECOVERY_SESSION_TIMEOUT_MS: Final = (
+    2_000  # Of processes that are killed so that another one leads.
+)
+_RECOVERY: Final = """
+[recovery]
+metadata = "{metadata}"
+name = "{name}"
+session_timeout_s = 2.0
+[audit]
+lost_bookie_delay_s = 1
+[worker]
+grace_s = 0.5
+locked_pause_s = 0.2
+[steward]
+look_again_s = 1.0
+"""
 _LOGGED: Final = ("sh", "-c", 'exec "$@" >>"$0" 2>&1')  # Then the log's path, then the command.
 
 
@@ -185,6 +204,7 @@ class Cluster:
         self.children = children
         self.metadata = f"zk+{layout}://{tree.server.address}{self._root}"
         self.bookies: list[Bookie] = []
+        self._recovering: list[Child] = []
 
     @property
     def instance_id(self) -> str:
@@ -224,10 +244,58 @@ class Cluster:
 
     def start_autorecovery(self) -> None:
         """Java's auditor and worker in a process of their own, under the first bookie's name."""
-        log_path = self._folder / "autorecovery.log"
-        main_class = "org.apache.bookkeeper.replication.AutoRecoveryMain"
-        config = self.bookies[0].config_path
-        self.children.start(*_LOGGED, log_path, *toolchain.command(main_class, "--conf", config))
+        self._start_java(_AUTORECOVERY, self.bookies[0].config_path)
+
+    def start_javas_autorecovery(self, name: str, *, only_audits: bool = False) -> Child:
+        """Java's auditor and worker, or its auditor alone, under a name that no bookie has.
+
+        Its file serves `shell.run`, too.
+        """
+        settings: dict[str, object] = {
+            "bookieId": name,
+            "advertisedAddress": "127.0.0.1",
+            "allowLoopback": "true",
+            "metadataServiceUri": self.metadata,
+            "zkTimeout": RECOVERY_SESSION_TIMEOUT_MS,
+            "lostBookieRecoveryDelay": 1,
+            "openLedgerRereplicationGracePeriod": 500,
+            "rwRereplicateBackoffMs": 200,
+        }
+        config = self._folder / f"{name}.conf"
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return self._start_java("AuditorOnly" if only_audits else _AUTORECOVERY, config)
+
+    def _start_java(self, main_class: str, config: Path) -> Child:
+        if main_class == _AUTORECOVERY:
+            arguments = toolchain.command(main_class, "--conf", config)
+        else:
+            arguments = toolchain.command(main_class, config)
+        child = self.children.start(*_LOGGED, config.with_suffix(".log"), *arguments)
+        self._recovering.append(child)
+        return child
+
+    def start_recovery(self, name: str, *flags: str) -> Child:
+        """Ours; its parts begin to run when it returns."""
+        config = self._folder / f"{name}.toml"
+        config.write_text(_RECOVERY.format(metadata=self.metadata, name=name))
+        log = config.with_suffix(".log")
+        command = [*ROLLBOOK, "server", "recovery", "--config", str(config), *flags]
+        child = self.children.start("sh", "-c", 'exec "$@" 2>>"$0"', log, *command)
+        assert child.line(PATIENCE_S).startswith(f"ready: recovery server {name}")
+        self._recovering.append(child)
+        return child
+
+    def end_recovery(self) -> None:
+        """Ends all of these, and returns when nobody stands for auditor or holds a lock."""
+        for child in self._recovering:
+            child.terminate()
+        for child in self._recovering:
+            child.wait(PATIENCE_S)
+        self._recovering = []
+        locks = f"{self._root}/underreplication/locks"
+        self.wait_until(
+            lambda: not self.auditors() and not self._children(locks), "their sessions are over"
+        )
 
     def puppet(self) -> Puppet:
         """The Java client."""
@@ -244,6 +312,36 @@ class Cluster:
             if stat:
                 return Standing(folder.endswith("readonly"), stat.ephemeralOwner)
         return None
+
+    def marked(self) -> list[int]:
+        """Ledgers that lack copies, as auditors have marked them."""
+        found = []
+        folders = [f"{self._root}/underreplication/ledgers"]
+        while folders:
+            folder = folders.pop()
+            for name in self._children(folder):
+                if name.startswith("urL"):
+                    found.append(int(name.removeprefix("urL")))
+                else:
+                    folders.append(f"{folder}/{name}")
+        return found
+
+    def auditors(self) -> list[str]:
+        """Those that stand for auditor, the one that leads first."""
+        folder = f"{self._root}/underreplication/auditorelection"
+        found = []
+        for name in sorted(self._children(folder), key=lambda name: int(name.removeprefix("V_"))):
+            with contextlib.suppress(NoNodeError):
+                value, _ = self._zookeeper.get(f"{folder}/{name}")
+                found.append(str(value, "ascii").split('"')[1])
+        return found
+
+    def _children(self, folder: str) -> list[str]:
+        try:
+            names: list[str] = self._zookeeper.get_children(folder)
+        except NoNodeError:
+            return []
+        return names
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S

@@ -17,6 +17,7 @@ _WRITERS: Final = (  # The first that a test's name or its file's has in it.
 )
 _SUBJECTS: Final = (
     (r"conversations", "replies"),
+    (r"autorecovery", "autorecovery"),
     (r"shell\.py|page\.py|bookkeeper_shell|administrators|tell_of_their_disks", "tools"),
     (r"dies|died|killed|dead|lost|stop|away|comes_back|read_only", "bookie away"),
     (r"fence|recover", "recovery"),
@@ -29,7 +30,7 @@ _SUBJECTS: Final = (
 _PLACES: Final = (
     (r"\[cluster|\[.*-cluster", "ours"),
     (r"\[mixed|mixed\.py|conversations\.py", "mixed"),
-    (r"\[javas|page\.py", "Java's"),
+    (r"\[javas|page\.py|java_bookie|_on_javas", "Java's"),
     (r"", "ours"),
 )
 _NOTHING: Final = "-"

@@ -6,6 +6,7 @@ from tests.interop.matrix import Matrix
 
 OURS = "tests/interop/test_our_client.py::test_java_reads_what_we_wrote[javas-v3-3/2/2-MAC]"
 THEIRS = "tests/interop/test_our_client.py::test_we_follow_a_java_writer[mixed-v2]"
+REPAIRED = "tests/interop/test_autorecovery.py::test_we_make_the_copies_of_a_lost_java_bookie"
 ALONE = "tests/interop/test_ledgers.py::test_a_deleted_ledger_is_gone[v2]"
 
 
@@ -22,11 +23,13 @@ def test_a_cell_counts_what_passed_and_says_what_failed() -> None:
     matrix.pytest_runtest_logreport(report(THEIRS, "passed"))
     matrix.pytest_runtest_logreport(report(THEIRS, "failed", "setup"))
     matrix.pytest_runtest_logreport(report(ALONE, "passed"))
+    matrix.pytest_runtest_logreport(report(REPAIRED, "passed"))
     assert [line.split() for line in matrix.lines()] == [
-        ["who", "writes", "bookies", "following", "deletion", "striping"],
-        ["we,", "Java", "reads", "Java's", "-", "-", "1"],
-        ["Java,", "we", "read", "mixed", "1", "FAILED", "-", "-"],
-        ["Java", "alone", "ours", "-", "1", "-"],
+        ["who", "writes", "bookies", "autorecovery", "following", "deletion", "striping"],
+        ["we,", "Java", "reads", "Java's", "-", "-", "-", "1"],
+        ["Java,", "we", "read", "mixed", "-", "1", "FAILED", "-", "-"],
+        ["Java", "alone", "ours", "-", "-", "1", "-"],
+        ["Java", "alone", "Java's", "1", "-", "-", "-"],
     ]
 
 
