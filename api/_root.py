@@ -21,17 +21,31 @@ if TYPE_CHECKING:
     from rollbook.api.client import aio
     from rollbook.api.client.config import LogClientConfig
     from rollbook.api.client.sync import connect
+    from rollbook.logservice.core.block import pack_block
+    from rollbook.logservice.ids import ProducerRef
     from rollbook.logservice.log_config import LogConfig
     from rollbook.proto.errors import RollbookError
 
 __version__: Final = "0.1.0.dev0"
-__all__ = ["LogClientConfig", "LogConfig", "RollbookError", "__version__", "aio", "connect", "wal"]
+__all__ = [
+    "LogClientConfig",
+    "LogConfig",
+    "ProducerRef",
+    "RollbookError",
+    "__version__",
+    "aio",
+    "connect",
+    "pack_block",
+    "wal",
+]
 
 _HOMES: Final = {
     "LogClientConfig": "rollbook.api.client.config",
     "LogConfig": "rollbook.logservice.log_config",
+    "ProducerRef": "rollbook.logservice.ids",
     "RollbookError": "rollbook.proto.errors",
     "connect": "rollbook.api.client.sync",
+    "pack_block": "rollbook.logservice.core.block",
 }
 _MODULES: Final = {"aio": "rollbook.api.client.aio", "wal": "rollbook.api.wal"}
 

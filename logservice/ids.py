@@ -127,7 +127,10 @@ class LogName:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRef:
-    """Who framed a batch, and which one of his it is: sent again, it is recognised by this."""
+    """The producer of a batch, and the batch's number: a log recognises a repeated one by them.
+
+    An id has 1 to 64 bytes.
+    """
 
     id: bytes
     epoch: int  # One session of the producer; a higher one fences the lower ones.

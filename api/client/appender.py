@@ -18,7 +18,7 @@ from rollbook.api.client.owners import Owners
 from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
-from rollbook.logservice.core.block import Codec, Headers, pack_block
+from rollbook.logservice.core.block import Codec, Headers, pack_block, with_producer
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.errors import (
@@ -60,6 +60,16 @@ class Records:
             raise
 
 
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A batch that was framed elsewhere."""
+
+    block: bytes
+
+    def pack(self, producer: ProducerRef, _: Codec) -> bytes:
+        return with_producer(self.block, producer)
+
+
 def _require_bytes(what: str, column: Sequence[object]) -> None:
     for each in column:
         if not isinstance(each, bytes | bytearray | memoryview):
@@ -87,8 +97,32 @@ class Appender:
         self._line: AppendLine | None = None
         self._ref = 0
 
+    async def append_as(
+        self,
+        ref: ProducerRef,
+        records: Records | Framed,
+        condition: Condition | None,
+        timeout_s: float | None,
+    ) -> AppendAck:
+        """Under a number of the caller's: no other one is tried. Cancelled, it may have been appended or not."""
+        return await self.append_framed(
+            records.pack(ref, self._codec), ref.seq, condition, timeout_s
+        )
+
+    async def append_framed(
+        self, block: bytes, seq: int, condition: Condition | None, timeout_s: float | None
+    ) -> AppendAck:
+        """`seq`: the number that the block bears. Cancelled, it may have been appended or not."""
+        due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
+        try:
+            with self._owners.outages.waiting():
+                return await self._append(_checked(block), seq, condition, due)
+        except RollbookError as error:
+            self._owners.outages.explained(error)
+            raise
+
     async def append(
-        self, records: Records, condition: Condition | None, timeout_s: float | None
+        self, records: Records | Framed, condition: Condition | None, timeout_s: float | None
     ) -> AppendAck:
         """Cancelled, it may have been appended or not."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
@@ -112,7 +146,11 @@ class Appender:
                 self._idle.append(producer)
 
     async def _append_as(
-        self, producer: Producer, records: Records, condition: Condition | None, due: float
+        self,
+        producer: Producer,
+        records: Records | Framed,
+        condition: Condition | None,
+        due: float,
     ) -> AppendAck:
         """Once more in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
         while True:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from rollbook.logservice.core.block import Codec, Headers, pack_block, renumbered
+from rollbook.logservice.core.block import Codec, Headers, pack_block, with_producer
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.words import AppendAck
 from rollbook.proto.errors import RollbookError
@@ -84,7 +84,7 @@ class Batch:
 
     def renumber(self, producer: ProducerRef) -> None:
         """The same records, as another batch of the same producer."""
-        self.block = renumbered(self.block, producer)
+        self.block = with_producer(self.block, producer)
         self.seq, self.first_sent_at = producer.seq, 0.0
 
     def settle(self, ack: AppendAck | None, error: RollbookError | None) -> None:

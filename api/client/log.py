@@ -5,19 +5,26 @@ from dataclasses import fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rollbook.api.client.appender import Appender, Records
+from rollbook.api.client.appender import Appender, Framed, Records
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.pipeline import Pipeline, Source
-from rollbook.api.client.positions import Start, condition_of, milliseconds_of, position_of
+from rollbook.api.client.positions import (
+    Start,
+    checked_producer,
+    condition_of,
+    milliseconds_of,
+    position_of,
+)
 from rollbook.api.client.reader import EventReader, RecordBatch, batches_of, records_of
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
 from rollbook.api.nearest import did_you_mean
 from rollbook.logservice import words
-from rollbook.logservice.core.block import Headers, Record
+from rollbook.logservice.core.block import Headers, Record, producer_of
 from rollbook.logservice.ids import (
     LogName,
     Offset,
+    ProducerRef,
     SegmentId,
     parse_cursor_name,
     parse_offset,
@@ -90,15 +97,54 @@ class Log:
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[Headers | None] | None = None,
         event_times: Sequence[int | None] | None = None,
+        producer: ProducerRef | None = None,
         expect: int | None = None,
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> words.AppendAck:
-        """One atomic batch: all of them or none. Else as `append`, also if it is cancelled."""
+        """One atomic batch: all of them or none. Else as `append`, also if it is cancelled.
+
+        `producer`: the number of this batch, which the caller chooses and repeats, also after a crash. A batch that
+        the log has is not appended again: the ack has `is_duplicate`, and the offsets of the first one. Number 0
+        begins an epoch; append one batch of a producer after the other.
+
+        Raises, with a `producer`, `DuplicateDiffers` for other records under a number that is taken: always if
+        they are more or fewer, else only for the producer's newest batch, so compare an older one with what
+        `read_batches` returns for the offsets of the ack. `DuplicateTooOld`: it is in the log, and the log remembers
+        no offsets (outcome APPLIED). `ProducerGap`: a batch before it is missing, or the log has forgotten the
+        producer. `ProducerFenced`: a higher epoch has begun.
+        """
         records = Records(values, keys, headers, event_times)
         condition = condition_of(expect, epoch, must_be_empty)
+        if producer is not None:
+            ref = checked_producer(producer)
+            return await self._appender.append_as(ref, records, condition, timeout_s)
         return await self._appender.append(records, condition, timeout_s)
+
+    async def append_block(
+        self,
+        block: bytes,
+        *,
+        producer: ProducerRef | None = None,
+        expect: int | None = None,
+        epoch: int | None = None,
+        must_be_empty: bool = False,
+        timeout_s: float | None = None,
+    ) -> words.AppendAck:
+        """A batch that was framed before, by `rollbook.pack_block` or by the writer of another log (`Block.data`).
+
+        Its records stay as they are, byte for byte; the server checks sizes, layout and checksum. `producer`
+        replaces the one that it bears; without one it keeps its own, if any. Else as `append_many`, also if it is
+        cancelled. Raises `InvalidBlock`, `BadChecksum`, `EntryTooLarge`.
+        """
+        condition = condition_of(expect, epoch, must_be_empty)
+        if producer is not None:
+            ref = checked_producer(producer)
+            return await self._appender.append_as(ref, Framed(block), condition, timeout_s)
+        if (own := producer_of(block)) is not None:
+            return await self._appender.append_framed(block, own.seq, condition, timeout_s)
+        return await self._appender.append(Framed(block), condition, timeout_s)
 
     def writer(self, *, epoch: int | None = None) -> Writer:
         """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.

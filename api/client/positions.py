@@ -1,4 +1,4 @@
-"""Positions and conditions as a caller writes them."""
+"""Positions, conditions and producers as a caller writes them."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -12,6 +12,7 @@ from rollbook.logservice.ids import (
     Earliest,
     Latest,
     Position,
+    ProducerRef,
     parse_offset,
     parse_position,
     parse_writer_epoch,
@@ -61,3 +62,15 @@ def condition_of(expect: int | None, epoch: int | None, must_be_empty: bool) -> 
         must_be_empty,
         None if epoch is None else parse_writer_epoch(epoch),
     )
+
+
+def checked_producer(producer: ProducerRef) -> ProducerRef:
+    """Raises `InvalidRequest` for one that no block can bear, which types alone do not exclude."""
+    if not isinstance(producer, ProducerRef):
+        raise InvalidRequest(
+            f"producer={producer!r:.80} is no ProducerRef",
+            next_step="give rollbook.ProducerRef(id, epoch, seq)",
+        )
+    if not isinstance(producer.id, bytes):
+        raise InvalidRequest(f"a producer's id is bytes, not {type(producer.id).__name__}")
+    return producer

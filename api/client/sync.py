@@ -40,7 +40,7 @@ from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.unacked import attach
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Headers, Record
-from rollbook.logservice.ids import LogName, Offset, SegmentId
+from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import RecordsUnacked
 from rollbook.proto.runtime.loop_thread import LoopThread
@@ -257,6 +257,7 @@ class SyncLog:
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[Headers | None] | None = None,
         event_times: Sequence[int | None] | None = None,
+        producer: ProducerRef | None = None,
         expect: int | None = None,
         epoch: int | None = None,
         must_be_empty: bool = False,
@@ -267,6 +268,27 @@ class SyncLog:
             keys=keys,
             headers=headers,
             event_times=event_times,
+            producer=producer,
+            expect=expect,
+            epoch=epoch,
+            must_be_empty=must_be_empty,
+            timeout_s=timeout_s,
+        )
+        return self._thread.run(work)
+
+    def append_block(
+        self,
+        block: bytes,
+        *,
+        producer: ProducerRef | None = None,
+        expect: int | None = None,
+        epoch: int | None = None,
+        must_be_empty: bool = False,
+        timeout_s: float | None = None,
+    ) -> words.AppendAck:
+        work = self._log.append_block(
+            block,
+            producer=producer,
             expect=expect,
             epoch=epoch,
             must_be_empty=must_be_empty,

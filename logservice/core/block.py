@@ -97,7 +97,6 @@ _CLIENT_HEADER: Final = struct.Struct("<BBBBIIIIIq")
 _SERVER_HEADER: Final = struct.Struct("<qqqq")
 _SPAN: Final = struct.Struct("<q28xI")  # From the server's half on: base offset, count.
 _PACKING: Final = struct.Struct("<B14xI")  # From the codec on, with the unpacked size.
-_NUMBER: Final = struct.Struct("<Iq")  # A producer's epoch and sequence number, before its id.
 _CRC: Final = struct.Struct("<I")
 _PAIR: Final = struct.Struct("<ii")
 _PADDING: Final = tuple(bytes(-length % 8) for length in range(8))
@@ -257,13 +256,32 @@ def pack_block(
     return _pack(sections, count, 0, producer, codec)
 
 
-def renumbered(block: bytes, producer: ProducerRef) -> bytes:
-    """A client's half that is not stamped yet, with another epoch and number of the same producer."""
-    start = HEADER_BYTES - _NUMBER.size
-    assert block[HEADER_BYTES : HEADER_BYTES + len(producer.id)] == producer.id
-    number = _NUMBER.pack(producer.epoch, producer.seq)
-    half = b"".join((block[_CLIENT_HALF:start], number, memoryview(block)[HEADER_BYTES:]))
+def with_producer(block: bytes, producer: ProducerRef) -> bytes:
+    """The same records as a batch of this producer, not stamped: byte for byte what `pack_block` makes for it.
+
+    Raises `InvalidBlock`, `UnsupportedVersion`, and `BadChecksum` for a damaged block: its new CRC would hide that.
+    """
+    header = _unpack_header(block)
+    if google_crc32c.value(block[_CLIENT_HALF:]) != header.crc:
+        raise BadChecksum
+    half = b"".join(
+        (
+            _CLIENT_HEADER.pack(
+                *(header.flags, header.codec, len(producer.id), 0, header.records),
+                *(header.sections, header.stored_bytes, header.unpacked_bytes),
+                *(producer.epoch, producer.seq),
+            ),
+            producer.id,
+            _PADDING[len(producer.id) % 8],
+            memoryview(block)[header.body :],
+        )
+    )
     return b"".join((MAGIC, _CRC.pack(google_crc32c.value(half)), _UNSTAMPED, half))
+
+
+def producer_of(block: bytes) -> ProducerRef | None:
+    """Whose batch it is. Raises `InvalidBlock`, `UnsupportedVersion`."""
+    return _producer_of(block, _unpack_header(block))
 
 
 def by_name(headers: Headers) -> dict[str, bytes]:

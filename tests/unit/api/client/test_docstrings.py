@@ -68,6 +68,7 @@ def test_every_wait_says_what_cancelling_it_leaves() -> None:
 _INDIRECT: Final = (
     "ask",
     "append",
+    "append_block",
     "append_many",
     "mark",
     "close",

@@ -18,13 +18,14 @@ from rollbook.logservice.core.block import (
     pack_block,
     pack_control_block,
     packed_body_of,
-    renumbered,
+    producer_of,
     span_of,
     stamped,
+    with_producer,
 )
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import BlockCorrupt, EntryTooLarge, InvalidRequest
+from rollbook.proto.errors import BadChecksum, BlockCorrupt, EntryTooLarge, InvalidRequest
 from tests.unit.logservice.core.blocks import Batch, batches, stamped_at
 
 
@@ -123,12 +124,25 @@ def test_the_server_writes_its_half_and_nothing_else(batch: Batch) -> None:
     assert check_block(block, CEILING) == check_block(packed, CEILING)  # A retry of what was read.
 
 
-def test_a_batch_that_is_numbered_again_is_what_it_would_have_been() -> None:
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("before", [None, ProducerRef(b"p" * 16, 1, 7), ProducerRef(b"abc", 0, 0)])
+def test_a_batch_given_a_producer_is_what_it_would_have_been(
+    before: ProducerRef | None, codec: Codec
+) -> None:
     values = [b"a" * 40, b"bc"] * 20
-    for identity, codec in ((b"p" * 16, Codec.NONE), (b"prod", Codec.ZSTD)):
-        before, after = ProducerRef(identity, 1, 7), ProducerRef(identity, 2**32 - 1, 2**40)
-        block = pack_block(values, producer=before, codec=codec)
-        assert renumbered(block, after) == pack_block(values, producer=after, codec=codec)
+    after = ProducerRef(b"p" * 16, 2**32 - 1, 2**40)
+    block = pack_block(values, producer=before, codec=codec)
+    expected = pack_block(values, producer=after, codec=codec)
+    assert with_producer(block, after) == expected
+    assert with_producer(stamped_at(block), after) == expected  # One that was read from a log.
+    assert (producer_of(block), producer_of(expected)) == (before, after)
+
+
+def test_a_new_producer_hides_no_damage() -> None:
+    block = bytearray(pack_block([b"value"] * 3))
+    block[-9] ^= 1
+    with pytest.raises(BadChecksum):
+        with_producer(bytes(block), ProducerRef(b"p", 0, 0))
 
 
 def test_columns_are_buffers_as_arrow_lays_them_out() -> None:
