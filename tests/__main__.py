@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     everything = kind.add_parser("all", help="every kind that stands, in a size that takes minutes")
     everything.add_argument(
-        "--thorough", action="store_true", help="what must hold before a change lands; ~15 min"
+        "--thorough", action="store_true", help="what must hold before a change lands; ~30 min"
     )
     everything.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     everything.set_defaults(run=kinds.everything)
@@ -85,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
 
     mutants = kind.add_parser("mutants", help="planted bugs that fresh seeds must find")
     mutants.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
+    mutants.add_argument(
+        "--one-in",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="a share of them, by the first seed (1)",
+    )
     mutants.add_argument("--show", metavar="NAME", help="find one, shrink it, tell what happened")
     mutants.set_defaults(run=kinds.mutants)
 

@@ -68,12 +68,15 @@ def everything(arguments: argparse.Namespace) -> Tally:
     """Every kind that stands; `--thorough` is what must hold before a change lands."""
     first = f"--from={arguments.seed}"
     sizes = {
-        "contract": ["--sequences=500" if arguments.thorough else "--sequences=100", first],
-        "simulate": ["--seeds=1200" if arguments.thorough else "--seeds=500", first],
+        "contract": ["--sequences=300" if arguments.thorough else "--sequences=100", first],
+        "simulate": ["--seeds=800" if arguments.thorough else "--seeds=500", first],
         "determinism": ["--seeds=60", first],
-        "mutants": [first],
+        "mutants": [
+            "--one-in=2",
+            first,
+        ],  # Each commit tries the other half, or the same one on other seeds.
         "crash": [
-            *(("--kills=100", "--cuts=25") if arguments.thorough else ("--kills=10", "--cuts=5")),
+            *(("--kills=50", "--cuts=15") if arguments.thorough else ("--kills=10", "--cuts=5")),
             first,
         ],
         "hostile": [],
@@ -85,7 +88,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
-    images = "--images=100000" if arguments.thorough else "--images=20000"
+    images = "--images=30000" if arguments.thorough else "--images=10000"
     kinds["images"] = ["tests", "crash", images, first]
     kills = ["--kills=10", "--browser"] if arguments.thorough else ["--kills=3"]
     kinds["kills"] = ["tests", "rest", *kills, first]
@@ -94,8 +97,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
-    # More than are to count, 1,000 and 150: one in ten proves too little.
-    ledgers = "--seeds=1250" if arguments.thorough else "--seeds=100"
+    # More than are to count, 600 and 150: one in ten proves too little.
+    ledgers = "--seeds=700" if arguments.thorough else "--seeds=100"
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
     logs = "--seeds=180" if arguments.thorough else "--seeds=30"
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
@@ -335,9 +338,9 @@ def mutants(arguments: argparse.Namespace) -> Tally:
     if arguments.show:
         tally: Tally = module.show(arguments.show, arguments.seed, _say)
     else:
-        tally = module.run(arguments.seed, _say)
+        tally = module.run(arguments.seed, _say, arguments.one_in)
         images = importlib.import_module("tests.crash.images.run")
-        _add(tally, images.find_flaws(arguments.seed, _say))
+        _add(tally, images.find_flaws(arguments.seed, _say, arguments.one_in))
     return tally
 
 
