@@ -13,7 +13,9 @@ Who leads is settled as BookKeeper's auditors settle it (`proto/cluster/election
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -35,6 +37,8 @@ from rollbook.recovery.patience import LOOK_AGAIN_S, follow, patiently, until_do
 from rollbook.recovery.tasks import AuditOrders
 
 logger = structlog.get_logger()
+
+_MARKS_TOGETHER: Final = 32  # In one transaction.
 
 _LATE_MAX: Final = (
     10_000  # Ledgers that name a lost bookie after the pass; then all are passed again.
@@ -245,41 +249,64 @@ class Auditor:
 
         async def work() -> None:
             nonlocal is_stopped
-            for ledger_id in remaining:
-                if is_stopped or not self._is_enabled or self._losses.is_braked:
-                    is_stopped = True
-                    return
+            while chunk := list(islice(remaining, _MARKS_TOGETHER)):
                 try:
-                    await self._mark(ledger_id, lost)
+                    is_stopped = is_stopped or not await self._mark_chunk(chunk, lost)
                 except BaseException:
                     is_stopped = True
                     raise
-                self.state.to_mark -= 1
+                if is_stopped:
+                    return
+                self.state.to_mark -= len(chunk)
 
-        works = (work() for _ in range(self._config.marks_at_once))
+        chunks_at_once = max(1, self._config.marks_at_once // _MARKS_TOGETHER)
+        works = (work() for _ in range(chunks_at_once))
         for result in await asyncio.gather(*works, return_exceptions=True):
             if result is not None:
                 raise result
         self.state.to_mark = 0
         return not is_stopped
 
-    async def _mark(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> None:
-        shape = self._index.shape(ledger_id)
-        if shape is None:
-            return  # It was deleted.
+    async def _mark_chunk(self, ids: Sequence[LedgerId], lost: frozenset[BookieId]) -> bool:
+        """All in one transaction if none is marked yet, else one by one. False: it has to stop."""
+        if not self._may_mark:
+            return False
+        marks = {each: gone for each in ids if (gone := self._gone_from(each, lost))}
+        if len(marks) > 1 and await self._marks.mark_new(marks, self._now_ms()):
+            self.state.marked += len(marks)
+            return True
+        for ledger_id in marks:
+            if not self._may_mark:
+                return False
+            await self._mark(ledger_id, lost)
+        return True
+
+    @property
+    def _may_mark(self) -> bool:
+        return bool(self._is_enabled) and not self._losses.is_braked
+
+    def _gone_from(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> tuple[BookieId, ...]:
+        """Empty: the ledger was deleted, or it names them no more, or they are back."""
         missing = self._losses.missing
+        shape = self._index.shape(ledger_id) or ()
         names = [BookieId(each) for each in shape if isinstance(each, str)]
-        gone = [each for each in dict.fromkeys(names) if each in lost and each in missing]
+        return tuple([each for each in dict.fromkeys(names) if each in lost and each in missing])
+
+    async def _mark(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> None:
+        gone = self._gone_from(ledger_id, lost)
         if not gone:
-            return  # It names them no more, or they are back.
+            return
         try:
-            is_new = await self._marks.mark(ledger_id, gone, self._clock.wall_us() // 1000)
+            is_new = await self._marks.mark(ledger_id, gone, self._now_ms())
         except (BadMetadata, MetadataConflict) as error:
             if ledger_id not in self._bad_marks:
                 logger.warning("ledger_not_marked", ledger_id=ledger_id, reason=error.message)
                 self._bad_marks.add(ledger_id)
             return
         self.state.marked += is_new
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1000
 
     def _tell(self) -> None:
         state, losses = self.state, self._losses

@@ -13,7 +13,7 @@ Drain tasks have the form of marks and lie in our own tree (`MarkTree`): Java's 
 copies of a draining bookie sound, and delete the marks.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -32,6 +32,7 @@ from rollbook.proto.cluster.lost_replies import (
 from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
 from rollbook.proto.errors import (
     BadMetadata,
+    ConnectionLost,
     MetadataConflict,
     NodeExists,
     NoSuchNode,
@@ -70,6 +71,7 @@ from rollbook.proto.ports import (
     CreateMode,
     Delete,
     MetadataStore,
+    Op,
     SessionId,
     Watch,
 )
@@ -135,6 +137,22 @@ class MarkTree:
             except (MetadataConflict, NoSuchNode):
                 continue
         raise MetadataConflict("the mark changes again and again", path=path)
+
+    async def mark_new(self, missing: Mapping[LedgerId, tuple[BookieId, ...]], now_ms: int) -> bool:
+        """Marks ledgers none of which is marked yet, in one transaction.
+
+        False: one of them is marked, or a folder above is not there, or the reply was lost. Then `mark` each by itself.
+        """
+        packed = {each: pack_mark(Mark(each, now_ms)) for each in dict.fromkeys(missing.values())}
+        ops: list[Op] = []
+        for ledger_id, bookies in missing.items():
+            path = self.path(ledger_id)
+            ops += (Create(path.rpartition("/")[0]), Create(path, packed[bookies]))
+        try:
+            await self._store.transaction(ops)
+        except (NodeExists, NoSuchNode, ConnectionLost, SessionExpired):
+            return False
+        return True
 
     async def _create(self, path: str, new: bytes) -> None:
         """Its folder is as a rule its own, so the two are made together, in one round trip."""

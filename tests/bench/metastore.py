@@ -27,7 +27,7 @@ ALONE: Final = 200
 Open = Callable[[], AbstractAsyncContextManager[MetadataStore]]
 
 # A process that owns the store until its standard input is closed.
-_OWNER: Final = """
+OWNER: Final = """
 import asyncio, sys
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -87,7 +87,7 @@ async def _socket() -> AsyncIterator[MetadataStore]:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite://{folder}/metadata.db"
         with subprocess.Popen(
-            [sys.executable, "-c", _OWNER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", OWNER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as owner:
             assert owner.stdin is not None
             assert owner.stdout is not None

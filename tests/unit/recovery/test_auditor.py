@@ -227,6 +227,21 @@ async def test_what_java_moved_unheard_is_marked(site: Site) -> None:
         await site.until_marked({1: {3}})
 
 
+async def test_many_are_marked_in_few_transactions_and_none_is_left_out(site: Site) -> None:
+    """AU4: where some are marked already, those around them are marked one by one."""
+    for ledger_id in range(300):
+        await site.make(ledger_id, 0, 1)
+    await site.marks.prepare()
+    await site.marks.mark(LedgerId(100), [B[3]], 1)
+    async with site.auditor() as auditor:
+        await settled(auditor, set())
+        site.store.writes = 0
+        await site.lose(0)
+        await site.until_marked({each: {0, 3} if each == 100 else {0} for each in range(300)})
+        assert auditor.state.marked == 300
+    assert site.store.writes < 100
+
+
 async def test_two_auditors_and_one_that_dies_half_way_do_no_harm(
     site: Site, service: MemoryService
 ) -> None:

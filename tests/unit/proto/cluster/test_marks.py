@@ -16,7 +16,7 @@ from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 ROOT = "/ledgers"
 U = f"{ROOT}/underreplication"
 B1, B2, B3 = (BookieId(f"b{number}:3181") for number in (1, 2, 3))
-L7, L8 = LedgerId(7), LedgerId(8)
+L7, L8, L9 = LedgerId(7), LedgerId(8), LedgerId(9)
 MARK_7 = f"{U}/ledgers/0000/0000/0000/0007/urL0000000007"
 LOCK_7 = f"{U}/locks/urL0000000007"
 LOST = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
@@ -101,6 +101,38 @@ async def test_a_mark_is_made_whatever_is_lost(
     found = await marks.read(L7)
     assert found is not None
     assert found.mark == Mark((B1, B2) if exists else (B2,), 2)
+
+
+async def test_new_marks_are_made_together(
+    marks: Marks, store: FaultyStore, rival: MetadataStore
+) -> None:
+    """A19: byte for byte as one by one."""
+    await marks.mark(L9, [B1], 1)  # For the folders above.
+    store.writes = 0
+    assert await marks.mark_new({L7: (B1, B2), L8: (B2,)}, 1700)
+    assert store.writes == 1
+    assert await value_at(rival, MARK_7) == pack_mark(Mark((B1, B2), 1700))
+    assert await value_at(rival, MARK_7.replace("7", "8")) == pack_mark(Mark((B2,), 1700))
+
+
+@pytest.mark.parametrize("fate", [Fate.OK, *LOST, Fate.EXPIRED])
+async def test_marks_that_are_there_are_left_to_be_marked_one_by_one(
+    marks: Marks, store: FaultyStore, fate: Fate
+) -> None:
+    """MK1."""
+    await marks.mark(L7, [B1], 1)
+    store.fates.append(fate)
+    missing = {L7: (B2,), L8: (B2,)}
+    assert not await marks.mark_new(missing, 2)
+    for ledger_id, bookies in missing.items():
+        await marks.mark(ledger_id, bookies, 2)
+    found = [await marks.read(each) for each in (L7, L8)]
+    assert [each and each.mark for each in found] == [Mark((B1, B2), 2), Mark((B2,), 2)]
+
+
+async def test_new_marks_without_folders_above_are_left_too(marks: Marks) -> None:
+    assert not await marks.mark_new({L7: (B1,), L8: (B1,)}, 1)
+    assert await marks.mark(L7, [B1], 1)
 
 
 async def test_two_auditors_that_mark_one_ledger_lose_nothing(
