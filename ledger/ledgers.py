@@ -105,7 +105,7 @@ class Ledgers:
             *(self.nodes, self.bookies, self._placement, self._health),
             *(clock, randomness, config),
         )
-        self._seat_watch = SeatWatch(self.live, self._open_writers, clock)
+        self._seat_watch = SeatWatch(self.live, self._open_writers, self._pardon, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
         self._look_at = _HANDLES_MIN  # So many handles, whether some of them were closed.
         self._has_layout = False
@@ -381,13 +381,16 @@ class Ledgers:
         live = self.live()
         if len(self._placement.usable(live)) < count:
             return False
-        resting = self._placement.resting(live, self._clock.monotonic_ns())
-        await pardon_those_that_answer(
-            *(resting, self.bookies, self._health, self._clock), question_s=_QUESTION_S
-        )
+        await self._pardon()
         live, now_ns = self.live(), self._clock.monotonic_ns()
         resting = self._placement.resting(live, now_ns)
         return len(self._placement.usable(live)) - len(resting) >= count
+
+    async def _pardon(self) -> None:
+        resting = self._placement.resting(self.live(), self._clock.monotonic_ns())
+        await pardon_those_that_answer(
+            *(resting, self.bookies, self._health, self._clock), question_s=_QUESTION_S
+        )
 
     @property
     def knows_racks(self) -> bool:

@@ -3,7 +3,7 @@
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from rollbook.ledger.core.absences import Absences
@@ -22,9 +22,12 @@ class SeatWatch:
         self,
         live: Callable[[], LiveBookies],
         writers: Callable[[], Iterable[LedgerWriter]],
+        pardon: Callable[[], Awaitable[object]],
         clock: Clock,
     ) -> None:
+        """`pardon` asks the bookies in quarantine whether they live; those that answer may take seats again."""
         self._live = live
+        self._pardon = pardon
         self._writers = writers
         self._clock = clock
         self._absences = Absences()
@@ -66,11 +69,18 @@ class SeatWatch:
         gone = self._absences.on_look(members, registered, draining, self._clock.monotonic_ns())
         is_at_rest = len(registered) == len(members) and not gone
         self._looked_at = live if is_at_rest else None
-        moved = 0
+        moved, is_stuck = 0, False
         for writer in writers:
-            for bookie in gone.intersection(writer.metadata.fragments[-1].ensemble):
+            for bookie in writer.metadata.fragments[-1].ensemble:
+                if bookie not in gone:
+                    continue
                 reason = "it is draining" if bookie in draining else "it is not registered"
-                moved += writer.leave(BookieUnreachable(reason, bookie=bookie), bookie)
+                if not writer.leave(BookieUnreachable(reason, bookie=bookie), bookie):
+                    is_stuck = True
+                    continue
+                moved += 1
                 if moved >= _SEATS_PER_STEP:
                     await asyncio.sleep(_STEP_S)
                     moved = 0
+        if is_stuck:  # Once for all writers; the next look makes use of it.
+            await self._pardon()

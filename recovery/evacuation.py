@@ -155,8 +155,8 @@ class Evacuation:
                     self._store,
                     lock,
                     in_question=(),
-                    draining=self._order.bookies,
-                    is_grace_over=is_grace_over,
+                    draining=dict.fromkeys(self._order.bookies),
+                    is_grace_over=lambda _: is_grace_over,
                     local_bookie=None,
                     targets=self._order.targets,
                     budget=self._budget,
@@ -179,7 +179,7 @@ class Evacuation:
         if found.is_complete:
             self.found.repaired += 1
             return True
-        if found.awaits_writer and not found.losses and not found.unavailable:
+        if found.awaited and not found.losses and not found.unavailable:
             return False
         self._fail(ledger_id, _reason_of(found))
         return True

@@ -6,14 +6,14 @@
           └───── again, until nothing is short
 
 A seat changes hands only when its whole share is durable on the bookie that takes it (RP1), and only if its bookie is
-draining, or is marked and still lost when the swap is made (RP2). The swap names the lock, and the target as it was
-before the copy began (RP3). A ledger is closed for a repair only after its writer had the grace period (RP4).
+draining, or is marked and still lost when the swap is made (RP2). The swap names the lock, the lifecycle by which its
+bookie drains, and the target as it was before the copy began (RP3). A ledger is closed for a repair only after its writer had the grace period (RP4).
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -64,6 +64,13 @@ class SeatOutcome(Enum):
     STUCK = "stuck"  # Entries cannot be had, now or ever.
 
 
+class OpenEnd(NamedTuple):
+    """A fragment that is written to, and its members that are in question."""
+
+    first_entry: EntryId
+    bookies: tuple[BookieId, ...]
+
+
 @dataclass(slots=True)
 class Repair:
     """What one run of `LedgerRepair` did."""
@@ -73,15 +80,14 @@ class Repair:
     entry_bytes: int = 0
     seats: int = 0  # That were restored, or changed hands.
     was_closed: bool = False  # For the repair.
-    awaits_writer: bool = (
-        False  # Nothing failed: its writer has time until the grace period is over.
-    )
+    # Nothing failed: this end has to be left by its writer, who has time until the grace period is over.
+    awaited: OpenEnd | None = None
     losses: list[Loss] = field(default_factory=list)
     unavailable: str = ""  # Entries that cannot be had now, and who said what.
 
     @property
     def is_complete(self) -> bool:
-        return not (self.awaits_writer or self.losses or self.unavailable)
+        return not (self.awaited or self.losses or self.unavailable)
 
 
 class LedgerRepair:
@@ -92,16 +98,19 @@ class LedgerRepair:
         lock: Lock,
         *,
         in_question: Collection[BookieId],
-        draining: Collection[BookieId],
-        is_grace_over: bool,
+        draining: Mapping[BookieId, Check | None],
+        is_grace_over: Callable[[OpenEnd], bool],
         local_bookie: BookieId | None,
         budget: ByteBudget,
         throttle: Throttle,
+        looked_at: Collection[BookieId] = (),
         targets: Sequence[BookieId] = (),
         checks_placement: bool = False,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`targets`: to be used before any other, if they take entries and are not members already.
+        """`draining`: each with what must hold when it loses a seat. `looked_at`: these get back what they lack, and
+        keep their seats, also while they are away.
+        `targets`: to be used before any other, if they take entries and are not members already.
         `checks_placement`: fragments whose copies share a rack are repaired, too.
         """
         self.found = Repair(lock.ledger_id)
@@ -112,7 +121,8 @@ class LedgerRepair:
         self._members = MemberNodes(store, ledgers.cluster)
         self._lock = lock
         self._in_question = in_question
-        self._draining = draining
+        self._draining = dict(draining)
+        self._looked_at = dict.fromkeys(looked_at)
         self._is_grace_over = is_grace_over
         self._preferred: tuple[BookieId, ...] = (
             *targets,
@@ -136,8 +146,13 @@ class LedgerRepair:
                 if not self._checks_placement or not await self._spread(stored.metadata):
                     return self.found
                 continue
-            if plan.first_step is FirstStep.AWAIT_WRITER and not self._is_grace_over:
-                self.found.awaits_writer = True
+            self.found.awaited = None
+            if plan.first_step is FirstStep.AWAIT_WRITER:
+                open_end = _open_end(stored.metadata, plan)
+                if not self._is_grace_over(open_end):
+                    self.found.awaited = open_end
+            if self.found.awaited is not None:
+                pass  # What is closed can be repaired all the same.
             elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
                 await self._close()
                 continue
@@ -159,6 +174,7 @@ class LedgerRepair:
             self._draining,
             self._presence,
             is_unclaimed=is_unclaimed,
+            looked_at=self._looked_at,
         )
 
     def _presence(self, bookie: BookieId) -> Presence:
@@ -280,6 +296,8 @@ class LedgerRepair:
 
         Writers change the same node: the swap is made again from what they wrote, as long as it still applies.
         """
+        if is_leaving := self._draining.get(seat.bookie):
+            checks = [*checks, is_leaving]
         for _ in range(_ROUNDS_MAX):
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
             try:
@@ -295,10 +313,12 @@ class LedgerRepair:
             except MetadataConflict as conflict:
                 if conflict.ids.get("op") == 1 + len(checks):
                     continue  # The ledger's own node: somebody else changed it.
-                return  # The target is not the one that was copied to (RP3).
+                self._on_unchecked(seat, checks, conflict)
+                return
             except NoSuchNode as missing:
                 if missing.ids.get("op") == 0:
                     raise  # The lock is gone.
+                self._on_unchecked(seat, checks, missing)
                 return
             self.found.seats += 1
             logger.info(
@@ -309,6 +329,12 @@ class LedgerRepair:
                 successor=target,
             )
             return
+
+    def _on_unchecked(self, seat: Seat, checks: Sequence[Check], error: RollbookError) -> None:
+        """The target is not the one that was copied to (RP3), or the bookie does not drain any more (RP2)."""
+        if error.ids.get("op") == len(checks) and self._draining.get(seat.bookie) is checks[-1]:
+            del self._draining[seat.bookie]
+            self._looked_at[seat.bookie] = None
 
     async def _copy(self, metadata: LedgerMetadata, seat: Seat, target: BookieId) -> Copied:
         password, kind = credentials(metadata, None, None)
@@ -407,6 +433,11 @@ class LedgerRepair:
             deadline_s=self._ledgers.config.read_deadline_s,
         )
         return listed_in(reply, self._lock.ledger_id)
+
+
+def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
+    fragment = metadata.fragments[-1]
+    return OpenEnd(fragment.first_entry, tuple(fragment.ensemble[slot] for slot in plan.open_seats))
 
 
 def _lacking(metadata: LedgerMetadata, seat: Seat, listed: EntryList) -> Iterator[EntryId]:

@@ -20,6 +20,7 @@ from typing import Final, Never
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.marks import Lock, Marks, MarkTree, StoredMark
 from rollbook.proto.errors import (
     BadMetadata,
@@ -29,13 +30,14 @@ from rollbook.proto.errors import (
     SessionExpired,
     UnsupportedVersion,
 )
+from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import Clock, MetadataStore
+from rollbook.proto.ports import Check, Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
-from rollbook.recovery.ledger_repair import LedgerRepair, Repair
+from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair
 from rollbook.recovery.patience import AWAY, follow, patiently, until_done
 from rollbook.recovery.tasks import DrainTasks, Failures
 
@@ -59,6 +61,12 @@ class WorkerStats:
 class _Task:
     ledger_id: LedgerId
     missing: int  # Bookies that are named as missing or draining.
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    end: OpenEnd
+    since_ns: int
 
 
 class Worker:
@@ -91,8 +99,9 @@ class Worker:
         self._marks = marks or Marks(store, ledgers.cluster.root)
         self._drains = DrainTasks(store, ledgers.cluster)
         self._failures = Failures(store, ledgers.cluster)
+        self._lifecycles = LifecycleNodes(store, ledgers.cluster)
         self._not_before_ns: dict[LedgerId, int] = {}  # Of ledgers that are not due yet.
-        self._waits_since_ns: dict[LedgerId, int] = {}  # Since when a writer is waited for.
+        self._waits: dict[LedgerId, _Wait] = {}  # For writers.
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ones.
         self._news = asyncio.Event()
 
@@ -164,8 +173,11 @@ class Worker:
         failed = {ledger_id async for ledger_id in self._failures.ids()}
         page: list[_Task] = []
         seen: set[LedgerId] = set()
+        waits: dict[LedgerId, _Wait] = {}
         for tree in (self._drains, self._marks):
             async for ledger_id in tree.ids():
+                if ledger_id in self._waits:
+                    waits[ledger_id] = self._waits[ledger_id]
                 if ledger_id in locked or ledger_id in seen or not self._is_due(ledger_id):
                     continue
                 if ledger_id in failed and not await self._may_try(ledger_id):
@@ -179,6 +191,7 @@ class Worker:
                     for task in _most_missing_first(page):
                         yield task
                     page = []
+        self._waits = waits  # What is no task any more begins anew when it is one again.
         for task in _most_missing_first(page):
             yield task
 
@@ -239,14 +252,18 @@ class Worker:
         drain = await _read(self._drains, ledger_id)
         if mark is None and drain is None:
             return  # Another worker was quicker.
+        draining = await self._draining(drain)
         self.stats.running[ledger_id] = 0
         repair = LedgerRepair(
             self._ledgers,
             self._store,
             lock,
             in_question=mark.mark.missing if mark else (),
-            draining=drain.mark.missing if drain else (),
-            is_grace_over=self._is_grace_over(ledger_id),
+            draining=draining,
+            looked_at=[each for each in drain.mark.missing if each not in draining]
+            if drain
+            else (),
+            is_grace_over=lambda end: self._is_grace_over(ledger_id, end),
             local_bookie=self._local_bookie,
             checks_placement=mark is not None and not mark.mark.missing,
             budget=self._budget,
@@ -268,12 +285,27 @@ class Worker:
             del self.stats.running[ledger_id]
             self.stats.entries += repair.found.entries
             self.stats.entry_bytes += repair.found.entry_bytes
+        if found.awaited is None:
+            self._waits.pop(ledger_id, None)
         if found.is_complete:
             await self._finish(ledger_id, lock, mark, drain, found)
-        elif found.awaits_writer and not found.losses and not found.unavailable:
-            self._put_off(ledger_id, self._grace_left_s(ledger_id))
+        elif found.awaited and not found.losses and not found.unavailable:
+            self._put_off(ledger_id, self._grace_left_s(ledger_id, found.awaited))
         else:
             await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable)
+
+    async def _draining(self, task: StoredMark | None) -> dict[BookieId, Check | None]:
+        """Those of its bookies that drain now, each with the lifecycle that says so."""
+        draining: dict[BookieId, Check | None] = {}
+        for bookie in task.mark.missing if task else ():
+            try:
+                found = await self._lifecycles.read(bookie)
+            except (BadMetadata, UnsupportedVersion) as error:
+                logger.warning("lifecycle_unreadable", bookie=bookie, reason=error.message)
+                continue
+            if found.lifecycle.state is LifecycleState.DRAINING:
+                draining[bookie] = Check(self._lifecycles.path(bookie), found.version)
+        return draining
 
     def _progress_of(self, ledger_id: LedgerId) -> Callable[[int], None]:
         def on_progress(size: int) -> None:
@@ -289,7 +321,6 @@ class Worker:
         drain: StoredMark | None,
         found: Repair,
     ) -> None:
-        self._waits_since_ns.pop(ledger_id, None)
         self._reported.pop(ledger_id, None)
         if drain is not None:
             await self._drains.unmark(drain, lock)
@@ -337,17 +368,18 @@ class Worker:
 
     # --- The grace period ---------------------------------------------------------------------
 
-    def _is_grace_over(self, ledger_id: LedgerId) -> bool:
-        """By this worker's own clock, since it first found that a writer is waited for: marks carry the time of
-        another machine's clock.
+    def _is_grace_over(self, ledger_id: LedgerId, end: OpenEnd) -> bool:
+        """By this worker's own clock, since it first found that a writer has to leave this very end: marks carry the
+        time of another machine's clock.
         """
-        since_ns = self._waits_since_ns.get(ledger_id)
-        return since_ns is not None and self._grace_left_s(ledger_id) <= 0
+        return self._grace_left_s(ledger_id, end) <= 0
 
-    def _grace_left_s(self, ledger_id: LedgerId) -> float:
+    def _grace_left_s(self, ledger_id: LedgerId, end: OpenEnd) -> float:
         now_ns = self._clock.monotonic_ns()
-        since_ns = self._waits_since_ns.setdefault(ledger_id, now_ns)
-        return self._config.grace_s - (now_ns - since_ns) / _NS_PER_S
+        wait = self._waits.get(ledger_id)
+        if wait is None or wait.end != end:
+            wait = self._waits[ledger_id] = _Wait(end, now_ns)
+        return self._config.grace_s - (now_ns - wait.since_ns) / _NS_PER_S
 
     # ------------------------------------------------------------------------------------------
 

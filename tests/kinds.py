@@ -102,6 +102,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
     logs = "--seeds=180" if arguments.thorough else "--seeds=30"
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
+    clusters = "--seeds=300" if arguments.thorough else "--seeds=30"
+    kinds["clusters"] = ["tests", "simulate", "--world=cluster", clusters, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     every = style | {"unit": ["tests", "unit", "--of=cores"]} | kinds
     every["doors"] = ["tests", "unit", "--of=doors"]
@@ -329,7 +331,7 @@ def determinism(arguments: argparse.Namespace) -> Tally:
     return tally
 
 
-_DETERMINISTIC: Final = {"toy": 1, "bookie": 6, "ledger": 6, "logs": 10}
+_DETERMINISTIC: Final = {"toy": 1, "bookie": 6, "ledger": 6, "logs": 10, "cluster": 10}
 """Worlds, and how many times fewer seeds of each are tried, for they take longer."""
 
 

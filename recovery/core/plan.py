@@ -85,9 +85,11 @@ def plan_repair(
     presence: Callable[[BookieId], Presence],
     *,
     is_unclaimed: bool = False,
+    looked_at: Collection[BookieId] = (),
 ) -> RepairPlan:
     """`in_question` are bookies that are marked as missing copies; `draining` are to lose their seats though they
-    are present. All others keep their seats, lost or not: their time has not come (RP2).
+    are present; `looked_at` may lack copies and keep their seats. So do all others, lost or not: their time has not
+    come (RP2).
     """
     seats: list[Seat] = []
     open_seats: tuple[int, ...] = ()
@@ -96,7 +98,7 @@ def plan_repair(
         slots = [
             (slot, action)
             for slot, bookie in enumerate(fragment.ensemble)
-            if (action := _action(bookie, in_question, draining, presence))
+            if (action := _action(bookie, in_question, draining, looked_at, presence))
         ]
         if last_entry is None:
             open_seats = tuple(slot for slot, action in slots if action is Action.REPLACE)
@@ -110,12 +112,13 @@ def _action(
     bookie: BookieId,
     in_question: Collection[BookieId],
     draining: Collection[BookieId],
+    looked_at: Collection[BookieId],
     presence: Callable[[BookieId], Presence],
 ) -> Action | None:
     if bookie in draining:
         return Action.REPLACE
     if bookie not in in_question:
-        return None
+        return Action.RESTORE if bookie in looked_at else None
     return Action.REPLACE if presence(bookie) is Presence.LOST else Action.RESTORE
 
 

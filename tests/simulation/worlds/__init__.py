@@ -30,6 +30,7 @@ class Scene(Protocol):
 
 _SCENES: Final = {
     "bookie": ("tests.simulation.worlds.bookie.scene", "BookieScene"),
+    "cluster": ("tests.simulation.worlds.cluster.scene", "ClusterScene"),
     "ledger": ("tests.simulation.worlds.ledger.scene", "LedgerScene"),
     "logs": ("tests.simulation.worlds.logs.scene", "LogsScene"),
     "toy": ("tests.simulation.worlds.toy.scene", "ToyScene"),

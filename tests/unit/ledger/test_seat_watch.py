@@ -76,3 +76,24 @@ async def test_without_a_successor_the_seat_is_kept(cluster: LocalCluster) -> No
         assert not writer._seating.down
         await writer.append(b"two of three are enough")
         await writer.close()
+
+
+async def test_a_successor_in_quarantine_is_asked_and_takes_the_seat(cluster: LocalCluster) -> None:
+    """A quarantine can last longer than repair waits for a writer."""
+    async with cluster.connect() as ledgers:
+        await ledgers.until_writable(4, PATIENCE_S)
+        writer = await writer_on_it(ledgers)
+        (other,) = (
+            b for b in ledgers.live().writable if b not in writer.metadata.fragments[0].ensemble
+        )
+        ledgers._health.on_failure(other, ledgers._clock.monotonic_ns())
+        await lose(cluster, ledgers)
+        watch = ledgers._seat_watch
+        watch._absences = Absences(absent_ns=0)
+        await watch.look()
+        assert not writer._seating.down, "nobody can take the seat yet"
+        await watch.look()
+        while GONE in writer.metadata.fragments[-1].ensemble:
+            await asyncio.sleep(0.01)
+        assert other in writer.metadata.fragments[-1].ensemble
+        await writer.close()

@@ -11,7 +11,9 @@ import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.marks import Lock, Marks
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
@@ -74,6 +76,13 @@ class Site:
         await self.cluster.start(LOST)
         while not self.ledgers.live().find(LOST):
             await asyncio.sleep(0.01)
+
+    async def drain(self, state: LifecycleState = LifecycleState.DRAINING) -> None:
+        """Or whatever else becomes of it."""
+        nodes = LifecycleNodes(self.store, self.ledgers.cluster)
+        found = await nodes.read(LOST)
+        token = "2" if found.version is None else f"{found.version:x}"
+        await nodes.write(found, Lifecycle(state, token))
 
     async def mark(self, *ledger_ids: LedgerId, bookie: BookieId = LOST) -> None:
         for ledger_id in ledger_ids:
@@ -231,12 +240,87 @@ async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: Loc
     """B20, B21."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
+        await site.drain()
         await site.drains.mark(ledger_id, (LOST,), 1)
         await site.worker.work_once()
         stored = await site.ledgers.metadata(ledger_id, fresh=True)
         assert not stored.metadata.names(LOST)
         await site.require_whole(ledger_id, 100)
         assert [each async for each in site.drains.ids()] == []
+
+
+async def test_a_task_about_a_bookie_that_does_not_drain_moves_nothing_and_fences_nobody(
+    cluster: LocalCluster,
+) -> None:
+    """RP2, RP4, LC6: it is looked at, and keeps its seats."""
+    async with site_of(cluster) as site:
+        ids = [await site.write(20), await site.write(20, is_closed=False)]
+        for ledger_id in ids:
+            await site.drains.mark(ledger_id, (LOST,), 1)
+        await site.worker.work_once()
+        await site.worker.work_once()
+        assert [each async for each in site.drains.ids()] == []
+        found = [(await site.ledgers.metadata(each, fresh=True)).metadata for each in ids]
+        assert [each.state for each in found] == [LedgerState.CLOSED, LedgerState.OPEN]
+        assert all(each.names(LOST) for each in found)
+
+
+async def test_a_bookie_that_is_to_be_looked_at_and_is_away_is_waited_for(
+    cluster: LocalCluster,
+) -> None:
+    """RP2: only its loss is a reason to give its seat to another one."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(20)
+        await site.lose()
+        await site.drains.mark(ledger_id, (LOST,), 1)
+        await site.worker.work_once()
+        assert (await site.ledgers.metadata(ledger_id, fresh=True)).metadata.names(LOST)
+        assert [each async for each in site.drains.ids()] == [ledger_id]
+        assert await site.failures.read(ledger_id) is not None
+
+
+async def test_a_drain_that_is_called_off_during_the_copy_moves_nothing(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RP2: the swap names the lifecycle by which the bookie drains."""
+    copy = LedgerRepair._copy
+
+    async def copy_and_call_off(self: LedgerRepair, *arguments: Any) -> Any:
+        copied = await copy(self, *arguments)
+        if copied.entries:
+            await site.drain(LifecycleState.ACTIVE)
+        return copied
+
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(20)
+        await site.drain()
+        await site.drains.mark(ledger_id, (LOST,), 1)
+        monkeypatch.setattr(LedgerRepair, "_copy", copy_and_call_off)
+        await site.worker.work_once()
+        assert (await site.ledgers.metadata(ledger_id, fresh=True)).metadata.names(LOST)
+        assert [each async for each in site.drains.ids()] == []
+
+
+async def test_the_grace_period_is_that_of_one_loss(cluster: LocalCluster) -> None:
+    """RP4: what a worker has seen of an earlier loss does not shorten the next one."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(20, is_closed=False)
+        site.worker = site.make_worker(replace(CONFIG, grace_s=0.3))
+        await site.drain()
+        await site.drains.mark(ledger_id, (LOST,), 1)
+        await site.worker.work_once()
+        found = await site.drains.read(ledger_id)
+        lock = await site.marks.take(ledger_id, "another worker")
+        assert found is not None
+        assert lock is not None
+        await site.drains.unmark(found, lock)
+        await site.marks.release(lock)
+        await asyncio.sleep(0.35)
+        await site.worker.work_once()
+        await site.drains.mark(ledger_id, (LOST,), 1)
+        await site.worker.work_once()
+        stored = await site.ledgers.metadata(ledger_id, fresh=True)
+        assert stored.metadata.state is LedgerState.OPEN
 
 
 @pytest.mark.parametrize("is_formatted", [False, True])

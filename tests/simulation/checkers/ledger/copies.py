@@ -178,9 +178,12 @@ class CopyRules:
             for entry_id in map(EntryId, range(metadata.last_entry + 1)):
                 ensemble = metadata.fragment_of(entry_id).ensemble
                 shown = self._shown.get((ledger.ledger_id, entry_id), {})
-                excused = {**facts.destroyed, **facts.damaged}
                 write_set = metadata.quorum.write_set(entry_id, ensemble)
-                able = [each for each in write_set if each in shown or each in excused]
+                able = [
+                    each
+                    for each in write_set
+                    if each in shown or each in facts.damaged or facts.lacks(each, ledger, entry_id)
+                ]
                 is_whole = all(each in able for each in write_set if each in self._healed)
                 if len(able) < metadata.quorum.ack or not is_whole:
                     where = f"is shown by {', '.join(shown) or 'nobody'} of {', '.join(ensemble)}"

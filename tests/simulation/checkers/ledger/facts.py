@@ -7,7 +7,7 @@ of power, torn tails and failed syncs take nothing of it.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -68,6 +68,7 @@ class BookieFacts:
 
     durable: dict[int, int] = field(default_factory=dict)  # Entries; since when, in ns.
     lost: dict[int, None] = field(default_factory=dict)  # With a disk, and it has to know that.
+    gone: dict[int, None] = field(default_factory=dict)  # With a disk, and not brought back yet.
     lac: int = NO_ENTRY  # The highest that it may hand out.
     has_fence: bool = False  # Durably.
     fence_was_answered: bool = False
@@ -77,6 +78,7 @@ class BookieFacts:
     mended_first: dict[int, None] = field(default_factory=dict)  # before any copy was durable.
 
     def on_durable(self, entry_id: int, now_ns: int) -> None:
+        self.gone.pop(entry_id, None)
         if entry_id not in self.durable:
             self.durable[entry_id] = now_ns
             if entry_id in self.mended:
@@ -84,6 +86,7 @@ class BookieFacts:
 
     def on_wiped(self) -> None:
         self.lost.update(dict.fromkeys(self.durable))
+        self.gone.update(dict.fromkeys(self.durable))
         self.durable.clear()
         self.mended_first.clear()
         self.lac, self.has_fence = NO_ENTRY, False
@@ -109,6 +112,7 @@ class Facts:
         self.ledgers: dict[int, LedgerFacts] = {}
         self.destroyed: dict[str, None] = {}  # Bookies whose disk we took away.
         self.damaged: dict[str, None] = {}  # And those of which we spoilt a part.
+        self.repairers: tuple[str, ...] = ()  # Nodes that may repair closed fragments.
         self._kept: dict[tuple[str, int], BookieFacts] = {}
 
     def ledger(self, ledger_id: int) -> LedgerFacts:
@@ -136,7 +140,13 @@ class Facts:
 
     def excused(self, ledger: LedgerFacts, entry_id: int) -> int:
         """Bookies of its write set that may lack it because of us."""
-        return self._count(ledger, entry_id, lambda bookie: bookie in self.destroyed)
+        return self._count(ledger, entry_id, lambda bookie: self.lacks(bookie, ledger, entry_id))
+
+    def lacks(self, bookie: str, ledger: LedgerFacts, entry_id: int) -> bool:
+        """Because of us."""
+        if bookie in self.destroyed:
+            return True
+        return bool(self.repairers) and entry_id in self.kept(bookie, ledger.ledger_id).gone
 
     def _count(self, ledger: LedgerFacts, entry_id: int, counts: Callable[[str], bool]) -> int:
         metadata = ledger.metadata
@@ -147,6 +157,17 @@ class Facts:
     def _has(self, bookie: str, ledger: LedgerFacts, entry_id: int) -> bool:
         return bookie not in self.destroyed and (
             entry_id in self.kept(bookie, ledger.ledger_id).durable
+        )
+
+    def forgive_nothing(self, bookie: str) -> None:
+        """What went with its disk excuses nobody: it was not to hold anything."""
+        for (name, _), kept in self._kept.items():
+            if name == bookie:
+                kept.gone.clear()
+
+    def are_repairers(self, processes: Sequence[str]) -> bool:
+        return bool(processes) and all(
+            each.partition("#")[0] in self.repairers for each in processes
         )
 
     def slots_that(self, ensemble: tuple[BookieId, ...], holds: Callable[[str], bool]) -> Slots:

@@ -3,6 +3,8 @@
 - **fragments** (S7): first entries ascend from 0 and members are distinct; a writer replaces or appends
   the last fragment of an open ledger and nothing else; setting it in recovery changes no fragment, and
   recovery's own fragments come with the close; a closed ledger stays as it is.
+- A repair changes one seat of one fragment whose end is known, of a ledger that is not in recovery; only
+  the world's repairers do that, and they change nothing else of an open ledger but that they recover it.
 - **versions** (S9): each change goes from the version that its author named to the next one.
 - **length**: a closed ledger's length is that of the payloads up to its last entry.
 - **frozen** (S10): once a ledger is in recovery, the process that wrote it changes nothing of it.
@@ -11,6 +13,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -70,10 +73,14 @@ class MetadataRules:
         ):
             step = f"from version {version_before} to {ledger.version}, authors {authors}"
             self._break(VERSIONS, f"ledger {ledger.ledger_id} goes {step}")
-        self._check_change(ledger, before, now)
         names = [name for name, _ in authors]
+        is_repair = repaired_seat(before, now) is not None and self._facts.are_repairers(names)
+        if not is_repair:
+            self._check_change(ledger, before, now)
         if before.state is not _OPEN and names and all(name == ledger.writer for name in names):
             self._break(FROZEN, f"ledger {ledger.ledger_id} is changed by its writer {names[0]}")
+        if is_repair:
+            return
         if before.state is _OPEN and now.state is not _IN_RECOVERY and ledger.writer not in names:
             self._break(FRAGMENTS, f"ledger {ledger.ledger_id} is open, and changed by {names}")
         if now.state is _CLOSED and now.last_entry is not None:
@@ -135,3 +142,18 @@ class MetadataRules:
         if names:
             told = {name: list(self._deniers(name, ledger.ledger_id, entry_id)) for name in names}
             self._break(ABSENCE, f"{ledger.name(entry_id)} is cut off, denied by {told}")
+
+
+def repaired_seat(before: LedgerMetadata, now: LedgerMetadata) -> tuple[int, int] | None:
+    """Which fragment and slot a change gives to another bookie, if it does nothing else."""
+    if before.state is _IN_RECOVERY or len(before.fragments) != len(now.fragments):
+        return None
+    changed = [
+        (index, slot)
+        for index, (old, new) in enumerate(zip(before.fragments, now.fragments, strict=True))
+        for slot, (gone, come) in enumerate(zip(old.ensemble, new.ensemble, strict=True))
+        if gone != come
+    ]
+    if len(changed) != 1 or before.last_entry_of(changed[0][0]) is None:
+        return None
+    return changed[0] if replace(before, fragments=now.fragments) == now else None

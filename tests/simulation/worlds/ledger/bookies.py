@@ -183,6 +183,8 @@ class Cluster:
     # --- One life of a bookie's process ---------------------------------------------------------
 
     async def _keep(self, node: Node) -> None:
+        if node.name in self.stay_down:
+            return  # Some fault's end has started it.
         starting = self._history.call("start")
         error: BaseException | None = None
         bookie: Bookie | None = None

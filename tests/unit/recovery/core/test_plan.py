@@ -151,3 +151,12 @@ def test_one_source_serves_a_whole_fragment() -> None:
     seat = Seat(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
     first = {sources_of(Quorum(3, 3, 2), seat, EntryId(e), presence_of())[0] for e in range(100)}
     assert len(first) == 1
+
+
+def test_a_bookie_that_is_only_looked_at_keeps_its_seats() -> None:
+    """RP2: it may be away for a moment; its open end is its writer's."""
+    for presence in (presence_of(), LOST_B):
+        plan = plan_repair(ledger((A, B, C)), (), (), presence, looked_at={B})
+        assert [seat.action for seat in plan.seats] == [Action.RESTORE]
+        opened = ledger((A, B, C), state=LedgerState.OPEN)
+        assert plan_repair(opened, (), (), presence, looked_at={B}).is_empty

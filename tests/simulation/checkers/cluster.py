@@ -1,0 +1,472 @@
+"""Repairs, drains and elections, judged commit by commit; what ledgers promise is judged by `ledger`.
+
+- **swapped in** (RP1, S14): a bookie that gets a seat has every entry of the seat's share, durably, when
+  metadata names it; so no repair lowers the number of copies of any entry.
+- **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, and a marked one that
+  takes entries keeps it.
+- **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
+- **unmarked** (RP6): a mark goes only when each bookie that it names has all of what it is to hold of the
+  fragments that were closed when the lock was taken.
+- **fenced** (RP4, WR11): no repair closes a ledger whose writer lives, was not hindered by any fault for the
+  grace period, and had another bookie to go to.
+- **lifecycle** (LC1): only changes that the state machine has, each by who may make it.
+- **stale** (LC2, EL2): who changes a lifecycle as steward has a vote at that moment.
+- **drained** (LC4): a bookie becomes Drained only if every ledger that names it began to after the walk.
+- **unsafe** (RM1): a bookie that may go, as somebody is told, is named by no ledger that named it before
+  the question.
+- **not whole** (LC6): a bookie that is called whole has all of what it is to hold of the ledgers that were
+  closed when it lost its disk.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.errors import BadMetadata
+from rollbook.proto.formats.lifecycle import LifecycleState, unpack_lifecycle
+from rollbook.proto.formats.paths import AVAILABLE, LIFECYCLE, READ_ONLY, own_root
+from rollbook.proto.formats.replication import LOCKS, MARKS, ROOT, ledger_of_mark, unpack_mark
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import LedgerMetadata, LedgerState
+from rollbook.proto.metastore.core.tree import Row
+from rollbook.proto.ports import SessionId
+from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
+from rollbook.recovery.whole import WHOLE
+from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
+from tests.simulation.checkers.ledger.metadata import repaired_seat
+
+SWAPPED_IN: Final = "swapped in"
+SWAPPED_OUT: Final = "swapped out"
+UNLOCKED: Final = "unlocked"
+UNMARKED: Final = "unmarked"
+FENCED: Final = "fenced"
+LIFECYCLES: Final = "lifecycle"
+STALE: Final = "stale"
+DRAINED: Final = "drained"
+UNSAFE: Final = "unsafe"
+NOT_WHOLE: Final = "not whole"
+
+_STATES = LifecycleState
+_BY_STEWARD: Final = (
+    (_STATES.DRAINING, _STATES.DRAINED),
+    (_STATES.DRAINING, _STATES.DRAINING_FAILED),
+    (_STATES.DRAINED, _STATES.DRAINING),
+)
+_BY_PERSON: Final = (
+    (_STATES.ACTIVE, _STATES.DRAINING),
+    (_STATES.DRAINING_FAILED, _STATES.DRAINING),
+    (_STATES.DRAINING_FAILED, _STATES.DRAINED),
+    *((state, _STATES.ACTIVE) for state in _STATES if state is not _STATES.ACTIVE),
+)
+
+UNHEARD_S: Final = 2.5  # What was asked before it, in a session that lives, is not made so late.
+
+Authors = Sequence[str]
+"""Processes that have asked for a change."""
+
+
+@dataclass(slots=True)
+class _Lock:
+    holder: str
+    taken_s: float
+    closed: dict[int, int]  # Fragments whose end was known then: first entry, last entry.
+
+
+@dataclass(slots=True)
+class Tallies:
+    """What a run was about."""
+
+    marks: int = 0
+    swaps: int = 0
+    unmarks: int = 0
+    closed: int = 0  # For a repair.
+    drained: int = 0
+    whole: int = 0
+
+
+class ClusterChecker:
+    def __init__(
+        self,
+        facts: Facts,
+        root: str,
+        on_broken: OnBroken,
+        now: Callable[[], float],
+        opener_of: Callable[[SessionId], str],
+        was_free: Callable[[str, float], bool],
+        grace_s: float,
+    ) -> None:
+        """`was_free`: whether no fault has hindered the node since then."""
+        own = own_root(root)
+        self._facts = facts
+        self._break = on_broken
+        self._now = now
+        self._opener_of = opener_of
+        self._was_free = was_free
+        self._grace_s = grace_s
+        self._marks_folder = f"{root}/{ROOT}/{MARKS}/"
+        self._locks_folder = f"{root}/{ROOT}/{LOCKS}/"
+        self._drain_folder = f"{own}/{DRAIN}/"
+        self._failures_folder = f"{own}/{FAILURES}/"
+        self._lifecycles_folder = f"{own}/{LIFECYCLE}/"
+        self._votes_folder = f"{own}/{STEWARD}/"
+        self._whole_folder = f"{own}/{WHOLE}/"
+        self._available = f"{root}/{AVAILABLE}/"
+        self._read_only = f"{root}/{READ_ONLY}/"
+        self.tallies = Tallies()
+        self.marks: dict[int, tuple[BookieId, ...]] = {}
+        self.drains: dict[int, tuple[BookieId, ...]] = {}
+        self.failures: dict[int, None] = {}
+        self.locks: dict[int, _Lock] = {}
+        self.lifecycles: dict[str, LifecycleState] = {}
+        self.writable: dict[str, float] = {}  # Registered so, and since when.
+        self.read_only: dict[str, float] = {}
+        self.writers: dict[int, str] = {}  # Ledgers with a writer that lives, and its node.
+        self._votes: dict[str, str] = {}  # Of stewards, and whose they are.
+        self._census_s: dict[str, float] = {}  # When the process began its latest walk.
+        self._named_s: dict[tuple[int, str], float] = {}  # Since when a ledger names a bookie.
+        self._wiped_s: dict[str, float] = {}
+        self._forgotten: dict[str, dict[int, None]] = {}  # Closed ledgers that a format forgets,
+        self._doubted: dict[str, dict[int, None]] = {}  # and those that it doubts.
+        self._whole: dict[str, bytes] = {}
+        self._scarce_s: dict[int, float] = {}  # When a ledger's writer had nowhere to go.
+
+    # --- What is done to bookies --------------------------------------------------------------
+
+    def on_wiped(self, bookie: str) -> None:
+        """Its disk is another one, empty."""
+        self._wiped_s[bookie] = self._now()
+        forgotten = self._forgotten.setdefault(bookie, {})
+        doubted = self._doubted.setdefault(bookie, {})
+        for ledger in self._facts.ledgers.values():
+            metadata = ledger.metadata
+            if metadata is not None and metadata.names(BookieId(bookie)):
+                (forgotten if metadata.is_closed else doubted)[ledger.ledger_id] = None
+
+    def is_being_healed(self, bookie: str) -> bool:
+        """Whether it has not got back yet what went with an earlier disk."""
+        return any(self._facts.kept(bookie, ledger_id).gone for ledger_id in self._facts.ledgers)
+
+    def may_lose(self, bookie: str, lost: Sequence[str]) -> bool:
+        """Whether every entry that counts has a copy elsewhere, and every open ledger can be recovered without it."""
+        facts = self._facts
+        for ledger in facts.ledgers.values():
+            metadata = ledger.metadata
+            if metadata is None or ledger.is_doomed:
+                continue
+            last = max(ledger.confirmed, ledger.told, metadata.last_entry or 0)
+            last = min(last, len(ledger.sizes) - 1)
+            for entry_id in map(EntryId, range(last + 1)):
+                ensemble = metadata.fragment_of(entry_id).ensemble
+                others = (
+                    each
+                    for each in metadata.quorum.write_set(entry_id, ensemble)
+                    if each != bookie and each not in facts.damaged
+                )
+                if not any(entry_id in self._durable(each, ledger) for each in others):
+                    return False
+            if not metadata.is_closed:
+                members = metadata.fragments[-1].ensemble
+                bad = [each for each in members if each in lost or self._is_doubtful(each, ledger)]
+                if bookie in members and [each for each in bad if each != bookie]:
+                    return False
+        return True
+
+    def _is_doubtful(self, bookie: str, ledger: LedgerFacts) -> bool:
+        return ledger.ledger_id in self._doubted.get(bookie, {})
+
+    def _durable(self, bookie: str, ledger: LedgerFacts) -> dict[int, int]:
+        return self._facts.kept(bookie, ledger.ledger_id).durable
+
+    # --- What is asked and answered ------------------------------------------------------------
+
+    def on_census(self, process: str) -> None:
+        self._census_s[process] = self._now()
+
+    def on_safe(self, bookies: Sequence[str], asked_s: float) -> None:
+        """Somebody is told that they may go."""
+        for bookie in bookies:
+            if older := self._naming(bookie, before_s=asked_s):
+                self._break(UNSAFE, f"{bookie} may go, and ledgers {older} name it")
+
+    def _naming(self, bookie: str, before_s: float) -> list[int]:
+        return [
+            ledger_id
+            for (ledger_id, named), since_s in self._named_s.items()
+            if named == bookie and since_s < before_s
+        ]
+
+    # --- Ledgers --------------------------------------------------------------------------------
+
+    def on_ledger(self, ledger: LedgerFacts, before: LedgerMetadata | None, by: Authors) -> None:
+        """Its metadata was `before`."""
+        now = ledger.metadata
+        self._note_names(ledger.ledger_id, now)
+        if now is None or before is None:
+            return
+        is_repair = self._facts.are_repairers(by)
+        seat = repaired_seat(before, now)
+        if is_repair and seat is not None:
+            self._on_swapped(ledger, before, seat, by)
+        elif is_repair and before.state is LedgerState.OPEN:
+            self._on_fenced(ledger, before, by)
+
+    def _note_names(self, ledger_id: int, now: LedgerMetadata | None) -> None:
+        members = [str(each) for f in now.fragments for each in f.ensemble] if now else []
+        for of, bookie in [key for key in self._named_s if key[0] == ledger_id]:
+            if bookie not in members:
+                del self._named_s[of, bookie]
+        for bookie in members:
+            self._named_s.setdefault((ledger_id, bookie), self._now())
+        self._look_for_scarcity(ledger_id)
+
+    def _on_swapped(
+        self, ledger: LedgerFacts, before: LedgerMetadata, seat: tuple[int, int], by: Authors
+    ) -> None:
+        self.tallies.swaps += 1
+        now, (index, slot) = ledger.metadata, seat
+        assert now is not None
+        fragment, last = now.fragments[index], now.last_entry_of(index)
+        assert last is not None
+        old, new = before.fragments[index].ensemble[slot], fragment.ensemble[slot]
+        where = f"ledger {ledger.ledger_id}, fragment {fragment.first_entry}: {old} by {new}"
+        share = [
+            entry_id
+            for entry_id in map(EntryId, range(fragment.first_entry, last + 1))
+            if now.quorum.holds(slot, entry_id)
+        ]
+        if lacking := [each for each in share if each not in self._durable(new, ledger)]:
+            self._break(SWAPPED_IN, f"{where}, which lacks {lacking}")
+        is_marked = old in self.marks.get(ledger.ledger_id, ())
+        is_drained = old in self.drains.get(ledger.ledger_id, ())
+        if not (is_marked or is_drained):
+            self._break(SWAPPED_OUT, f"{where}, and nobody wants it to go")
+        since_s = self.writable.get(old, self._now())
+        if is_marked and not is_drained and since_s < self._now() - UNHEARD_S:
+            self._break(SWAPPED_OUT, f"{where}, which is registered")
+        self._check_lock(ledger.ledger_id, by, where)
+
+    def _check_lock(self, ledger_id: int, by: Authors, what: str) -> None:
+        lock = self.locks.get(ledger_id)
+        if lock is None or lock.holder not in by:
+            holder = f"{lock.holder} has" if lock else "nobody has"
+            self._break(UNLOCKED, f"{what}: by {', '.join(by)}, and {holder} the lock")
+
+    def _on_fenced(self, ledger: LedgerFacts, before: LedgerMetadata, by: Authors) -> None:
+        self.tallies.closed += 1
+        writer, since_s = self.writers.get(ledger.ledger_id), self._now() - self._grace_s
+        if writer is None or not self._was_free(writer, since_s):
+            return
+        if self._scarce_s.get(ledger.ledger_id, -1.0) < since_s:
+            ensemble = ", ".join(before.fragments[-1].ensemble)
+            what = f"ledger {ledger.ledger_id} on {ensemble}, which {writer} writes"
+            self._break(FENCED, f"{what}, is closed by {', '.join(by)}")
+
+    def _look_for_scarcity(self, ledger_id: int) -> None:
+        metadata = self._facts.ledger(ledger_id).metadata
+        if metadata is None or metadata.is_closed:
+            return
+        members = metadata.fragments[-1].ensemble
+        spare = [each for each in self.writable if each not in members]
+        lost = [each for each in members if each not in self.writable]
+        if len(spare) < max(1, len(lost)):
+            self._scarce_s[ledger_id] = self._now()
+
+    # --- All other nodes ------------------------------------------------------------------------
+
+    def on_row(self, path: str, row: Row | None, by: Callable[[], Authors]) -> None:
+        """After the ledgers of the same commit."""
+        if path.startswith(self._marks_folder):
+            self._on_mark(path, row, by)
+        elif path.startswith(self._locks_folder):
+            self._on_lock(path, row)
+        elif path.startswith(self._drain_folder):
+            self._put(self.drains, path, row)
+        elif path.startswith(self._failures_folder):
+            self._on_failure(path, row)
+        elif path.startswith(self._lifecycles_folder):
+            self._on_lifecycle(path.rpartition("/")[2], row, by())
+        elif path.startswith(self._votes_folder):
+            self._on_vote(path, row)
+        elif path.startswith(self._whole_folder):
+            self._on_whole(path.rpartition("/")[2], row)
+        elif path.startswith(self._available):
+            self._on_registration(path, row)
+
+    def _on_mark(self, path: str, row: Row | None, by: Callable[[], Authors]) -> None:
+        ledger_id = ledger_of_mark(path.rpartition("/")[2])
+        if ledger_id is None:
+            return
+        before = self.marks.get(ledger_id)
+        self._put(self.marks, path, row)
+        if row is None and before is not None:
+            self.tallies.unmarks += 1
+            self._on_unmarked(ledger_id, before, by())
+        else:
+            self.tallies.marks += 1
+
+    def _put(self, marks: dict[int, tuple[BookieId, ...]], path: str, row: Row | None) -> None:
+        ledger_id = ledger_of_mark(path.rpartition("/")[2])
+        if ledger_id is None:
+            return
+        if row is None:
+            marks.pop(ledger_id, None)
+            return
+        try:
+            marks[ledger_id] = unpack_mark(row.value).missing
+        except BadMetadata:
+            marks[ledger_id] = ()
+
+    def _on_unmarked(self, ledger_id: int, bookies: Sequence[BookieId], by: Authors) -> None:
+        ledger, lock = self._facts.ledger(ledger_id), self.locks.get(ledger_id)
+        self._check_lock(ledger_id, by, f"the mark of ledger {ledger_id} goes")
+        if ledger.metadata is None or lock is None:
+            return
+        for bookie in bookies:
+            if self._wiped_s.get(bookie, -1.0) >= lock.taken_s:
+                continue
+            if lacking := self._lacking(ledger, bookie, lock.closed):
+                what = f"the mark of ledger {ledger_id} goes, and {bookie} lacks {lacking}"
+                self._break(UNMARKED, what)
+
+    def _lacking(
+        self, ledger: LedgerFacts, bookie: str, closed: dict[int, int] | None = None
+    ) -> list[int]:
+        """What the bookie is to hold and does not: of those fragments, or of all whose end is known."""
+        metadata, lacking = ledger.metadata, list[int]()
+        assert metadata is not None
+        kept = self._facts.kept(bookie, ledger.ledger_id)
+        for index, fragment in enumerate(metadata.fragments):
+            last = metadata.last_entry_of(index)
+            if last is None or bookie not in fragment.ensemble:
+                continue
+            if closed is not None and closed.get(fragment.first_entry) != last:
+                continue
+            slot = fragment.ensemble.index(BookieId(bookie))
+            for entry_id in map(EntryId, range(fragment.first_entry, last + 1)):
+                is_there = entry_id in kept.durable
+                if metadata.quorum.holds(slot, entry_id) and not is_there:
+                    lacking.append(entry_id)
+        return lacking
+
+    def _on_lock(self, path: str, row: Row | None) -> None:
+        ledger_id = ledger_of_mark(path.rpartition("/")[2])
+        if ledger_id is None:
+            return
+        if row is None:
+            self.locks.pop(ledger_id, None)
+            return
+        metadata = self._facts.ledger(ledger_id).metadata
+        closed = {
+            int(fragment.first_entry): int(last)
+            for index, fragment in enumerate(metadata.fragments if metadata else ())
+            if metadata and (last := metadata.last_entry_of(index)) is not None
+        }
+        self.locks[ledger_id] = _Lock(self._opener_of(row.owner), self._now(), closed)
+
+    def _on_failure(self, path: str, row: Row | None) -> None:
+        ledger_id = ledger_of_mark(path.rpartition("/")[2])
+        if ledger_id is not None and row is None:
+            self.failures.pop(ledger_id, None)
+        elif ledger_id is not None:
+            self.failures[ledger_id] = None
+
+    def _on_vote(self, path: str, row: Row | None) -> None:
+        if row is None:
+            self._votes.pop(path, None)
+        else:
+            self._votes[path] = self._opener_of(row.owner)
+
+    def _on_lifecycle(self, bookie: str, row: Row | None, by: Authors) -> None:
+        before = self.lifecycles.get(bookie, LifecycleState.ACTIVE)
+        if row is None:
+            self.lifecycles.pop(bookie, None)
+            return
+        now = self.lifecycles[bookie] = unpack_lifecycle(row.value).state
+        step = f"{bookie} goes from {before.value} to {now.value}, by {', '.join(by)}"
+        is_steward = self._facts.are_repairers(by)
+        if (before, now) not in (_BY_STEWARD if is_steward else _BY_PERSON):
+            self._break(LIFECYCLES, step)
+        if not is_steward:
+            return
+        if not any(each in self._votes.values() for each in by):
+            self._break(STALE, f"{step}, who has no vote")
+        if now is LifecycleState.DRAINED:
+            self.tallies.drained += 1
+            began_s = min(self._census_s.get(each, self._now()) for each in by)
+            if older := self._naming(bookie, before_s=began_s):
+                self._break(DRAINED, f"{step}, and ledgers {older} name it")
+
+    def _on_whole(self, bookie: str, row: Row | None) -> None:
+        before = self._whole.get(bookie)
+        if row is None:
+            self._whole.pop(bookie, None)
+            return
+        self._whole[bookie] = row.value
+        if before is None or before == row.value:
+            return
+        self.tallies.whole += 1
+        for ledger_id in self._forgotten.get(bookie, {}):
+            ledger = self._facts.ledger(ledger_id)
+            if ledger.metadata is not None and (lacking := self._lacking(ledger, bookie)):
+                what = f"{bookie} is called whole, and lacks {lacking} of ledger {ledger_id}"
+                self._break(NOT_WHOLE, what)
+
+    def _on_registration(self, path: str, row: Row | None) -> None:
+        bookie = path.rpartition("/")[2]
+        folder = self.read_only if path.startswith(self._read_only) else self.writable
+        if row is None:
+            folder.pop(bookie, None)
+        else:
+            folder.setdefault(bookie, self._now())
+        for ledger_id in list(self._facts.ledgers):
+            self._look_for_scarcity(ledger_id)
+
+    # --- At the end -----------------------------------------------------------------------------
+
+    def unfinished(self, lost: Sequence[str]) -> str | None:
+        """What there is left to repair; `lost` never come back (V2)."""
+        for what, found in (
+            ("marks", self.marks),
+            ("drain tasks", self.drains),
+            ("failures", self.failures),
+            ("locks", self.locks),
+        ):
+            if found:
+                return f"there are {what} of ledgers {list(found)}"
+        for ledger in self._facts.ledgers.values():
+            metadata = ledger.metadata
+            if metadata is None or ledger.is_doomed:
+                continue
+            for fragment in metadata.fragments:
+                if gone := [str(each) for each in fragment.ensemble if each in lost]:
+                    return f"ledger {ledger.ledger_id} names {', '.join(gone)}"
+            if gone := self._gone(ledger):
+                return f"ledger {ledger.ledger_id} has not got back {gone}"
+        moving = [LifecycleState.DRAINING, LifecycleState.DRAINING_FAILED]
+        if leaving := [each for each, state in self.lifecycles.items() if state in moving]:
+            return f"{', '.join(leaving)} are still drained"
+        for bookie, state in self.lifecycles.items():
+            if state is LifecycleState.DRAINED and (ids := self._naming(bookie, self._now())):
+                return f"{bookie} is drained, and ledgers {ids} name it"
+        return None
+
+    def _gone(self, ledger: LedgerFacts) -> list[str]:
+        """Copies of entries that were closed over, which went with a disk and have not come back."""
+        metadata = ledger.metadata
+        assert metadata is not None
+        if not metadata.is_closed:
+            return []
+        return [
+            f"{entry_id} at {bookie}"
+            for index, fragment in enumerate(metadata.fragments)
+            for slot, bookie in enumerate(fragment.ensemble)
+            for entry_id in self._facts.kept(bookie, ledger.ledger_id).gone
+            if ledger.ledger_id in self._forgotten.get(bookie, {})
+            and metadata.quorum.holds(slot, EntryId(entry_id))
+            and fragment.first_entry <= entry_id <= _end_of(metadata, index)
+        ]
+
+
+def _end_of(metadata: LedgerMetadata, index: int) -> int:
+    last = metadata.last_entry_of(index)
+    return -1 if last is None else last

@@ -1,0 +1,456 @@
+"""A cluster that repairs itself: writers, recovery servers and an operator on whole bookies.
+
+Bookies are lost, wiped, formatted and back, cut off, full; recovery servers die after any step of theirs,
+lose their sessions, or sleep and go on with what they held to be so. Bookies drain and are taken away.
+When the chaos is over, all that is left has to come right by itself within a deadline (V2): every copy
+that was lost is there again, no mark, task, lock or failure is left, no ledger names a bookie that is
+gone, and every ledger with a living writer takes another entry. Then all ledgers are closed, and that
+holds once more; at last all bookies lose power, and every copy is asked for.
+
+What a repair may do is said in `checkers/cluster.py`, what ledgers promise in `checkers/ledger`.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Never
+
+from rollbook.bookie import bookie
+from rollbook.ledger import seat_watch
+from rollbook.ledger.core.absences import Absences
+from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.formats.layout import Layout
+from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
+from rollbook.proto.formats.paths import ledger_of_path
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.ports import Create, Delete, Set
+from rollbook.recovery import departures, server, steward
+from rollbook.recovery.census import take_census
+from rollbook.recovery.core import drains, failures
+from rollbook.recovery.ledger_repair import LedgerRepair
+from rollbook.recovery.server import RecoveryServer
+from tests.simulation.checkers.cluster import ClusterChecker
+from tests.simulation.checkers.ledger import LedgerChecker
+from tests.simulation.history import History
+from tests.simulation.kernel.disk import SimulatedDisk
+from tests.simulation.kernel.metadata import Commit
+from tests.simulation.kernel.world import Node
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.schedule import Case, Fault, Kind
+from tests.simulation.worlds import Report
+from tests.simulation.worlds.cluster import plan, users, words
+from tests.simulation.worlds.cluster.users import GRACE_S, Staff, Work
+from tests.simulation.worlds.ledger import plan as ledger_plan
+from tests.simulation.worlds.ledger import users as ledger_users
+from tests.simulation.worlds.ledger.bookies import (
+    FRUGAL,
+    ROOT,
+    SESSION_S,
+    STORAGE,
+    Cluster,
+    watched,
+)
+from tests.simulation.worlds.ledger.users import Sums
+from tests.simulation.worlds.stage import CRASH, LIVENESS, Stage
+from tests.simulation.worlds.whole_bookies import InnerStep, measured
+from tests.support.planting import Patch, planted
+
+CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
+CALLBACKS_MAX: Final = 400_000  # Many times what a run takes: more is a loop that runs hot (V5).
+LIVENESS_S: Final = 15.0  # A session that runs out, a cut that TCP notices late, a few attempts.
+REPAIRED_S: Final = 40.0  # V2: delay, grace period and some pauses after failures.
+ABSENT_S: Final = (
+    2.0  # After which a writer leaves a bookie; the delay comes later, as in production.
+)
+_MEMBER: Final = "member"
+_STRANGER: Final = "stranger"
+_FINISHER: Final = "finisher"
+
+
+class ClusterScene:
+    def __init__(self, patches: Sequence[Patch] = (), drill: str | None = None) -> None:
+        """`patches` plant a bug for as long as a case runs; `drill` is all that its cases have."""
+        self._patches = patches
+        self._drill = drill
+
+    def case(self, seed: int) -> Case:
+        return plan.draw_case(seed, self._drill)
+
+    def run(self, case: Case, *, tell: bool = False) -> Report:
+        run = _Run(case, tell)
+        with (
+            planted(FRUGAL),
+            planted(_RESTLESS),
+            planted(_remembering()),
+            planted(self._patches),
+            planted(watched(run.world, run.checker)),
+            planted(run.judged()),
+            planted(measured(run.history, _INNER_STEPS)),
+        ):
+            return run.report()
+
+
+def _remembering() -> list[Patch]:
+    """What a cluster tells of itself never changes: it is read once in a run."""
+    known: list[Any] = []
+
+    async def open_known(*arguments: Any, **options: Any) -> Any:
+        if not known:
+            known.append(await open_cluster(*arguments, **options))
+        return known[0]
+
+    return [(each, "open_cluster", open_known) for each in (bookie, ledger_users, users)]
+
+
+# What takes minutes in production takes moments here, in the same order.
+_RESTLESS: Final[tuple[Patch, ...]] = (
+    (seat_watch, "Absences", partial(Absences, round(ABSENT_S * 1e9))),
+    (failures, "FIRST_PAUSE_S", 1),
+    (failures, "PAUSE_S_MAX", 8),
+    (drains, "ATTEMPTS_WITHOUT_TARGET", 3),
+    (server, "_TELL_S", 1e6),  # Nothing rests on what servers say of themselves.
+)
+# Steps that no user sees, by what takes them.
+_INNER_STEPS: Final[tuple[InnerStep, ...]] = (
+    (LedgerTail, "move", "change ensemble"),
+    (LedgerRepair, "_copy", "copy"),
+    (LedgerRepair, "_swap", "swap"),
+    (LedgerRepair, "_close", "close for repair"),
+)
+
+
+class _History(History):
+    def __init__(self, run: "_Run") -> None:
+        super().__init__(lambda: run.world.now)
+        self._run = run
+
+    def weakness(self) -> str | None:
+        """A run without repairs shows nothing."""
+        tallies = self._run.judge.tallies
+        if not (tallies.swaps or tallies.unmarks or tallies.drained or tallies.whole):
+            return "no fault made a repair necessary"
+        return None
+
+
+class _Nemesis(Nemesis):
+    def __init__(self, run: "_Run") -> None:
+        super().__init__(run.world, run.history, run.tell if run.is_telling else None)
+        self._run = run
+
+    def _inflict(self, fault: Fault) -> Any:
+        run, world = self._run, self._world
+        fault = replace(fault, nodes=tuple(map(run.resolve, fault.nodes)))
+        run.hinder(fault)
+        names = fault.nodes
+        if any(name not in world.nodes or name in run.cluster.stay_down for name in names):
+            return None
+        if fault.kind in (Kind.ROT, Kind.WIPE) and not run.may_lose(names[0]):
+            return None
+        if fault.kind is Kind.ROT:
+            run.checker.facts.damaged[names[0]] = None
+        if fault.kind is Kind.WIPE:
+            node = world.node(names[0])
+            run.wipe(node, is_lost=not fault.for_us)
+            return partial(run.bring_back, node) if fault.for_us else None
+        if fault.kind is Kind.DISK_FULL:
+            node = world.node(names[0])
+            return self._set([node.disk], capacity_bytes=node.disk.system.used_bytes)
+        return super()._inflict(fault)
+
+    def _in_some_file(self, node: Node, damage: Callable[[SimulatedDisk, str], int]) -> None:
+        """In an entry log: what rots elsewhere keeps a bookie from starting, or is taken for torn."""
+        folder = STORAGE.ledger_dirs[0]
+        if node.disk.system.find(folder) is not None:
+            names = node.disk.system.list_directory(folder)
+            if logs := [f"{folder}/{name}" for name in names if name.endswith(".log")]:
+                damage(node.disk, self._chance.choice(logs))
+
+
+class _Run(Stage):
+    def __init__(self, case: Case, is_telling: bool) -> None:
+        super().__init__(case, is_telling, callbacks_max=CALLBACKS_MAX)
+        self.history = _History(self)
+        self.checker = LedgerChecker(self.broken, lambda: self.world.now_ns)
+        self.checker.facts.repairers = words.RECOVERIES
+        self._case = case
+        self._asked: dict[str, list[tuple[str, bytes | None, int | None]]] = {}
+        self._hindered: dict[str, float] = {}  # Until when a fault hinders the node.
+        self._fated: dict[str, list[int]] = {}  # After how many more writes a process dies.
+        self.cluster = Cluster(
+            *(self.world, self.history, self.checker, ledger_plan.bookies_of(case)),
+            disks_fill_up=any(fault.kind is Kind.DISK_FULL for fault in case.faults),
+            tell=self.tell,
+            on_broken=self.broken,
+            live=self.live,
+        )
+        self.judge = ClusterChecker(
+            *(self.checker.facts, ROOT, self.broken, lambda: self.world.now),
+            opener_of=lambda session: self.world.metadata.openers.get(session, ""),
+            was_free=self._was_free,
+            grace_s=GRACE_S + SESSION_S,
+        )
+        sums = Sums(
+            *(self.world, self.history, self.checker, case, self.tell, self.broken),
+            doubts_of=self.cluster.doubts_of,
+        )
+        self._work = Work(sums, self.judge, self._stop_for_good)
+        self._staff = Staff(self._work)
+        self._nemesis = _Nemesis(self)
+
+    async def scenario(self) -> None:
+        world = self.world
+        await world.node(words.OPERATOR).start(self._make_cluster).result
+        world.metadata.on_asked = self._on_asked
+        world.metadata.on_commit = self._on_commit
+        self.cluster.start()
+        if not await self.holds(LIVENESS_S, self.cluster.all_registered):
+            self.broken(LIVENESS, "not all bookies are registered at first")
+        acting = dict.fromkeys((*(step.actor for step in self._case.steps), *words.RECOVERIES))
+        for name, main in self._staff.mains().items():
+            if name in acting:
+                world.node(name).start(partial(self.live, main))
+        for step in self._case.steps:
+            if step.actor == words.FATE:
+                name, _, writes = step.what.partition(f" {words.DIE} ")
+                world.at(step.at_us / 1e6, self._fate, name, int(writes))
+        self._nemesis.schedule(self._case.faults)
+        await asyncio.sleep(CHAOS_S - world.now)
+
+        self.tell("the chaos is over")
+        self._nemesis.heal()
+        self._work.is_over = True
+        self._fated.clear()
+        self.cluster.start_all_again()
+        for name in words.RECOVERIES:
+            self._start_again(world.node(name))
+        await self._settle()
+
+        self.tell("the whole cluster loses power")
+        await self.cluster.reckon()
+
+    # --- Liveness -------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        world = self.world
+        await self.within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
+        world.node(words.OPERATOR).kill()
+        await self._do(self._staff.set_right, LIVENESS_S)
+        await self.within(REPAIRED_S, self._is_repaired, "not all is repaired")
+        for name in words.WRITERS:
+            if name in world.nodes and world.node(name).is_running:
+                process = world.node(name).process
+                assert process is not None
+                context = process.lane.context.copy()
+                work = self._staff.append_to_all(name)
+                await world.loop.create_task(work, context=context)
+        await self.within(LIVENESS_S, self._all_answered, "an append has no answer")
+        for name in words.WRITERS:
+            if name in world.nodes:
+                world.node(name).kill()
+                self._staff.forget(name)
+        await self._do(self._staff.close_everything, 2 * LIVENESS_S)
+        await self.within(REPAIRED_S, self._is_repaired, "not all is repaired")
+        await self._do(self._staff.read_everything, 2 * LIVENESS_S)
+        for name in words.RECOVERIES:
+            world.node(name).kill()
+
+    async def _do(self, main: Any, seconds: float) -> None:
+        process = self.world.node(_FINISHER).start(partial(self.live, main))
+        try:
+            async with asyncio.timeout(seconds):
+                await process.result
+        except TimeoutError:
+            self.broken(LIVENESS, f"{main.__name__} does not come to an end")
+
+    def _is_repaired(self) -> bool:
+        return self.judge.unfinished(self.cluster.stay_down) is None
+
+    def _all_answered(self) -> bool:
+        return not self._work.sums.unanswered()
+
+    def tell_who_waits(self) -> None:
+        for append in self._work.sums.unanswered():
+            self.tell(f"waiting: {append}")
+
+    async def within(self, seconds: float, condition: Callable[[], object], what: str) -> None:
+        if not await self.holds(seconds, condition):
+            self.tell_who_waits()
+            left = self.judge.unfinished(self.cluster.stay_down)
+            self.broken(LIVENESS, f"{what} within {seconds:g} s: {left}")
+
+    # --- Faults ---------------------------------------------------------------------------------
+
+    def resolve(self, name: str) -> str:
+        """Who has that place in the first fragment of the first ledger, or has none."""
+        kind, _, number = name.partition("-")
+        if kind not in (_MEMBER, _STRANGER):
+            return name
+        ledgers = self._work.sums.ledgers
+        metadata = self.checker.facts.ledger(ledgers[0]).metadata if ledgers else None
+        members = metadata.fragments[0].ensemble if metadata else ()
+        strangers = [each for each in self.cluster.names if each not in members]
+        found = members if kind == _MEMBER else strangers
+        return found[int(number) - 1] if int(number) <= len(found) else name
+
+    def may_lose(self, name: str) -> bool:
+        """Not if it would take away more than the others can make good."""
+        if name in self.checker.facts.damaged or self.judge.is_being_healed(name):
+            return False
+        standing = len(self.cluster.names) - len(self.cluster.stay_down) - len(self._leaving())
+        return standing > _STANDING_MIN and self.judge.may_lose(name, self.cluster.stay_down)
+
+    def _leaving(self) -> list[str]:
+        down = self.cluster.stay_down
+        return [name for name in self.judge.lifecycles if name not in down]
+
+    def wipe(self, node: Node, *, is_lost: bool) -> None:
+        if is_lost:
+            self.cluster.stay_down = (*self.cluster.stay_down, node.name)
+        self.judge.on_wiped(node.name)
+        # Copies are counted where they are: nothing that comes back is excused.
+        self.cluster.wipe(node)
+        del self.checker.facts.destroyed[node.name]
+
+    def bring_back(self, node: Node) -> None:
+        if node.name not in self.cluster.stay_down:
+            node.restart()
+
+    def _stop_for_good(self, name: str) -> None:
+        """It may go, an operator was told: nobody excuses what goes with it."""
+        self.tell(f"{name} is taken away")
+        self.wipe(self.world.node(name), is_lost=True)
+        self.checker.facts.forgive_nothing(name)
+
+    def hinder(self, fault: Fault) -> None:
+        """For as long as the fault lasts, and for the time in which its end is noticed."""
+        until_s = self.world.now + fault.for_us / 1e6 + SESSION_S
+        if fault.kind in _LASTING:
+            until_s = CHAOS_S
+        everybody = fault.kind in _OF_METADATA
+        for name in (*words.WRITERS, words.METADATA) if everybody else fault.nodes:
+            self._hindered[name] = max(until_s, self._hindered.get(name, 0.0))
+
+    def _was_free(self, name: str, since_s: float) -> bool:
+        return self._hindered.get(name, 0.0) < since_s
+
+    def _fate(self, name: str, writes: int) -> None:
+        self._fated.setdefault(name, []).append(writes)
+
+    def _start_again(self, node: Node) -> None:
+        if node.process is not None and not node.is_running:
+            node.restart()
+
+    # --- Metadata -------------------------------------------------------------------------------
+
+    async def _make_cluster(self, node: Node) -> None:
+        store = await node.metadata()
+        # One name for all runs: cookies are parsed once.
+        await initialise(store, ROOT, random.Random(0))
+        await store.close()
+
+    def _on_asked(self, process: str, question: Any) -> None:
+        ops = getattr(question, "ops", ())
+        for op in ops:
+            if isinstance(op, Set | Create | Delete):
+                version = None if isinstance(op, Create) else op.version
+                value = None if isinstance(op, Delete) else op.value
+                self._asked.setdefault(op.path, []).append((process, value, version))
+        name = process.partition("#")[0]
+        if ops and (fated := self._fated.get(name)):
+            fated[:] = [each - 1 for each in fated]
+            if 0 in fated:
+                fated.remove(0)
+                # Before it can hear that this was made.
+                self.world.at(self.world.now, self._die, self.world.node(name))
+
+    def _die(self, node: Node) -> None:
+        self.tell(f"{node.name} dies after a write")
+        node.kill()
+        self.world.at(self.world.now + _DEAD_S, self._start_again, node)
+
+    def _on_commit(self, commit: Commit) -> None:
+        others = []
+        for path, row in commit.rows.items():
+            ledger_id = self._ledger_of(path)
+            if ledger_id is None:
+                others.append((path, row))
+                continue
+            if row is None:
+                self.tell(f"ledger {ledger_id} is removed")
+                self.checker.on_committed(ledger_id, None, -1, ())
+                continue
+            facts = self.checker.facts.ledger(ledger_id)
+            if row.version == facts.version:
+                continue  # Only its children have changed.
+            before, metadata = facts.metadata, unpack_ledger_metadata(ledger_id, row.value)
+            asked = self._asked.get(path, ())
+            authors = [
+                (process, version) for process, value, version in asked if value == row.value
+            ]
+            # A repair may bring back what was there before, as somebody else had asked for it.
+            latest = [each for each in authors if each[1] == facts.version]
+            authors = latest or authors
+            by = ", ".join(dict.fromkeys(process for process, _ in authors))
+            self.tell(f"ledger {ledger_id} version {row.version}: {_told(metadata)}, by {by}")
+            self.checker.on_committed(ledger_id, metadata, row.version, authors)
+            self.judge.on_ledger(facts, before, [process for process, _ in authors])
+        for path, row in others:
+            self.judge.on_row(path, row, partial(self._authors_of, path, row and row.value))
+            if self.is_telling and path.startswith(_TOLD):
+                what = "goes" if row is None else repr(row.value)[:200]
+                by = ", ".join(self._authors_of(path, row and row.value))
+                self.tell(f"{path}: {what}, by {by}")
+
+    def _authors_of(self, path: str, value: bytes | None) -> list[str]:
+        asked = self._asked.get(path, ())
+        return list(dict.fromkeys(process for process, wanted, _ in asked if wanted == value))
+
+    def _ledger_of(self, path: str) -> LedgerId | None:
+        if not path.startswith(_LEDGERS):
+            return None
+        return ledger_of_path(Layout.HIERARCHICAL, path[len(_LEDGERS) :])
+
+    # --- What is seen of the product's inside -----------------------------------------------------
+
+    def judged(self) -> list[Patch]:
+        """A part of a recovery server that fails is a bug; when walks begin is what they are judged by."""
+        run = self
+
+        async def keep_running(
+            self: RecoveryServer, part: str, work: Callable[[], Coroutine[Any, Any, Never]]
+        ) -> Never:
+            try:
+                await work()
+            except Exception as error:
+                run.broken(CRASH, f"{self.name}, {part}: {error!r}")
+                raise
+
+        def noting(original: Any) -> Any:
+            async def take(*arguments: Any) -> Any:
+                run.judge.on_census(run.world.loop.lane().name)
+                return await original(*arguments)
+
+            return take
+
+        return [
+            (RecoveryServer, "_keep_running", keep_running),
+            (steward, "take_census", noting(take_census)),
+            (departures, "take_census", noting(take_census)),
+        ]
+
+
+_LEDGERS: Final = f"{ROOT}/"
+_TOLD: Final = ("/rollbook/", f"{ROOT}/underreplication", f"{ROOT}/available/")
+_DEAD_S: Final = 0.3
+_STANDING_MIN: Final = 3  # Bookies that are left when one is taken away: no ledger is larger.
+_LASTING: Final = (Kind.FAR_APART, Kind.JITTER, Kind.SLOW_DISK, Kind.METADATA_LAG)
+_OF_METADATA: Final = (Kind.METADATA_DOWN, Kind.METADATA_LAG)
+
+
+def _told(metadata: Any) -> str:
+    fragments = "; ".join(f"{f.first_entry}: {', '.join(f.ensemble)}" for f in metadata.fragments)
+    end = f" at {metadata.last_entry}" if metadata.last_entry is not None else ""
+    return f"{metadata.state.value}{end}, {fragments}"

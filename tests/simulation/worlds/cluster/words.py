@@ -1,0 +1,18 @@
+"""Who takes part in this world and what the steps of a case are called."""
+
+from typing import Final
+
+from tests.simulation.worlds.ledger import words
+
+BOOKIES: Final = words.BOOKIES
+CLUSTER: Final = words.CLUSTER
+METADATA: Final = words.METADATA
+WRITERS: Final = ("writer-1", "writer-2")
+RECOVERIES: Final = ("recovery-1", "recovery-2")
+OPERATOR: Final = words.OPERATOR
+FATE: Final = "fate"  # Whoever kills a process at a certain step of its.
+
+FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
+DRAIN, UNDRAIN, RETIRE, SAFE = "drain", "undrain", "retire", "safe"
+DISABLE, ENABLE, AUDIT, RECOVER = "disable", "enable", "audit", "recover"
+DIE: Final = "dies after"
