@@ -188,6 +188,11 @@ class Owner:
         return self._succession.confirmed
 
     @property
+    def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
+        """The ledger that the tail is in, and its last entry that is confirmed."""
+        return self._succession.last_confirmed
+
+    @property
     def written(self) -> Sizes:
         """Of the segments that the list does not call closed, confirmed or not."""
         return self._succession.written

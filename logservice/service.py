@@ -413,8 +413,7 @@ class Service:
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
 
     def _tail_at(self, owner: Owner) -> LogTail:
-        # Of two ledgers that may be unclosed, nothing in the second one counts yet.
-        ledger_id, last_entry = next(iter(owner.confirmed.items()), (None, None))
+        ledger_id, last_entry = owner.last_confirmed or (None, None)
         return LogTail(
             *(owner.head, owner.tail, owner.is_sealed, owner.record_us),
             *(self.server.address, owner.owner_epoch),

@@ -165,6 +165,7 @@ class Succession:
         await self._close_ledger(old)
         order.on_closed()
         await self._list_closed(old, next_offset, timestamp_us)
+        self._unclosed.remove(old)
         self._log.info(
             "segment_rolled",
             ledger_id=old.ledger_id,
@@ -185,6 +186,16 @@ class Succession:
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
         """The last entry of each ledger that may be unclosed."""
         return {each.ledger_id: each.writer.last_add_confirmed for each in self._unclosed}
+
+    @property
+    def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
+        """The ledger in which the log is confirmed to its tail, and the last such entry: in a second ledger nothing
+        counts before the first one is closed (LS1).
+        """
+        for each in self._unclosed:
+            if not each.writer.metadata.is_closed:
+                return each.ledger_id, each.writer.last_add_confirmed
+        return None
 
     @property
     def written(self) -> Sizes:

@@ -119,6 +119,21 @@ def test_a_range_at_another_server_has_the_last_acknowledged_batch(servers: list
 
 
 @defect(
+    "last-batch-after-a-roll-is-not-read-elsewhere",
+    "When a log had begun a new segment, its last acknowledged batch could not be read at another server until the"
+    " next one was appended.",
+)
+def test_what_is_appended_after_a_roll_is_read_at_another_server(servers: list[Server]) -> None:
+    """RL6."""
+    owner, other = make_log(servers, "rolled")
+    for number in range(2):
+        owner.append("rolled", b"x")
+        assert owner.ask("POST", "rolled:roll")[0] == 200
+        owner.append("rolled", b"y")
+        assert other.read("rolled", 0) == 2 * number + 2
+
+
+@defect(
     "long-poll-at-non-owner-lacks-last-batch",
     "At a server that does not own the log a request that waits for records did not return an acknowledged one.",
 )

@@ -129,6 +129,9 @@ def test_a_roll_on_demand_returns_when_the_old_segment_is_closed() -> None:
         assert await log.run(log.owner.roll()) == 1
         assert (await scene.stored()).list.segments[0].next_offset == 1
         assert (await log.append(b"b")).first_offset == 1
+        written = (await scene.stored()).list.segments[1].ledger_id
+        assert log.owner.last_confirmed == (written, 1)  # Its first entry, and the block.
+        assert list(log.owner.confirmed) == [written]
         await log.close()
         assert await scene.values() == [b"a", b"b"]
 
