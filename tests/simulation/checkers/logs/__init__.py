@@ -27,6 +27,7 @@ RULES: Final = {
     "I6": lists.MARKS,
     "I8": lists.UNSETTLED,
     "SV2": lists.PATIENCE,
+    "RL6": records.COMPLETE,
     "LL1": lists.UNCLOSED,
     "LL4": lists.MEMORY,
     "RT1": lists.EXPIRY,

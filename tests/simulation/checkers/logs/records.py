@@ -22,6 +22,7 @@ WRITER_EPOCH: Final = "writer-epoch"  # Nothing under an older one behind a gran
 ONCE: Final = "once"  # A producer's record is there at most once, acked or not.
 TRUNCATION: Final = "truncation"  # The head never goes back.
 CONDITION: Final = "condition"  # Accepted and refused truly.
+COMPLETE: Final = "complete"  # A read that says it is complete has all that was acked before it.
 OUTCOME: Final = "outcome"  # What was refused never turns up.
 LINEARIZABLE: Final = "linearizable"
 
@@ -218,6 +219,23 @@ class Records:
         log.sealed_at = tail
         if log.acked > tail or any(offset >= tail for offset in log.at):
             self._break(OUTCOME, f"{name}: sealed at {tail}, records lie behind that")
+
+    def acked_by(self, name: str, at_s: float) -> int:
+        """Below it is all that was acked by then, as those who appended it had heard."""
+        return max(
+            (
+                append.position + 1
+                for append in self.log(name).appends.values()
+                if append.position is not None and self._history.time_of(append.returned) <= at_s
+            ),
+            default=0,
+        )
+
+    def on_complete(self, name: str, reader: str, end: int, owed: int) -> None:
+        """A server says that the log ended there, in answer to a question before which `owed` was acked."""
+        if end < owed:
+            text = f"{reader} is told that {end} is the end; up to {owed} was acked before it asked"
+            self._break(COMPLETE, f"{name}: {text}")
 
     # --- At the end -----------------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 Each is a patch of a real class, by the tag of the rule that it breaks (`logservice/DESIGN.md`).
 """
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,16 +34,18 @@ from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.order import Order
 from rollbook.logservice.orphans import OrphanRepair
+from rollbook.logservice.positions import find_tail, read_block
 from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.reader import LogReader
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.server_clock import ServerClock
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import Service, _listed_tail
 from rollbook.logservice.succession import Succession
-from rollbook.logservice.words import DeleteLogAnswer, WriterGrant
+from rollbook.logservice.words import DeleteLogAnswer, Moving, WriterGrant
 from rollbook.logservice.writership import Writership
-from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging
-from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging, RollbookError
+from rollbook.proto.ids import NO_ENTRY, EntryId
 from tests.simulation.worlds.logs import users
 from tests.simulation.worlds.logs.scene import LogsScene
 from tests.support.planting import Patch
@@ -387,6 +391,59 @@ def _read_below_the_head(self: Trail, listed: LedgerList) -> Any:
     return _pick(self, replace(listed, head=listed.head if first is None else first))
 
 
+async def _tail_of_bookies(self: Service, log: Any) -> Any:
+    """At its owner what that knows; elsewhere what bookies do, and nobody says that there may be more."""
+    owner = await self.server.find_proven(log)
+    if owner is not None:
+        return self._tail_at(owner)
+    listed, info, is_owner = await self.server.whom_to_ask(log)
+    tail, timestamp_us = await find_tail(listed, self.server.ledgers)
+    address = info.address if info is not None and is_owner else ""
+    return replace(_listed_tail(listed, tail, address), timestamp_us=timestamp_us)
+
+
+_confirmed_in = LogReader._confirmed_in
+
+
+def _nothing_at_the_owner(self: LogReader, ledger: Any) -> EntryId:
+    return NO_ENTRY if self._find_owner() is not None else _confirmed_in(self, ledger)
+
+
+def _first_unclosed(self: Succession) -> tuple[Any, EntryId] | None:
+    """The ledger before a roll as long as there was no other roll."""
+    return next(iter(self.confirmed.items()), None)
+
+
+_roll = Succession._roll
+
+
+async def _roll_and_keep(self: Succession, reason: str) -> SegmentId:
+    """The segment that was closed still counts as one that may be unclosed."""
+    old = self._order.writing
+    assert old is not None
+    segment_id = await _roll(self, reason)
+    self._unclosed.insert(0, old)
+    return segment_id
+
+
+async def _move_from_where_it_was(self: LogReader) -> bool:
+    """Where to go on is noted before all that is looked up, and the step that is under way tells more."""
+    offset = self._trail.next_offset
+    with suppress(RollbookError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            listed = (await self._read_list()).list
+            if not listed.unclosed:
+                return True
+            address = await self._revive()
+            if address and (listed.owner is None or listed.owner.address != address):
+                self._end = Moving(address, offset)
+            ledger = self._ledger
+            if ledger is not None and ledger.last_add_confirmed >= self._trail.next_entry:
+                block = await read_block(ledger, ledger.last_add_confirmed)
+                self._tail = max(self._tail, block.next_offset)
+    return False
+
+
 _BUDGET: Final = 250  # Ten times the mean of the slowest, at least.
 
 LOG_MUTANTS: Final = (
@@ -693,6 +750,37 @@ LOG_MUTANTS: Final = (
             (reader, "check_life", _is_the_one),
         ),
         drill="replacement",
+    ),
+    LogMutant(
+        "logs-asks-no-owner",
+        "A server that does not own a log says that a read is complete, and has not asked the owner (RL6).",
+        _BUDGET,
+        ((Service, "_certain_tail", _tail_of_bookies),),
+        drill="elsewhere",
+    ),
+    LogMutant(
+        "logs-owner-reads-as-bookies-tell",
+        "An owner reads from its memory and what bookies tell, not as far as it has confirmed (RL6).",
+        _BUDGET,
+        ((LogReader, "_confirmed_in", _nothing_at_the_owner),),
+        drill="elsewhere",
+    ),
+    LogMutant(
+        "logs-names-the-ledger-before-the-roll",
+        "An owner that has rolled names the ledger before it to servers that ask for its tail (RL6).",
+        _BUDGET,
+        (
+            (Succession, "_roll", _roll_and_keep),
+            (Succession, "last_confirmed", property(_first_unclosed)),
+        ),
+        drill="elsewhere",
+    ),
+    LogMutant(
+        "logs-moves-and-tells-more",
+        "A reader that is to go on elsewhere tells records, and then an offset from before them (RL5).",
+        _BUDGET,
+        ((LogReader, "_look_around", _move_from_where_it_was),),
+        drill="orphaned_followers",
     ),
     LogMutant(
         "logs-acks-when-deleted",

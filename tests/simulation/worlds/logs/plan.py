@@ -29,6 +29,7 @@ from tests.simulation.worlds.logs.words import (
     READERS,
     SERVERS,
     STRANGER,
+    VISITORS,
     WRITERS,
 )
 
@@ -117,13 +118,18 @@ def clocks_are_believed(case: Case) -> bool:
     return sum(map(abs, jumps)) < APART_S * 1_000_000
 
 
+def has_liar(case: Case) -> bool:
+    """A server tells an address where nobody listens: what it owns, it alone can tell the end of."""
+    return any(step.what == words.MISTELL for step in case.steps)
+
+
 def must_read(case: Case, server: str) -> bool:
     """Whether this server owes a reader the whole log in the end. One whose clock is wrong owns no logs and asks their
     owner for the tail; if an owner tells a wrong address for ever, the answer can only be that it could not be asked.
     """
     jumps = [f.amount for f in case.faults if f.kind is Kind.CLOCK_JUMP and server in f.nodes]
     is_wrong = abs(sum(jumps)) >= APART_S * 1_000_000
-    return not is_wrong or not any(step.what == words.MISTELL for step in case.steps)
+    return not is_wrong or not has_liar(case)
 
 
 def logs_of(case: Case) -> dict[str, LogConfig]:
@@ -166,7 +172,14 @@ def _draw_configs(rng: random.Random, logs: tuple[str, ...]) -> list[Step]:
             found.append(_config(log, retention_age_s=rng.choice((1, LONG_S))))
         if rng.random() < 0.3:
             found.append(_config(log, retention_bytes=rng.choice((0, 4_000, 12_000))))
+        if rng.random() < 0.3:
+            found.append(_small_cache(rng, log))
     return found
+
+
+def _small_cache(rng: random.Random, log: str) -> Step:
+    """Its owner keeps a few blocks in memory, the last one, or not even that."""
+    return _config(log, tail_cache_bytes=rng.choice((0, 500, 2_000)))
 
 
 # --- Steps ----------------------------------------------------------------------------------------
@@ -196,6 +209,9 @@ def _draw_steps(rng: random.Random, servers: tuple[str, ...], logs: tuple[str, .
             steps.append(Step(rng.randint(first, last), reader, f"{words.FOLLOW} {log}"))
         if rng.random() < 0.4:
             at(READERS[0] if rng.random() < 0.5 else READERS[1], f"{words.READ} {log}")
+        if rng.random() < 0.4:
+            for _ in range(rng.randint(1, 6)):
+                at(rng.choice(VISITORS), f"{rng.choice(_VISITS)} {log}")
         for verb, odds, times in (
             (words.ROLL, 0.4, 3),
             (words.TRUNCATE, 0.45, 3),
@@ -229,6 +245,7 @@ def _draw_steps(rng: random.Random, servers: tuple[str, ...], logs: tuple[str, .
     return steps
 
 
+_VISITS: Final = (words.RANGE, words.RANGE, words.TO_TAIL)
 _WITH_BACK: Final = (words.TRUNCATE, words.MARK)
 
 
@@ -651,6 +668,49 @@ def sealing(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, []
 
 
+def elsewhere(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A log rests after each burst, and is read then, at servers that do not own it as well as at its owner, whose
+    memory may be too small for the last block.
+    """
+    at_us = PEACE_US + _CALM_US + rng.randint(0, 600 * MS)
+    steps = [Step(at_us, reader, f"{words.FOLLOW} {log}") for reader in READERS]
+    if rng.random() < 0.7:
+        steps.append(_small_cache(rng, log))
+    for number in range(4):
+        burst_us = at_us + 500 * MS * number
+        steps += _burst(rng, burst_us, log)
+        for visitor in VISITORS:
+            for _ in range(2):
+                visit = f"{rng.choice(_VISITS)} {log}"
+                steps.append(Step(burst_us + rng.randint(10 * MS, 450 * MS), visitor, visit))
+    if rng.random() < 0.3:
+        moved_us = at_us + rng.randint(200 * MS, 1_500 * MS)
+        steps.append(Step(moved_us, ADMIN, f"{words.TRANSFER} {log} {rng.choice(SERVERS[:2])}"))
+    return steps, []
+
+
+def orphaned_followers(rng: random.Random, at_us: int, log: str) -> Happening:
+    """An owner dies while others follow its log, at its server and elsewhere, and the next one takes appends at once;
+    what one of the servers looks up takes its time.
+    """
+    at_us = PEACE_US + _CALM_US + rng.randint(100 * MS, 400 * MS)
+    steps = [Step(at_us - 80 * MS, reader, f"{words.FOLLOW} {log}") for reader in READERS]
+    faults: list[Fault] = []
+    for number in range(3):
+        dies_us = at_us + 800 * MS * number + rng.randint(20 * MS, 100 * MS)
+        late = log_uniform(rng, (20 * MS, 150 * MS))
+        slow = rng.choice(SERVERS), METADATA
+        faults.append(Fault(dies_us, Kind.SLOW_LINK, slow, 750 * MS, late))
+        kind = rng.choice((Kind.KILL, Kind.KILL, Kind.PAUSE, Kind.METADATA_EXPIRY))
+        lasts = rng.randint(100 * MS, 900 * MS)
+        faults.append(Fault(dies_us, kind, (words.owner_of(log),), lasts))
+        steps += [
+            Step(dies_us + after_us, rng.choice(PRODUCERS), f"{words.APPEND} {log} 1")
+            for after_us in range(-20 * MS, 700 * MS, 30 * MS)
+        ]
+    return steps, faults
+
+
 def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
     return [
         Step(at_us + rng.randint(0, 10 * MS), producer, f"{words.APPEND} {log} {rng.randint(1, 8)}")
@@ -665,6 +725,7 @@ DRILLS: Final = {
         *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
         *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
         *(fast_clock, forgotten, full_disks, interrupted, sealing, few_bookies, replacement),
+        *(elsewhere, orphaned_followers),
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

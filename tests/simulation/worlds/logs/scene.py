@@ -167,6 +167,7 @@ class _Run(Stage):
             on_broken=self.broken,
             is_deleted=lambda log: self.lists.log(log).is_deleted,
             may_lag=self._may_lag,
+            owed=self._owed,
         )
         self._users = Users(self._sums)
         self._nemesis = _Nemesis(self)
@@ -274,9 +275,15 @@ class _Run(Stage):
     async def _use(self, caller: Caller, log: str) -> None:
         for index, server in enumerate(self._servers.names):
             await self._append_there(caller, log, server, index)
-        for server in self._servers.names:
-            if plan.must_read(self._case, server):
-                await self._read_there(caller, log, server)
+        able = [name for name in self._servers.names if plan.must_read(self._case, name)]
+        # Before any barrier, which would tell bookies of the last record.
+        for server in able if not plan.has_liar(self._case) else ():
+            await self._use_in_time(
+                self._users.read_range(LAST, caller, log, LIVENESS_S, server),
+                f"{log} is not known to be read at {server}",
+            )
+        for server in able:
+            await self._read_there(caller, log, server)
         end = await self._use_in_time(
             self._users.barrier(LAST, caller, log, LIVENESS_S), f"{log} has no tail"
         )
@@ -311,13 +318,26 @@ class _Run(Stage):
         return await self.in_time(LIVENESS_S, work, what, passes=gone)
 
     def _may_lag(self, server: str, log: str) -> bool:
-        """Who was replaced as the owner, so lately that nothing had to tell him (SV6)."""
+        return self._replaced_s(server, log) is not None
+
+    def _replaced_s(self, server: str, log: str) -> float | None:
+        """When that server was replaced as the owner, so lately that nothing had to tell it (SV6)."""
         service = self._servers.find(server)
         owner = service.server.find(words.LOGS[log]) if service is not None else None
         if owner is None:
-            return False
+            return None
         replaced_s = self.lists.log(log).listed_at.get(owner.owner_epoch + 1)
-        return replaced_s is not None and self.world.now < replaced_s + LAG_S
+        return (
+            replaced_s if replaced_s is not None and self.world.now < replaced_s + LAG_S else None
+        )
+
+    def _owed(self, log: str) -> int:
+        """How far the log goes for whoever asks now (RL6); where an owner that was replaced may answer, how far it went
+        when it was.
+        """
+        replaced = [self._replaced_s(server, log) for server in self._servers.names]
+        known_s = min((each for each in replaced if each is not None), default=self.world.now)
+        return self.records.acked_by(log, known_s)
 
     def tell_who_waits(self) -> None:
         self.tell(f"waiting: {self._sums.waiting} {self._sums.positions}")

@@ -39,7 +39,7 @@ SESSION_S: Final = 2.0
 STOP_S: Final = 20.0
 _RESTART_S: Final = 0.1
 
-# Deadlines that faults outlast.
+# Deadlines that faults outlast. As in a log server (`api/cli/log_server.py`), bookies hear of a last entry late.
 LEDGERS: Final = ClientConfig(
     connect_timeout_s=0.3,
     reconnect_pause_s_max=0.2,
@@ -47,6 +47,7 @@ LEDGERS: Final = ClientConfig(
     add_deadline_s=0.8,
     read_deadline_s=0.6,
     recovery_patience_s=0.1,
+    explicit_lac_idle_ms=30_000,
 )
 SERVICE: Final = LogServiceConfig(
     lease_s=LEASE_S,

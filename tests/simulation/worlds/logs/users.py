@@ -8,6 +8,7 @@ They do what the case tells them, go where servers send them, and tell the check
 - A writer sends each batch until somebody may have taken it. It says where it expects the tail, or
   bears the writer epoch that it was granted.
 - A reader follows a log from server to server, and reads it from the start.
+- A visitor asks any server for the last records of a log, until that says that these are all (RL6).
 """
 
 import asyncio
@@ -30,8 +31,9 @@ from rollbook.logservice.ids import (
     WriterEpoch,
 )
 from rollbook.logservice.log_config import WriterMode
-from rollbook.logservice.words import AppendAck, Condition
+from rollbook.logservice.words import AppendAck, Condition, WaitsFor
 from rollbook.proto.errors import (
+    BeyondTail,
     ConnectionLost,
     EarlierFailed,
     InvalidRequest,
@@ -74,6 +76,7 @@ _SILENCE_S: Final = 2.0
 _IN_FLIGHT: Final = 8
 _FREED_S: Final = 2.0  # For the ledgers of a deleted log to go.
 _SECOND_RECORDS: Final = 4
+_RANGE: Final = 12  # Records that a visitor reads, and what was acked since.
 LIVES: Final = (
     "lives"  # What was meant for a deleted log is not taken for the one that has its name.
 )
@@ -94,6 +97,7 @@ class Sums:
     on_broken: Callable[[str, str], None]
     is_deleted: Callable[[str], bool]  # As the list has it.
     may_lag: Callable[[str, str], bool]  # Whether that server may not know of the newest head yet.
+    owed: Callable[[str], int]  # Below it is all that a log has for those who ask now.
     epochs: dict[str, int] = field(default_factory=dict)  # Of producers: one for each life.
     numbers: dict[str, int] = field(default_factory=dict)  # Of batches, by client.
     positions: dict[str, int] = field(default_factory=dict)  # Of readers that follow.
@@ -122,6 +126,9 @@ class Caller:
     def server_for(self, log: str) -> str:
         owner = self._owners.get(log)
         return owner if owner is not None else self._chance.choice(self._sums.servers)
+
+    def any_server(self) -> str:
+        return self._chance.choice(self._sums.servers)
 
     def learn(self, log: str, error: RollbookError) -> None:
         owner = str(error.ids.get("owner", "")) if isinstance(error, NotOwner) else ""
@@ -204,6 +211,7 @@ class Users:
             **dict.fromkeys(words.PRODUCERS, self.produce),
             **dict.fromkeys(words.WRITERS, self.write),
             **dict.fromkeys(words.READERS, self.read),
+            **dict.fromkeys(words.VISITORS, self.visit),
             words.ADMIN: self.administer,
         }
 
@@ -416,7 +424,7 @@ class Users:
         session, position = self._session(key), sums.positions.get(key, 0)
         while True:
             server = caller.server_for(log)
-            head = self._head_at(server, log)
+            head, owed = self._head_at(server, log), sums.owed(log)
             request = service_words.ReadStream(
                 words.LOGS[log],
                 AtOffset(Offset(position)),
@@ -436,10 +444,17 @@ class Users:
                             self._on_gap(log, session, position, start, end)
                             session, position = self._session(key), end
                             sums.positions[key] = position
+                        case service_words.CaughtUp(offset):
+                            self._records.on_complete(log, session, offset, owed)
+                        case service_words.Progress(waits_for=WaitsFor.NOTHING, lag_records=0):
+                            self._records.on_complete(log, session, event.position, owed)
                         case service_words.Sealed(tail):
                             self._records.on_sealed(log, tail)
                             return
-                        case service_words.Moving() | service_words.Stopped():
+                        case service_words.Moving():
+                            self._on_moving(log, session, position, event)
+                            break
+                        case service_words.Stopped():
                             break
             except (LogDeleted, LogReplaced, NoSuchLog) as error:
                 sums.tell(f"{session}: {error!r}")
@@ -458,6 +473,13 @@ class Users:
     def _session(self, key: str) -> str:
         number = self._sums.sessions[key] = self._sums.sessions.get(key, 0) + 1
         return f"{key} {number}"
+
+    def _on_moving(
+        self, log: str, session: str, position: int, event: service_words.Moving
+    ) -> None:
+        if event.resume_offset != position:
+            text = f"{session} has read up to {position}, and is told to go on at {event}"
+            self._sums.on_broken(ONE_SEQUENCE, f"{log}: {text}")
 
     def _on_gap(self, log: str, session: str, position: int, start: int, end: int) -> None:
         if start != position:
@@ -512,6 +534,8 @@ class Users:
                             self._records.on_tail(log, asked, offset)
                             return offset
                         case service_words.Moving():
+                            if position >= 0:
+                                self._on_moving(log, session, position, event)
                             break
             except RollbookError as error:
                 self._sums.tell(f"{session}: {error!r}")
@@ -524,6 +548,94 @@ class Users:
                 if self._world.now > due:
                     raise
             await asyncio.sleep(_PAUSE_S)
+
+    # --- Visitors -----------------------------------------------------------------------------
+
+    async def visit(self, node: Node) -> None:
+        caller = Caller(self._sums, node)
+
+        async def act(step: Step) -> None:
+            verb, log, *_ = step.what.split()
+            server = caller.any_server()
+            try:
+                if verb == words.RANGE:
+                    await self.read_range(node.name, caller, log, PATIENCE_S, server)
+                else:
+                    await self._read_to_tail(node.name, caller, log, server)
+            except RollbookError as error:
+                self._sums.tell(f"{node.name}: {error!r}")
+
+        await self._each_step(node, act)
+
+    async def read_range(
+        self, client: str, caller: Caller, log: str, within_s: float, server: str
+    ) -> None:
+        """The last records, until `server` says that these are all. Raises what kept it from that."""
+        due = self._world.now + within_s
+        start, session = self._sums.owed(log) - _RANGE, self._session(f"{client} {log} range")
+        while True:
+            owed, head = self._sums.owed(log), self._head_at(server, log)
+            request = service_words.Read(
+                words.LOGS[log],
+                AtOffset(Offset(max(start, 0))),
+                on_truncated=service_words.OnTruncated.SKIP,
+                uid=self._sums.uids[log],
+            )
+            error: RollbookError = ConnectionLost("it never says that these are all")
+            try:
+                line = await caller.line(server)
+                answer: service_words.ReadAnswer = await line.ask("read", request, ATTEMPT_S)
+            except RollbookError as refusal:
+                error = refusal
+                self._judge_range_refused(log, session, max(start, 0), owed, refusal)
+            else:
+                if answer.first_offset > max(start, 0):  # A gap, or the log's start.
+                    session = self._session(f"{client} {log} range")
+                told = service_words.Records(answer.blocks, answer.first_offset, answer.next_offset)
+                start = self._records.on_records(log, session, answer.first_offset, told, head)
+                if not answer.is_tail_uncertain:
+                    self._records.on_complete(log, session, answer.tail, owed)
+                    if start >= answer.tail:
+                        return
+            self._sums.tell(f"{session}: at {start}: {error!r}")
+            if isinstance(error, LogDeleted | LogReplaced | NoSuchLog) or self._world.now > due:
+                raise error
+            await asyncio.sleep(_PAUSE_S)
+
+    def _judge_range_refused(
+        self, log: str, session: str, start: int, owed: int, error: RollbookError
+    ) -> None:
+        self._judge_reading(log, session, error)
+        if isinstance(error, BeyondTail) and start <= owed:
+            self._records.on_complete(log, session, error.ids["tail"], owed)
+
+    async def _read_to_tail(self, client: str, caller: Caller, log: str, server: str) -> None:
+        """Raises what kept it from getting there."""
+        owed, head = self._sums.owed(log), self._head_at(server, log)
+        position, session = -1, self._session(f"{client} {log} to tail")
+        request = service_words.ReadStream(
+            words.LOGS[log],
+            AtOffset(Offset(max(owed - _RANGE, 0))),
+            at_tail=service_words.AtTail.STOP,
+            on_truncated=service_words.OnTruncated.SKIP,
+            heartbeat_ms=400,
+            uid=self._sums.uids[log],
+        )
+        line = await caller.new_line(server)
+        async for event in line.listen(request, _SILENCE_S):
+            match event:
+                case service_words.Records():
+                    position = event.base_offset if position < 0 else position
+                    position = self._records.on_records(log, session, position, event, head)
+                case service_words.Gap():
+                    session, position = self._session(f"{client} {log} to tail"), -1
+                case service_words.Stopped(offset) | service_words.Sealed(offset):
+                    self._records.on_complete(log, session, offset, owed)
+                    return
+                case service_words.Moving():
+                    if position >= 0:
+                        self._on_moving(log, session, position, event)
+                    return
 
     # --- The administrator --------------------------------------------------------------------
 

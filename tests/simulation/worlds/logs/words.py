@@ -9,6 +9,7 @@ SERVERS: Final = ("s1", "s2", "s3")
 PRODUCERS: Final = ("producer-1", "producer-2")
 WRITERS: Final = ("writer-1", "writer-2")
 READERS: Final = ("reader-1", "reader-2")
+VISITORS: Final = ("visitor-1", "visitor-2")
 ADMIN: Final = "admin"
 STRANGER: Final = "stranger"
 OPERATOR: Final = "operator"
@@ -17,7 +18,7 @@ CLUSTER: Final = "cluster"
 METADATA: Final = "metadata"
 STORAGE: Final = "storage"
 OWNER: Final = "owner"
-CLIENTS: Final = (*PRODUCERS, *WRITERS, *READERS, ADMIN)
+CLIENTS: Final = (*PRODUCERS, *WRITERS, *READERS, *VISITORS, ADMIN)
 PORT: Final = 7400
 NOBODYS_PORT: Final = 7401
 BRIEF_S: Final = 1  # For so long some logs remember a producer.
@@ -36,6 +37,9 @@ BARRIER: Final = "barrier"  # LOG: the tail, by a barrier.
 # Of readers.
 FOLLOW: Final = "follow"  # LOG: from where it stands, for as long as there is chaos.
 READ: Final = "read"  # LOG: all of it.
+# Of visitors, who ask any server, whichever one owns the log.
+RANGE: Final = "range"  # LOG: its last records, until the server says that these are all.
+TO_TAIL: Final = "to-tail"  # LOG: a stream of them that stops at the tail.
 # Of the administrator.
 TRUNCATE: Final = "truncate"  # LOG BACK: to so many records before what is acked; or beyond it.
 MARK: Final = "mark"  # LOG BACK

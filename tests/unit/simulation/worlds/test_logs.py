@@ -66,7 +66,7 @@ def test_every_step_is_drawn() -> None:
         *(words.FOLLOW, words.READ, words.TRUNCATE, words.MARK, words.UNMARK, words.ROLL),
         *(words.SEAL, words.DRAIN, words.RESUME, words.TRANSFER, words.TAKE, words.STOP),
         *(words.FENCE, words.DEAF, words.DEAF_TO_NEW, words.FULL, words.DELETE, words.REPLACE),
-        *(words.WALK, words.MISTELL, words.THREE, words.AWAY),
+        *(words.WALK, words.MISTELL, words.THREE, words.AWAY, words.RANGE, words.TO_TAIL),
     }
 
 
@@ -79,4 +79,4 @@ def test_the_real_service_passes_every_drill(drill: str) -> None:
 def test_drills_that_bugs_are_sought_with_exist() -> None:
     assert {mutant.drill for mutant in LOG_MUTANTS if mutant.drill} <= set(DRILLS)
     assert len({mutant.name for mutant in LOG_MUTANTS}) == len(LOG_MUTANTS)
-    assert len(RULES) == 19
+    assert len(RULES) == 20
