@@ -1,9 +1,9 @@
-"""The product's sources, parsed once, for the tests that hold the conventions."""
+"""The product's sources, read once and parsed if a test asks for that, for the tests that hold the conventions."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,10 @@ PACKAGES: Final = ("proto", "ledger", "bookie", "recovery", "logservice", "api")
 class Module:
     path: Path  # Relative to the root.
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, str(self.path))
 
     @property
     def package(self) -> str:
@@ -49,11 +52,14 @@ class Module:
                     yield f"{node.module}.{alias.name}"
 
 
-@lru_cache
 def modules(*folders: str) -> tuple[Module, ...]:
+    return tuple(module for folder in folders or PACKAGES for module in _modules(folder))
+
+
+@lru_cache
+def _modules(folder: str) -> tuple[Module, ...]:
     return tuple(
-        Module(path.relative_to(ROOT), text := path.read_text(), ast.parse(text, str(path)))
-        for folder in folders or PACKAGES
+        Module(path.relative_to(ROOT), path.read_text())
         for path in sorted((ROOT / folder).rglob("*.py"))
     )
 
