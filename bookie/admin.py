@@ -238,6 +238,7 @@ class Admin:
         space = self._bookie.space
         return {
             "garbage": asdict(space.garbage.state),
+            **({"surplus": asdict(space.surplus.state)} if space.surplus else {}),
             "compaction": asdict(space.compactor.state),
         }
 
@@ -245,8 +246,14 @@ class Admin:
         """And removes what holds nothing any more. `force`: however many ledgers are gone at once."""
         space = self._bookie.space
         state = await space.garbage.collect(force=force)
+        shown = asdict(state)
+        if space.surplus:
+            found = await space.surplus.look()
+            shown |= {
+                name: getattr(found, name) for name in ("surplus", "surplus_bytes", "dropped")
+            }
         await space.compactor.remove_empty()
-        return asdict(state)
+        return shown
 
     async def compact(self, *, major: bool) -> View:
         """Raises `Unavailable` if it was given up; what was rewritten before that stays so."""

@@ -223,8 +223,11 @@ class Bookie:
         self.space = Space(
             *(machine.disk, machine.clock, machine.randomness, self.storage, settings.storage),
             *(settings.space, self._store, self.cluster),
+            *(self.bookie_id, settings.bookie.session_timeout_s),
         )
         self._leavers.append(self.space.garbage.end)
+        if self.space.surplus:
+            self._leavers.append(self.space.surplus.end)
         self.space.set_read_only(settings.bookie.read_only)
         await self.leaving.look()
         self.space.set_leaving(self.leaving.reason)

@@ -390,18 +390,21 @@ class _Boot:
             each.ledger_id: None for each in replayed.controls if each.operation is Operation.DELETE
         }
         journal_file.doubts = replayed.doubts
-        self._learn(replayed)
+        self._learn(replayed, header.number)
         self.found.files.append(journal_file)
 
-    def _learn(self, replayed: Replayed) -> None:
+    def _learn(self, replayed: Replayed, journal: int) -> None:
         for ledger_id, key in replayed.keys.items():
             self._set_facts(ledger_id, self._facts(ledger_id).with_key(key))
         for ledger_id in replayed.fenced_by_damage:
             self._set_facts(ledger_id, self._facts(ledger_id).with_fence())
         for control in replayed.controls:
             before = self._facts(control.ledger_id)
-            self._set_facts(control.ledger_id, control.applied_to(before))
-            if self._facts(control.ledger_id).deleted_ms is not None:
+            self._set_facts(control.ledger_id, control.applied_to(before, journal))
+            is_dropped = control.operation is Operation.DROP
+            if is_dropped:  # At once: nothing is listed that the next checkpoint would take away.
+                self._catalog.catalog.drop(control.ledger_id, journal)
+            if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:
                 for earlier in self.found.files:
                     earlier.memtable.drop(control.ledger_id)
 

@@ -142,6 +142,8 @@ class SpaceConfig:
     )
     gc_brake_share: float = 0.5  # Of all ledgers; if more are gone at once, an operator is asked.
     deleted_kept_s: float = 7 * 86_400.0  # So long a late add cannot bring a deleted ledger back.
+    # Between two looks for copies of closed ledgers that metadata does not name; two looks drop them. 0: never.
+    surplus_interval_s: float = 86_400.0
     minor_compaction_threshold: float = 0.2  # Logs less full than this are rewritten; 0: never.
     minor_compaction_interval_s: float = 3600.0  # 0: never.
     major_compaction_threshold: float = 0.8  # Higher: less waste, more rewriting.
@@ -163,7 +165,7 @@ class SpaceConfig:
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero", settings=(name,))
-        for name in ("gc_quarantine_s", "reserve_bytes"):
+        for name in ("gc_quarantine_s", "reserve_bytes", "surplus_interval_s"):
             if getattr(self, name) < 0:
                 raise BadConfig(f"{name} must not be below zero", settings=(name,))
         for name in ("minor_compaction_threshold", "major_compaction_threshold"):

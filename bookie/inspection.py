@@ -6,7 +6,7 @@ picture: entry logs never change, the journal grows.
 """
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,7 @@ from rollbook.bookie.boot import (
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog, Log
+from rollbook.bookie.core.control import Operation
 from rollbook.bookie.core.entry_log_format import (
     TRAILER_BYTES,
     PageRow,
@@ -185,11 +186,17 @@ class StoreFiles:
         files: list[tuple[str, Memtable]] = []
         facts: dict[int, LedgerFacts] = {}
         async for name, replayed in self.replayed():
+            self._learn(replayed, int(name.partition(".")[0]), facts, [each for _, each in files])
             files.insert(0, (name, replayed.memtable))
-            self._learn(replayed, facts)
         return LedgerViews(self.catalog, files, facts, facts.__getitem__)
 
-    def _learn(self, replayed: Replayed, facts: dict[int, LedgerFacts]) -> None:
+    def _learn(
+        self,
+        replayed: Replayed,
+        journal: int,
+        facts: dict[int, LedgerFacts],
+        earlier: Sequence[Memtable],
+    ) -> None:
         def before(ledger_id: int) -> LedgerFacts:
             return facts.get(ledger_id) or self.catalog.facts.get(ledger_id) or LedgerFacts()
 
@@ -198,7 +205,11 @@ class StoreFiles:
         for ledger_id in replayed.fenced_by_damage:
             facts[ledger_id] = before(ledger_id).with_fence()
         for control in replayed.controls:
-            facts[control.ledger_id] = control.applied_to(before(control.ledger_id))
+            facts[control.ledger_id] = control.applied_to(before(control.ledger_id), journal)
+            if control.operation is Operation.DROP:
+                self.catalog.drop(control.ledger_id, journal)
+                for memtable in earlier:
+                    memtable.drop(control.ledger_id)
 
     # --- Entry logs ---------------------------------------------------------------------------
 

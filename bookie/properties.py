@@ -157,6 +157,7 @@ KEYS_OF: Final = {
     "ledger_dirs": ("ledgerDirectories",),
     "cache_bytes": ("dbStorage_readAheadCacheMaxSizeMb",),
     "gc_interval_s": ("gcWaitTime",),
+    "surplus_interval_s": ("gcOverreplicatedLedgerWaitTime",),
     "disk_check_interval_s": ("diskCheckInterval",),
     "minor_compaction_threshold": ("minorCompactionThreshold",),
     "minor_compaction_interval_s": ("minorCompactionInterval",),
@@ -292,10 +293,12 @@ def _storage(keys: _Keys) -> dict[str, Any]:
 def _space(keys: _Keys) -> dict[str, Any]:
     """Java counts garbage collection and disk checks in ms, compaction in s; 0 or less is never."""
     gc_ms, check_ms = keys.integer("gcWaitTime"), keys.integer("diskCheckInterval")
+    surplus_ms = keys.integer("gcOverreplicatedLedgerWaitTime")
     rate = keys.integer("compactionRateByBytes")
     counts_bytes = keys.flag("isThrottleByBytes")  # Else BookKeeper counts entries.
     given = _given(
         gc_interval_s=None if gc_ms is None else gc_ms / 1000,
+        surplus_interval_s=None if surplus_ms is None else max(0, surplus_ms) / 1000,
         disk_check_interval_s=None if check_ms is None else check_ms / 1000,
         minor_compaction_threshold=keys.number("minorCompactionThreshold"),
         minor_compaction_interval_s=keys.number("minorCompactionInterval"),

@@ -6,7 +6,6 @@ that something is absent, or unknown, counts only if nothing moved meanwhile (B1
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -99,13 +98,10 @@ class Reading:
         """The entry with the highest id; nothing behind it may have been lost (B1). Raises like `read`."""
         return await self._settled(lambda: self._read_last(ledger_id))
 
-    async def entry_ids(self, ledger_id: int) -> list[int]:
-        """All that are here, ascending. Raises like `read`, never `NoSuchEntry`."""
-        ranges = await self.entry_ranges(ledger_id)
-        return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
-
-    async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
-        """Likewise, as ranges. Raises like it, and `EntryTooLarge` if there are too many of them."""
+    async def entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
+        """All that are here, ascending. Raises like `read`, never `NoSuchEntry`, and `EntryTooLarge` if there are too
+        many ranges.
+        """
         return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
 
     async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:

@@ -3,6 +3,7 @@ sparse logs, reads everything again.
 
     disks       full -> no new entries, and space is made at once; room again -> entries again
     garbage     ledgers that metadata no longer names go       then logs that hold nothing
+    surplus     copies of ledgers that name other bookies go
     compaction  minor and major, when due, when space is short, when damage was found
     scrub       round after round
 
@@ -17,6 +18,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -28,8 +30,10 @@ from rollbook.bookie.core.disk_usage import Directory, DiskUsage, Level
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.scrub import Scrubber
 from rollbook.bookie.storage import Storage
+from rollbook.bookie.surplus import Surplus
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import BookieFailed, RollbookError
+from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock, Disk, DiskSpace, MetadataStore, OpenMode, Randomness
 from rollbook.proto.tasks import first_failure
 
@@ -60,8 +64,10 @@ class Space:
         config: SpaceConfig,
         store: MetadataStore | None,
         cluster: Cluster | None,
+        bookie: BookieId | None = None,
+        session_timeout_s: float = 10.0,
     ) -> None:
-        """Without `store` and `cluster` no ledger is ever garbage."""
+        """Without `store` and `cluster` no ledger is ever garbage, without `bookie` no copy is dropped."""
         self._disk = disk
         self._clock = clock
         self._storage = storage
@@ -77,6 +83,10 @@ class Space:
         self.garbage = Garbage(
             storage, clock, config, Census(store, cluster) if store and cluster else None
         )
+        self.surplus: Surplus | None = None
+        if store and cluster and bookie:
+            parts = (storage, clock, config.surplus_interval_s, store, cluster, bookie)
+            self.surplus = Surplus(*parts, session_timeout_s)
         self.compactor = Compactor(
             disk, clock, randomness, storage, storage_config, config, self._usage
         )
@@ -97,7 +107,10 @@ class Space:
         await self._look()
 
     def start(self) -> None:
-        works = (self._watch_disks, self._collect, self._compact, self._scrub)
+        works = (
+            *(self._watch_disks, self._collect, self._compact, self._scrub),
+            *((self._drop_surplus,) if self.surplus and self._config.surplus_interval_s else ()),
+        )
         self._tasks = [asyncio.create_task(work()) for work in works]
 
     async def failed(self) -> BaseException:
@@ -228,6 +241,10 @@ class Space:
         await self.garbage.collect()
         await self.compactor.remove_empty()
 
+    async def _drop_surplus(self) -> None:
+        assert self.surplus
+        await self._every(self._config.surplus_interval_s, partial(_until_done, self.surplus))
+
     async def _compact(self) -> None:
         compactor = self.compactor
         while True:
@@ -273,6 +290,13 @@ class Space:
             logger.error("space_work_failed", reason=str(error))
             return False
         return True
+
+
+async def _until_done(surplus: Surplus) -> None:
+    while True:
+        if (await surplus.look()).outcome != "failed":
+            return
+        await asyncio.sleep(_RETRY_S)
 
 
 def _reserve_path(directory: str) -> str:

@@ -109,6 +109,13 @@ class Stats:
     )
     gc_latency: Histogram = latency("gc_seconds", "One scan for deleted ledgers.")
     gc_ledgers: int = counter("gc_ledgers_total", "Ledgers that were given up as deleted.")
+    gc_surplus_ledgers: Gauge = gauge(
+        "gc_surplus_ledgers",
+        "Closed ledgers with copies here, though metadata names other bookies.",
+    )
+    gc_dropped_ledgers: int = counter(
+        "gc_dropped_ledgers_total", "Of such ledgers, those whose copies were dropped."
+    )
     gc_logs: int = counter("gc_logs_total", "Entry logs that held nothing any more and went.")
     gc_freed_bytes: int = counter("gc_freed_bytes_total", "Their bytes.")
     compactions: dict[str, int] = counters(

@@ -13,6 +13,7 @@ Everything runs on one event loop; what changes together changes without an `awa
 
 import asyncio
 import errno
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from heapq import merge
@@ -31,6 +32,7 @@ from rollbook.bookie.core.control import Control, Operation
 from rollbook.bookie.core.fencing import Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
 from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.ranges import Ranges
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
@@ -42,7 +44,7 @@ from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Overloaded, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
-from rollbook.proto.tasks import first_failure
+from rollbook.proto.tasks import first_failure, to_its_end
 from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import Failure
 
@@ -77,6 +79,8 @@ class Storage:
         # Of ledgers whose LAC somebody awaits: called, and quick to return, when it was told or rose, or
         # the ledger was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
+        # Ledgers for which nothing was accepted since they were put here: an add takes its ledger out.
+        self.quiet: dict[int, int] = {}
         self.refuses_adds = False  # But for those that are urgent.
         # Else nothing is taken that would have to be kept, no fence either (B8).
         self.may_promise = True
@@ -95,6 +99,7 @@ class Storage:
         self._checkpoints_fail = False
         self._ledgers: dict[int, Ledger] = {}  # Those that were spoken of lately, and busy ones.
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
+        self._drops: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
         self._first_journal = found.next_journal  # What came before it was replayed.
         self._opened_us = clock.wall_us()
@@ -106,7 +111,6 @@ class Storage:
         )
         self.peek, self.read = self._reading.peek, self._reading.read
         self.read_run, self.read_last = self._reading.read_run, self._reading.read_last
-        self.entry_ids, self.entry_ranges = self._reading.entry_ids, self._reading.entry_ranges
         self._checkpointer = Checkpointer(*parts, clock, lambda: len(self._filled))
         self._journal = Journal(
             *parts, clock, stats, self._until_it_may_fill, self._on_written, self._on_filled
@@ -273,6 +277,8 @@ class Storage:
         if group.ledger_id < self.catalog.old_below and not group.is_recovery:
             return BookieReadOnly  # However new to us: its writer goes elsewhere (B13).
         ledger.show_key(group.ledger_key)
+        if self.quiet:
+            self.quiet.pop(group.ledger_id, None)
         if ledger.on_lac(group.lacs[-1]) and self.lac_watchers:
             self._tell_lac_watcher(group.ledger_id)
         return None
@@ -317,14 +323,18 @@ class Storage:
         ledger = self._ledger(control.ledger_id)
         if control.operation is Operation.FENCE and not ledger.facts.is_fenced:
             logger.info("ledger_fenced", ledger_id=control.ledger_id)
-        self._set_facts(ledger, control.applied_to(ledger.facts))
+        self._set_facts(ledger, control.applied_to(ledger.facts, file.number))
         if control.operation is Operation.LAC and ledger.on_durable_lac(control.number):
             self._tell_lac_watcher(control.ledger_id)
-        if control.operation is Operation.DELETE:
-            file.deleted[control.ledger_id] = None
+        if control.operation in (Operation.DELETE, Operation.DROP):
             for each in self._files():
                 each.memtable.drop(control.ledger_id)
+        if control.operation is Operation.DELETE:
+            file.deleted[control.ledger_id] = None
             self._tell_lac_watcher(control.ledger_id)
+        if control.operation is Operation.DROP:
+            self.catalog.drop(control.ledger_id, file.number)
+            self._reading.moves += 1
 
     def _tell_lac_watcher(self, ledger_id: int) -> None:
         if on_risen := self.lac_watchers.get(ledger_id):
@@ -406,12 +416,35 @@ class Storage:
         controls = [
             Control(Operation.DELETE, each.ledger_id, each.shown_key, wall_ms) for each in ledgers
         ]
-        if not self._journal.has_room_for(sum(map(size_of, controls))):
-            raise OSError(errno.ENOSPC, "what the journal has left is for fences and recovery")
+        self._require_room_for(controls)
         for ledger, control in zip(ledgers, controls, strict=True):
             ledger.fence_is_wanted = ledger.deletion_is_wanted = True
             deletion = self._journal.append(control)
         await deletion
+
+    async def drop(self, *ledger_ids: int) -> None:
+        """What was added before the call is gone, what is added afterwards is not; durable on return (B16).
+
+        Key, fence and explicit LAC stay. Raises like `delete`, and `BookieFailed`.
+        """
+        ledgers = list(map(self._ledger, ledger_ids))
+        controls = [Control(Operation.DROP, each.ledger_id, each.shown_key) for each in ledgers]
+        self._require_room_for(controls)
+        drops = list(map(self._journal.append, controls))
+        self._drops.update(zip(ledger_ids, drops, strict=True))
+
+        async def until_durable() -> None:
+            await asyncio.gather(*drops)
+
+        try:
+            await to_its_end(until_durable())
+        finally:
+            for ledger_id in ledger_ids:
+                del self._drops[ledger_id]
+
+    def _require_room_for(self, controls: Sequence[Control]) -> None:
+        if not self._journal.has_room_for(sum(map(size_of, controls))):
+            raise OSError(errno.ENOSPC, "what the journal has left is for fences and recovery")
 
     async def space(self) -> DiskSpace:
         """Of all ledger directories; a disk that several of them share counts once."""
@@ -432,6 +465,30 @@ class Storage:
     async def force(self) -> None:
         """Everything that was acknowledged before is durable when it returns."""
         await self._journal.sync()
+
+    async def entry_ids(self, ledger_id: int) -> list[int]:
+        """As `entry_ranges`, one by one."""
+        ranges = await self.entry_ranges(ledger_id)
+        return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
+
+    async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
+        """All that are here. Who copies relies on it: nothing is listed that is about to be dropped.
+
+        Raises what `Reading.entry_ranges` raises.
+        """
+        if drop := self._drops.get(ledger_id):
+            await asyncio.shield(drop)
+        return await self._reading.entry_ranges(ledger_id, ranges_max)
+
+    def holds_entries_of(self, ledger_id: int) -> bool:
+        """Of one that was not deleted."""
+        return not self._is_deleted(ledger_id) and self._has_entries(ledger_id)
+
+    def entry_bytes_of(self, ledger_id: int) -> int:
+        """Of entries that are here twice both copies count."""
+        rows = [file.memtable.ledgers.get(ledger_id) for file in self._files()]
+        held = sum(each.entry_bytes for each in self.catalog.held(ledger_id))
+        return held + sum(each.entry_bytes for each in rows if each)
 
     def knows(self, ledger_id: int) -> bool:
         """Somebody spoke of it here, and it was not deleted."""

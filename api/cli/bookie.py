@@ -15,7 +15,7 @@ _INSPECT: Final = {
     "entrylog": "List the entry logs, or the ledgers in one of them.",
     "mark": "Show where replay would start.",
     "verify": "Read every byte of a stopped bookie's files.",
-    "gc": "Look for deleted ledgers now, and free what they had.",
+    "gc": "Look for deleted ledgers and surplus copies now, and free what they had.",
     "compact": "Rewrite entry logs of which little is in use.",
     "scrub": "Read and verify everything that a running bookie has.",
     "readonly": "Show whether the bookie takes new entries, or change it.",

@@ -518,16 +518,21 @@ _status: Final = click.option("--status", is_flag=True, help="Only show how it s
 @output_option
 @_live
 def gc(where: Where, force: bool, no_wait: bool, status: bool, output: str) -> None:
-    """Look for deleted ledgers now, and free what they had.
+    """Look for deleted ledgers and surplus copies now, and free what they had.
 
     A ledger goes when the metadata store has said twice, some time apart, that it is gone. If that
     is said of very many at once nothing goes: the metadata may be lost, or another cluster's.
     --force is for when they were deleted indeed.
+
+    Copies are surplus if their ledger is closed and its metadata names other bookies. The next look that
+    is a day later drops them: `surplus` counts them, and --status names the first few.
     """
     client = where.client()
     if status:
-        facts = client.get(f"{_API}/space")["garbage"]
-        show_facts({**client.get(f"{_API}/gc"), **facts}, output)
+        space = client.get(f"{_API}/space")
+        shown = ("surplus", "surplus_bytes", "first_ledgers", "dropped")
+        surplus = {name: space["surplus"][name] for name in shown if "surplus" in space}
+        show_facts({**client.get(f"{_API}/gc"), **space["garbage"], **surplus}, output)
         return
     _follow(client, client.put(f"{_API}/gc", {"force": force}), no_wait, output)
 

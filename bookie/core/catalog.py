@@ -21,13 +21,15 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     DOUBT_ALL
     TRUST_ALL                           no DOUBT_ALL any more; doubts about single ledgers stay
     OLD         i64 ledger              ledgers below it may have been fenced by an earlier life
+    DROP        i64 ledger · u64 journal file   its entries were dropped there; behind its LEDGER
     COMPLETE                            ends what a new generation begins with
 
 A generation begins with all that is known; the older one counts until both copies of the new one are
 durable. Marks never go back (B5).
 
 A deleted ledger has no extents and no doubts, whatever the order in which the catalog hears of them:
-its entries are nobody's any more, and a log that holds no others is *empty*. Of two logs that hold
+its entries are nobody's any more, and a log that holds no others is *empty*. Of a ledger that was dropped
+the same is true of logs that are older than the journal file that tells so. Of two logs that hold
 the same entry the *younger* one's counts. A log made of a journal file is as old as its number says;
 one that compaction made of others is as old as the youngest of them.
 """
@@ -59,6 +61,7 @@ _MARK: Final = struct.Struct("<BQQ")
 _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
 _OLD: Final = struct.Struct("<Bq")
+_DROP: Final = struct.Struct("<BqQ")
 COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file gets there.
 
 _PER_RECORD: Final = 512  # Ledgers in a new generation.
@@ -84,6 +87,7 @@ class Change(IntEnum):
     SCRUBBED = 13
     TRUST_ALL = 14
     OLD = 15
+    DROP = 16
 
 
 _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
@@ -136,6 +140,7 @@ def pack_ledger(ledger_id: int, facts: LedgerFacts) -> bytes:
             key or b"",
             _LEDGER_REST.pack(facts.lac_of_packet, len(packet), facts.deleted_ms or 0),
             packet,
+            _DROP.pack(Change.DROP, ledger_id, facts.dropped_in) if facts.dropped_in else b"",
         )
     )
 
@@ -211,6 +216,7 @@ class Catalog:
         self._ledgers_of: dict[int, IntArray] = {}  # By log; some may be gone from it meanwhile.
         self._use: dict[int, IntArray] = {}  # By log, the fields of `Use`.
         self._shared: dict[LedgerFacts, LedgerFacts] = {}  # Most ledgers' are equal to others'.
+        self._dropped: dict[int, int] = {}  # Ledgers, and the journal file that says so.
 
     def held(self, ledger_id: int) -> Iterator[Held]:
         """Newest log first."""
@@ -328,6 +334,11 @@ class Catalog:
             case Change.OLD:
                 self.old_below = max(self.old_below, _OLD.unpack_from(body, at)[1])
                 return _OLD.size
+            case Change.DROP:
+                _, ledger_id, journal = _DROP.unpack_from(body, at)
+                self.facts[ledger_id] = self._share(self.facts[ledger_id].with_drop(journal))
+                self.drop(ledger_id, journal)
+                return _DROP.size
             case Change.COMPLETE:
                 self.is_complete = True
                 return _KIND.size
@@ -386,8 +397,9 @@ class Catalog:
         if end > len(body):
             raise ValueError("a log's extents are cut short")
         use, ledger_ids = self._use[number], self._ledgers_of[number]
+        age = self.logs[number].age
         for ledger_id, *held, _, _ in _EXTENT.iter_unpack(body[at:end]):
-            if self.is_deleted(ledger_id):
+            if self.is_deleted(ledger_id) or age < self._dropped.get(ledger_id, 0):
                 continue
             self._insert(ledger_id, array("q", (number, *held)))
             ledger_ids.append(ledger_id)
@@ -429,15 +441,36 @@ class Catalog:
         del self.logs[number], self._ledgers_of[number], self._use[number]
         self.removals += 1
 
+    def drop(self, ledger_id: int, journal: int) -> None:
+        """The journal file says, durably, that the ledger was dropped: it is so before the catalog has it in a record.
+
+        No doubt ends with it: what comes back may be lost, too.
+        """
+        self._dropped[ledger_id] = journal
+        kept = array("q")
+        for held in reversed(list(self.held(ledger_id))):
+            if self.logs[held.log].age < journal:
+                self._disuse(held)
+            else:
+                kept.extend(held)
+        if kept:
+            self._held[ledger_id] = kept
+        else:
+            self._held.pop(ledger_id, None)
+
     def _give_up(self, ledger_id: int) -> None:
         """Its entries are nobody's any more."""
         for held in self.held(ledger_id):
-            use = self._use[held.log]
-            use[0] -= 1
-            use[1] -= held.entries
-            use[2] -= held.entry_bytes
+            self._disuse(held)
         self._held.pop(ledger_id, None)
+        self._dropped.pop(ledger_id, None)
         self.doubts.remove(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
+
+    def _disuse(self, held: Held) -> None:
+        use = self._use[held.log]
+        use[0] -= 1
+        use[1] -= held.entries
+        use[2] -= held.entry_bytes
 
     # --- A new generation ---------------------------------------------------------------------
 

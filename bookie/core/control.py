@@ -5,6 +5,7 @@
     FENCE       with the key that was shown
     LAC         number: the explicit LAC; packet: as its writer packed it
     DELETE      number: wall time in milliseconds
+    DROP        entries that were added before it are gone; key, fence and explicit LAC stay
 
 Where a control record is damaged its rows name the ledgers; they are then held to be fenced, since
 a fence that was answered must not be forgotten (B4), and their explicit LAC is in doubt.
@@ -28,6 +29,7 @@ class Operation(IntEnum):
     FENCE = 1
     LAC = 2
     DELETE = 3
+    DROP = 4
 
 
 class Control(NamedTuple):
@@ -37,13 +39,16 @@ class Control(NamedTuple):
     number: int = 0
     packet: bytes = b""
 
-    def applied_to(self, facts: LedgerFacts) -> LedgerFacts:
+    def applied_to(self, facts: LedgerFacts, journal: int) -> LedgerFacts:
+        """`journal` is the file that has it."""
         if self.ledger_key is not None:
             facts = facts.with_key(self.ledger_key)
         if self.operation is Operation.FENCE:
             return facts.with_fence()
         if self.operation is Operation.LAC:
             return facts.with_lac_packet(self.number, self.packet)
+        if self.operation is Operation.DROP:
+            return facts.with_drop(journal)
         return facts.with_deletion(self.number)
 
     def pack(self) -> bytes:

@@ -3,7 +3,7 @@
 A fence never goes away (B4): it is in force from the moment it is asked for, so that adds behind it
 are refused, and it counts as an answer only once it is durable. Adds of a recovery pass it. A ledger
 that was deleted stays fenced for everybody, until it may be forgotten: a late add must not bring it
-back.
+back. A ledger whose entries were dropped keeps its key and its fence, and takes a recovery's adds as before.
 
 The first to speak of a ledger brings its key; whoever shows another one afterwards is refused. A
 copy of a ledger that lost its key to damage takes the next one shown.
@@ -26,6 +26,8 @@ class LedgerFacts:
     lac_packet: bytes | None = None  # The explicit LAC, as its writer packed it.
     lac_of_packet: int = NO_ENTRY
     deleted_ms: int | None = None  # Wall time.
+    # The journal file that tells that its entries were dropped: what older logs have of it is nobody's. 0: never.
+    dropped_in: int = 0
 
     def with_key(self, ledger_key: bytes) -> Self:
         return self if self.ledger_key is not None else replace(self, ledger_key=ledger_key)
@@ -42,8 +44,17 @@ class LedgerFacts:
     def with_deletion(self, wall_ms: int) -> Self:
         """Only what keeps late comers away is left."""
         return replace(
-            self, is_fenced=True, lac_packet=None, lac_of_packet=NO_ENTRY, deleted_ms=wall_ms
+            self,
+            is_fenced=True,
+            lac_packet=None,
+            lac_of_packet=NO_ENTRY,
+            deleted_ms=wall_ms,
+            dropped_in=0,
         )
+
+    def with_drop(self, journal: int) -> Self:
+        """Its entries went; what is added after the record in this journal file counts again."""
+        return replace(self, dropped_in=journal)
 
 
 class Ledger:

@@ -205,7 +205,7 @@ class Memtable:
         return rows.last_entry if rows else NO_ENTRY
 
     def drop(self, ledger_id: int) -> None:
-        """The ledger was deleted: its entries stay in the file and are not found again."""
+        """The ledger was deleted or dropped: what it has here stays in the file and is not found again."""
         if rows := self.ledgers.pop(ledger_id, None):
             self.entry_bytes -= rows.entry_bytes
 

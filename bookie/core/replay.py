@@ -85,7 +85,7 @@ def replay_record(result: Replayed, record: Record, body: bytes) -> None:
     elif record.kind is Kind.CONTROL:
         for control in unpack_controls(body):
             result.controls.append(control)
-            if control.operation is Operation.DELETE:
+            if control.operation in (Operation.DELETE, Operation.DROP):
                 result.settle()
                 result.memtable.drop(control.ledger_id)
 

@@ -151,6 +151,7 @@ majorCompactionInterval=86400
 isThrottleByBytes=false
 compactionRateByBytes=1000000
 gcWaitTime=1000
+gcOverreplicatedLedgerWaitTime=86400000
 verifyMetadataOnGC=false
 readOnlyModeEnabled=true
 diskUsageThreshold=0.95
@@ -185,6 +186,7 @@ def test_the_file_that_bookkeeper_ships() -> None:
         "server": {"frame_bytes_max": 5 * 1024 * 1024},
         "space": {
             "gc_interval_s": 1.0,
+            "surplus_interval_s": 86_400.0,
             "disk_check_interval_s": 10.0,
             "minor_compaction_threshold": 0.2,
             "minor_compaction_interval_s": 3600.0,

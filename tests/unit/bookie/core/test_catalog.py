@@ -23,12 +23,16 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
     ledger_id = chance.choice((0, 1, 2, 2**63 - 1))
     kind = chance.randrange(10)
     if kind < 3:
+        before = known.facts.get(ledger_id, LedgerFacts())
+        deleted_ms = chance.choice((None, 0, 2**41))
+        dropped_in = max(before.dropped_in, chance.choice((0, 0, number)))
         facts = LedgerFacts(
             chance.choice((None, b"", b"k" * 20)),
             chance.random() < 0.5,
             chance.choice((None, b"", b"packet")),
             chance.randint(-1, 9),
-            chance.choice((None, 0, 2**41)),
+            deleted_ms,
+            dropped_in if deleted_ms is None else 0,
         )
         return changes.pack_ledger(ledger_id, facts)
     if kind < 5:
@@ -152,6 +156,24 @@ def test_what_a_log_is_still_wanted_for_is_what_ledgers_hold_of_it(seed: int) ->
                 )
                 assert (ledger_id, each) in catalog.held_in(each.log)
         assert {number: catalog.use_of(number) for number in catalog.logs} == uses
+
+
+def test_of_a_dropped_ledger_older_logs_hold_nothing_whenever_they_are_heard_of() -> None:
+    """B5, B16: compaction and a checkpoint that began before the drop end after it."""
+    catalog = Catalog()
+    extent = Extent(7, 0, 9, 10, 400, 8, 0, 1)
+    catalog.apply(pack_log(Log(1, 0, 1000, 1), [extent]))
+    catalog.drop(7, 3)  # The journal says so; the catalog has no record of it yet.
+    catalog.apply(pack_log(Log(2, 0, 1000, 2), [extent]))
+    catalog.apply(pack_log(Log(1001, 0, 1000, 2), [extent]))
+    assert not list(catalog.held(7))
+    assert {catalog.use_of(each) for each in catalog.logs} == {Use(0, 0, 0)}
+    catalog.apply(pack_log(Log(3, 0, 1000, 3), [extent]))
+    catalog.apply(changes.pack_ledger(7, LedgerFacts(b"key", True).with_drop(3)))
+    assert catalog.holding(7, 5) == [3]
+    assert catalog.facts[7].is_fenced
+    catalog.apply(changes.pack_ledger(7, LedgerFacts(b"key", True).with_drop(9)))
+    assert catalog.holding(7, 5) == []
 
 
 def test_a_log_is_not_taken_for_empty_while_its_ledgers_are_being_applied() -> None:

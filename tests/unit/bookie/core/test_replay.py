@@ -50,7 +50,7 @@ def index(memtable: Memtable, write: Write) -> None:
     """As the storage does it."""
     for record in write.records:
         for control in record.controls:
-            if control.operation is Operation.DELETE:
+            if control.operation in (Operation.DELETE, Operation.DROP):
                 memtable.drop(control.ledger_id)
         for placed in record.adds:
             for group, positions, lengths in index_of(placed):
@@ -67,7 +67,7 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
     contents = bytearray(FILE_HEADER_BYTES)
     for _ in range(12):
         items: list[Frames | Control] = list(some_frames(chance, writers))
-        for operation in (Operation.DELETE, Operation.LAC):
+        for operation in (Operation.DELETE, Operation.DROP, Operation.LAC):
             if chance.random() < 0.3:
                 control = Control(operation, chance.choice(LEDGERS), None)
                 items.insert(chance.randrange(len(items) + 1), control)

@@ -113,6 +113,7 @@ CONTROLS = [
     Control(Operation.LAC, 7, KEY, 5, b"packet"),
     Control(Operation.LAC, 9, KEY, -1, b""),
     Control(Operation.DELETE, 7, None, 2**41),
+    Control(Operation.DROP, 7, KEY),
 ]
 
 
@@ -135,9 +136,12 @@ def test_controls_are_read_as_they_were_packed() -> None:
 def test_controls_applied_come_to_the_facts() -> None:
     facts = LedgerFacts()
     for control in (CONTROLS[3], CONTROLS[0]):
-        facts = control.applied_to(facts)
+        facts = control.applied_to(facts, 3)
     assert facts == LedgerFacts(KEY, True, b"packet", 5)
-    assert CONTROLS[5].applied_to(facts) == LedgerFacts(KEY, True, None, NO_ENTRY, 2**41)
+    dropped = CONTROLS[6].applied_to(facts, 3)
+    assert dropped == LedgerFacts(KEY, True, b"packet", 5, dropped_in=3)
+    assert CONTROLS[6].applied_to(dropped, 4).dropped_in == 4
+    assert CONTROLS[5].applied_to(dropped, 3) == LedgerFacts(KEY, True, None, NO_ENTRY, 2**41)
 
 
 # --- Adoption ---------------------------------------------------------------------------------

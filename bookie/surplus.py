@@ -1,0 +1,231 @@
+"""Drops copies that metadata no longer names, now and then (`core/surplus.py` says which).
+
+    every ledger with entries here ─► its metadata, fresh ─► surplus in two looks, and quiet since?
+                                                                    │
+                          lock ─► metadata, fresh, in the lock's session ─► DROP in the journal ─► release
+
+A ledger with doubts is not dropped: it is healed first, so that what is called absent afterwards was here.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.core.surplus import SurplusCopies, is_surplus
+from rollbook.bookie.stats import Stats
+from rollbook.bookie.storage import Storage
+from rollbook.proto.cluster.cluster import Cluster, require_cluster
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.marks import Lock, Marks
+from rollbook.proto.errors import BadMetadata, BookieFailed, NoSuchLedger, RollbookError
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.pace import Pace
+from rollbook.proto.ports import Clock, MetadataStore
+from rollbook.proto.tasks import to_its_end
+
+logger = structlog.get_logger()
+
+_AT_ONCE: Final = 16
+_SHOWN: Final = 10
+_READS_PER_S: Final = (
+    500  # A look at a million ledgers takes half an hour; others need the store, too.
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SurplusState:
+    is_running: bool
+    outcome: str  # Of the last look: "", "done" or "failed".
+    reason: str  # Why it failed.
+    ended_ms: int  # Wall time of the last look; 0 for never.
+    ledgers: int  # That were looked at.
+    surplus: int  # Of them metadata names this bookie for none: they go if the next look agrees.
+    surplus_bytes: int  # Of their entries.
+    first_ledgers: tuple[int, ...]  # The first few of them.
+    dropped: int  # Since the start.
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    ledger_id: int
+    lock: Lock | None
+    is_surplus: bool
+    asked_ns: int
+
+
+class Surplus:
+    def __init__(
+        self,
+        storage: Storage,
+        clock: Clock,
+        interval_s: float,
+        store: MetadataStore,
+        cluster: Cluster,
+        bookie: BookieId,
+        session_timeout_s: float,
+    ) -> None:
+        self._storage = storage
+        self._stats: Stats = storage.stats
+        self._clock = clock
+        self._store = store
+        self._cluster = cluster
+        self._bookie = bookie
+        self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
+        self._marks = Marks(store, cluster.root)
+        self._copies = SurplusCopies(int(interval_s * 1e9), session_timeout_s, storage.quiet)
+        self._pace = Pace(_READS_PER_S)
+        self._turn = asyncio.Lock()
+        self._outcome = ""
+        self._reason = ""
+        self._ended_ms = 0
+        self._ledgers = 0
+        self._bytes = 0
+        self._is_ending = False
+        self._stats.gc_surplus_ledgers = lambda: len(self._copies.ledger_ids)
+
+    def end(self) -> None:
+        """The metadata store goes: that it does not answer is no news any more."""
+        self._is_ending = True
+
+    @property
+    def state(self) -> SurplusState:
+        return SurplusState(
+            is_running=self._turn.locked(),
+            outcome=self._outcome,
+            reason=self._reason,
+            ended_ms=self._ended_ms,
+            ledgers=self._ledgers,
+            surplus=len(self._copies.ledger_ids),
+            surplus_bytes=self._bytes,
+            first_ledgers=tuple(islice(self._copies.ledger_ids, _SHOWN)),
+            dropped=self._stats.gc_dropped_ledgers,
+        )
+
+    async def look(self) -> SurplusState:
+        """One look at all ledgers; drops those of which it is the second one.
+
+        A look that fails says so in the state. Raises `OSError` if the disk is full, `BookieFailed`.
+        """
+        async with self._turn:
+            try:
+                await self._look()
+                self._outcome, self._reason = "done", ""
+            except BookieFailed:
+                raise
+            except RollbookError as error:
+                self._outcome, self._reason = "failed", str(error)
+                if not self._is_ending:
+                    logger.warning("surplus_not_looked_for", reason=str(error))
+            self._ended_ms = self._clock.wall_us() // 1000
+        return self.state
+
+    async def _look(self) -> None:
+        await require_cluster(self._store, self._cluster)
+        self._copies.on_look(self._clock.monotonic_ns())
+        known = await self._storage.ledger_ids()
+        for ledger_id in list(self._copies.ledger_ids):
+            if not self._storage.holds_entries_of(ledger_id):
+                self._copies.on_gone(ledger_id)
+        looked_at = surplus_bytes = 0
+        for start in range(0, len(known), _AT_ONCE):
+            ledger_ids = [each for each in known[start : start + _AT_ONCE] if self._may_go(each)]
+            await asyncio.sleep(self._pace.spend(len(ledger_ids), self._clock.monotonic_ns()))
+            for ledger_id in ledger_ids:
+                self._copies.on_asked(ledger_id)
+            due = await self._ask_about(ledger_ids)
+            if due:
+                await self._drop(due)
+            looked_at += len(ledger_ids)
+            left = (each for each in ledger_ids if each in self._copies.ledger_ids)
+            surplus_bytes += sum(self._storage.entry_bytes_of(each) for each in left)
+        self._ledgers, self._bytes = looked_at, surplus_bytes
+
+    async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that are to be asked for again."""
+        for ledger_id in ledger_ids:
+            self._copies.on_asked(ledger_id)
+        failure: BaseException | None = None
+        due: list[int] = []
+        try:
+            found = await asyncio.gather(*map(self._is_surplus, ledger_ids), return_exceptions=True)
+        except asyncio.CancelledError:
+            found = [asyncio.CancelledError()] * len(ledger_ids)
+        for ledger_id, answer in zip(ledger_ids, found, strict=True):
+            if isinstance(answer, BaseException):
+                self._copies.on_unanswered(ledger_id)
+                failure = answer
+            elif self._copies.on_answer(ledger_id, surplus=answer):
+                due.append(ledger_id)
+        if failure:
+            raise failure
+        return due
+
+    def _may_go(self, ledger_id: int) -> bool:
+        doubts = self._storage.catalog.doubts
+        return (
+            self._storage.may_promise
+            and self._storage.holds_entries_of(ledger_id)
+            and not doubts.all_of(ledger_id)
+            and not doubts.of(ledger_id)
+        )
+
+    async def _is_surplus(self, ledger_id: int) -> bool:
+        try:
+            stored = await self._nodes.read(LedgerId(ledger_id), fresh=True)
+        except (NoSuchLedger, BadMetadata):
+            return False  # Deleted, which is for `garbage.py`; or somebody's, whatever it says.
+        return is_surplus(stored.metadata, self._bookie)
+
+    async def _drop(self, ledger_ids: Sequence[int]) -> None:
+        await require_cluster(self._store, self._cluster)
+        await self._marks.prepare()
+        looks = await asyncio.gather(*map(self._look_locked, ledger_ids), return_exceptions=True)
+        locked = [each for each in looks if isinstance(each, _Locked)]
+        try:
+            # From here to the journal's queue nobody else runs: an add that was accepted before has spoken.
+            now_ns = self._clock.monotonic_ns()
+            going = [each.ledger_id for each in locked if self._is_certain(each, now_ns)]
+            if going:
+                await self._storage.drop(*going)
+                await to_its_end(self._storage.save_facts(going))
+                self._on_dropped(going)
+        except (RollbookError, OSError):
+            await self._release(locked)
+            raise
+        await self._release(locked)  # If this is cancelled the session ends, and the locks with it.
+        for look in looks:
+            if isinstance(look, BaseException):
+                raise look
+
+    async def _look_locked(self, ledger_id: int) -> _Locked:
+        lock = await self._marks.take(LedgerId(ledger_id), self._bookie)
+        asked_ns = self._clock.monotonic_ns()
+        surplus = lock is not None and await self._is_surplus(ledger_id)
+        return _Locked(ledger_id, lock, surplus, asked_ns)
+
+    def _is_certain(self, look: _Locked, now_ns: int) -> bool:
+        return (
+            look.lock is not None
+            and look.lock.session == self._store.session
+            and look.is_surplus
+            and self._may_go(look.ledger_id)
+            and self._copies.may_drop(look.ledger_id, look.asked_ns, now_ns)
+        )
+
+    async def _release(self, locked: Sequence[_Locked]) -> None:
+        locks = [each.lock for each in locked if each.lock]
+        for outcome in await asyncio.gather(
+            *map(self._marks.release, locks), return_exceptions=True
+        ):
+            if isinstance(outcome, BaseException):
+                logger.info("surplus_lock_not_released", reason=str(outcome))
+
+    def _on_dropped(self, ledger_ids: Sequence[int]) -> None:
+        for ledger_id in ledger_ids:
+            self._copies.on_gone(ledger_id)
+        self._stats.gc_dropped_ledgers += len(ledger_ids)
+        logger.info("surplus_copies_dropped", count=len(ledger_ids), first_ledger=ledger_ids[0])

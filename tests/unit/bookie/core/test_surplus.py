@@ -1,0 +1,112 @@
+"""When copies that metadata names elsewhere may be dropped."""
+
+import random
+
+import pytest
+
+from rollbook.bookie.core.surplus import SurplusCopies, is_surplus
+from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.quorum import Quorum
+
+S = 1_000_000_000
+US, THEM, OTHERS = BookieId("us:3181"), BookieId("them:3181"), BookieId("others:3181")
+
+
+def test_only_a_closed_ledger_whose_fragments_all_name_others_is_surplus() -> None:
+    """B16."""
+    theirs = Fragment(EntryId(0), (THEM, OTHERS))
+    opened = LedgerMetadata(LedgerId(7), Quorum(2, 2, 1), (theirs,))
+    closed = opened.with_close(EntryId(9), 100)
+    assert is_surplus(closed, US)
+    assert is_surplus(opened.with_close(NO_ENTRY, 0), US)
+    assert not is_surplus(opened, US)
+    assert not is_surplus(opened.with_recovery_started(), US)
+    assert not is_surplus(closed.with_replacement(EntryId(0), OTHERS, US), US)
+    early = opened.with_writer_ensemble(EntryId(5), (US, OTHERS)).with_close(EntryId(9), 100)
+    assert not is_surplus(early, US)
+
+
+def look(copies: SurplusCopies, began_ns: int, *, surplus: bool = True) -> bool:
+    copies.on_look(began_ns)
+    copies.on_asked(7)
+    return copies.on_answer(7, surplus=surplus)
+
+
+def test_two_looks_an_interval_apart_agree() -> None:
+    """B16: one is not enough, and neither are two that an operator asked for in a row."""
+    copies = SurplusCopies(100 * S, 10.0, {})
+    assert not look(copies, 5 * S)
+    assert list(copies.ledger_ids) == [7]
+    assert not look(copies, 104 * S)
+    assert look(copies, 105 * S)
+    assert copies.may_drop(7, 106 * S, 106 * S)
+    copies.on_gone(7)
+    assert not look(copies, 300 * S)
+
+
+def test_after_an_add_two_more_looks_are_needed() -> None:
+    """B16: a repair copies first and names the bookie afterwards."""
+    quiet: dict[int, int] = {}
+    copies = SurplusCopies(100 * S, 10.0, quiet)
+    look(copies, 5 * S)
+    quiet.pop(7)
+    assert not look(copies, 105 * S)
+    copies.on_look(205 * S)
+    copies.on_asked(7)
+    quiet.pop(7)  # While the metadata is read.
+    assert not copies.on_answer(7, surplus=True)
+    assert not look(copies, 305 * S)
+    assert look(copies, 405 * S)
+    quiet.pop(7)  # While it is asked for under its lock.
+    assert not copies.may_drop(7, 405 * S, 405 * S)
+
+
+def test_after_a_look_that_names_the_bookie_two_more_are_needed_and_a_failed_one_says_nothing() -> (
+    None
+):
+    """B16."""
+    copies = SurplusCopies(100 * S, 10.0, {})
+    look(copies, 5 * S)
+    look(copies, 105 * S, surplus=False)
+    assert not look(copies, 205 * S)
+    copies.on_look(255 * S)
+    copies.on_asked(7)
+    copies.on_unanswered(7)
+    assert look(copies, 305 * S)
+    copies = SurplusCopies(100 * S, 10.0, {})
+    copies.on_look(5 * S)
+    copies.on_asked(7)
+    copies.on_unanswered(7)
+    assert not look(copies, 105 * S)
+
+
+@pytest.mark.parametrize(("session_s", "certain_s"), [(10.0, 1.0), (1.0, 0.5)])
+def test_a_lock_counts_only_while_its_session_cannot_be_over(
+    session_s: float, certain_s: float
+) -> None:
+    """B16: after a pause somebody else may have the lock, and rely on what is listed here."""
+    copies = SurplusCopies(100 * S, session_s, {})
+    look(copies, 0)
+    assert look(copies, 100 * S)
+    asked_ns = 101 * S
+    assert copies.may_drop(7, asked_ns, asked_ns + int(certain_s * S) - 1)
+    assert not copies.may_drop(7, asked_ns, asked_ns + int(certain_s * S))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_happens_nothing_goes_before_two_agreeing_looks(seed: int) -> None:
+    """B16, against the definition."""
+    chance = random.Random(seed)
+    quiet: dict[int, int] = {}
+    copies = SurplusCopies(100, 10.0, quiet)
+    now, looks = 0, list[int]()  # When looks began that agree, since something was added.
+    for _ in range(60):
+        now += chance.choice((1, 40, 100, 150))
+        surplus = chance.random() < 0.8
+        is_due = look(copies, now, surplus=surplus)
+        looks = [*looks, now] if surplus else []
+        assert is_due == (bool(looks) and looks[-1] - looks[0] >= 100)
+        if chance.random() < 0.2:
+            quiet.pop(7, None)
+            looks = []
