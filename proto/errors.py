@@ -291,6 +291,12 @@ class DuplicateTooOld(Superseded):
     outcome = Outcome.APPLIED
 
 
+class SinkReplayDiverged(Superseded):
+    """A batch that is written again differs from what is in the log of it."""
+
+    code = Code("SINK_REPLAY_DIVERGED", "ABORTED", 409)
+
+
 class WriterHeld(Superseded):
     """Somebody else is the exclusive writer of this log."""
 
@@ -481,6 +487,12 @@ class DataLost(Corrupt):
     """No copy of these records can be read."""
 
     code = Code("DATA_LOST", "DATA_LOSS", 500)
+
+
+class LogDataLoss(Corrupt):
+    """Records are gone that a reader was to read."""
+
+    code = Code("LOG_DATA_LOSS", "DATA_LOSS", 500)
 
 
 # --- Invalid ----------------------------------------------------------------------------------

@@ -256,6 +256,22 @@ def pack_block(
     return _pack(sections, count, 0, producer, codec)
 
 
+def pack_sections(
+    sections: Sequence[tuple[Section, bytes]],
+    records: int,
+    *,
+    producer: ProducerRef | None = None,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """The client's half, of columns that are laid out already, in the order of their numbers.
+
+    Raises `EntryTooLarge`. Nothing else is checked here: the server does.
+    """
+    if not records:
+        raise InvalidRequest("a batch has at least one record")
+    return _pack([_buffer(*each) for each in sections], records, 0, producer, codec)
+
+
 def with_producer(block: bytes, producer: ProducerRef) -> bytes:
     """The same records as a batch of this producer, not stamped: byte for byte what `pack_block` makes for it.
 
