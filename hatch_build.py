@@ -19,6 +19,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic 
         root = Path(self.root)
         at_root = {  # What `import rollbook` shows, and that it has types.
             root / "api" / "_root.py": "rollbook/__init__.py",
+            root / "api" / "_spark.py": "rollbook/spark.py",
             root / "api" / "py.typed": "rollbook/py.typed",
         }
         if version != "editable":

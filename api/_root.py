@@ -8,16 +8,15 @@
         for record in log.read():
             print(record.offset, record.value)
 
-`rollbook.aio.connect` gives the same for programs with an event loop; `rollbook.wal` keeps state machines alike.
-What these need is loaded when they
-are first asked for.
+`rollbook.aio.connect` gives the same for programs with an event loop; `rollbook.wal` keeps state machines alike;
+`rollbook.spark` is the data source for Spark. What these need is loaded when they are first asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rollbook.api import wal
+    from rollbook.api import spark, wal
     from rollbook.api.client import aio
     from rollbook.api.client.config import LogClientConfig
     from rollbook.api.client.sync import connect
@@ -36,6 +35,7 @@ __all__ = [
     "aio",
     "connect",
     "pack_block",
+    "spark",
     "wal",
 ]
 
@@ -47,7 +47,11 @@ _HOMES: Final = {
     "connect": "rollbook.api.client.sync",
     "pack_block": "rollbook.logservice.core.block",
 }
-_MODULES: Final = {"aio": "rollbook.api.client.aio", "wal": "rollbook.api.wal"}
+_MODULES: Final = {
+    "aio": "rollbook.api.client.aio",
+    "spark": "rollbook.api.spark",
+    "wal": "rollbook.api.wal",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -123,6 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     regressions.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
     regressions.set_defaults(run=kinds.regressions)
 
+    spark = kind.add_parser(
+        "spark", help="the data source for Spark: its rules, and one SparkSession; < 90 s"
+    )
+    spark.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
+    spark.set_defaults(run=kinds.spark)
+
     fuzz = kind.add_parser("fuzz", help="mutated bytes through every decoder")
     fuzz.add_argument("--runs", type=_count, default=50_000, help="inputs in all (50,000)")
     fuzz.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")

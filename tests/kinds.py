@@ -84,6 +84,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         "rest": ["--cases=3000" if arguments.thorough else "--cases=300", first],
         "newcomer": [],
         "regressions": [],
+        "spark": [],
     }
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
@@ -115,7 +116,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults and commands, the others for processes.
 _WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "doors")
-_PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop", "regressions")
+_PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop", "regressions", "spark")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -424,6 +425,16 @@ def regressions(arguments: argparse.Namespace) -> Tally:
         print(line)
     print(f"{len(register.defects)} defects")
     return tally
+
+
+def spark(arguments: argparse.Namespace) -> Tally:
+    """The data source for Spark. What needs a JVM is skipped where there is none."""
+    try:
+        importlib.import_module("rollbook.api.spark.requirements").require_libraries()
+    except ImportError as error:
+        how = "pip install 'rollbook[spark]'"
+        return Tally("tests", skipped=[missing_piece("spark", str(error), how)])
+    return _pytest("tests/spark", *arguments.pytest_arguments)
 
 
 def fuzz(arguments: argparse.Namespace) -> Tally:

@@ -1,0 +1,18 @@
+"""Logs as tables and streams of Spark: the data source `rollbook`.
+
+    from rollbook import spark as rollbook_spark
+
+    rollbook_spark.register(spark)
+    orders = spark.read.format("rollbook").options(endpoint="log://127.0.0.1:7400", log="orders").load()
+
+See DESIGN.md of `rollbook.api`, and docs/spark.md.
+"""
+
+from rollbook.api.spark.requirements import require_libraries
+
+require_libraries()
+
+from rollbook.api.spark.lag import Lag, RollbookListener, lag  # noqa: E402
+from rollbook.api.spark.sessions import read, read_stream, register  # noqa: E402
+
+__all__ = ["Lag", "RollbookListener", "lag", "read", "read_stream", "register"]

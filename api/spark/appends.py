@@ -1,0 +1,217 @@
+"""Appends a batch to a log exactly once, by what the log itself says of it.
+
+A cursor of the query's marks the last batch that is in the log as a whole. A process that commits for the first time
+reads the headers of the blocks after it: those that bear this query's producer and this batch's epoch are there already,
+and only the rest is appended (SK6). So no memory of producers is needed; it catches what another process of
+the same query appends meanwhile.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from rollbook.api.client.sync import SyncLog
+from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.core.chunks import Mark, Written, cut, rows_written
+from rollbook.api.spark.frames import Rows
+from rollbook.logservice import words
+from rollbook.logservice.core.block import Block, Codec
+from rollbook.logservice.ids import ProducerRef
+from rollbook.proto.errors import (
+    DuplicateDiffers,
+    DuplicateTooOld,
+    MetadataConflict,
+    NoSuchCursor,
+    ProducerGap,
+    RollbookError,
+    SinkReplayDiverged,
+)
+
+_logger: Final = logging.getLogger("rollbook.spark")
+_BLOCK_BYTES_MAX: Final = 6 * 1024 * 1024  # So that a message of gRPC holds one.
+_ROUNDS: Final = 3
+_whole: dict[
+    tuple[str, str, str], int
+] = {}  # The last batch that this process has appended, by log and query.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`query`: the producer's id without its family; `number`: the batch's."""
+
+    query: str
+    number: int
+    is_marked: bool  # False: it is appended once more if it is written again.
+
+    @property
+    def producer(self) -> bytes:
+        return f"spark/{self.query}".encode()
+
+    @property
+    def cursor(self) -> str:
+        return f"spark-{self.query}"
+
+    def ref(self, seq: int) -> ProducerRef:
+        return ProducerRef(self.producer, self.number, seq)
+
+
+class LogSink:
+    """One log, and what a batch has for it."""
+
+    def __init__(self, channel: Channel, name: str, batch: Batch, codec: Codec) -> None:
+        self._channel, self._name, self._batch, self._codec = channel, name, batch, codec
+        self._log: SyncLog = channel.patiently(lambda: channel.client.open(name))
+        config = self._log.config
+        self._bytes_max = min(config.batch_bytes_max, _BLOCK_BYTES_MAX)
+        self._records_max = config.batch_records_max
+        self._key = (channel.access.endpoint, self._log.uid, batch.query)
+        self._first = self._end = -1  # Of the batch, in the log.
+
+    def append(self, rows: Rows) -> None:
+        """All of the batch is in the log when it returns. Raises `SinkReplayDiverged`."""
+        batch = self._batch
+        if not batch.is_marked:
+            self._append_rest(rows, 0, 0)
+            return
+        known = _whole.pop(self._key, None)
+        goes_on = known is not None and known < batch.number  # Nothing of it can be there.
+        if goes_on and self._try_append(lambda: self._append_rest(rows, 0, 0)):
+            self._on_whole()
+            return
+        mark = self._mark()
+        for round_ in range(_ROUNDS):
+            is_last = round_ == _ROUNDS - 1
+            if self._try_append(lambda: self._complete(rows, mark), raises=is_last):
+                break
+        self._on_whole()
+
+    def _try_append(self, act: Callable[[], None], *, raises: bool = False) -> bool:
+        """False: the log has something of this batch that was not known of. Look at it."""
+        try:
+            act()
+        except (DuplicateDiffers, DuplicateTooOld, ProducerGap, _Doubtful) as error:
+            if raises:
+                raise SinkReplayDiverged(
+                    f"{self._name} has records of batch {self._batch.number} that this query did not write: {error}",
+                    next_step="see that no other copy of the query runs",
+                    log=self._name,
+                ) from error
+            _logger.info("batch_looked_up: %s of %s: %s", self._batch.number, self._name, error)
+            return False
+        return True
+
+    def _complete(self, rows: Rows, mark: Mark) -> None:
+        written, last_seq = self._written(mark.looks_from(self._batch.number, self._name))
+        blocks = {block.base_offset: block for block in written}
+        found = [Written(block.base_offset, block.count, _ref_of(block).seq) for block in written]
+        done = rows_written(
+            found,
+            len(rows),
+            lambda each, at: self._is_same(blocks[each.offset], rows, at),
+            self._name,
+        )
+        if found:
+            self._first, self._end = found[0].offset, found[-1].offset + found[-1].count
+            _logger.info("batch_resumed: %d of %d rows were in the log", done, len(rows))
+        self._append_rest(rows, done, last_seq + 1)
+
+    def _append_rest(self, rows: Rows, start: int, seq: int) -> None:
+        for first, last in cut(start, len(rows), rows.size, self._bytes_max, self._records_max):
+            seq = self._append_block(rows, first, last, seq) + 1
+
+    def _append_block(self, rows: Rows, first: int, last: int, seq: int) -> int:
+        """Its number: 0 where the log has forgotten the producer, and what it has of the batch is known."""
+        while True:
+            block = rows.pack(first, last, self._batch.ref(seq), self._codec)
+            try:
+                ack = self._channel.patiently(partial(self._log.append_block, block))
+            except ProducerGap as error:
+                if error.ids.get("expected") != 0 or seq == 0 or first == 0:
+                    raise
+                seq = 0
+                continue
+            if ack.is_duplicate and self._batch.is_marked:
+                raise _Doubtful(f"block {seq} was in the log")
+            if self._first < 0:
+                self._first = ack.first_offset
+            self._end = ack.next_offset
+            return seq
+
+    # --- What the log has ---------------------------------------------------------------------
+
+    def _written(self, start: int) -> tuple[list[Block], int]:
+        """Blocks of this batch, in order, and the number of the last one."""
+        found: list[Block] = []
+        head = self._channel.tail_of(self._log.name, self._log.uid).head
+        for batch in self._log.read_batches(max(start, head)):
+            for block in batch.blocks:
+                ref = block.producer
+                if ref and (ref.id, ref.epoch) == (self._batch.producer, self._batch.number):
+                    found.append(block)
+        if head > start and found and _ref_of(found[0]).seq > 0:
+            raise SinkReplayDiverged(
+                f"{self._name} was truncated at {head}, within batch {self._batch.number}",
+                next_step="start the query with another checkpoint",
+                log=self._name,
+            )
+        return found, _ref_of(found[-1]).seq if found else -1
+
+    def _is_same(self, block: Block, rows: Rows, start: int) -> bool:
+        """By the checksum of the block that would be written; else record by record."""
+        end = start + block.count
+        if end > len(rows):
+            return False
+        if Block(rows.pack(start, end, block.producer, block.codec)).crc == block.crc:
+            return True
+        have = zip(block.values(), block.keys(), block.headers(), block.event_times(), strict=True)
+        return [(v, k, dict(h), t) for v, k, h, t in have] == rows.records(start, end)
+
+    # --- The mark -----------------------------------------------------------------------------
+
+    def _mark(self) -> Mark:
+        """Made at the tail, before anything is appended, if there is none."""
+        cursor = self._log.cursor(self._batch.cursor)
+        try:
+            return _mark_of(self._channel.patiently(cursor.get))
+        except NoSuchCursor:
+            pass
+        tail = self._channel.patiently(lambda: self._log.tail_offset("read_barrier"))
+        blob = _blob_of(Mark(-1, tail, tail))
+        try:
+            return _mark_of(cursor.commit(tail, blob=blob, version=-1))
+        except MetadataConflict:
+            return _mark_of(self._channel.patiently(cursor.get))
+
+    def _on_whole(self) -> None:
+        number = self._batch.number
+        if self._end >= 0:
+            mark = Mark(number, self._first, self._end)
+            cursor = self._log.cursor(self._batch.cursor)
+            try:
+                cursor.commit(mark.end, blob=_blob_of(mark), may_rewind=True)
+            except (
+                RollbookError
+            ) as error:  # The batch is in the log: only looking for it takes longer.
+                _logger.warning("mark_not_moved: %s of %s: %s", cursor, self._name, error)
+        _whole[self._key] = number
+
+
+class _Doubtful(Exception):
+    """A block was in the log that this process knew nothing of."""
+
+
+def _ref_of(block: Block) -> ProducerRef:
+    assert block.producer is not None
+    return block.producer
+
+
+def _blob_of(mark: Mark) -> bytes:
+    return json.dumps({"batch": mark.batch, "start": mark.start}).encode()
+
+
+def _mark_of(cursor: words.Cursor) -> Mark:
+    told = json.loads(cursor.blob or b'{"batch": -1}')
+    return Mark(int(told["batch"]), int(told.get("start", cursor.offset)), cursor.offset)

@@ -1,0 +1,98 @@
+"""Reading ranges of logs as a table."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from rollbook.api.spark.core.options import Access, Places, SourceOptions
+from rollbook.api.spark.core.plan import Segment, Span, Task, split
+from rollbook.api.spark.failures import shown_in_spark
+from rollbook.logservice.ids import Earliest
+
+if TYPE_CHECKING:
+    from rollbook.api.spark.logs import Logs
+
+_ASKED_FROM: Final = 1000  # Records: a smaller span is one piece, whatever its segments are.
+
+
+@dataclass(frozen=True)
+class TaskPartition(InputPartition):
+    """What one task reads."""
+
+    spans: Task = ()
+
+    def __init__(self, spans: Task) -> None:
+        object.__setattr__(self, "spans", spans)
+        object.__setattr__(self, "value", None)
+
+
+def spans_of(options: SourceOptions) -> tuple[Span, ...]:
+    """The ranges that a batch read means now."""
+    from rollbook.api.spark.channel import channel_of
+    from rollbook.api.spark.logs import Logs, require_some
+    from rollbook.api.spark.tails import tails_of
+
+    channel = channel_of(options.access)
+    logs, tails = Logs(channel), tails_of(channel, options.selection).ask()
+    require_some(options.selection, tails)
+    finds, strict = options.finds_latest, options.fails_on_data_loss
+    starts = logs.places(
+        options.starting or Places(Earliest()), tails, finds_latest=finds, is_strict=strict
+    )
+    ends = logs.places(options.ending, tails, finds_latest=True, is_strict=False)
+    return tuple(
+        Span(log, tail.uid, starts[log], max(ends[log], starts[log])) for log, tail in tails.items()
+    )
+
+
+def planned(options: SourceOptions, spans: Sequence[Span], logs: "Logs") -> list[Task]:
+    segments: dict[str, list[Segment]] = {
+        each.log: logs.segments_of(each.log)
+        for each in spans
+        if each.end - each.start >= _ASKED_FROM
+    }
+    return split(spans, segments, options.split)
+
+
+def read_task(
+    access: Access, schema: StructType, spans: Task, fails_on_data_loss: bool
+) -> Iterator["pa.RecordBatch"]:
+    """In a worker: exactly the records of the spans, as Arrow batches."""
+    from rollbook.api.spark.arrow import Batches
+    from rollbook.api.spark.channel import channel_of
+    from rollbook.api.spark.fetch import slices_of
+
+    batches = Batches(to_arrow_schema(schema, timezone="UTC"))
+    with shown_in_spark():
+        for part in slices_of(channel_of(access), spans, fails_on_data_loss):
+            yield from batches.add(part)
+        yield from batches.flush()
+
+
+class BatchReader(DataSourceReader):
+    """`spans`: what was pinned at `load()`; None: now is early enough."""
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, spans: tuple[Span, ...] | None
+    ) -> None:
+        self._options, self._schema, self._spans = options, schema, spans
+
+    def partitions(self) -> list[InputPartition]:
+        from rollbook.api.spark.channel import channel_of
+        from rollbook.api.spark.logs import Logs
+
+        with shown_in_spark():
+            spans = spans_of(self._options) if self._spans is None else self._spans
+            logs = Logs(channel_of(self._options.access))
+            return [TaskPartition(task) for task in planned(self._options, spans, logs)]
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """Spark makes a partition of its own where there is none to read."""
+        spans = partition.spans if isinstance(partition, TaskPartition) else ()
+        options = self._options
+        return read_task(options.access, self._schema, spans, options.fails_on_data_loss)

@@ -1,0 +1,91 @@
+"""One client for each process and way to the servers, and calls that are repeated.
+
+Spark repeats nothing that fails on the driver: an exception there ends the query. So calls that may be repeated
+are repeated here. A worker process is used for many tasks; its client stays open from one to the next.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from rollbook.api.client.retrying import may_retry
+from rollbook.api.client.sync import SyncClient, connect
+from rollbook.api.spark.core.options import Access
+from rollbook.logservice import words
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import BadConfig, RollbookError
+
+T = TypeVar("T")
+_DELAY_S_MAX: Final = 5.0
+_channels: "dict[tuple[int, Access], Channel]" = {}
+_making: Final = threading.Lock()
+
+
+class Channel:
+    """What drivers and tasks ask the servers through."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.client: SyncClient = connect(
+            access.endpoint,
+            token=_token_of(access),
+            authorities=_file(access.authorities),
+            certificate=_file(access.certificate),
+            key=_file(access.key),
+        )
+
+    def ask(self, word: Any) -> Any:
+        """Any word of `rollbook.logservice.words` that may be asked twice."""
+        return self.patiently(lambda: self.client.ask(word))
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Repeats what failed for a while, as often as the options say."""
+        access, began_s = self.access, time.monotonic()
+        for attempt in range(access.retries + 1):
+            try:
+                return call()
+            except RollbookError as error:
+                pause_s = min(access.retry_delay_s * 2**attempt, _DELAY_S_MAX)
+                waited_s = time.monotonic() - began_s
+                is_over = attempt == access.retries or waited_s + pause_s > access.fetch_timeout_s
+                if is_over or not may_retry(error):
+                    raise
+            time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def tail_of(self, log: LogName, uid: str = "") -> words.LogTail:
+        found: words.LogTail = self.ask(words.GetTail(log, uid=uid))
+        return found
+
+
+def channel_of(access: Access) -> Channel:
+    """Made when it is first asked for: a client does not survive a fork."""
+    key = (os.getpid(), access)
+    with _making:
+        if key not in _channels:
+            _channels[key] = Channel(access)
+        return _channels[key]
+
+
+def _token_of(access: Access) -> str:
+    if not access.token_file:
+        return ""
+    with open(_file(access.token_file), encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _file(path: str) -> str:
+    """A path on this machine, or the name of a file that Spark has brought here."""
+    if not path or os.path.exists(path):
+        return path
+    from pyspark import SparkFiles
+
+    found = str(SparkFiles.get(path))
+    if not os.path.exists(found):
+        raise BadConfig(
+            f"there is no file {path!r} on this machine, and SparkFiles has none of this name",
+            next_step="distribute it with spark.sparkContext.addFile, and give its name",
+        )
+    return found

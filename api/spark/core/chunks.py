@@ -1,0 +1,82 @@
+"""How a batch of rows becomes blocks of a log, and how a batch that is written again is told from another one.
+
+The rows of a batch have one order: that of its partitions, and within each that of its rows. They are cut into as few
+blocks as the log's limits allow, by nothing but their sizes (SK5). Block `seq` of batch `epoch` has these as its producer's
+numbers. The log is the truth about what was written: the blocks of a batch that it has must hold the first rows of the
+batch (SK6); the rest is appended after them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rollbook.proto.errors import SinkReplayDiverged
+
+DIVERGED: Final = (
+    "the plan gives other rows than before, as after a shuffle or with random values: set rowOrder=bytes to sort each "
+    "partition, or start the query with another checkpoint"
+)
+
+
+class Written(NamedTuple):
+    """A block of this batch that the log has."""
+
+    offset: int
+    count: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last batch that is in the log as a whole: its number, and where it starts and ends."""
+
+    batch: int
+    start: int
+    end: int
+
+    def looks_from(self, batch: int, log: str) -> int:
+        """Where blocks of this batch may be. Raises `SinkReplayDiverged`."""
+        if batch < self.batch:
+            raise SinkReplayDiverged(
+                f"batch {batch} is written to {log} after batch {self.batch} of the same query",
+                next_step="the checkpoint was restored from an older copy: start the query with another one",
+            )
+        return self.start if batch == self.batch else self.end
+
+
+def cut(
+    start: int, end: int, size_of: Callable[[int, int], int], bytes_max: int, records_max: int
+) -> list[tuple[int, int]]:
+    """Rows in runs as long as the limits allow; one row alone may be larger. `size_of` grows with its range."""
+    found: list[tuple[int, int]] = []
+    while start < end:
+        low, high = start + 1, min(end, start + records_max)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if size_of(start, middle) <= bytes_max:
+                low = middle
+            else:
+                high = middle - 1
+        found.append((start, low))
+        start = low
+    return found
+
+
+def rows_written(
+    written: Sequence[Written], rows: int, is_same: Callable[[Written, int], bool], log: str
+) -> int:
+    """How many of the batch's rows the log has. `is_same`: whether a block holds the rows from there on (SK6).
+
+    Raises `SinkReplayDiverged`.
+    """
+    done = 0
+    for block in written:
+        if done + block.count > rows or not is_same(block, done):
+            raise SinkReplayDiverged(
+                f"{log} has other records of this batch at {block.offset} than those that are written now",
+                next_step=DIVERGED,
+                log=log,
+                seq=block.seq,
+            )
+        done += block.count
+    return done

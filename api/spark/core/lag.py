@@ -1,0 +1,44 @@
+"""How many records a stream has not read yet."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """`logs`: of each log; `records`: of all of them."""
+
+    records: int = 0
+    logs: Mapping[str, int] = field(default_factory=dict)
+
+
+def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
+    """Of the sources that are ours: pairs of latest and end offset, as Spark shows them.
+
+    A log that two sources read counts with the slower one.
+    """
+    logs: dict[str, int] = {}
+    for latest, end in sources:
+        tails, ends = _logs(latest), _logs(end)
+        for log, (uid, tail) in tails.items():
+            known_uid, at = ends.get(log, (uid, tail))
+            behind = max(tail - at, 0) if known_uid == uid else tail
+            logs[log] = max(logs.get(log, 0), behind)
+    return Lag(sum(logs.values()), logs)
+
+
+def _logs(offset: Any) -> dict[str, tuple[str, int]]:
+    """Empty for the offset of another kind of source."""
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return {}
+    if not isinstance(offset, Mapping) or "v" not in offset:
+        return {}
+    found = offset.get("logs")
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(log): (str(uid), int(at)) for log, (uid, at) in found.items()}

@@ -1,0 +1,206 @@
+"""What a trigger reads, and which tasks read it: functions of their arguments and of nothing else.
+
+A replayed batch is planned again, perhaps by another process. The same range, segments and limits give the same
+tasks, and whatever the limits, tasks and their spans are in the order of logs and offsets: a plan that keeps rows
+in order hands them to a sink in the same order each time.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from rollbook.api.spark.core.options import SplitLimits
+
+_MIB: Final = 1024 * 1024
+PIECE_BYTES_MIN: Final = 16 * _MIB  # A cut at the end of a segment leaves no less on either side.
+TASK_BYTES: Final = 64 * _MIB  # A task costs about 10 ms: small spans share one, up to this
+TASK_RECORDS: Final = 250_000  # or this many records.
+RECORD_BYTES: Final = 100  # Assumed where nothing is known.
+
+
+class Span(NamedTuple):
+    """Records of one log, from `start` up to `end`."""
+
+    log: str
+    uid: str
+    start: int
+    end: int
+
+
+class Segment(NamedTuple):
+    """A run of offsets and what its records take. `end`: None as long as it is open."""
+
+    start: int
+    end: int | None
+    records: int
+    bytes: int
+
+
+class Piece(NamedTuple):
+    span: Span
+    bytes: int  # About.
+
+    @property
+    def records(self) -> int:
+        return self.span.end - self.span.start
+
+
+Task = tuple[Span, ...]
+
+
+# --- How much ---------------------------------------------------------------------------------
+
+
+def share(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
+    """How much of `limit` each log gets: the same for all, and what some do not need is for the others.
+
+    Below one for each log they take turns: `turn` grows by what was granted, so that every log's turn comes.
+    """
+    names = sorted(name for name, backlog in backlogs.items() if backlog > 0)
+    granted = dict.fromkeys(names, 0)
+    left = limit
+    hungry = sorted(names, key=lambda name: (backlogs[name], name))
+    while hungry and left >= len(hungry):
+        each = left // len(hungry)
+        least = backlogs[hungry[0]] - granted[hungry[0]]
+        portion = min(each, least)
+        for name in hungry:
+            granted[name] += portion
+        left -= portion * len(hungry)
+        hungry = [name for name in hungry if granted[name] < backlogs[name]]
+    rest = sorted(hungry)
+    first = turn % len(rest) if rest else 0
+    for name in (*rest[first:], *rest[:first])[:left]:
+        granted[name] += 1
+    return granted
+
+
+def next_ends(
+    starts: Mapping[str, int],
+    tails: Mapping[str, int],
+    *,
+    rows_max: int = 0,
+    bytes_max: int = 0,
+    record_bytes: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """Where a trigger that starts there ends. 0: no limit. By bytes each log may get one record too many."""
+    backlogs = {name: max(tails.get(name, 0) - start, 0) for name, start in starts.items()}
+    turn = sum(starts.values())
+    granted = dict(backlogs)
+    if bytes_max:
+        sizes = {name: max((record_bytes or {}).get(name, RECORD_BYTES), 1) for name in backlogs}
+        demand = {name: backlog * sizes[name] for name, backlog in backlogs.items()}
+        for name, portion in share(bytes_max, demand, turn).items():
+            granted[name] = min(backlogs[name], -(-portion // sizes[name]))
+    if rows_max:
+        granted |= share(rows_max, granted, turn)
+    return {name: start + granted[name] for name, start in starts.items()}
+
+
+def record_bytes_of(segments: Sequence[Segment]) -> int:
+    """What a record of a log takes, by the last segments that have some."""
+    recent = [each for each in segments if each.records > 0][-2:]
+    records = sum(each.records for each in recent)
+    return max(sum(each.bytes for each in recent) // records, 1) if records else RECORD_BYTES
+
+
+# --- Which tasks ------------------------------------------------------------------------------
+
+
+def split(
+    spans: Iterable[Span], segments: Mapping[str, Sequence[Segment]], limits: SplitLimits
+) -> list[Task]:
+    """Tasks that read every record of the spans, each once."""
+    pieces: list[Piece] = []
+    for span in sorted(spans):
+        if span.end > span.start:
+            for piece in _at_segments(span, segments.get(span.log, ())):
+                pieces += _divided(piece, _parts_of(piece, limits))
+    if limits.partitions_min > len(pieces):
+        pieces = _at_least(pieces, limits.partitions_min)
+    return _coalesced(pieces, limits)
+
+
+def _at_segments(span: Span, segments: Sequence[Segment]) -> list[Piece]:
+    inside = [each.start for each in segments if span.start < each.start < span.end]
+    bounds = [span.start, *sorted(dict.fromkeys(inside)), span.end]
+    weights = [_bytes_of(start, end, segments) for start, end in pairwise(bounds)]
+    found: list[Piece] = []
+    start, gathered, left = span.start, 0, sum(weights)
+    for (_, end), weight in zip(pairwise(bounds), weights, strict=True):
+        gathered, left = gathered + weight, left - weight
+        if end == span.end or (gathered >= PIECE_BYTES_MIN and left >= PIECE_BYTES_MIN):
+            found.append(Piece(span._replace(start=start, end=end), gathered))
+            start, gathered = end, 0
+    return found
+
+
+def _bytes_of(start: int, end: int, segments: Sequence[Segment]) -> int:
+    """About, by the mean of the segment that the range is in."""
+    mean = RECORD_BYTES * 1.0
+    for each in segments:
+        if each.records > 0 and each.start <= start:
+            mean = each.bytes / each.records
+    return max(round((end - start) * mean), 1)
+
+
+def _parts_of(piece: Piece, limits: SplitLimits) -> int:
+    parts = -(-piece.bytes // limits.bytes_max)
+    if limits.records_max:
+        parts = max(parts, -(-piece.records // limits.records_max))
+    return min(max(parts, 1), piece.records)
+
+
+def _divided(piece: Piece, parts: int) -> list[Piece]:
+    span, records = piece.span, piece.records
+    bounds = [span.start + records * part // parts for part in range(parts + 1)]
+    return [
+        Piece(span._replace(start=start, end=end), max(piece.bytes * (end - start) // records, 1))
+        for start, end in pairwise(bounds)
+    ]
+
+
+def _at_least(pieces: Sequence[Piece], count: int) -> list[Piece]:
+    """The largest ones are divided until there are as many."""
+    by_size = [(-each.bytes, each) for each in pieces if each.records > 1]
+    done = [each for each in pieces if each.records <= 1]
+    heapq.heapify(by_size)
+    while by_size and len(by_size) + len(done) < count:
+        _, largest = heapq.heappop(by_size)
+        for half in _divided(largest, 2):
+            if half.records > 1:
+                heapq.heappush(by_size, (-half.bytes, half))
+            else:
+                done.append(half)
+    return sorted([*(each for _, each in by_size), *done])
+
+
+def _coalesced(pieces: Sequence[Piece], limits: SplitLimits) -> list[Task]:
+    bytes_max, records_max = min(TASK_BYTES, limits.bytes_max), TASK_RECORDS
+    if limits.records_max:
+        records_max = min(records_max, limits.records_max)
+    left_over = len(pieces) - max(
+        limits.partitions_min, 1
+    )  # How many may still be joined to others.
+    tasks: list[list[Span]] = []
+    size = records = 0
+    for piece in pieces:
+        joins = (
+            bool(tasks)
+            and left_over > 0
+            and size + piece.bytes <= bytes_max
+            and records + piece.records <= records_max
+        )
+        if joins:
+            left_over -= 1
+            last = tasks[-1][-1]
+            if (last.log, last.end) == (piece.span.log, piece.span.start):
+                tasks[-1][-1] = last._replace(end=piece.span.end)
+            else:
+                tasks[-1].append(piece.span)
+            size, records = size + piece.bytes, records + piece.records
+        else:
+            tasks.append([piece.span])
+            size, records = piece.bytes, piece.records
+    return [tuple(task) for task in tasks]

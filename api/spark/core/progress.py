@@ -1,0 +1,152 @@
+"""How far a stream is: what Spark keeps of it in its checkpoint, and how it goes on.
+
+    {"v": 1, "start": "latest"}                                      before the first batch
+    {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: what it
+             "logs": {"ns/log": [uid, next]}}                        reads from where up to where
+
+Spark asks for the initial offset twice, and again after a crash in the first batch. So it is what the options say,
+which never changes; the first end resolves it, and has the start of its batch beside it, in Spark's own
+checkpoint (SK1). Every end has, since logs may appear in any batch. A uid tells a log from another one that was created
+later under its name: offsets of the one mean other records in the other (SK2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LogDataLoss,
+    LogDeleted,
+    LogReplaced,
+    RollbookError,
+    UnsupportedVersion,
+)
+
+VERSION: Final = 1
+TOLERATE: Final = "to go on without these records, set failOnDataLoss=false"
+
+
+class Point(NamedTuple):
+    """The next record of the log that has this uid."""
+
+    uid: str
+    next: int
+
+
+class Tail(NamedTuple):
+    """A log as its server knows it."""
+
+    uid: str
+    head: int
+    tail: int
+    is_sealed: bool = False
+
+
+Points = Mapping[str, Point]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    starts: Points
+    ends: Points
+
+    def packed(self) -> dict[str, Any]:
+        return {"v": VERSION, "from": _packed(self.starts), "logs": _packed(self.ends)}
+
+
+def _packed(points: Points) -> dict[str, list[str | int]]:
+    return {name: list(points[name]) for name in sorted(points)}
+
+
+def initial(start: str) -> dict[str, Any]:
+    return {"v": VERSION, "start": start}
+
+
+def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
+    """None: before the first batch. Raises `UnsupportedVersion`, `InvalidRequest`."""
+    version = offset.get("v")
+    if isinstance(version, int) and version > VERSION:
+        raise UnsupportedVersion(
+            f"the checkpoint was written by a newer release: version {version}, and this one reads {VERSION}",
+            next_step="install that release again, or start with another checkpointLocation",
+        )
+    if version != VERSION:
+        raise InvalidRequest(f"{str(offset)[:120]} is no offset of this source")
+    if "start" in offset:
+        return None
+    try:
+        starts, ends = (
+            {name: Point(str(uid), int(at)) for name, (uid, at) in offset[which].items()}
+            for which in ("from", "logs")
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidRequest(f"{str(offset)[:120]} is no offset of this source") from None
+    return BatchEnd(starts, ends)
+
+
+class Beginning(NamedTuple):
+    """Where the next batch starts, and what it has to leave out for that."""
+
+    starts: dict[str, Point]
+    losses: list[RollbookError]
+
+
+def begin(known: Points, tails: Mapping[str, Tail]) -> Beginning:
+    """From where the last batch ended. Logs that it did not know start at their heads (SK3)."""
+    starts: dict[str, Point] = {}
+    losses: list[RollbookError] = []
+    for name in sorted({**known, **tails}):
+        tail, point = tails.get(name), known.get(name)
+        if tail is None:
+            assert point is not None
+            losses.append(deleted(name, point))
+        elif point is None:
+            starts[name] = Point(tail.uid, tail.head)
+        elif point.uid and tail.uid and point.uid != tail.uid:
+            losses.append(replaced(name, point, tail))
+            starts[name] = Point(tail.uid, tail.head)
+        elif point.next < tail.head:
+            losses.append(truncated(name, point.next, tail.head, tail))
+            starts[name] = Point(tail.uid, tail.head)
+        else:
+            starts[name] = Point(tail.uid or point.uid, point.next)
+    return Beginning(starts, losses)
+
+
+def ends_of(starts: Points, ends: Mapping[str, int]) -> dict[str, Point]:
+    return {name: Point(point.uid, ends.get(name, point.next)) for name, point in starts.items()}
+
+
+# --- What may be lost -------------------------------------------------------------------------
+
+
+def truncated(log: str, start: int, end: int, tail: Tail | None) -> RollbookError:
+    bounds = {"head": tail.head, "tail": tail.tail} if tail else {}
+    return LogDataLoss(
+        f"records [{start}, {end}) of {log} were truncated before they were read",
+        next_step=f"{TOLERATE}; a protected cursor holds truncation back",
+        log=log,
+        **bounds,
+    )
+
+
+def deleted(log: str, point: Point) -> RollbookError:
+    return LogDeleted(
+        f"{log} was deleted; this query has read it up to {point.next}",
+        next_step="to go on without it, set failOnDataLoss=false",
+        log=log,
+        uid=point.uid,
+    )
+
+
+def replaced(log: str, point: Point, tail: Tail) -> RollbookError:
+    return LogReplaced(
+        f"{log} was deleted and created again; offset {point.next} is one of the deleted log",
+        next_step="to go on at the head of the new log, set failOnDataLoss=false",
+        log=log,
+        uid=point.uid,
+        now=tail.uid,
+        head=tail.head,
+        tail=tail.tail,
+    )

@@ -1,0 +1,146 @@
+"""Reads the spans of a task: every record of them, or an error."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from rollbook.api.client.reader import Event, EventReader, RecordBatch
+from rollbook.api.client.retrying import may_retry
+from rollbook.api.spark.arrow import Slice
+from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.core.plan import Span
+from rollbook.api.spark.core.progress import TOLERATE, Point, Tail, deleted, replaced, truncated
+from rollbook.logservice import words
+from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.proto.errors import (
+    LogDataLoss,
+    LogDeleted,
+    LogReplaced,
+    NoSuchLog,
+    ReaderStalled,
+    RollbookError,
+    Truncated,
+)
+
+_logger: Final = logging.getLogger("rollbook.spark")
+_AHEAD: Final = 4  # Spans whose first records are on their way while those before them are read.
+
+
+class _Reading:
+    """One span, read from now on."""
+
+    def __init__(self, channel: Channel, span: Span, fails_on_data_loss: bool) -> None:
+        self.span = span
+        self.position = span.start
+        self._channel = channel
+        self._is_strict = fails_on_data_loss
+        self._thread, client = channel.client.inside()
+        on_truncated = words.OnTruncated.FAIL if fails_on_data_loss else words.OnTruncated.SKIP
+        request = words.ReadStream(
+            LogName.parse(span.log),
+            AtOffset(Offset(span.start)),
+            until_offset=Offset(span.end),
+            on_truncated=on_truncated,
+            heartbeat_ms=round(client.config.heartbeat_s * 1000),
+            uid=span.uid,
+        )
+        self._reader: EventReader = self._thread.call(
+            lambda: EventReader(request, client.channels, client.owners, client.config)
+        )
+        self._ahead: Future[Event | None] = self._thread.submit(self._reader.next())
+
+    def close(self) -> None:
+        self._ahead.cancel()
+        self._thread.start(self._reader.aclose)
+
+    def slices(self) -> Iterator[Slice]:
+        span = self.span
+        try:
+            while (event := self._next()) is not None:
+                if isinstance(event, RecordBatch):
+                    yield from _slices(span.log, event)
+                    self.position = event.next_offset
+                elif isinstance(event, words.Gap):
+                    self._on_gap(event)
+        except (NoSuchLog, LogDeleted, LogReplaced, Truncated) as error:
+            self._on_lost(self._named(error), span.end)
+        finally:
+            self.close()
+        if self.position < span.end:
+            lost = LogDataLoss(
+                f"{span.log} ends at {self.position}, and this task reads up to {span.end}",
+                next_step=TOLERATE,
+                log=span.log,
+            )
+            self._on_lost(lost, span.end)
+
+    def _next(self) -> Event | None:
+        """Waits until nothing has come for the time that the options allow."""
+        due_s = time.monotonic() + self._channel.access.fetch_timeout_s
+        while True:
+            try:
+                event = self._ahead.result()
+            except ReaderStalled as error:
+                if time.monotonic() >= due_s or not may_retry(error):
+                    raise
+                self._ahead = self._thread.submit(self._reader.next())
+                continue
+            if event is not None:
+                self._ahead = self._thread.submit(self._reader.next())
+            if isinstance(event, RecordBatch | words.Gap | None):
+                return event
+
+    def _on_gap(self, gap: words.Gap) -> None:
+        end = min(gap.end, self.span.end)
+        if gap.kind is words.GapKind.TRUNCATED:
+            self._on_lost(truncated(self.span.log, gap.start, end, None), end)
+        else:
+            lost = LogDataLoss(
+                f"no copy of records [{gap.start}, {end}) of {self.span.log} can be read",
+                next_step=TOLERATE,
+                log=self.span.log,
+            )
+            self._on_lost(lost, end)
+
+    def _on_lost(self, error: RollbookError, end: int) -> None:
+        if self._is_strict:
+            raise error
+        _logger.warning("records_skipped: %d: %s", end - self.position, error)
+        self.position = max(self.position, end)
+
+    def _named(self, error: RollbookError) -> RollbookError:
+        """With the log, what was to be read of it, and what there is."""
+        span, point = self.span, Point(self.span.uid, self.position)
+        if isinstance(error, NoSuchLog | LogDeleted):
+            return deleted(span.log, point)
+        told = self._channel.tail_of(LogName.parse(span.log))
+        tail = Tail(told.uid, told.head, told.tail, told.is_sealed)
+        if isinstance(error, LogReplaced):
+            return replaced(span.log, point, tail)
+        return truncated(
+            span.log, self.position, min(max(tail.head, self.position), span.end), tail
+        )
+
+
+def _slices(log: str, batch: RecordBatch) -> Iterator[Slice]:
+    for block in batch.blocks:
+        base = block.base_offset
+        first = max(batch.base_offset - base, 0)
+        yield Slice(log, block, first, min(batch.next_offset, block.next_offset) - base)
+
+
+def slices_of(channel: Channel, spans: Sequence[Span], fails_on_data_loss: bool) -> Iterator[Slice]:
+    """Of all spans, in order. Leave it early and its streams are hung up."""
+    waiting = deque(spans)
+    open_: deque[_Reading] = deque()
+    try:
+        while waiting or open_:
+            while waiting and len(open_) < _AHEAD:
+                open_.append(_Reading(channel, waiting.popleft(), fails_on_data_loss))
+            yield from open_.popleft().slices()
+    finally:
+        for reading in open_:
+            reading.close()

@@ -1,0 +1,120 @@
+"""What a driver knows of the logs that it plans for: where they begin and end, and their segments."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.core.options import Places, Selection
+from rollbook.api.spark.core.plan import Segment, record_bytes_of
+from rollbook.api.spark.core.progress import TOLERATE, Tail
+from rollbook.logservice import words
+from rollbook.logservice.ids import (
+    FIRST_SEGMENT,
+    AtOffset,
+    Earliest,
+    Latest,
+    LogName,
+    Position,
+    SegmentId,
+)
+from rollbook.proto.errors import BeyondTail, LogDataLoss, NoSuchLog
+
+_SEGMENTS_S: Final = 60.0  # For so long their means are good enough.
+
+
+class Logs:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._segments: dict[str, tuple[float, list[Segment]]] = {}
+
+    def segments_of(self, log: str) -> list[Segment]:
+        known = self._segments.get(log)
+        if known is None or time.monotonic() - known[0] > _SEGMENTS_S:
+            known = time.monotonic(), self._ask_segments(LogName.parse(log))
+            self._segments[log] = known
+        return known[1]
+
+    def record_bytes(self, logs: Iterable[str]) -> dict[str, int]:
+        return {log: record_bytes_of(self.segments_of(log)) for log in logs}
+
+    def _ask_segments(self, log: LogName) -> list[Segment]:
+        found: list[Segment] = []
+        start: SegmentId | None = FIRST_SEGMENT
+        while start is not None:
+            page: words.Segments = self._channel.ask(words.ListSegments(log, start))
+            found += [
+                Segment(each.base_offset, each.next_offset, each.records, each.bytes)
+                for each in page.segments
+                if each.base_offset is not None
+            ]
+            start = page.next_segment
+        return found
+
+    def places(
+        self, wanted: Places, tails: Mapping[str, Tail], *, finds_latest: bool, is_strict: bool
+    ) -> dict[str, int]:
+        """The offsets that are meant by positions."""
+        return {
+            log: self._place(log, wanted.of(log), tail, finds_latest, is_strict)
+            for log, tail in tails.items()
+        }
+
+    def _place(
+        self, log: str, wanted: Position, tail: Tail, finds_latest: bool, is_strict: bool
+    ) -> int:
+        match wanted:
+            case Earliest():
+                return tail.head
+            case Latest():
+                return tail.tail
+            case AtOffset(offset):
+                return self._checked(log, offset, tail, is_strict)
+        try:
+            found: words.FoundOffset = self._channel.ask(
+                words.FindOffset(LogName.parse(log), wanted, tail.uid)
+            )
+        except BeyondTail as error:
+            if finds_latest:
+                return tail.tail
+            raise BeyondTail(
+                f"{log} has no record at {wanted} or later",
+                next_step="to start at its tail, set timestampNotFound=latest",
+                log=log,
+                tail=tail.tail,
+            ) from error
+        if found.offset >= tail.tail and not finds_latest and found.offset >= found.tail:
+            raise BeyondTail(
+                f"{log} has no record at {wanted} or later",
+                next_step="to start at its tail, set timestampNotFound=latest",
+                log=log,
+                tail=tail.tail,
+            )
+        return min(max(found.offset, tail.head), tail.tail)
+
+    def _checked(self, log: str, offset: int, tail: Tail, is_strict: bool) -> int:
+        if offset > tail.tail:
+            raise BeyondTail(
+                f"{log} ends at {tail.tail}, and {offset} is beyond",
+                next_step=f"name an offset from {tail.head} to {tail.tail}",
+                log=log,
+            )
+        if offset < tail.head and is_strict:
+            raise LogDataLoss(
+                f"records [{offset}, {tail.head}) of {log} were truncated before they were read",
+                next_step=TOLERATE,
+                log=log,
+                head=tail.head,
+                tail=tail.tail,
+            )
+        return max(offset, tail.head)
+
+
+def require_some(selection: Selection, tails: Mapping[str, Tail]) -> None:
+    """Of logs that are named each one. Raises `NoSuchLog`."""
+    missing = [name for name in selection.names if name not in tails]
+    if missing:
+        raise NoSuchLog(
+            f"there is no log {', '.join(missing)}",
+            next_step="create it: rollbook log create NAME, or read what there is with prefix=NAMESPACE/",
+        )

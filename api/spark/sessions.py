@@ -1,0 +1,30 @@
+"""What a program calls with its SparkSession."""
+
+from typing import Any
+
+from rollbook.api.spark.source import RollbookSource
+
+
+def register(spark: Any) -> None:
+    """From then on `format("rollbook")` and `USING rollbook` work in this session."""
+    spark.dataSource.register(RollbookSource)
+
+
+def read(spark: Any, **options: Any) -> Any:
+    """A DataFrame over logs as they are now. The options are those of `format("rollbook")`."""
+    register(spark)
+    return spark.read.format("rollbook").options(**_texts(options)).load()
+
+
+def read_stream(spark: Any, **options: Any) -> Any:
+    """A streaming DataFrame over logs, by default from their tails on."""
+    register(spark)
+    return spark.readStream.format("rollbook").options(**_texts(options)).load()
+
+
+def _texts(options: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }

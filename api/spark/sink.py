@@ -1,0 +1,177 @@
+"""Writing rows to logs: tasks bring columns into shape, and the driver appends them when Spark commits the batch.
+
+A task may run twice, at the same time or after a failure. So it appends nothing; what it hands to the driver is
+appended if Spark takes it. `abort` comes also after a commit that took effect, and undoes nothing.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from rollbook.api.spark.appends import Batch, LogSink
+from rollbook.api.spark.channel import channel_of
+from rollbook.api.spark.core.options import SinkOptions
+from rollbook.api.spark.failures import shown_in_spark
+from rollbook.api.spark.frames import SCHEMA, Rows, by_log, check_columns, sorted_by_bytes
+from rollbook.logservice.core.block import Codec
+from rollbook.proto.errors import BadConfig, EntryTooLarge, InvalidRequest
+
+_logger: Final = logging.getLogger("rollbook.spark")
+# Names of Spark's, which it promises nobody: tests/spark/test_session.py sees that they are there.
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Framed(WriterCommitMessage):
+    """The rows of one task: of each log, as a stream of Arrow."""
+
+    query: str
+    batch: int
+    partition: int
+    rows: tuple[tuple[str, bytes], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(len(data) for _, data in self.rows)
+
+
+def check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+    """Raises `BadConfig`."""
+    if overwrite:
+        raise BadConfig(
+            "a log cannot be overwritten, it is only appended to",
+            next_step="write with mode append; rollbook log truncate removes what is old",
+        )
+    check_columns(schema, options.log)
+
+
+def _written(options: SinkOptions, batches: Iterator["pa.RecordBatch"]) -> Framed:
+    """In a task."""
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    query = (context.getLocalProperty(_QUERY) if context else None) or ""
+    batch = (context.getLocalProperty(_BATCH) if context else None) or "-1"
+    partition = context.partitionId() if context else 0
+    gathered: dict[str, list[Any]] = {}
+    size = 0
+    for each in batches:
+        for log, table in by_log(each, options.log):
+            if options.commits_in_tasks:
+                _append_now(options, log, Rows.of([table]))
+                continue
+            gathered.setdefault(log, []).append(table)
+            size += table.nbytes
+            _check_size(options, size)
+    if options.commits_in_tasks:
+        return Framed(query, int(batch), partition, ())
+    rows = []
+    for log, tables in sorted(gathered.items()):
+        table = pa.concat_tables(tables)
+        rows.append((log, _packed(sorted_by_bytes(table) if options.sorts_rows else table)))
+    return Framed(query, int(batch), partition, tuple(rows))
+
+
+def _packed(table: "pa.Table") -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as stream:
+        stream.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _check_size(options: SinkOptions, size: int) -> None:
+    if size > options.batch_bytes_max:
+        raise EntryTooLarge(
+            f"this batch has more than maxBatchBytes={options.batch_bytes_max}, and goes through the driver as a whole",
+            next_step="read less for each batch (maxBytesPerTrigger), raise maxBatchBytes, or set commit=task, which "
+            "writes at least once",
+        )
+
+
+def _append_now(options: SinkOptions, log: str, rows: Rows) -> None:
+    batch = Batch(f"task-{os.urandom(8).hex()}", 0, is_marked=False)
+    LogSink(channel_of(options.access), log, batch, _codec_of(options)).append(rows)
+
+
+def _codec_of(options: SinkOptions) -> Codec:
+    return Codec.ZSTD if options.compresses else Codec.NONE
+
+
+def _commit(options: SinkOptions, messages: Sequence[Any], batch: Batch) -> None:
+    """On the driver."""
+    told = [each for each in messages if isinstance(each, Framed)]
+    _check_size(options, sum(each.size for each in told))
+    gathered: dict[str, list[Any]] = {}
+    for message in told:  # In the order of partitions.
+        for log, data in message.rows:
+            gathered.setdefault(log, []).append(pa.ipc.open_stream(data).read_all())
+    channel = channel_of(options.access)
+    for log, tables in sorted(gathered.items()):
+        rows = Rows.of(tables)
+        if len(rows):
+            LogSink(channel, log, batch, _codec_of(options)).append(rows)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Exactly once: a batch that is written again is found in the log."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, checkpoint: str) -> None:
+        self._options, self._schema, self._checkpoint = options, schema, checkpoint
+
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> WriterCommitMessage:
+        with shown_in_spark():
+            return _written(self._options, iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  # Spark's name.
+        with shown_in_spark():
+            queries = {each.query: None for each in messages if each is not None and each.query}
+            if len(queries) > 1:
+                raise InvalidRequest(f"tasks of {len(queries)} queries are committed together")
+            batch = Batch(next(iter(queries), "") or self._name(), batchId, is_marked=True)
+            _commit(self._options, messages, batch)
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        """What was appended stays: the batch is written again, and found."""
+        _logger.warning("batch_aborted: %d", batchId)
+
+    def _name(self) -> str:
+        """Where Spark names no query: of its checkpoint."""
+        if not self._checkpoint:
+            raise InvalidRequest(
+                "neither a query id nor a checkpointLocation is known to this sink"
+            )
+        return f"at-{hashlib.sha256(self._checkpoint.encode()).hexdigest()[:32]}"
+
+
+class BatchSink(DataSourceArrowWriter):
+    """At least once, and with `txnId` exactly once."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> WriterCommitMessage:
+        with shown_in_spark():
+            return _written(self._options, iterator)
+
+    def commit(self, messages: list[Any]) -> None:
+        txn = self._options.txn_id
+        name = f"txn-{txn}" if txn else f"once-{os.urandom(8).hex()}"
+        with shown_in_spark():
+            _commit(self._options, messages, Batch(name, 0, is_marked=bool(txn)))
+
+    def abort(self, messages: list[Any]) -> None:
+        """Nothing was appended, or it stays."""
+        _logger.warning("write_aborted")

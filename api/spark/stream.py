@@ -1,0 +1,228 @@
+"""Reading logs as a stream: micro-batches whose ends Spark keeps in its checkpoint."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from rollbook.api.spark.batch import TaskPartition, planned, read_task
+from rollbook.api.spark.core.options import Places, SourceOptions
+from rollbook.api.spark.core.plan import Span, next_ends
+from rollbook.api.spark.core.progress import (
+    BatchEnd,
+    Point,
+    Points,
+    Tail,
+    begin,
+    ends_of,
+    initial,
+    unpack,
+)
+from rollbook.api.spark.failures import shown_in_spark
+from rollbook.logservice.ids import Latest
+from rollbook.proto.errors import RollbookError
+
+if TYPE_CHECKING:
+    from rollbook.api.spark.channel import Channel
+    from rollbook.api.spark.logs import Logs
+    from rollbook.api.spark.tails import Tails
+
+_logger: Final = logging.getLogger("rollbook.spark")
+_CURSOR_S: Final = 10.0  # A log's cursor is moved no more often.
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In the source's process it lives as long as its query; tasks get a copy that has only its options."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._live: _Live | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below.
+        starting = self._options.starting
+        return initial(str(starting or "latest"))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark passes this one back, or all; it knows no two limits at once, and we do."""
+        options = self._options
+        if options.rows_max:
+            return ReadMaxRows(options.rows_max)
+        if options.bytes_max:
+            return ReadMaxBytes(options.bytes_max)
+        return ReadMinRows(options.rows_min) if options.rows_min else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        with shown_in_spark():
+            self._alive().freeze()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        with shown_in_spark():
+            is_limited = not isinstance(limit, ReadAllAvailable)
+            return self._alive().next_end(start, is_limited=is_limited)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return self._live.report() if self._live else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with shown_in_spark():
+            found = unpack(end)
+            if start == end or found is None:
+                return []
+            return [TaskPartition(task) for task in self._alive().tasks(found)]
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        spans = partition.spans if isinstance(partition, TaskPartition) else ()
+        options = self._options
+        return read_task(options.access, self._schema, spans, options.fails_on_data_loss)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.cursor:
+            self._alive().move_cursors(end)
+
+    def stop(self) -> None:
+        """Nothing: Spark does not always call it."""
+
+    def _alive(self) -> "_Live":
+        if self._live is None:
+            from rollbook.api.spark.channel import channel_of
+            from rollbook.api.spark.logs import Logs
+            from rollbook.api.spark.tails import tails_of
+
+            channel = channel_of(self._options.access)
+            tails = tails_of(channel, self._options.selection)
+            self._live = _Live(self._options, channel, Logs(channel), tails)
+        return self._live
+
+
+class _Live:
+    """What the source's process keeps from batch to batch. None of it has to survive."""
+
+    def __init__(
+        self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "Tails"
+    ) -> None:
+        self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
+        self._frozen: dict[str, Tail] | None = None  # Under AvailableNow.
+        self._seen: Mapping[str, Tail] = {}
+        self._starts: Points | None = None  # Of the first batch, once they are resolved.
+        self._triggered_s = time.monotonic()
+        self._moved_s: dict[str, float] = {}
+
+    def freeze(self) -> None:
+        self._frozen = self._tails.ask()
+
+    def report(self) -> dict[str, Any]:
+        points = {name: Point(tail.uid, tail.tail) for name, tail in self._seen.items()}
+        return BatchEnd({}, points).packed()
+
+    def next_end(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
+        previous = unpack(start)
+        if previous is None:
+            return self._first_end(is_limited)
+        known = previous.ends
+        if self._frozen is not None:
+            tails: Mapping[str, Tail] = self._frozen
+        else:
+            beyond = {name: point.next for name, point in known.items()}
+            tails = self._tails.wait(beyond, self._options.poll_wait_s)
+        self._seen = tails
+        beginning = begin(known, tails)
+        for loss in beginning.losses:
+            if self._options.fails_on_data_loss:
+                raise loss
+            _logger.warning("records_skipped: %s", loss)
+        starts = beginning.starts
+        ends = self._ends(starts, tails, is_limited, is_first=False)
+        if starts == known and ends == known:
+            return start
+        self._triggered_s = time.monotonic()
+        return BatchEnd(starts, ends).packed()
+
+    def _first_end(self, is_limited: bool) -> dict[str, Any]:
+        """At once, and with its start beside it: from then on the start is in the checkpoint (SK1)."""
+        from rollbook.api.spark.logs import require_some
+
+        tails = self._frozen if self._frozen is not None else self._tails.ask()
+        self._seen = tails
+        options = self._options
+        if self._starts is None:
+            require_some(options.selection, tails)
+            starts = self._logs.places(
+                options.starting or Places(Latest()),
+                tails,
+                finds_latest=options.finds_latest,
+                is_strict=options.fails_on_data_loss,
+            )
+            self._starts = {name: Point(tail.uid, starts[name]) for name, tail in tails.items()}
+        ends = self._ends(self._starts, tails, is_limited, is_first=True)
+        return BatchEnd(self._starts, ends).packed()
+
+    def _ends(
+        self, starts: Points, tails: Mapping[str, Tail], is_limited: bool, *, is_first: bool
+    ) -> dict[str, Point]:
+        options = self._options
+        first = {name: point.next for name, point in starts.items()}
+        last = {name: tail.tail for name, tail in tails.items()}
+        backlogs = {name: last.get(name, 0) - at for name, at in first.items()}
+        behind = [name for name, backlog in backlogs.items() if backlog > 0]
+        if is_limited and options.rows_min and self._frozen is None and not is_first:
+            waited_s = time.monotonic() - self._triggered_s
+            is_little = sum(backlogs[name] for name in behind) < options.rows_min
+            if is_little and waited_s < options.delay_s_max:
+                return dict(starts)
+        bytes_max = options.bytes_max if is_limited else 0
+        ends = next_ends(
+            first,
+            last,
+            rows_max=options.rows_max if is_limited else 0,
+            bytes_max=bytes_max,
+            record_bytes=self._logs.record_bytes(behind) if bytes_max else None,
+        )
+        return ends_of(starts, ends)
+
+    def tasks(self, end: BatchEnd) -> list[tuple[Span, ...]]:
+        spans = [
+            Span(name, point.uid, point.next, end.ends[name].next)
+            for name, point in end.starts.items()
+            if name in end.ends and end.ends[name].next > point.next
+        ]
+        return planned(self._options, spans, self._logs)
+
+    def move_cursors(self, end: dict[str, Any]) -> None:
+        """What a batch has read is told to others; that it cannot be told does not end the query."""
+        found = unpack(end)
+        now_s, options = time.monotonic(), self._options
+        for name, point in (found.ends if found else {}).items():
+            moved_s = self._moved_s.get(name)
+            if moved_s is not None and now_s - moved_s < _CURSOR_S:
+                continue
+            self._moved_s[name] = now_s
+            try:
+                self._move(name, point, is_protected=options.is_protected)
+            except RollbookError as error:
+                _logger.warning("cursor_not_moved: %s of %s: %s", options.cursor, name, error)
+
+    def _move(self, name: str, point: Point, *, is_protected: bool) -> None:
+        from rollbook.logservice import words
+        from rollbook.logservice.ids import CursorName, LogName, Offset
+
+        word = words.CommitCursor(
+            LogName.parse(name),
+            CursorName(self._options.cursor),
+            Offset(point.next),
+            is_protected=is_protected or None,
+            may_rewind=True,
+            uid=point.uid,
+        )
+        self._channel.client.ask(word, timeout_s=1.0)

@@ -1,0 +1,136 @@
+"""Calls the data source as Spark does, step by step and pickled in between, without a JVM."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+from rollbook.api.spark import appends
+from rollbook.api.spark.source import RollbookSource
+
+
+def copied(what: Any) -> Any:
+    """As it is in another process."""
+    return pickle.loads(pickle.dumps(what))
+
+
+class Loaded:
+    """`spark.read.format("rollbook").options(…).load()`."""
+
+    def __init__(self, schema: StructType | None = None, **options: str) -> None:
+        source = RollbookSource({name.lower(): value for name, value in options.items()})
+        self.schema = schema or source.schema()
+        self.source: RollbookSource = copied(source)
+
+    def partitions(self) -> list[Any]:
+        return list(copied(self.source).reader(schema=self.schema).partitions())
+
+    def batches(self) -> list["pa.RecordBatch"]:
+        return read(copied(self.source).reader(schema=self.schema), self.partitions())
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches() for row in batch.to_pylist()]
+
+
+def read(reader: Any, partitions: list[Any]) -> list["pa.RecordBatch"]:
+    """Tasks check their first batch only; here each one."""
+    found = [batch for partition in copied(partitions) for batch in copied(reader).read(partition)]
+    wanted = to_arrow_schema(reader._schema, timezone="UTC")
+    for batch in found:
+        assert batch.schema.equals(wanted), (batch.schema, wanted)
+        batch.validate(full=True)
+    return found
+
+
+class Query:
+    """A streaming query with its checkpoint: what Spark's micro-batches do with a source."""
+
+    def __init__(self, **options: str) -> None:
+        self.offsets: list[str] = []
+        self.commits = 0
+        self._loaded = Loaded(**options)
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process of the source."""
+        self.reader = copied(self._loaded.source).streamReader(schema=self._loaded.schema)
+
+    def plan(self) -> bool:
+        """A batch is written to the checkpoint, unless there is nothing new."""
+        if len(self.offsets) > self.commits:
+            return True  # It is there already, and is run again.
+        start = self._start(len(self.offsets))
+        limit = self.reader.getDefaultReadLimit() or ReadAllAvailable()
+        end = json.dumps(self.reader.latestOffset(json.loads(start), limit))
+        self.reader.reportLatestOffset()
+        if end == start:
+            return False
+        self.offsets.append(end)
+        return True
+
+    def _start(self, batch: int) -> str:
+        return self.offsets[batch - 1] if batch else json.dumps(self.reader.initialOffset())
+
+    def run(self) -> list[dict[str, Any]]:
+        """The rows of the batch that was planned; they are not committed."""
+        batch = len(self.offsets) - 1
+        start, end = json.loads(self._start(batch)), json.loads(self.offsets[batch])
+        partitions = self.reader.partitions(start, end)
+        tasks = copied(self._loaded.source).streamReader(schema=self._loaded.schema)
+        return [row for each in read(tasks, partitions) for row in each.to_pylist()]
+
+    def commit(self) -> None:
+        self.commits = len(self.offsets)
+        self.reader.commit(json.loads(self.offsets[-1]))
+
+    def batches(self, at_most: int = 1000) -> Iterator[list[dict[str, Any]]]:
+        """One after the other until there is nothing new."""
+        for _ in range(at_most):
+            if not self.plan():
+                return
+            rows = self.run()
+            self.commit()
+            yield rows
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches() for row in batch]
+
+
+class Sink:
+    """`df.writeStream.format("rollbook")`: every batch has a writer of its own."""
+
+    def __init__(self, schema: StructType, **options: str) -> None:
+        self._schema = schema
+        source = RollbookSource({name.lower(): value for name, value in options.items()})
+        self._source: RollbookSource = copied(source)
+        self.writer()
+
+    def writer(self) -> Any:
+        return copied(self._source).streamWriter(schema=self._schema, overwrite=False)
+
+    def write(self, *partitions: list[dict[str, Any]]) -> list[Any]:
+        """A task for each partition; its rows come in two batches."""
+        wanted = to_arrow_schema(self._schema, timezone="UTC")
+        messages = []
+        for rows in partitions:
+            half = len(rows) // 2
+            parts = [part for part in (rows[:half], rows[half:]) if part]
+            batches = [pa.RecordBatch.from_pylist(part, schema=wanted) for part in parts]
+            messages.append(copied(self.writer().write(iter(batches))))
+        return messages
+
+    def commit(self, messages: list[Any], batch: int) -> None:
+        self.writer().commit(messages, batch)
+
+    def run(self, batch: int, *partitions: list[dict[str, Any]]) -> None:
+        self.commit(self.write(*partitions), batch)
+
+
+def forget_process() -> None:
+    """As a process that has committed nothing yet."""
+    appends._whole.clear()

@@ -1,0 +1,365 @@
+"""The source against a real server, driven as Spark drives it, without a JVM."""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from rollbook.api.client.sync import SyncClient
+from rollbook.api.spark.failures import RollbookFailure
+from rollbook.logservice.core.block import Headers
+from rollbook.proto.errors import LogDeleted
+from tests.regressions.lone_server import PATIENCE_S, Site
+from tests.spark.drive import Loaded, Query, copied
+
+
+def offsets(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["offset"] for row in rows]
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"v%d" % n for n in range(first, last)]
+
+
+def replace(client: SyncClient, name: str, *values: bytes) -> None:
+    """Another log has the name when this returns."""
+    due_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            log = client.open(name, create=True)
+        except LogDeleted:  # Until the ledgers of the deleted one are gone.
+            assert time.monotonic() < due_s
+            time.sleep(0.02)
+        else:
+            break
+    log.append_many(values)
+
+
+# --- Batch ------------------------------------------------------------------------------------
+
+
+def test_every_column_comes_back(site: Site, client: SyncClient, name: str) -> None:
+    headers: list[Headers | None] = [{"h": b"1"}, None]
+    log = client.open(name, create=True)
+    ack = log.append_many([b"a", b"b"], keys=[None, b"k"], headers=headers, event_times=[5, None])
+    log.append(b"c")
+    wanted = "log,offset,timestamp,key,value,event_time,headers,writer_epoch"
+    first, second, third = Loaded(endpoint=site.url, log=name, columns=wanted).rows()
+    assert (first["log"], first["offset"], first["key"], first["value"]) == (
+        f"default/{name}",
+        0,
+        None,
+        b"a",
+    )
+    assert first["headers"] == [{"key": "h", "value": b"1"}]
+    assert first["event_time"].microsecond == 5
+    assert round(first["timestamp"].timestamp() * 1e6) == ack.timestamp_us
+    assert (second["key"], second["headers"], second["event_time"]) == (b"k", [], None)
+    assert (third["value"], third["writer_epoch"]) == (b"c", 0)
+
+
+def test_ranges_begin_and_end_within_blocks(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    for n in range(0, 3000, 1500):
+        log.append_many(numbered(n, n + 1500))
+    loaded = Loaded(
+        endpoint=site.url,
+        log=name,
+        startingOffsets="7",
+        endingOffsets=f'{{"{name}": 2993}}',
+        minPartitions="7",
+    )
+    assert len(loaded.partitions()) == 7
+    rows = loaded.rows()
+    assert offsets(rows) == list(range(7, 2993))
+    assert [row["value"] for row in rows] == numbered(7, 2993)
+
+
+def test_a_load_stays_what_it_was(site: Site, client: SyncClient, name: str) -> None:
+    """SK4"""
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 2))
+    loaded = Loaded(endpoint=site.url, log=name)
+    log.append(b"later")
+    assert len(loaded.rows()) == 2
+    assert len(Loaded(endpoint=site.url, log=name).rows()) == 3
+
+
+def test_many_small_logs_share_a_task(site: Site, client: SyncClient, name: str) -> None:
+    for n in range(12):
+        client.open(f"{name}/x{n:02}", create=True).append(b"%d" % n)
+    loaded = Loaded(endpoint=site.url, prefix=f"{name}/x")
+    assert len(loaded.partitions()) == 1
+    assert [row["value"] for row in loaded.rows()] == [b"%d" % n for n in range(12)]
+    assert len(loaded.batches()) == 1
+    some = Loaded(endpoint=site.url, logPattern=f"{name}/x0[0-4]")
+    assert len(some.rows()) == 5
+
+
+def test_a_schema_of_the_users_is_a_projection(site: Site, client: SyncClient, name: str) -> None:
+    client.open(name, create=True).append(b"a")
+    wanted = StructType([StructField("value", BinaryType())])
+    assert Loaded(wanted, endpoint=site.url, log=name).rows() == [{"value": b"a"}]
+    price = StructType([StructField("price", LongType())])
+    with pytest.raises(RollbookFailure, match="BAD_CONFIG: there is no column price"):
+        Loaded(price, endpoint=site.url, log=name).partitions()
+    number = StructType([StructField("value", LongType())])
+    with pytest.raises(RollbookFailure, match="column value is binary, not bigint"):
+        Loaded(number, endpoint=site.url, log=name).partitions()
+
+
+def test_an_empty_log_has_no_tasks(site: Site, client: SyncClient, name: str) -> None:
+    client.open(name, create=True)
+    loaded = Loaded(endpoint=site.url, log=name)
+    assert loaded.partitions() == []
+    from pyspark.sql.datasource import InputPartition
+
+    reader = copied(loaded.source).reader(schema=loaded.schema)
+    assert list(reader.read(InputPartition(None))) == []  # Spark makes one of its own.
+
+
+def test_times_find_their_records(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    log.append(b"a")
+    second = log.append(b"b").timestamp_us
+    at = str(-(-second // 1000))
+    found = Loaded(
+        endpoint=site.url, log=name, endingTimestamp=at, startingOffsets="earliest"
+    ).rows()
+    assert len(found) in (1, 2)  # Of two records in one millisecond both are at its end.
+    with pytest.raises(RollbookFailure, match=r"BEYOND_TAIL.*timestampNotFound=latest"):
+        Loaded(endpoint=site.url, log=name, startingTimestamp="4000000000000")
+    later = {"startingTimestamp": "4000000000000", "timestampNotFound": "latest"}
+    assert Loaded(endpoint=site.url, log=name, **later).rows() == []
+
+
+def test_a_log_that_does_not_exist_is_named(site: Site) -> None:
+    with pytest.raises(RollbookFailure, match="LOG_NOT_FOUND: there is no log default/nobody"):
+        Loaded(endpoint=site.url, log="nobody")
+
+
+def test_records_that_were_truncated_are_named_or_left_out(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 50))
+    strict = Loaded(endpoint=site.url, log=name)
+    tolerant = Loaded(endpoint=site.url, log=name, failOnDataLoss="false")
+    log.truncate(20)
+    with pytest.raises(
+        RollbookFailure,
+        match=rf"LOG_DATA_LOSS: records \[0, 20\) of default/{name} were truncated.*failOnDataLoss=false",
+    ):
+        strict.rows()
+    assert offsets(tolerant.rows()) == list(range(20, 50))
+
+
+def test_a_log_that_was_replaced_is_not_read_for_the_old_one(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    """SK2: its tail may be higher, so that offsets prove nothing."""
+    client.open(name, create=True).append_many(numbered(0, 5))
+    loaded = Loaded(endpoint=site.url, log=name)
+    client.delete(name, grace_s=0)
+    with pytest.raises(RollbookFailure, match="LOG_DELETED"):
+        loaded.rows()
+    replace(client, name, *numbered(0, 50))
+    with pytest.raises(RollbookFailure, match="LOG_REPLACED"):
+        loaded.rows()
+
+
+def test_a_sealed_log_is_read_to_its_end(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 5))
+    log.seal()
+    assert len(Loaded(endpoint=site.url, log=name).rows()) == 5
+
+
+# --- Streams ----------------------------------------------------------------------------------
+
+
+def streamed(site: Site, name: str, **options: str) -> Query:
+    return Query(endpoint=site.url, log=name, **{"pollWait": "0", **options})
+
+
+def test_a_stream_starts_at_the_tail_and_goes_on(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 5))
+    query = streamed(site, name)
+    assert query.rows() == []
+    log.append_many(numbered(5, 9))
+    assert offsets(query.rows()) == [5, 6, 7, 8]
+    assert query.rows() == []
+    query.restart()
+    log.append(b"v9")
+    assert offsets(query.rows()) == [9]
+
+
+def test_nothing_is_lost_when_the_first_batch_is_run_again(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    """SK1: the start is in the checkpoint before anything is read."""
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 5))
+    query = streamed(site, name)
+    assert query.plan()
+    query.restart()  # The driver was killed in batch 0,
+    log.append_many(numbered(5, 505))  # and the log grew before it came back.
+    query.reader.initialOffset()
+    assert offsets(query.rows()) == list(range(5, 505))
+
+
+def test_the_start_is_found_once(site: Site, client: SyncClient, name: str) -> None:
+    """SK1: Spark asks twice for the initial offset of batch 0."""
+    log = client.open(name, create=True)
+    query = streamed(site, name)
+    limit = query.reader.getDefaultReadLimit()
+    first = query.reader.latestOffset(query.reader.initialOffset(), limit)
+    log.append_many(numbered(0, 3))
+    again = query.reader.latestOffset(query.reader.initialOffset(), limit)
+    assert (first["from"], first["logs"]) == (again["from"], first["from"])
+    assert again["logs"][f"default/{name}"][1] == 3
+
+
+def test_limits_hold_for_each_trigger(site: Site, client: SyncClient, name: str) -> None:
+    for n in range(3):
+        client.open(f"{name}/x{n}", create=True).append_many(numbered(0, 100))
+    options = {"prefix": f"{name}/", "startingOffsets": "earliest", "pollWait": "0"}
+    query = Query(endpoint=site.url, maxOffsetsPerTrigger="120", **options)
+    sizes = [len(rows) for rows in query.batches()]
+    assert sizes == [120, 120, 60]
+    by_bytes = Query(endpoint=site.url, maxBytesPerTrigger="1k", **options)
+    sizes = [len(rows) for rows in by_bytes.batches()]
+    assert sum(sizes) == 300
+    assert max(sizes) <= 1024
+
+
+def test_a_minimum_is_waited_for_until_the_delay_is_over(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    log = client.open(name, create=True)
+    query = streamed(site, name, minOffsetsPerTrigger="10", maxTriggerDelay="300ms")
+    assert query.rows() == []
+    log.append_many(numbered(0, 3))
+    assert not query.plan()
+    log.append_many(numbered(3, 12))
+    assert len(query.rows()) == 12
+    log.append(b"late")
+    due_s = time.monotonic() + PATIENCE_S
+    while not query.plan():
+        assert time.monotonic() < due_s
+        time.sleep(0.02)
+    assert len(query.run()) == 1
+
+
+def test_what_is_available_now_ends(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 25))
+    query = streamed(site, name, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    query.reader.prepareForTriggerAvailableNow()
+    log.append_many(numbered(25, 30))
+    assert [len(rows) for rows in query.batches()] == [10, 10, 5]
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    assert offsets(query.rows()) == list(range(25, 30))
+
+
+def test_a_log_that_appears_is_read_from_its_head(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    """SK3"""
+    client.open(f"{name}/a", create=True).append(b"old")
+    query = Query(endpoint=site.url, prefix=f"{name}/", pollWait="0")
+    assert query.rows() == []
+    client.open(f"{name}/b", create=True).append_many([b"x", b"y"])
+    assert [row["value"] for row in query.rows()] == [b"x", b"y"]
+
+
+def test_a_poll_waits_for_records(site: Site, client: SyncClient, name: str) -> None:
+    client.open(name, create=True)
+    query = streamed(site, name, pollWait="300ms")
+    assert query.plan()  # Batch 0 at once.
+    query.commit()
+    before_s = time.monotonic()
+    assert not query.plan()
+    assert time.monotonic() - before_s >= 0.3
+
+
+def test_losses_end_a_stream_or_are_passed_over(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 10))
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "4"}
+    strict, tolerant = (
+        streamed(site, name, failOnDataLoss=flag, **options) for flag in ("true", "false")
+    )
+    assert [len(next(query.batches())) for query in (strict, tolerant)] == [4, 4]
+    log.truncate(7)
+    with pytest.raises(RollbookFailure, match=r"LOG_DATA_LOSS: records \[4, 7\).*head=7 tail=10"):
+        strict.plan()
+    assert offsets(tolerant.rows()) == [7, 8, 9]
+    client.delete(name, grace_s=0)
+    with pytest.raises(RollbookFailure, match=r"LOG_DELETED.*failOnDataLoss=false"):
+        strict.plan()
+    assert tolerant.rows() == []
+    replace(client, name, *numbered(0, 20))
+    with pytest.raises(RollbookFailure, match="LOG_REPLACED"):
+        strict.plan()
+    assert offsets(tolerant.rows()) == list(range(20))
+
+
+def test_a_cursor_follows_a_stream(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 10))
+    query = streamed(site, name, startingOffsets="earliest", cursor="etl", protect="true")
+    assert len(query.rows()) == 10
+    found = log.cursor("etl").get()
+    assert (found.offset, found.is_protected) == (10, True)
+
+
+def test_two_queries_read_one_log(site: Site, client: SyncClient, name: str) -> None:
+    client.open(name, create=True).append_many(numbered(0, 10))
+    first, second = (streamed(site, name, startingOffsets="earliest") for _ in range(2))
+    assert len(first.rows()) == len(second.rows()) == 10
+
+
+def test_a_checkpoint_of_a_newer_release_is_refused(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    client.open(name, create=True)
+    query = streamed(site, name)
+    assert query.rows() == []
+    query.offsets[-1] = json.dumps({**json.loads(query.offsets[-1]), "v": 2})
+    with pytest.raises(RollbookFailure, match="UNSUPPORTED_VERSION"):
+        query.plan()
+
+
+def test_options_of_a_batch_are_refused_for_a_stream(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    client.open(name, create=True)
+    with pytest.raises(RollbookFailure, match="endingOffsets is for batch reads"):
+        streamed(site, name, endingOffsets="latest")
+
+
+# --- Failures ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_nobody_reaches_is_given_up_in_time() -> None:
+    before_s = time.monotonic()
+    with pytest.raises(RollbookFailure, match="SERVER_UNREACHABLE"):
+        Loaded(endpoint="log://127.0.0.1:9", log="a", retries="0")
+    assert time.monotonic() - before_s < 30
+
+
+def test_workers_import_little() -> None:
+    code = (
+        "import sys, pyspark.sql.datasource, pyarrow; import rollbook.api.spark.source, rollbook.api.spark.fetch\n"
+        "import json; print(json.dumps(sorted(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    loaded = {each.partition(".")[0] for each in json.loads(found.stdout)}
+    assert not loaded & {"pandas", "numpy", "fastapi", "structlog", "kazoo", "prometheus_client"}

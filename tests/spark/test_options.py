@@ -1,0 +1,165 @@
+"""Every option is checked, and what is refused is named."""
+
+from typing import Any
+
+import pytest
+
+from rollbook.api.spark.core.options import (
+    OPTIONS,
+    Places,
+    Selection,
+    sink_options,
+    source_options,
+    values_of,
+)
+from rollbook.logservice.ids import Ago, AtOffset, AtTime, Earliest, Latest, Offset
+from rollbook.proto.errors import BadConfig
+
+GIVEN = {"endpoint": "log://a:7400", "log": "orders"}
+
+
+def source(**options: str) -> Any:
+    return source_options(values_of({**GIVEN, **options}, {}))
+
+
+def refusal(options: dict[str, str], *, writes: bool = False) -> str:
+    understood = sink_options if writes else source_options
+    with pytest.raises(BadConfig) as refused:
+        understood(values_of(options, {}))
+    return str(refused.value)
+
+
+def test_defaults() -> None:
+    found = source()
+    assert found.selection == Selection(names=("default/orders",))
+    assert found.columns == ("log", "offset", "timestamp", "key", "value")
+    assert found.starting is None
+    assert found.fails_on_data_loss
+    assert found.poll_wait_s == 0.5
+    assert found.split.bytes_max == 128 * 1024 * 1024
+
+
+def test_names_have_any_case() -> None:
+    assert source(MAXOFFSETSPERTRIGGER="5").rows_max == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("earliest", Places(Earliest())),
+        ("latest", Places(Latest())),
+        ("42", Places(AtOffset(Offset(42)))),
+        ("ago:15m", Places(Ago(900_000_000))),
+        (
+            '{"orders": 7, "b/c": -1, "b/d": -2}',
+            Places(
+                Earliest(),
+                (("b/c", Latest()), ("b/d", Earliest()), ("default/orders", AtOffset(Offset(7)))),
+            ),
+        ),
+    ],
+)
+def test_starting_offsets(text: str, places: Places) -> None:
+    assert source(startingOffsets=text).starting == places
+
+
+def test_times() -> None:
+    assert source(startingTimestamp="1700000000000").starting == Places(
+        AtTime(1_700_000_000_000_000)
+    )
+    by_log = source(startingOffsetsByTimestamp='{"orders": 1000}').starting
+    assert by_log.of("default/orders") == AtTime(1_000_000)
+    assert by_log.of("default/other") == Earliest()
+
+
+def test_sizes_and_lengths_of_time() -> None:
+    found = source(maxBytesPerTrigger="2g", maxTriggerDelay="90s", pollWait="250")
+    assert (found.bytes_max, found.delay_s_max, found.poll_wait_s) == (2 * 1024**3, 90.0, 0.25)
+
+
+def test_words_of_kafka_are_understood() -> None:
+    given = {"endpoint": "log://a", "subscribe": "a,ns/b"}
+    assert source_options(values_of(given, {})).selection.names == ("default/a", "ns/b")
+    given = {"endpoint": "log://a", "subscribePattern": "ns/.*"}
+    assert source_options(values_of(given, {})).selection.covers("ns/b")
+    assert sink_options(values_of({"endpoint": "log://a", "topic": "a"}, {})).log == "default/a"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"foo": "1"}, "option foo='1' is unknown"),
+        ({"startingOffset": "earliest"}, "use startingOffsets"),
+        ({"kafka.bootstrap.servers": "a:9092"}, "use endpoint"),
+        (
+            {"kafka.sasl.jaas.config": "secret"},
+            "option kafka.sasl.jaas.config is an option of Kafka",
+        ),
+        (
+            {"token": "secret"},
+            "option token is an option of Kafka, not of Rollbook · use tokenFile",
+        ),
+        ({"startingOffsets": "first"}, "option startingOffsets='first' is not earliest, latest"),
+        ({"startingOffsets": '{"orders": -3}'}, "startingOffsets"),
+        ({"startingOffsets": '{"orders": true}'}, "startingOffsets"),
+        ({"startingOffsets": "{broken"}, "startingOffsets"),
+        (
+            {"maxOffsetsPerTrigger": "0"},
+            "option maxOffsetsPerTrigger='0' is not a whole number above 0",
+        ),
+        ({"maxBytesPerTrigger": "much"}, "maxBytesPerTrigger='much' is not a size"),
+        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss='perhaps' is not true or false"),
+        ({"columns": "value,price"}, "columns='value,price' is not some of log, offset"),
+        ({"columns": "value,value"}, "each once"),
+        ({"logPattern": "(", "log": ""}, "log"),
+        ({"prefix": "a/b"}, "options log and prefix contradict each other"),
+        ({"startingOffsets": "latest", "startingTimestamp": "5"}, "contradict each other"),
+        ({"endingOffsets": "latest", "endingTimestamp": "5"}, "contradict each other"),
+        ({"endingOffsets": "earliest"}, "would read nothing"),
+        ({"protect": "true"}, "protect needs a cursor"),
+        ({"certificate": "/a.pem"}, "option key is missing"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "is above"),
+        ({"txnId": "a"}, "option txnId is not one for reads"),
+        ({"subscribe": "a", "logs": "b"}, "mean the same"),
+        ({"log": "Not A Name"}, "option log='Not A Name' is not the name of a log"),
+        ({"cursor": "No Name"}, "option cursor"),
+    ],
+)
+def test_what_is_wrong_is_named(options: dict[str, str], said: str) -> None:
+    found = refusal({**GIVEN, **options})
+    assert said in found
+    assert "secret" not in found
+
+
+def test_what_is_missing_is_named() -> None:
+    assert "option endpoint is missing" in refusal({"log": "a"})
+    assert "no log is named" in refusal({"endpoint": "log://a"})
+
+
+def test_the_endpoint_may_be_in_the_environment() -> None:
+    assert values_of({"log": "a"}, {"ROLLBOOK_ENDPOINT": "log://b"})["endpoint"] == "log://b"
+
+
+def test_a_table_that_has_lost_its_options_says_so() -> None:
+    found = refusal({})
+    assert "CREATE TABLE" in found
+    assert "CREATE TEMPORARY VIEW" in found
+    assert "WITH (" in found
+
+
+def test_options_of_the_other_kind_of_read_are_refused() -> None:
+    source(endingOffsets="9").require_for("batch")
+    with pytest.raises(BadConfig, match="endingOffsets is for batch reads"):
+        source(endingOffsets="9").require_for("stream")
+    with pytest.raises(BadConfig, match="cursor is for streaming reads"):
+        source(cursor="a").require_for("batch")
+
+
+def test_options_of_reads_are_none_for_writes() -> None:
+    assert "option maxOffsetsPerTrigger is not one for writes" in refusal(
+        {**GIVEN, "maxOffsetsPerTrigger": "5"}, writes=True
+    )
+
+
+def test_every_option_is_taken_by_something() -> None:
+    assert all(option.reads or option.writes for option in OPTIONS)

@@ -1,0 +1,115 @@
+"""What Spark keeps of a stream, and how the stream goes on from there."""
+
+import json
+import random
+
+import pytest
+
+from rollbook.api.spark.core.lag import Lag, lag_of
+from rollbook.api.spark.core.progress import (
+    BatchEnd,
+    Point,
+    Tail,
+    begin,
+    ends_of,
+    initial,
+    unpack,
+)
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LogDataLoss,
+    LogDeleted,
+    LogReplaced,
+    UnsupportedVersion,
+)
+
+
+def test_an_end_survives_the_checkpoint_byte_for_byte() -> None:
+    end = BatchEnd({"ns/b": Point("u", 3)}, {"ns/b": Point("u", 9), "ns/a": Point("v", 0)})
+    text = json.dumps(end.packed())
+    assert text == (
+        '{"v": 1, "from": {"ns/b": ["u", 3]}, "logs": {"ns/a": ["v", 0], "ns/b": ["u", 9]}}'
+    )
+    assert unpack(json.loads(text)) == end
+
+
+def test_before_the_first_batch_there_is_only_what_the_options_say() -> None:
+    """SK1: it is asked for twice and again after a crash, and is the same each time."""
+    assert unpack(initial("latest")) is None
+    assert initial("latest") == initial("latest")
+
+
+def test_a_checkpoint_of_a_newer_release_is_refused() -> None:
+    with pytest.raises(UnsupportedVersion, match="newer release: version 2"):
+        unpack({"v": 2, "from": {}, "logs": {}, "more": 1})
+
+
+@pytest.mark.parametrize("offset", [{}, {"v": 1}, {"v": 1, "from": 3, "logs": {}}, {"v": "1"}])
+def test_what_another_source_wrote_is_refused(offset: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="no offset of this source"):
+        unpack(offset)
+
+
+def test_a_new_log_starts_at_its_head() -> None:
+    """SK3"""
+    found = begin({"ns/a": Point("u", 5)}, {"ns/a": Tail("u", 0, 9), "ns/b": Tail("v", 3, 8)})
+    assert found.starts == {"ns/a": Point("u", 5), "ns/b": Point("v", 3)}
+    assert found.losses == []
+
+
+@pytest.mark.parametrize(
+    ("tail", "start", "loss"),
+    [
+        (None, None, LogDeleted),
+        (Tail("other", 2, 99), Point("other", 2), LogReplaced),
+        (Tail("u", 7, 9), Point("u", 7), LogDataLoss),
+    ],
+)
+def test_what_is_gone_is_named(
+    tail: Tail | None, start: Point | None, loss: type[Exception]
+) -> None:
+    """SK2: a log that was deleted and created again has another uid, whatever its tail."""
+    found = begin({"ns/a": Point("u", 5)}, {"ns/a": tail} if tail else {})
+    assert [type(each) for each in found.losses] == [loss]
+    assert "ns/a" in str(found.losses[0])
+    assert "failOnDataLoss=false" in found.losses[0].next_step
+    assert found.starts == ({"ns/a": start} if start else {})
+
+
+def test_a_tail_that_is_known_late_is_no_loss() -> None:
+    found = begin({"ns/a": Point("u", 5)}, {"ns/a": Tail("u", 0, 3)})
+    assert (found.starts, found.losses) == ({"ns/a": Point("u", 5)}, [])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_batches_follow_each_other_without_a_hole_while_logs_come_and_grow(seed: int) -> None:
+    chance = random.Random(seed)
+    tails: dict[str, Tail] = {}
+    known: dict[str, Point] = {}
+    read: dict[str, int] = {}
+    for _ in range(40):
+        if chance.random() < 0.3:
+            tails[f"ns/{len(tails)}"] = Tail(f"u{len(tails)}", 0, 0)
+        for log, tail in tails.items():
+            tails[log] = tail._replace(tail=tail.tail + chance.randrange(5))
+        starts, losses = begin(known, tails)
+        assert not losses
+        ends = ends_of(
+            starts, {log: chance.randint(p.next, tails[log].tail) for log, p in starts.items()}
+        )
+        for log, point in starts.items():
+            assert point.next == read.get(log, 0)
+            read[log] = ends[log].next
+        end = unpack(json.loads(json.dumps(BatchEnd(starts, ends).packed())))
+        assert end == BatchEnd(starts, ends)
+        known = dict(end.ends)
+
+
+def test_lag_is_what_is_left_of_our_logs() -> None:
+    latest = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 10], "ns/b": ["w", 4]}})
+    end = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 7], "ns/b": ["v", 3]}})
+    kafkas = ('{"topic":{"0":5}}', '{"topic":{"0":2}}')
+    found = lag_of([(latest, end), kafkas, (None, None), ("3", "2")])
+    assert found == Lag(7, {"ns/a": 3, "ns/b": 4})  # Nothing is read of the log that replaced b.
+    slower = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 1], "ns/b": ["w", 4]}})
+    assert lag_of([(latest, end), (latest, slower)]).logs["ns/a"] == 9
