@@ -1,9 +1,10 @@
 """Sees that bookies are lost, and marks their ledgers, while it is elected.
 
     registrations, cookies ──► Losses ──► lost bookies ──► index ──► marks, the fewest copies first
-    delay, switch, orders  ──►
+    delay, switch, orders  ──►               ▲
+                           ──► Schedule ─────┴──► Checks ──► marks of copies that are short, bad or badly placed
 
-`core/audit.py` has the rules. Everything that is published may be published again: an auditor that
+`core/audit.py` and `core/checks.py` have the rules. Everything that is published may be published again: an auditor that
 dies half-way, or two of them, do no harm (AU4). What a pass has missed is found later: a ledger that
 names a lost bookie after the pass is marked as soon as the index hears of it, and each sweep of the
 index is followed by a pass.
@@ -29,12 +30,14 @@ from rollbook.proto.errors import BadMetadata, MetadataConflict
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.checks import Checks, CheckState, Schedule
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import Backlog, Losses
+from rollbook.recovery.core.checks import CheckKind
 from rollbook.recovery.core.shapes import Shape, good_copies
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.patience import LOOK_AGAIN_S, follow, patiently, until_done
-from rollbook.recovery.tasks import AuditOrders
+from rollbook.recovery.tasks import AuditOrders, CheckTimes
 
 logger = structlog.get_logger()
 
@@ -58,6 +61,7 @@ class AuditState:
     to_mark: int = 0
     passes: int = 0  # That were completed.
     unreadable: int = 0  # Ledgers and marks.
+    checks: dict[str, CheckState] = field(default_factory=dict)
 
 
 class Auditor:
@@ -70,8 +74,9 @@ class Auditor:
         index: LedgerIndex,
         marks: Marks,
         config: AuditConfig,
+        checks: Checks | None = None,
     ) -> None:
-        """`watcher` was started; `index` is kept by its owner."""
+        """`watcher` was started; `index` is kept by its owner. Without `checks` it looks for lost bookies only."""
         self._clock = clock
         self._watcher = watcher
         self._index = index
@@ -79,6 +84,8 @@ class Auditor:
         self._config = config
         self._cookies = CookieNodes(store, cluster.root)
         self._orders = AuditOrders(store, cluster)
+        self._times = CheckTimes(store, cluster, marks)
+        self._checks = checks
         self._reset()
 
     def _reset(self) -> None:
@@ -91,6 +98,9 @@ class Auditor:
         self._late: dict[LedgerId, None] = {}
         self._bad_marks: set[LedgerId] = set()
         self._has_news = asyncio.Event()
+        self._is_idle = asyncio.Event()  # All that is lost was marked.
+        self._may_go_on = asyncio.Event()
+        self._schedule = Schedule(self._times, self._clock, self._config)
 
     async def lead(self, vote: Vote) -> None:
         """Until cancelled."""
@@ -105,13 +115,15 @@ class Auditor:
                 group.create_task(follow("delay", self._marks.watch_delay, self._look_at_delay))
                 group.create_task(follow("orders", self._orders.watch, self._look_at_orders))
                 group.create_task(self._follow_sweeps())
-                group.create_task(self._check_bookies_on_schedule())
                 group.create_task(patiently("auditor", self._audit))
+                group.create_task(self._make_checks())
         finally:
             forget()
 
     async def _prepare(self) -> None:
         await self._marks.prepare()
+        if self._checks is not None:
+            await self._checks.prepare()
         with contextlib.suppress(BadMetadata):
             if await self._marks.delay() is None:
                 await self._marks.set_delay(self._config.lost_bookie_delay_s)
@@ -165,10 +177,13 @@ class Auditor:
             logger.info("audit_asked_for")
             self._losses.on_asked()
             self._passed.clear()
+            self._schedule.ask(CheckKind.BOOKIES)
         self._has_news.set()
 
     async def _look_at_orders(self) -> None:
-        self._losses.on_approved(await self._orders.approved())
+        order = await self._orders.read()
+        self._losses.on_approved(order.approved)
+        self._schedule.on_order(order.checks_asked_ms)
         self._has_news.set()
 
     async def _follow_sweeps(self) -> None:
@@ -179,11 +194,6 @@ class Auditor:
             self._passed.clear()
             self._has_news.set()
 
-    async def _check_bookies_on_schedule(self) -> None:
-        while self._config.bookie_check_s:
-            await asyncio.sleep(self._config.bookie_check_s)
-            self._index.request_sweep()
-
     def _on_ledger(self, ledger_id: LedgerId, shape: Shape) -> None:
         if self._passed.isdisjoint(shape):
             return
@@ -192,6 +202,33 @@ class Auditor:
         else:
             self._passed.clear()
         self._has_news.set()
+
+    # --- Checks -------------------------------------------------------------------------------
+
+    async def _make_checks(self) -> None:
+        works = self._checks.works(self._until_it_may_mark) if self._checks else {}
+        await self._schedule.run({CheckKind.BOOKIES: self._check_bookies, **works})
+
+    async def _check_bookies(self, state: CheckState) -> None:
+        """All metadata is read again, then all that names a lost bookie is marked."""
+        marked, sweeps = self.state.marked, self._index.sweeps
+        self._index.request_sweep()
+        await self._index.swept(sweeps)
+        self._passed.clear()
+        self._is_idle.clear()
+        self._has_news.set()
+        await self._is_idle.wait()
+        state.ledgers, state.marked = len(self._index), self.state.marked - marked
+        state.unreadable = len(self._index.unreadable)
+
+    @property
+    def _may_mark(self) -> bool:
+        return self._has_members and bool(self._is_enabled) and not self._losses.is_braked
+
+    async def _until_it_may_mark(self) -> None:
+        while not self._may_mark:
+            self._may_go_on.clear()
+            await self._may_go_on.wait()
 
     # --- Marking ------------------------------------------------------------------------------
 
@@ -213,6 +250,8 @@ class Auditor:
             for ledger_id in late:
                 self._late.pop(ledger_id, None)
         else:
+            if self._may_mark:
+                self._is_idle.set()
             await self._wait(self._losses.next_ns(now_ns))
 
     async def _wait(self, until_ns: int | None) -> None:
@@ -316,6 +355,9 @@ class Auditor:
         state.missing = list(losses.missing)
         state.lost = sorted(losses.lost(self._clock.monotonic_ns()))
         state.unreadable = len(self._index.unreadable) + len(self._bad_marks)
+        state.checks = {kind.value: each for kind, each in self._schedule.states.items()}
+        if self._may_mark:
+            self._may_go_on.set()
         if state.is_braked and not was_braked:
             logger.error(
                 "audit_braked",

@@ -47,13 +47,34 @@ class AuditConfig:
     lost_bookie_delay_s: int = 300
     # All metadata is read again, and what names a lost bookie is marked. 0: never.
     bookie_check_s: int = 24 * 3600
+    # Racks of all closed fragments are looked at, where racks are known. 0: never.
+    placement_check_s: int = 24 * 3600
+    # Each bookie lists the entries of each closed ledger that it should have; what it lacks is marked. 0: never.
+    copies_check_s: int = 24 * 3600
+    # The first and last entry of each copy are read, and a share of the others; what is bad is marked. 0: never.
+    ledgers_check_s: int = 7 * 24 * 3600
+    # That share. Larger: damage is found sooner, and more is read.
+    ledgers_check_percent: float = 1.0
+    # Ledgers that each check looks at. Larger: it is completed sooner, at the cost of store and bookies.
+    check_ledgers_per_s_max: int = 200
+    # Read by the check of ledgers. Larger: it is completed sooner, and users wait longer.
+    check_bytes_per_s_max: int = 16 * _MIB
     marks_at_once: int = (
         128  # On their way. More: a lost bookie's ledgers are marked sooner, at the store's cost.
     )
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 0, "lost_bookie_delay_s", "bookie_check_s")
-        _require_at_least(self, 1, "marks_at_once")
+        _require_at_least(
+            *(self, 0, "lost_bookie_delay_s", "bookie_check_s", "placement_check_s"),
+            *("copies_check_s", "ledgers_check_s"),
+        )
+        _require_at_least(
+            *(self, 1, "marks_at_once", "check_ledgers_per_s_max", "check_bytes_per_s_max")
+        )
+        if not 0 <= self.ledgers_check_percent <= 100:
+            raise BadConfig(
+                "ledgers_check_percent has to be 0 to 100", settings=["ledgers_check_percent"]
+            )
 
 
 @dataclass(frozen=True)

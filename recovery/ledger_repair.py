@@ -10,7 +10,7 @@ draining, or is marked and still lost when the swap is made (RP2). The swap name
 bookie drains, and the target as it was before the copy began (RP3). A ledger is closed for a repair only after its writer had the grace period (RP4).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
@@ -32,13 +32,15 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.paths import AVAILABLE, COOKIES, OWN_BOOKIES, READ_ONLY
 from rollbook.proto.ids import FIRST_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Check, MetadataStore
+from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import Copied, Copier, listed_in
+from rollbook.recovery.core.checks import BadRanges
 from rollbook.recovery.core.failures import Loss
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.core.plan import (
@@ -47,6 +49,7 @@ from rollbook.recovery.core.plan import (
     Presence,
     RepairPlan,
     Seat,
+    lacking,
     plan_repair,
     sources_of,
 )
@@ -55,6 +58,7 @@ logger = structlog.get_logger()
 
 _ROUNDS_MAX: Final = 20  # With writers and others that change the ledger meanwhile.
 _TARGETS_MAX: Final = 3  # That are tried for one seat.
+_NOTHING_BAD: Final[BadRanges] = {}
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 
 
@@ -106,12 +110,14 @@ class LedgerRepair:
         looked_at: Collection[BookieId] = (),
         targets: Sequence[BookieId] = (),
         checks_placement: bool = False,
+        bad: BadRanges = _NOTHING_BAD,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`draining`: each with what must hold when it loses a seat. `looked_at`: these get back what they lack, and
         keep their seats, also while they are away.
         `targets`: to be used before any other, if they take entries and are not members already.
-        `checks_placement`: fragments whose copies share a rack are repaired, too.
+        `checks_placement`: fragments whose copies share a rack are repaired, too. `bad`: entries that are written
+        again although their bookie lists them.
         """
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
@@ -131,6 +137,7 @@ class LedgerRepair:
         self._budget = budget
         self._throttle = throttle
         self._checks_placement = checks_placement
+        self._bad = bad
         self._on_progress = on_progress
 
     async def run(self) -> Repair:
@@ -235,7 +242,7 @@ class LedgerRepair:
             last_entry = metadata.last_entry_of(index)
             if last_entry is None or not self._ledgers.lacks_racks(quorum, fragment.ensemble):
                 continue
-            found = self._pick_for_racks(metadata, fragment)
+            found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
             if found is None:
                 raise NotEnoughBookies(
                     "no bookie of another rack can take a seat", ledger_id=metadata.ledger_id
@@ -248,21 +255,6 @@ class LedgerRepair:
             await self._swap(seat, target, checks, may_be_present=True)
             return True
         return False
-
-    def _pick_for_racks(
-        self, metadata: LedgerMetadata, fragment: Fragment
-    ) -> tuple[int, BookieId] | None:
-        """A seat, and who has to take it so that the fragment's copies lie in several racks."""
-        for slot in range(len(fragment.ensemble)):
-            target = self._ledgers.pick_replacement(
-                metadata.quorum, fragment.ensemble, slot, self._draining
-            )
-            if target is None:
-                return None
-            spread = (*fragment.ensemble[:slot], target, *fragment.ensemble[slot + 1 :])
-            if not self._ledgers.lacks_racks(metadata.quorum, spread):
-                return slot, target
-        return None
 
     async def _replace(
         self, metadata: LedgerMetadata, seat: Seat, *, may_be_present: bool
@@ -345,7 +337,7 @@ class LedgerRepair:
             self._ledgers.config,
             digest,
             ledger_key(password),
-            mean_entry_bytes=_mean_entry_bytes(metadata),
+            mean_entry_bytes=mean_entry_bytes(metadata),
             budget=self._budget,
             throttle=self._throttle,
         )
@@ -356,7 +348,10 @@ class LedgerRepair:
             return [member for member in members if member != target]
 
         copied = await copier.copy(
-            target, _lacking(metadata, seat, listed), sources, on_progress=self._on_progress
+            target,
+            lacking(quorum, seat, listed, self._bad.get(target, ())),
+            sources,
+            on_progress=self._on_progress,
         )
         self.found.entries += copied.entries
         self.found.entry_bytes += copied.entry_bytes
@@ -440,20 +435,24 @@ def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
     return OpenEnd(fragment.first_entry, tuple(fragment.ensemble[slot] for slot in plan.open_seats))
 
 
-def _lacking(metadata: LedgerMetadata, seat: Seat, listed: EntryList) -> Iterator[EntryId]:
-    """Of the seat's share, what the target does not list."""
-    end = seat.last_entry + 1
-    for start in range(seat.first_entry, end, _WINDOW_ENTRIES):
-        window = range(start, min(start + _WINDOW_ENTRIES, end))
-        share = seat.share(metadata.quorum, window)
-        yield from (each for each in share if each not in listed) if listed.packed else share
+def pick_for_racks(
+    ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
+) -> tuple[int, BookieId] | None:
+    """A seat, and who has to take it so that the copies lie in several racks; None: nobody can."""
+    for slot in range(len(ensemble)):
+        target = ledgers.pick_replacement(quorum, ensemble, slot, excluded)
+        if target is None:
+            return None
+        spread = (*ensemble[:slot], target, *ensemble[slot + 1 :])
+        if not ledgers.lacks_racks(quorum, spread):
+            return slot, target
+    return None
 
 
-_WINDOW_ENTRIES: Final = 4096
 _MEAN_BYTES_GUESSED: Final = 1024  # Of an open ledger, whose length metadata does not know.
 
 
-def _mean_entry_bytes(metadata: LedgerMetadata) -> int:
+def mean_entry_bytes(metadata: LedgerMetadata) -> int:
     if not metadata.length or not metadata.last_entry:
         return metadata.length or _MEAN_BYTES_GUESSED
     return metadata.length // (metadata.last_entry + 1)

@@ -24,6 +24,7 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
+from rollbook.recovery.checks import Checks
 from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.patience import patiently, until_done
@@ -92,7 +93,8 @@ class RecoveryServer:
         if config.runs_auditor:
             self._works["index"] = self._index.run
             seen = self._watcher, self._index, marks
-            self.auditor = Auditor(store, cluster, clock, *seen, config.audit)
+            checks = Checks(ledgers, store, clock, randomness, marks, config.audit)
+            self.auditor = Auditor(store, cluster, clock, *seen, config.audit, checks)
             election = Election(store, marks.election_folder, name, above=cluster.root)
             self._works["auditor"] = self._elected("auditor", election, self.auditor.lead)
             self.steward = Steward(store, cluster, clock, randomness, *seen, config.steward)

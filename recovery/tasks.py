@@ -3,16 +3,18 @@ what a person asks of the auditor.
 
     <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: those of its bookies
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
+    <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/checks.py`: entries that a check found to be bad
 
-Both have the form of BookKeeper's marks. A worker treats a drain task as it treats a mark, under the
+Drain tasks have the form of BookKeeper's marks. A worker treats a drain task as it treats a mark, under the
 same lock (`Marks.take`). Of the bookies that it names, one that is draining is to be replaced, though it
 is registered; any other is to be looked at: what its entry list lacks is restored there. The steward
 publishes the tasks, a bounded number at a time.
 """
 
 import json
-from collections.abc import AsyncIterator, Collection
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
 
 import structlog
 
@@ -24,20 +26,32 @@ from rollbook.proto.cluster.lost_replies import (
     read_surely,
     set_surely,
 )
-from rollbook.proto.cluster.marks import MarkTree
+from rollbook.proto.cluster.marks import Checked, Marks, MarkTree
 from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
-from rollbook.proto.errors import InvalidRequest, MetadataConflict, NodeExists, NoSuchNode
-from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
-from rollbook.proto.ports import MetadataStore, Watch
+from rollbook.proto.errors import (
+    BadMetadata,
+    InvalidRequest,
+    MetadataConflict,
+    NodeExists,
+    NoSuchNode,
+    UnsupportedVersion,
+)
+from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
+from rollbook.proto.ports import ANY_VERSION, MetadataStore, Node, Watch
+from rollbook.recovery.core.checks import CheckKind, merged_bad, pack_bad, unpack_bad
 from rollbook.recovery.core.failures import Failure, pack_failure, unpack_failure
+from rollbook.recovery.core.healing import Range
 
 logger = structlog.get_logger()
 
 DRAIN: Final = "drain"
 AUDIT: Final = "audit"
 FAILURES: Final = "failures"
+BAD: Final = "bad"  # Copies.
+CHECKED: Final = "checked"
 STEWARD: Final = "steward"  # Where stewards are elected.
 _RACES_MAX: Final = 20
+T = TypeVar("T")
 
 
 class DrainTasks(MarkTree):
@@ -50,56 +64,117 @@ class DrainTasks(MarkTree):
         await ensure_node(self._store, self.folder)
 
 
-class Failures:
-    """Written by the holder of a ledger's lock alone."""
+class _Notes(Generic[T]):
+    """One node for each ledger, in the tree of marks."""
 
-    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        cluster: Cluster,
+        folder: str,
+        pack: Callable[[T], bytes],
+        unpack: Callable[[bytes], T],
+    ) -> None:
         self._store = store
         self._cluster = cluster
-        self._tree = MarkTree(store, f"{cluster.own_root}/{FAILURES}")
+        self._pack = pack
+        self._unpack = unpack
+        self._tree = MarkTree(store, f"{cluster.own_root}/{folder}")
 
     async def prepare(self) -> None:
         await ensure_own_root(self._store, self._cluster)
         await ensure_node(self._store, self._tree.folder)
 
-    async def read(self, ledger_id: LedgerId) -> Failure | None:
+    async def read(self, ledger_id: LedgerId) -> T | None:
         """Raises `BadMetadata`, `UnsupportedVersion`."""
         node = await read_surely(self._store, self._tree.path(ledger_id))
-        return unpack_failure(node.value) if node else None
+        return self._unpack(node.value) if node else None
 
-    async def write(self, ledger_id: LedgerId, failure: Failure) -> None:
-        path, data = self._tree.path(ledger_id), pack_failure(failure)
+    async def write(self, ledger_id: LedgerId, note: T) -> None:
+        await self._change(ledger_id, lambda _: self._pack(note))
+
+    async def _change(self, ledger_id: LedgerId, change: Callable[[bytes | None], bytes]) -> None:
+        path = self._tree.path(ledger_id)
         for _ in range(_RACES_MAX):
             node = await read_surely(self._store, path)
             try:
-                if node is None:
-                    await create_sparse(
-                        self._store, self._tree.folder, path, data, lambda node: node.value == data
-                    )
-                else:
-                    await set_surely(self._store, path, data, node.stat.version)
+                await self._put(path, node, change(node.value if node else None))
                 return
             except (NodeExists, NoSuchNode, MetadataConflict):
                 continue
         raise MetadataConflict("it is written again and again", path=path)
 
-    async def clear(self, ledger_id: LedgerId) -> None:
+    async def _put(self, path: str, node: Node | None, data: bytes) -> None:
+        if node is None:
+            await create_sparse(
+                self._store, self._tree.folder, path, data, lambda found: found.value == data
+            )
+        elif node.value != data:
+            await set_surely(self._store, path, data, node.stat.version)
+
+    async def clear(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
+        """With a version: unless it was written since."""
         path = self._tree.path(ledger_id)
         try:
-            await delete_surely(self._store, path)
-        except NoSuchNode:
+            await delete_surely(self._store, path, version)
+        except (NoSuchNode, MetadataConflict):
             return
         await remove_empty_parents(self._store, self._tree.folder, path)
 
     def ids(self) -> AsyncIterator[LedgerId]:
-        """Ledgers whose last repair failed."""
         return self._tree.ids()
+
+
+class Failures(_Notes[Failure]):
+    """Ledgers whose last repair failed. Written by the holder of a ledger's lock alone."""
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        super().__init__(store, cluster, FAILURES, pack_failure, unpack_failure)
+
+
+class BadCopies(_Notes[dict[BookieId, tuple[Range, ...]]]):
+    """Entries that a check found to be bad, of ledgers that are marked: entry lists show them as present.
+
+    The auditor adds to them before it marks; a worker that wrote them again removes the version that it read.
+    """
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        super().__init__(store, cluster, BAD, pack_bad, unpack_bad)
+
+    async def add(self, ledger_id: LedgerId, found: Mapping[BookieId, Sequence[EntryId]]) -> None:
+        def change(data: bytes | None) -> bytes:
+            try:
+                known = unpack_bad(data) if data is not None else {}
+            except BadMetadata:
+                known = {}
+            return pack_bad(merged_bad(known, found))
+
+        await self._change(ledger_id, change)
+
+    async def read_stored(
+        self, ledger_id: LedgerId
+    ) -> tuple[dict[BookieId, tuple[Range, ...]], int] | None:
+        """With the version. One that cannot be read names nothing: the next check finds the copies again."""
+        node = await read_surely(self._store, self._tree.path(ledger_id))
+        if node is None:
+            return None
+        try:
+            return unpack_bad(node.value), node.stat.version
+        except (BadMetadata, UnsupportedVersion) as error:
+            logger.warning("bad_copies_unreadable", ledger_id=ledger_id, reason=error.message)
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOrder:
+    approved: frozenset[BookieId] = frozenset()  # They may be lost all at once.
+    checks_asked_ms: int | None = None  # When all checks were asked for the last time.
 
 
 class AuditOrders:
     """What a person asks of the auditor that BookKeeper's tree has no place for.
 
-    <own root>/audit    JSON `{"approved": ["b1:3181"], "token": "4e0c…", "version": 1}`
+    <own root>/audit    JSON `{"approved": ["b1:3181"], "checks_asked_ms": 17…, "token": "4e0c…", "version": 1}`
     """
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
@@ -109,22 +184,78 @@ class AuditOrders:
 
     async def approve(self, bookies: Collection[BookieId], token: str) -> None:
         """These may be lost all at once; replaces what was approved before."""
+        await self._write(replace(await self.read(), approved=frozenset(bookies)), token)
+
+    async def ask_for_checks(self, now_ms: int, token: str) -> None:
+        await self._write(replace(await self.read(), checks_asked_ms=now_ms), token)
+
+    async def _write(self, order: AuditOrder, token: str) -> None:
         await ensure_own_root(self._store, self._cluster)
-        fields = {"version": 1, "approved": sorted(bookies), "token": token}
+        fields: dict[str, object] = {
+            "version": 1,
+            "approved": sorted(order.approved),
+            "checks_asked_ms": order.checks_asked_ms,
+            "token": token,
+        }
         data = json.dumps(fields, sort_keys=True).encode("ascii")
         await put_surely(self._store, self.path, data)
 
     async def approved(self) -> frozenset[BookieId]:
-        """What cannot be read approves nothing."""
+        return (await self.read()).approved
+
+    async def read(self) -> AuditOrder:
+        """What cannot be read orders nothing."""
         node = await read_surely(self._store, self.path)
         if node is None:
-            return frozenset()
+            return AuditOrder()
         try:
             fields = json.loads(node.value)
-            return frozenset(map(parse_bookie_id, fields["approved"]))
+            approved = frozenset(map(parse_bookie_id, fields["approved"]))
+            asked_ms = fields.get("checks_asked_ms")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
             logger.warning("audit_order_unreadable", path=self.path)
-            return frozenset()
+            return AuditOrder()
+        return AuditOrder(approved, asked_ms if type(asked_ms) is int else None)
 
     async def watch(self) -> Watch:
         return await self._store.watch(self.path)
+
+
+class CheckTimes:
+    """When each check was last completed: in BookKeeper's nodes, where it has one.
+
+    <own root>/checked/bookies    JSON `{"completed_ms": 17…, "version": 1}`
+    """
+
+    def __init__(self, store: MetadataStore, cluster: Cluster, marks: Marks) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._marks = marks
+        self._folder = f"{cluster.own_root}/{CHECKED}"
+
+    async def completed_ms(self, kind: CheckKind) -> int | None:
+        """None: never, or nobody can read it."""
+        if (check := _BOOKKEEPERS.get(kind)) is not None:
+            return await self._marks.checked_at_ms(check)
+        node = await read_surely(self._store, f"{self._folder}/{kind.value}")
+        try:
+            completed_ms = json.loads(node.value)["completed_ms"] if node else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return completed_ms if type(completed_ms) is int else None
+
+    async def write(self, kind: CheckKind, at_ms: int) -> None:
+        if (check := _BOOKKEEPERS.get(kind)) is not None:
+            await self._marks.set_checked_at(check, at_ms)
+            return
+        await ensure_own_root(self._store, self._cluster)
+        await ensure_node(self._store, self._folder)
+        data = json.dumps({"completed_ms": at_ms, "version": 1}, sort_keys=True).encode("ascii")
+        await put_surely(self._store, f"{self._folder}/{kind.value}", data)
+
+
+_BOOKKEEPERS: Final = {
+    CheckKind.PLACEMENT: Checked.PLACEMENT,
+    CheckKind.COPIES: Checked.REPLICAS,
+    CheckKind.LEDGERS: Checked.ALL_LEDGERS,
+}

@@ -39,7 +39,7 @@ from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair
 from rollbook.recovery.patience import AWAY, follow, patiently, until_done
-from rollbook.recovery.tasks import DrainTasks, Failures
+from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures
 
 logger = structlog.get_logger()
 
@@ -100,6 +100,7 @@ class Worker:
         self._drains = DrainTasks(store, ledgers.cluster)
         self._failures = Failures(store, ledgers.cluster)
         self._lifecycles = LifecycleNodes(store, ledgers.cluster)
+        self._bad = BadCopies(store, ledgers.cluster)
         self._not_before_ns: dict[LedgerId, int] = {}  # Of ledgers that are not due yet.
         self._waits: dict[LedgerId, _Wait] = {}  # For writers.
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ones.
@@ -253,6 +254,7 @@ class Worker:
         if mark is None and drain is None:
             return  # Another worker was quicker.
         draining = await self._draining(drain)
+        bad = await self._bad.read_stored(ledger_id)
         self.stats.running[ledger_id] = 0
         repair = LedgerRepair(
             self._ledgers,
@@ -266,6 +268,7 @@ class Worker:
             is_grace_over=lambda end: self._is_grace_over(ledger_id, end),
             local_bookie=self._local_bookie,
             checks_placement=mark is not None and not mark.mark.missing,
+            bad=bad[0] if bad else {},
             budget=self._budget,
             throttle=self.throttle,
             on_progress=self._progress_of(ledger_id),
@@ -288,6 +291,8 @@ class Worker:
         if found.awaited is None:
             self._waits.pop(ledger_id, None)
         if found.is_complete:
+            if bad is not None:
+                await self._bad.clear(ledger_id, bad[1])
             await self._finish(ledger_id, lock, mark, drain, found)
         elif found.awaited and not found.losses and not found.unavailable:
             self._put_off(ledger_id, self._grace_left_s(ledger_id, found.awaited))

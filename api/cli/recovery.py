@@ -181,7 +181,10 @@ def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None
 )
 @output_option
 def audit(metadata: Metadata, anyway: bool, output: str) -> None:
-    """Ask the auditor to mark the ledgers of all missing bookies now, without the delay.
+    """Ask the auditor to mark the ledgers of all missing bookies now, without the delay, and to make all its checks.
+
+    The checks go over all ledgers at their own pace: of lost bookies, racks, entry lists, and a share of the bytes.
+    `recovery status` shows how far they are. BookKeeper's auditor looks for lost bookies only.
 
     If more than half of the bookies are missing at once, nothing is marked without --anyway: as a
     rule it is the network that is broken then.

@@ -11,18 +11,24 @@ from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.marks import Checked, Marks, MarkTree
+from rollbook.proto.cluster.marks import Marks, MarkTree
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.core.checks import CheckKind
 from rollbook.recovery.core.failures import Failure
 from rollbook.recovery.presence import PresenceNodes
-from rollbook.recovery.tasks import STEWARD, AuditOrders, DrainTasks, Failures
+from rollbook.recovery.tasks import STEWARD, AuditOrders, CheckTimes, DrainTasks, Failures
 
 COUNT_MAX: Final = 10_000  # Marks that `status` counts; a walk over more of them would take long.
 _ASKS: Final = parse_bookie_id("command")  # It only asks who leads.
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
+_CHECK_COLUMNS: Final = (
+    *("check", "is_running", "ledgers", "marked", "undecided", "unknown", "unreadable"),
+    *("without_target", "differing"),
+)
 _COLUMNS: Final = ("ledger_id", "task", "bookies", "since", "locked_by", "attempts", "next_try")
 _WIDE: Final = ("code", "message", "lost")
 
@@ -30,6 +36,7 @@ _WIDE: Final = ("code", "message", "lost")
 def show_status(metadata: Metadata, output: str) -> None:
     async def look(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
         marks, failures = Marks(store, cluster.root), Failures(store, cluster)
+        times = CheckTimes(store, cluster, marks)
         failed = [
             failure
             async for ledger_id in _upto(failures.ids())
@@ -56,9 +63,13 @@ def show_status(metadata: Metadata, output: str) -> None:
                 if not each.lifecycle.takes_entries
             ),
             **{
-                f"checked_{check.name.lower()}": _as_time(await marks.checked_at_ms(check))
-                for check in Checked
+                f"checked_{kind.value}": _as_time(await times.completed_ms(kind))
+                for kind in CheckKind
             },
+            "checks": [
+                {"check": check, **{name: state.get(name) for name in _CHECK_COLUMNS[1:]}}
+                for check, state in audit.get("checks", {}).items()
+            ],
             "processes": [
                 {"process": each.name, "part": part, **state}
                 for each in processes
@@ -70,10 +81,11 @@ def show_status(metadata: Metadata, output: str) -> None:
     if output != "table":
         show_facts(facts, output)
         return
-    parts = facts.pop("processes")
+    tables = {_CHECK_COLUMNS: facts.pop("checks"), _PART_COLUMNS: facts.pop("processes")}
     show_facts(facts, output)
-    if parts:
-        show_rows(_PART_COLUMNS, parts, output)
+    for columns, rows in tables.items():
+        if rows:
+            show_rows(columns, rows, output)
 
 
 def list_tasks(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None:
@@ -112,14 +124,15 @@ def list_tasks(metadata: Metadata, failed: bool, limit: int | None, output: str)
 
 
 def audit_now(metadata: Metadata, anyway: bool, output: str) -> None:
-    """By writing the delay again, which BookKeeper's auditor understands, too."""
+    """By writing the delay again, which BookKeeper's auditor understands, too; ours makes all its checks."""
 
     async def ask(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
-        marks = Marks(store, cluster.root)
+        marks, orders = Marks(store, cluster.root), AuditOrders(store, cluster)
         missing = await _missing(store, cluster)
+        token = f"{random.SystemRandom().getrandbits(128):032x}"
         if anyway:
-            token = f"{random.SystemRandom().getrandbits(128):032x}"
-            await AuditOrders(store, cluster).approve(missing, token)
+            await orders.approve(missing, token)
+        await orders.ask_for_checks(SystemClock().wall_us() // 1000, token)
         delay = await _delay(marks)
         await marks.set_delay(_DEFAULT_DELAY_S if delay is None else delay)
         return {

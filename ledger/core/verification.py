@@ -76,7 +76,7 @@ class Verdict:
 
     def on_entry(self, fragment: Fragment, entry_id: EntryId, copies: Mapping[int, Copy]) -> None:
         """`copies` by their places in the ensemble. Entries come in ascending order."""
-        states = _compare(copies)
+        states = compare_copies(copies)
         good = sum(state is CopyState.GOOD for state in states.values())
         self.entries += 1
         self.under_replicated += good < self.quorum.write
@@ -109,7 +109,8 @@ class Verdict:
             self.flaws.append(flaw)
 
 
-def _compare(copies: Mapping[int, Copy]) -> dict[int, CopyState]:
+def compare_copies(copies: Mapping[int, Copy]) -> dict[int, CopyState]:
+    """Of one entry, by places. Those that agree with most others are good; without a majority none is."""
     sound = [copy for copy in copies.values() if isinstance(copy, int)]
     if len(set(sound)) > 1:
         (most, votes), (_, next_votes) = Counter(sound).most_common(2)

@@ -101,8 +101,13 @@ class EntryList:
         return sum(group.size * group.runs for group in self.groups)
 
     def __contains__(self, entry_id: EntryId) -> bool:
+        group = self.group_at(entry_id)
+        return group is not None and group.holds(entry_id)
+
+    def group_at(self, entry_id: EntryId) -> EntryGroup | None:
+        """The last one that begins there or before; no other one can hold the entry."""
         at = bisect_right(range(len(self.packed) // _GROUP.size), entry_id, key=self._first_start)
-        return at > 0 and self._group(at - 1).holds(entry_id)
+        return self._group(at - 1) if at > 0 else None
 
     def ranges(self) -> Iterator[tuple[EntryId, EntryId]]:
         """First and last entry of each run, ascending; may go on for as long as a group claims."""

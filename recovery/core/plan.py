@@ -12,13 +12,18 @@ its seat, since it has no entries.
 A bookie that is in question and is merely read-only is not lost: it is restored like any other.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.entry_list import EntryList
+from rollbook.recovery.core.healing import Range, covers
+
+_WINDOW: Final = 4096  # Entries that are looked at together.
 
 
 class Presence(Enum):
@@ -162,3 +167,35 @@ def sources_of(
         members = members[start:] + members[:start]
     members.sort(key=lambda bookie: presence(bookie) is Presence.LOST)
     return list(dict.fromkeys(members))
+
+
+def lacking(
+    quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[Range] = ()
+) -> Iterator[EntryId]:
+    """Of the seat's share what its bookie does not list, or has in bad bytes; ascending."""
+    for window in windows(seat):
+        yield from lacking_in(window, quorum, seat, listed, bad)
+
+
+def windows(seat: Seat) -> Iterator[range]:
+    """Of its fragment, so that nobody looks at a million entries in one step of the loop."""
+    end = seat.last_entry + 1
+    for start in range(seat.first_entry, end, _WINDOW):
+        yield range(start, min(start + _WINDOW, end))
+
+
+def lacking_in(
+    window: range, quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[Range] = ()
+) -> list[EntryId]:
+    if not bad and _lists_all(listed, window):
+        return []
+    share = seat.share(quorum, window)
+    if not listed.packed:
+        return share
+    return [each for each in share if each not in listed or covers(bad, each)]
+
+
+def _lists_all(listed: EntryList, window: range) -> bool:
+    """Quickly yes for a run without holes; no may be wrong."""
+    group = listed.group_at(EntryId(window.start))
+    return group is not None and not group.period and window.stop - 1 <= group.last_entry

@@ -20,8 +20,9 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import patience
 from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.core.checks import CheckKind
 from rollbook.recovery.index import LedgerIndex
-from rollbook.recovery.tasks import AuditOrders
+from rollbook.recovery.tasks import AuditOrders, CheckTimes
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_index import closed, ledger, moved
 
@@ -75,13 +76,17 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def auditor(
-        self, delay_s: int = 0, store: MetadataStore | None = None, name: str = "auditor:1"
+        self,
+        delay_s: int = 0,
+        store: MetadataStore | None = None,
+        name: str = "auditor:1",
+        bookie_check_s: int = 0,
     ) -> AsyncIterator[Auditor]:
         store = store or self.store
         watcher = BookieWatcher(store, ROOT)
         await watcher.start()
         index = LedgerIndex(store, self.cluster, SystemClock())
-        config = AuditConfig(lost_bookie_delay_s=delay_s)
+        config = AuditConfig(lost_bookie_delay_s=delay_s, bookie_check_s=bookie_check_s)
         auditor = Auditor(
             store, self.cluster, SystemClock(), watcher, index, Marks(store, ROOT), config
         )
@@ -307,3 +312,51 @@ async def test_the_metadata_store_is_away_for_a_while(site: Site) -> None:
         assert await site.marked() == {}
         line.resume()
         await site.until_marked({each: {0} for each in range(10)})
+
+
+async def test_the_check_of_bookies_is_completed_once_all_that_is_lost_is_marked(
+    site: Site,
+) -> None:
+    """AU5: not while recovery is switched off; its time stays when the auditor changes."""
+    await site.make(1, 0, 1)
+    await site.marks.prepare()
+    await site.marks.disable()
+    times = CheckTimes(site.people, site.cluster, site.marks)
+    async with site.auditor(bookie_check_s=3600) as auditor:
+        await site.lose(0)
+        await settled(auditor, {0})
+        assert auditor.state.checks["bookies"].is_running
+        assert await times.completed_ms(CheckKind.BOOKIES) is None
+        await site.marks.enable()
+
+        async def is_completed() -> bool:
+            return await times.completed_ms(CheckKind.BOOKIES) is not None
+
+        await until(is_completed)
+        assert await site.marked() == {1: {0}}
+    completed_ms = await times.completed_ms(CheckKind.BOOKIES)
+    async with site.auditor(bookie_check_s=3600) as auditor:
+        await settled(auditor, {0})
+        assert auditor._index.sweeps == 0, "it is not due"
+        await AuditOrders(site.people, site.cluster).ask_for_checks(1, "an old order, by its clock")
+        await until(lambda: _is_later(times, completed_ms))
+
+
+async def _is_later(times: CheckTimes, than_ms: int | None) -> bool:
+    completed_ms = await times.completed_ms(CheckKind.BOOKIES)
+    return completed_ms is not None and than_ms is not None and completed_ms > than_ms
+
+
+async def test_the_delay_written_again_checks_the_bookies_by_fresh_metadata(site: Site) -> None:
+    """AU8: as BookKeeper's `triggeraudit` asks for it."""
+    await site.make(1, 0, 1)
+    async with site.auditor() as auditor:
+        await settled(auditor, set())
+        await site.marks.set_delay(0)
+        times = CheckTimes(site.people, site.cluster, site.marks)
+
+        async def is_completed() -> bool:
+            return await times.completed_ms(CheckKind.BOOKIES) is not None
+
+        await until(is_completed)
+        assert auditor._index.sweeps == 1

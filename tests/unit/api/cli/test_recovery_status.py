@@ -86,6 +86,8 @@ async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
         assert asked == {"auditor": None, "bookies_missing": f"{B1}, {B2}", "approved": False}
         assert await site.marks.delay() == (300, 0)
         assert await AuditOrders(site.store, site.cluster).approved() == frozenset()
+        order = await AuditOrders(site.store, site.cluster).read()
+        assert order.checks_asked_ms is not None, "all checks are asked for"
         await site.run("audit", "--anyway")
         assert await site.marks.delay() == (300, 1)
         assert await AuditOrders(site.store, site.cluster).approved() == {B1, B2}
@@ -153,7 +155,7 @@ async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
         found = await site.json("status")
         assert (found["auditor"], found["audit_braked"]) == (B1, True)
         assert found["bookies_missing"] == B2
-        assert found["checked_all_ledgers"] == "2023-11-14T22:13:20+00:00"
+        assert found["checked_ledgers"] == "2023-11-14T22:13:20+00:00"
         assert found["processes"] == [
             {"process": "recovery-1", "part": "worker", **parts["worker"]}
         ]

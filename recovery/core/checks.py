@@ -1,0 +1,206 @@
+"""Which checks there are, when one is due, and what the answers of bookies say of their copies.
+
+| check     | looks at                                                                  | default | BookKeeper's node          |
+|---|---|---|---|
+| bookies   | all metadata: ledgers that name a lost bookie                             | a day   | none; a node of our own    |
+| placement | racks of closed fragments, where racks are known                          | a day   | `placementpolicycheckctime`|
+| copies    | entry lists of closed fragments' members, holes included                  | a day   | `replicascheckctime`       |
+| ledgers   | bytes of the first and last entry of each member, and of a share of the rest | a week | `checkallledgersctime`   |
+
+A copy is *short* if its bookie lists less than it should hold, or says that it has none of an entry. It is *bad* if
+its bytes fail their digest, or differ from what more members of the write set have. A bookie that is not registered is
+not judged: it becomes lost after the delay (AU1, AU6).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil
+from typing import Final
+
+from rollbook.ledger.core.verification import Copy, CopyState, compare_copies
+from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
+from rollbook.proto.formats.bounds import check_size
+from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
+from rollbook.proto.metadata import LedgerMetadata, LedgerState
+from rollbook.proto.quorum import Quorum
+from rollbook.recovery.core.healing import Range, covers, ranges_of
+from rollbook.recovery.core.plan import Action, Seat
+
+_VERSION: Final = 1
+_BAD_RANGES_MAX: Final = 1000  # Of one bookie; further ones are found once these are made good.
+
+
+class CheckKind(Enum):
+    BOOKIES = "bookies"
+    PLACEMENT = "placement"
+    COPIES = "copies"
+    LEDGERS = "ledgers"
+
+
+# --- When -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Requests:
+    """What a person asked for: each check is made once for each request (AU8).
+
+    A request is known by the time that it bears. One that was there before this auditor led was served if the check
+    was completed after it; clocks of two machines decide that, so a request that comes while it leads counts always.
+    """
+
+    _first_ms: int | None = None
+    _asked_ms: int | None = None
+    _extra: dict[CheckKind, int] = field(default_factory=dict)
+    _served: dict[CheckKind, tuple[int | None, int]] = field(default_factory=dict)
+    _has_looked: bool = False
+
+    def on_order(self, asked_ms: int | None) -> bool:
+        """Whether it is a new one."""
+        if not self._has_looked:
+            self._has_looked, self._first_ms = True, asked_ms
+        is_new = asked_ms != self._asked_ms
+        self._asked_ms = asked_ms
+        return is_new
+
+    def add(self, kind: CheckKind) -> None:
+        """Of one check."""
+        self._extra[kind] = self._extra.get(kind, 0) + 1
+
+    def is_open(self, kind: CheckKind, completed_ms: int | None) -> bool:
+        asked_ms, extra = self.stamp(kind)
+        served_ms, served_extra = self._served.get(kind, (None, 0))
+        if extra != served_extra:
+            return True
+        if asked_ms is None or asked_ms == served_ms:
+            return False
+        return asked_ms != self._first_ms or completed_ms is None or completed_ms < asked_ms
+
+    def stamp(self, kind: CheckKind) -> tuple[int | None, int]:
+        """Of the requests so far; `on_served` takes it when a check that began now is completed."""
+        return self._asked_ms, self._extra.get(kind, 0)
+
+    def on_served(self, kind: CheckKind, stamp: tuple[int | None, int]) -> None:
+        self._served[kind] = stamp
+
+
+# --- Copies -----------------------------------------------------------------------------------
+
+
+def closed_seats(metadata: LedgerMetadata) -> Iterator[Seat]:
+    """Places whose whole share is known. While a ledger is in recovery nothing of it is judged (LM3)."""
+    if metadata.state is LedgerState.IN_RECOVERY:
+        return
+    for index, fragment in enumerate(metadata.fragments):
+        last_entry = metadata.last_entry_of(index)
+        if last_entry is not None and last_entry >= fragment.first_entry:
+            for slot in range(len(fragment.ensemble)):
+                yield Seat(fragment, last_entry, slot, Action.RESTORE)
+
+
+def pick_sample(quorum: Quorum, seat: Seat, percent: float, start: float) -> list[list[EntryId]]:
+    """Runs of the seat's share to be read: its first and last entry, and one run of this percentage in between,
+    which begins at that fraction of the room for it.
+    """
+    count = seat.last_entry - seat.first_entry + 1
+    size = min(ceil(count * percent / 100), count)
+    first = seat.first_entry + int(start * (count - size + 1))
+    run = seat.share(quorum, range(first, first + size))
+    edge = (
+        quorum.ensemble - quorum.write + 1
+    )  # An entry of its own is at most this far from an end.
+    head = seat.share(
+        quorum, range(seat.first_entry, min(seat.first_entry + edge, seat.last_entry + 1))
+    )
+    tail = seat.share(
+        quorum, range(max(seat.first_entry, seat.last_entry + 1 - edge), seat.last_entry + 1)
+    )
+    found = [run] if run else []
+    found += [[each] for each in dict.fromkeys((*head[:1], *tail[-1:])) if each not in run]
+    return found
+
+
+@dataclass(slots=True)
+class Judgement:
+    """Of one ledger's copies."""
+
+    short: dict[BookieId, None] = field(default_factory=dict)
+    bad: dict[BookieId, list[EntryId]] = field(default_factory=dict)
+    unknown: dict[BookieId, None] = field(default_factory=dict)  # They doubt it themselves.
+    silent: dict[BookieId, None] = field(default_factory=dict)  # Registered, and do not answer.
+    differing: list[EntryId] = field(
+        default_factory=list
+    )  # Sound, and nobody knows which is right.
+
+    @property
+    def to_mark(self) -> list[BookieId]:
+        return sorted({**self.short, **dict.fromkeys(self.bad)})
+
+    def on_copies(self, entry_id: EntryId, copies: Mapping[BookieId, Copy]) -> None:
+        """Of one entry, from those members that were asked for it."""
+        by_place = dict(enumerate(copies.items()))
+        states = compare_copies({place: copy for place, (_, copy) in by_place.items()})
+        is_decided = CopyState.GOOD in states.values()
+        if CopyState.DIFFERENT in states.values() and not is_decided:
+            self.differing.append(entry_id)
+        for place, (bookie, _) in by_place.items():
+            match states[place]:
+                case CopyState.MISSING:
+                    self.short[bookie] = None
+                case CopyState.BAD:
+                    self.bad.setdefault(bookie, []).append(entry_id)
+                case CopyState.DIFFERENT if is_decided:
+                    self.bad.setdefault(bookie, []).append(entry_id)
+                case CopyState.UNKNOWN:
+                    self.unknown[bookie] = None
+                case CopyState.UNREACHABLE:
+                    self.silent[bookie] = None
+                case _:
+                    pass
+
+
+# --- Entries whose copies are bad -------------------------------------------------------------
+
+
+BadRanges = Mapping[BookieId, tuple[Range, ...]]
+"""By the bookie that has them. A mark has no room for entries, and an entry list shows such a copy as present."""
+
+
+def merged_bad(
+    known: BadRanges, found: Mapping[BookieId, Sequence[EntryId]]
+) -> dict[BookieId, tuple[Range, ...]]:
+    merged = dict(known)
+    for bookie, entry_ids in found.items():
+        before = merged.get(bookie, ())
+        new = ranges_of(each for each in sorted(entry_ids) if not covers(before, each))
+        merged[bookie] = tuple(sorted((*before, *new)))[:_BAD_RANGES_MAX]
+    return merged
+
+
+def pack_bad(bad: BadRanges) -> bytes:
+    """JSON, `{"bad": {"b1:3181": [[3, 5]]}, "version": 1}`; both ends are inclusive."""
+    fields = {
+        "version": _VERSION,
+        "bad": {each: [list(part) for part in bad[each]] for each in bad},
+    }
+    return json.dumps(fields, sort_keys=True).encode("ascii")
+
+
+def unpack_bad(data: bytes) -> dict[BookieId, tuple[Range, ...]]:
+    """Raises `BadMetadata`, `UnsupportedVersion`."""
+    check_size(data)
+    try:
+        fields = json.loads(data)
+        if fields["version"] != _VERSION:
+            raise UnsupportedVersion(f"bad copies of version {fields['version']!r:.20}")
+        bad = {
+            parse_bookie_id(bookie): tuple(Range(first, last) for first, last in parts)
+            for bookie, parts in fields["bad"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):
+        raise BadMetadata(f"no list of bad copies: {data[:80]!r}") from None
+    numbers = [number for parts in bad.values() for part in parts for number in part]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise BadMetadata(f"no list of bad copies: {data[:80]!r}")
+    return bad

@@ -1,0 +1,149 @@
+"""When checks are due, what they read, and what the answers say of the copies."""
+
+import pytest
+
+from rollbook.ledger.core.verification import Copy, CopyState
+from rollbook.proto.errors import BadMetadata, UnsupportedVersion
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.entry_list import EntryList
+from rollbook.recovery.core.checks import (
+    CheckKind,
+    Judgement,
+    Requests,
+    merged_bad,
+    pack_bad,
+    pick_sample,
+    unpack_bad,
+)
+from rollbook.recovery.core.healing import Range
+from rollbook.recovery.core.plan import Action, Seat, lacking
+
+B = [BookieId(f"b{number}:3181") for number in range(6)]
+COPIES = CheckKind.COPIES
+Q332, Q532 = Quorum(3, 3, 2), Quorum(5, 3, 2)
+
+
+def seat(quorum: Quorum, first: int, last: int, slot: int = 0) -> Seat:
+    ensemble = tuple(B[: quorum.ensemble])
+    return Seat(Fragment(EntryId(first), ensemble), EntryId(last), slot, Action.RESTORE)
+
+
+# --- When ---------------------------------------------------------------------------------------
+
+
+def test_a_request_is_served_once() -> None:
+    """AU8."""
+    requests = Requests()
+    requests.on_order(None)
+    assert not requests.is_open(COPIES, None)
+    requests.on_order(100)
+    assert requests.is_open(COPIES, 500), (
+        "it came while this auditor leads, whatever its clock says"
+    )
+    stamp = requests.stamp(COPIES)
+    requests.on_order(200)
+    requests.on_served(COPIES, stamp)
+    assert requests.is_open(COPIES, 600), "the next one came while the check was made"
+    requests.on_served(COPIES, requests.stamp(COPIES))
+    assert not requests.is_open(COPIES, 600)
+    requests.add(CheckKind.BOOKIES)
+    assert requests.is_open(CheckKind.BOOKIES, 600)
+    assert not requests.is_open(COPIES, 600), "only that one was asked for"
+
+
+@pytest.mark.parametrize(("completed_ms", "is_open"), [(None, True), (99, True), (101, False)])
+def test_a_request_from_before_counts_unless_the_check_was_completed_since(
+    completed_ms: int | None, is_open: bool
+) -> None:
+    """AU8: the auditor that was asked died."""
+    requests = Requests()
+    requests.on_order(100)
+    assert requests.is_open(COPIES, completed_ms) is is_open
+
+
+# --- Entry lists --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quorum", [Q332, Q532])
+@pytest.mark.parametrize("slot", range(3))
+def test_each_hole_of_a_share_is_found(quorum: Quorum, slot: int) -> None:
+    """Against the definition, at the edges of windows, too."""
+    here = seat(quorum, 7, 9000, slot)
+    share = [EntryId(each) for each in range(7, 9001) if quorum.holds(slot, EntryId(each))]
+    assert list(lacking(quorum, here, EntryList.of(share))) == []
+    assert list(lacking(quorum, here, EntryList(b""))) == share
+    for hole in (share[0], share[1366], share[len(share) // 2], share[-1]):
+        listed = EntryList.of(each for each in share if each != hole)
+        assert list(lacking(quorum, here, listed)) == [hole]
+
+
+def test_a_bad_copy_is_lacking_though_it_is_listed() -> None:
+    here = seat(Q332, 0, 9)
+    listed = EntryList.of(map(EntryId, range(10)))
+    assert list(lacking(Q332, here, listed, [Range(3, 4), Range(9, 20)])) == [3, 4, 9]
+
+
+# --- Bytes --------------------------------------------------------------------------------------
+
+
+def test_a_sample_has_both_ends_and_a_run_of_its_share() -> None:
+    here = seat(Q532, 100, 1099, 4)
+    for start in (0.0, 0.5, 0.999):
+        runs = pick_sample(Q532, here, 1.0, start)
+        picked = [each for run in runs for each in run]
+        held = [each for each in range(100, 1100) if Q532.holds(4, EntryId(each))]
+        assert {held[0], held[-1]} <= set(picked) <= set(held)
+        assert len(picked) == len(set(picked))
+        assert 5 <= len(picked) <= 9, "ten entries of a thousand, of which it holds three in five"
+
+
+def test_without_a_share_only_the_ends_are_read_and_with_all_of_it_everything() -> None:
+    assert pick_sample(Q332, seat(Q332, 5, 9), 0, 0.5) == [[5], [9]]
+    assert pick_sample(Q332, seat(Q332, 5, 5), 0, 0.5) == [[5]]
+    assert pick_sample(Q332, seat(Q332, 5, 9), 100, 0.5) == [[5, 6, 7, 8, 9]]
+
+
+def judged(*copies: Copy) -> Judgement:
+    found = Judgement()
+    found.on_copies(EntryId(3), dict(zip(B, copies, strict=False)))
+    return found
+
+
+def test_what_is_short_or_bad_is_marked_and_what_cannot_be_told_is_not() -> None:
+    assert judged(7, 7, 7).to_mark == []
+    assert judged(7, CopyState.MISSING, 7).to_mark == [B[1]]
+    bad = judged(7, 7, CopyState.BAD)
+    assert (bad.to_mark, bad.bad) == ([B[2]], {B[2]: [3]})
+    unheard = judged(7, CopyState.UNKNOWN, CopyState.UNREACHABLE)
+    assert unheard.to_mark == []
+    assert (list(unheard.unknown), list(unheard.silent)) == ([B[1]], [B[2]])
+
+
+def test_the_copy_that_differs_from_most_is_bad_and_without_a_majority_none_is() -> None:
+    assert judged(7, 8, 7).bad == {B[1]: [3]}
+    undecided = judged(7, 8)
+    assert (undecided.to_mark, undecided.differing) == ([], [3])
+
+
+# --- The list of bad copies ---------------------------------------------------------------------
+
+
+def test_bad_copies_are_merged_and_survive_packing() -> None:
+    once = merged_bad({}, {B[0]: [EntryId(3), EntryId(4)], B[1]: [EntryId(9)]})
+    twice = merged_bad(once, {B[0]: [EntryId(4), EntryId(6)]})
+    assert twice == {B[0]: (Range(3, 4), Range(6, 6)), B[1]: (Range(9, 9),)}
+    assert unpack_bad(pack_bad(twice)) == twice
+    assert pack_bad(once) == (b'{"bad": {"b0:3181": [[3, 4]], "b1:3181": [[9, 9]]}, "version": 1}')
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"version": 1, "bad": {"b0:3181": [[-1, 2]]}}'])
+def test_what_is_no_list_of_bad_copies_is_refused(data: bytes) -> None:
+    with pytest.raises(BadMetadata):
+        unpack_bad(data)
+
+
+def test_a_later_version_is_refused() -> None:
+    with pytest.raises(UnsupportedVersion):
+        unpack_bad(b'{"version": 2}')

@@ -1,0 +1,287 @@
+"""Copies that are short, bad or badly placed are found and made good: real bookies in this process."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.ledger.ledgers import Ledgers, credentials
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.marks import Checked, Marks
+from rollbook.proto.errors import BookieTimeout
+from rollbook.proto.formats.replication import pack_checked_at
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
+from rollbook.recovery import checks
+from rollbook.recovery.budget import ByteBudget, Throttle
+from rollbook.recovery.checks import Checks, CheckState, Schedule
+from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.copier import Copier
+from rollbook.recovery.core.checks import CheckKind
+from rollbook.recovery.restorer import Restorer
+from rollbook.recovery.tasks import BadCopies, CheckTimes
+from rollbook.recovery.worker import Worker
+from tests.support.ledger_cluster import LocalCluster
+from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, QUICK, Site, site_of
+
+COPIES, LEDGERS, PLACEMENT = CheckKind.COPIES, CheckKind.LEDGERS, CheckKind.PLACEMENT
+FOURTH = BookieId("bk-4")
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    names = ("bk-1", "bk-2", "bk-3", "bk-4")
+    async with asyncio.timeout(PATIENCE_S), LocalCluster(tmp_path, names) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SECOND_LOOK_S", 0.01)
+    monkeypatch.setattr(checks, "_PAUSE_S_MIN", 0.01)
+
+
+async def opened() -> None:
+    """A gate that is open."""
+
+
+async def check(
+    site: Site, kind: CheckKind, *, percent: float = 0, ledgers: Ledgers | None = None
+) -> CheckState:
+    config = AuditConfig(ledgers_check_percent=percent)
+    made = Checks(
+        ledgers or site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, config
+    )
+    await made.prepare()
+    state = CheckState()
+    await made.works(opened)[kind](state)
+    return state
+
+
+async def give_seat(
+    site: Site, ledger_id: LedgerId, to: BookieId, entry_ids: Iterable[int]
+) -> None:
+    """As a repair that copied only these entries before it named the bookie."""
+    nodes = LedgerNodes(site.store, site.ledgers.cluster.root, site.ledgers.cluster.layout)
+    stored = await nodes.read(ledger_id, fresh=True)
+    metadata = stored.metadata
+    password, kind = credentials(metadata, None, None)
+    digest = LedgerDigest(kind, password, ledger_id)
+    copier = Copier(
+        *(site.ledgers.bookies, site.ledgers.config, digest, ledger_key(password)),
+        mean_entry_bytes=100,
+        budget=ByteBudget(1 << 20),
+        throttle=Throttle(1 << 30),
+    )
+    ensemble = metadata.fragments[0].ensemble
+    await copier.copy(to, map(EntryId, entry_ids), lambda _: ensemble)
+    await nodes.swap(
+        stored, metadata.with_replacement(EntryId(0), LOST, to), [], site.store.session
+    )
+
+
+async def spoil(site: Site, ledger_id: LedgerId, bookie: BookieId, entry_id: int) -> None:
+    """Its bytes there are sound for the bookie, and fail the digest of their writer."""
+    wrong = LedgerDigest(DigestType.CRC32, b"", ledger_id)
+    restorer = Restorer(bookie, wrong, ledger_key(b""), site.ledgers.bookies, site.ledgers.config)
+    await restorer.put([Entry(ledger_id, EntryId(entry_id), EntryId(0), 100, b"x" * 100)], 0)
+    await restorer.flush()
+    restorer.close()
+
+
+async def write_elsewhere(site: Site, count: int) -> LedgerId:
+    """Not on the fourth bookie."""
+    while True:
+        ledger_id = await site.write(count)
+        if not (await site.ledgers.metadata(ledger_id)).metadata.names(FOURTH):
+            return ledger_id
+
+
+async def test_a_hole_in_the_middle_of_a_copy_is_found_and_filled(cluster: LocalCluster) -> None:
+    """AU5: BookKeeper reads the first and the last entry, which are there."""
+    async with site_of(cluster) as site:
+        await site.write(0)
+        ledger_id = await write_elsewhere(site, 100)
+        await give_seat(site, ledger_id, FOURTH, (each for each in range(100) if each != 50))
+        state = await check(site, COPIES)
+        assert state.ledgers >= 2
+        assert (state.marked, state.undecided) == (1, 0)
+        mark = await site.marks.read(ledger_id)
+        assert mark is not None
+        assert mark.mark.missing == (FOURTH,)
+        await site.worker.work_once()
+        assert site.worker.stats.entries == 1
+        await site.require_whole(ledger_id, 100)
+        assert (await check(site, COPIES)).marked == 0
+
+
+async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> None:
+    """AU9: the entry list shows it as present, so the entries are named beside the mark."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(40)
+        await spoil(site, ledger_id, LOST, 7)
+        assert (await check(site, COPIES)).marked == 0, "it is listed"
+        assert (await check(site, LEDGERS, percent=0)).marked == 0, "it is at no end"
+        assert (await check(site, LEDGERS, percent=100)).marked == 1
+        bad = BadCopies(site.store, site.ledgers.cluster)
+        assert await bad.read(ledger_id) == {LOST: ((7, 7),)}
+        await site.worker.work_once()
+        await site.require_whole(ledger_id, 40)
+        assert await site.marked() == []
+        assert await bad.read(ledger_id) is None
+        assert site.worker.stats.entries == 1
+
+
+async def test_a_bookie_that_is_away_is_not_judged(cluster: LocalCluster) -> None:
+    """AU6: the delay holds for every check."""
+    async with site_of(cluster) as site:
+        await site.write(20)
+        await site.lose()
+        for kind in (COPIES, LEDGERS):
+            state = await check(site, kind, percent=100)
+            assert (state.marked, state.undecided) == (0, 0)
+        assert await site.marked() == []
+
+
+async def test_a_copy_that_arrives_before_the_second_look_is_not_marked(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AU7: the third copy of a writer's last entries."""
+    judge, looks = Checks._judge_lists, 0
+
+    async def judge_late(self: Checks, metadata: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        found = await judge(self, metadata)
+        if looks == 1:
+            found.short[LOST] = None
+        return found
+
+    monkeypatch.setattr(Checks, "_judge_lists", judge_late)
+    async with site_of(cluster) as site:
+        await site.write(3)
+        assert (await check(site, COPIES)).marked == 0
+        assert looks >= 2
+
+
+async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AU5: BookKeeper writes the time of a check that gave up."""
+    async with site_of(cluster) as site:
+        await site.write(3)
+        call, asked = site.ledgers.bookies.call, 0
+
+        async def call_in_vain(bookie: BookieId, *args: Any, **more: Any) -> Any:
+            nonlocal asked
+            if bookie == LOST and asked < 3:
+                asked += 1
+                raise BookieTimeout(bookie=bookie)
+            return await call(bookie, *args, **more)
+
+        monkeypatch.setattr(checks, "_SILENT_S", 0.0)
+        monkeypatch.setattr(site.ledgers.bookies, "call", call_in_vain)
+        state = await check(site, COPIES)
+        assert asked == 3
+        assert (state.undecided, state.marked) == (0, 0)
+
+
+async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
+    cluster: LocalCluster,
+) -> None:
+    """AU10: the mark names no bookie; the worker spreads the copies."""
+    racks = ("bk-1=a", "bk-2=a", "bk-3=a", "bk-4=b")
+    async with site_of(cluster) as site, cluster.connect(replace(QUICK, racks=racks)) as mapped:
+        await mapped.until_writable(4, PATIENCE_S)
+        ledger_id = await write_elsewhere(site, 20)
+        await site.write(3)
+        assert PLACEMENT not in Checks(
+            *(site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, AuditConfig())
+        ).works(opened), "nobody knows racks there"
+        await check(site, PLACEMENT, ledgers=mapped)
+        mark = await site.marks.read(ledger_id)
+        assert mark is not None
+        assert mark.mark.missing == ()
+        worker = Worker(mapped, site.store, SystemClock(), CONFIG, name="mapped")
+        await worker.work_once()
+        assert (await check(site, PLACEMENT, ledgers=mapped)).marked == 0
+        await site.require_whole(ledger_id, 20)
+        await cluster.stop("bk-4")
+        while mapped.live().find(FOURTH):
+            await asyncio.sleep(0.01)
+        left = await check(site, PLACEMENT, ledgers=mapped)
+        assert left.marked == 0, "nobody could take a seat"
+
+
+# --- When they run ------------------------------------------------------------------------------
+
+
+class MovingClock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+    def wall_us(self) -> int:
+        return int(self.now_s * 1e6)
+
+    def let_others_run(self) -> None:
+        pass
+
+
+async def test_each_check_runs_on_its_schedule_and_its_time_is_bookkeepers(
+    service: MemoryService, store: MetadataStore
+) -> None:
+    """AU5: the nodes that BookKeeper's auditor reads, byte for byte, and only after the work ended."""
+    cluster = await initialise(store, "/ledgers", random.Random(1))
+    marks, clock = Marks(store, "/ledgers"), MovingClock()
+    times = CheckTimes(store, cluster, marks)
+    config = AuditConfig(copies_check_s=100, ledgers_check_s=0)
+    schedule = Schedule(times, clock, config)
+    schedule.on_order(None)
+    ran: list[CheckKind] = []
+    may_end = asyncio.Event()
+
+    def work(kind: CheckKind) -> Any:
+        async def run(_: CheckState) -> None:
+            ran.append(kind)
+            await may_end.wait()
+
+        return run
+
+    running = asyncio.create_task(schedule.run({each: work(each) for each in (COPIES, LEDGERS)}))
+    try:
+        async with asyncio.timeout(10):
+            while not ran:
+                await asyncio.sleep(0.001)
+            assert await marks.checked_at_ms(Checked.REPLICAS) is None, "it goes on"
+            may_end.set()
+            while await marks.checked_at_ms(Checked.REPLICAS) is None:
+                await asyncio.sleep(0.001)
+            node = await store.get("/ledgers/underreplication/replicascheckctime")
+            assert node is not None
+            assert node.value == pack_checked_at(1_000_000)
+            assert ran == [COPIES], "never, by its interval"
+            schedule.on_order(5)
+            while len(ran) < 3:
+                await asyncio.sleep(0.001)
+            assert sorted(ran[1:], key=str) == [COPIES, LEDGERS], "both were asked for"
+            while await marks.checked_at_ms(Checked.ALL_LEDGERS) is None:
+                await asyncio.sleep(0.001)
+            clock.now_s += 101
+            schedule.ask(CheckKind.BOOKIES)  # It has no work here, and wakes the others.
+            while len(ran) < 4:
+                await asyncio.sleep(0.001)
+            assert ran[3] is COPIES
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
