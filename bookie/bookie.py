@@ -44,6 +44,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.service_info import (
     BATCH_READ,
+    DOUBTING,
     DRAINING,
     IDENTITY,
     BookieServiceInfo,
@@ -332,7 +333,10 @@ class Bookie:
             extensions=(BATCH_READ, IDENTITY),
             http=self._http,
             tls=self.tls_address,
-            properties={DRAINING: "true"} if self.leaving else None,
+            properties={
+                **({DRAINING: "true"} if self.leaving else {}),
+                **({DOUBTING: "true"} if self.storage.catalog.doubts.everything else {}),
+            },
         )
 
     async def _obey_lifecycle(self) -> None:
@@ -407,6 +411,8 @@ class Bookie:
         # All that anybody may have fenced here and asked nobody about is older (B13).
         old_below = await LedgerIds(self._store, self.cluster.root).draw()
         await self.storage.settle_everything(stamp, old_below)
+        if self.membership:
+            self.membership.describe(self._info(self.advertised))
 
     async def failed(self) -> BaseException:
         """Returns what makes it impossible to go on: then the process has to end."""

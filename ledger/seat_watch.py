@@ -61,12 +61,12 @@ class SeatWatch:
             bookie for writer in writers for bookie in writer.metadata.fragments[-1].ensemble
         }
         registered = {bookie for bookie in members if live.find(bookie) is not None}
-        draining = {
+        leaving = {
             bookie
             for bookie in registered
-            if (info := live.find(bookie)) is not None and info.is_draining
+            if (info := live.find(bookie)) is not None and info.gives_up_seats
         }
-        gone = self._absences.on_look(members, registered, draining, self._clock.monotonic_ns())
+        gone = self._absences.on_look(members, registered, leaving, self._clock.monotonic_ns())
         is_at_rest = len(registered) == len(members) and not gone
         self._looked_at = live if is_at_rest else None
         moved, is_stuck = 0, False
@@ -74,7 +74,7 @@ class SeatWatch:
             for bookie in writer.metadata.fragments[-1].ensemble:
                 if bookie not in gone:
                     continue
-                reason = "it is draining" if bookie in draining else "it is not registered"
+                reason = "it gives up its seats" if bookie in leaving else "it is not registered"
                 if not writer.leave(BookieUnreachable(reason, bookie=bookie), bookie):
                     is_stuck = True
                     continue

@@ -15,9 +15,14 @@ class HealConfig:
     ledgers_at_once: int = 4  # Each with a window of its own in memory.
     # After so much it is noted what is done: a later run goes on there.
     window_bytes: int = 32 * _MIB
+    # Of the steward: between two questions what a bookie doubts. Smaller: healing begins sooner, bookies are asked more.
+    look_again_s: float = 30.0
+    # Of the steward: writers have this time to leave a bookie that doubts everything, before their ledgers are closed.
+    grace_s: float = 30.0
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "bytes_per_s_max", "ledgers_at_once", "window_bytes")
+        _require_at_least(self, 0, "look_again_s", "grace_s")
 
 
 @dataclass(frozen=True)

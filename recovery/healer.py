@@ -26,7 +26,13 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import Range
 from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
-from rollbook.recovery.ledger_healer import LedgerHealer, LedgerHealing, Outcome, Task
+from rollbook.recovery.ledger_healer import (
+    LedgerHealer,
+    LedgerHealing,
+    Outcome,
+    Task,
+    Writers,
+)
 
 logger = structlog.get_logger()
 
@@ -73,9 +79,12 @@ class Healer:
         accepted: Mapping[int, Sequence[Range]] = _NOTHING,
         includes_all: bool = False,
         is_rehearsal: bool = False,
+        spares_writers: bool = False,
+        closes_open_ends: bool = False,
     ) -> None:
         """`accepted`: what may be given up, by ledger. `includes_all`: also what the bookie has lost of
-        ledgers that it does not doubt. A rehearsal changes nothing.
+        ledgers that it does not doubt. A rehearsal changes nothing. `spares_writers`: no ledger with a writer is
+        closed, except, if it `closes_open_ends`, one whose open end names a bookie that doubts everything.
         """
         self._ledgers = ledgers
         self._bookie = bookie
@@ -84,6 +93,7 @@ class Healer:
         self._accepted = accepted
         self._includes_all = includes_all
         self._is_rehearsal = is_rehearsal
+        self._writers = Writers(spares_writers, closes_open_ends)
         self._budget = ByteBudget(config.window_bytes * config.ledgers_at_once)
         self._throttle = Throttle(config.bytes_per_s_max)
 
@@ -187,4 +197,5 @@ class Healer:
             throttle=self._throttle,
             window_bytes=self._config.window_bytes,
             is_rehearsal=self._is_rehearsal,
+            writers=self._writers,
         )

@@ -17,7 +17,7 @@ import structlog
 
 from rollbook.ledger.calls import error_of
 from rollbook.ledger.core.verification import Copy, CopyState
-from rollbook.ledger.ledgers import Ledgers, credentials
+from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
@@ -31,7 +31,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
-from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata
+from rollbook.proto.metadata import ENTRY_ID_MAX, Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
@@ -42,6 +42,7 @@ from rollbook.recovery.core.healing import (
     WHOLE,
     Range,
     as_if_closed,
+    before_open_end,
     covers,
     expected,
     intersection,
@@ -54,6 +55,7 @@ from rollbook.recovery.core.healing import (
 logger = structlog.get_logger()
 
 _WINDOW_ENTRIES_MAX: Final = 10_000
+_HAS_WRITER: Final = "it is open, and may have a writer: it is healed once it is closed"
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
 
@@ -102,6 +104,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Writers:
+    """What a healing may do to a ledger that somebody may be writing."""
+
+    are_spared: bool = False  # No ledger that is OPEN is closed,
+    are_to_have_left: bool = False  # unless its open end names a bookie that doubts everything.
+
+
+@dataclass(frozen=True, slots=True)
 class _Means:
     """How entries of one ledger are read and copied."""
 
@@ -125,6 +135,7 @@ class LedgerHealer:
         throttle: Throttle,
         window_bytes: int,
         is_rehearsal: bool,
+        writers: Writers = Writers(),
     ) -> None:
         """`settle` tells the bookie that it need not doubt these any more."""
         self.found = found
@@ -137,6 +148,7 @@ class LedgerHealer:
         self._throttle = throttle
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
+        self._writers = writers
         self._not_needed: list[Range] = []  # Not told yet.
 
     async def heal(self) -> None:
@@ -172,11 +184,20 @@ class LedgerHealer:
         return None
 
     async def _heal(self, metadata: LedgerMetadata) -> None:
-        task = self._task
+        task, is_spared = self._task, False
         if not metadata.is_closed:
             if not task.doubted and not task.is_wholly_doubted:
                 return  # Its writer sees to its copies.
             settled = await self._without_closing(metadata)
+            if settled is None and self._writers.are_spared and UNCLAIMED in dict(metadata.custom):
+                await self._settle([WHOLE])  # It has no entries.
+                return
+            if settled is None and self._writers.are_spared:
+                settled = before_open_end(metadata, self._bookie)
+                is_spared = settled is not None or not self._may_close(metadata)
+            if settled is None and is_spared:
+                self.found.outcome, self.found.reason = Outcome.WAITING, _HAS_WRITER
+                return
             if settled is None:
                 if not self._is_rehearsal:
                     settled = await self._close(metadata)
@@ -186,7 +207,7 @@ class LedgerHealer:
             metadata = settled
         password, kind = credentials(metadata, None, None)
         digest = LedgerDigest(kind, password, metadata.ledger_id)
-        if self._task.is_wholly_doubted and not self._is_rehearsal:
+        if self._task.is_wholly_doubted and not self._is_rehearsal and not is_spared:
             await self._fence(ledger_key(password))
         listed = await self._list()
         copier = Copier(
@@ -198,6 +219,12 @@ class LedgerHealer:
         verifier = Verifier(metadata, digest, self._bookies, self._ledgers.config)
         await self._heal_closed(metadata, listed, _Means(copier, verifier))
         await self._require_unmoved(metadata)
+
+    def _may_close(self, metadata: LedgerMetadata) -> bool:
+        """A ledger in recovery has lost its writer."""
+        if metadata.state is not LedgerState.OPEN:
+            return True
+        return self._task.is_wholly_doubted and self._writers.are_to_have_left
 
     async def _require_unmoved(self, metadata: LedgerMetadata) -> None:
         """Raises `NoSuchLedger`, or `MetadataConflict` if copies were moved: those that were asked are others' now."""

@@ -25,7 +25,8 @@ from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.checks import Checks
-from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.patience import patiently, until_done
 from rollbook.recovery.presence import Presence, PresenceNodes
@@ -46,6 +47,7 @@ class RecoveryConfig:
     audit: AuditConfig = field(default_factory=AuditConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     steward: StewardConfig = field(default_factory=StewardConfig)
+    heal: HealConfig = field(default_factory=HealConfig)
     runs_auditor: bool = True  # And stands as steward.
     runs_worker: bool = True
 
@@ -73,8 +75,9 @@ class RecoveryServer:
         name: BookieId,
         release: str = "",
         local_bookie: BookieId | None = None,
+        doubts_of: DoubtsOf | None = None,
     ) -> None:
-        """`name` stands in votes and locks, for people."""
+        """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts."""
         cluster = ledgers.cluster
         self.name = name
         self.parts: dict[str, PartState] = {}
@@ -97,7 +100,12 @@ class RecoveryServer:
             self.auditor = Auditor(store, cluster, clock, *seen, config.audit, checks)
             election = Election(store, marks.election_folder, name, above=cluster.root)
             self._works["auditor"] = self._elected("auditor", election, self.auditor.lead)
-            self.steward = Steward(store, cluster, clock, randomness, *seen, config.steward)
+            doubts = (
+                DoubtHealing(ledgers, self._watcher, marks, clock, doubts_of, config.heal)
+                if doubts_of
+                else None
+            )
+            self.steward = Steward(store, cluster, clock, randomness, *seen, config.steward, doubts)
             folder = f"{cluster.own_root}/{STEWARD}"
             election = Election(store, folder, name, above=cluster.own_root)
             self._works["steward"] = self._elected("steward", election, self.steward.lead)

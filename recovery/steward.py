@@ -5,6 +5,7 @@ is elected. It has an election of its own: BookKeeper's auditor may be Java's, w
                         │
                         └──► census.py ──► Drained          `core/lifecycle.py`
     incarnations ─────────────────────► tasks ──► whole.py
+    doubts of bookies ────────────────► doubt_healing.py
 
 - A bookie is Drained iff a whole fresh walk that began after it was seen read-only or down finds no ledger
   that names it. A ledger that names it later makes it Draining again (LC4).
@@ -50,6 +51,7 @@ from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.drains import DrainFacts, Step, is_final, next_step
 from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.core.shapes import Shape
+from rollbook.recovery.doubt_healing import DoubtHealing, DoubtState
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.patience import patiently, until_done
 from rollbook.recovery.tasks import DrainTasks, Failures
@@ -69,6 +71,7 @@ class StewardState:
     drains: dict[BookieId, tuple[str, int]] = field(default_factory=dict)
     suspects: dict[BookieId, int] = field(default_factory=dict)  # With ledgers to be looked at.
     tasks: int = 0
+    doubts: dict[BookieId, DoubtState] = field(default_factory=dict)  # Bookies that are healed.
 
 
 @dataclass(slots=True)
@@ -88,8 +91,11 @@ class Steward:
         index: LedgerIndex,
         marks: Marks,
         config: StewardConfig,
+        doubts: DoubtHealing | None = None,
     ) -> None:
-        """`watcher` was started; `index` is kept by its owner; `marks` has the locks of this session."""
+        """`watcher` was started; `index` is kept by its owner; `marks` has the locks of this session. Without
+        `doubts` no bookie in doubt is healed.
+        """
         self._store = store
         self._root = cluster.root
         self._clock = clock
@@ -98,6 +104,7 @@ class Steward:
         self._index = index
         self._marks = marks
         self._config = config
+        self._doubts = doubts
         self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
         self._lifecycles = LifecycleNodes(store, cluster)
         self._members = MemberNodes(store, cluster)
@@ -108,7 +115,7 @@ class Steward:
         self._reset()
 
     def _reset(self) -> None:
-        self.state = StewardState()
+        self.state = StewardState(doubts=self._doubts.states if self._doubts else {})
         self._tasks: dict[LedgerId, frozenset[BookieId]] = {}
         self._are_tasks_known = False
         self._suspects: dict[BookieId, _Suspect] = {}
@@ -131,6 +138,8 @@ class Steward:
                 group.create_task(patiently("drain tasks", self._follow_tasks))
                 group.create_task(patiently("lifecycles", self._follow_lifecycles))
                 group.create_task(patiently("members", self._follow_members))
+                if self._doubts is not None:
+                    group.create_task(self._doubts.run())
                 group.create_task(patiently("steward", lambda: self._round(vote)))
         finally:
             forget()

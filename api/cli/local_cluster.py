@@ -27,17 +27,21 @@ from rollbook.api.cli.recovery_server import (
     RecoverySettings,
     recovery_server,
 )
+from rollbook.api.cli.recovery_work import LocalDoubts
+from rollbook.bookie.admin import Admin
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
+from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import end_process
 from rollbook.proto.tasks import first_of
+from rollbook.recovery.doubts import BookieDoubts
 
 BOOKIES_MAX: Final = 16
 _MIB: Final = 1024 * 1024
@@ -110,7 +114,13 @@ async def local_cluster(
             log_server(_log_settings(url, count, server, sizes), serves_store=False)
         )
         recovery = RecoverySettings(RecoveryServerConfig(url, name="recovery-1"))
-        await stack.enter_async_context(recovery_server(recovery, serves_store=False))
+        local: dict[BookieId, BookieDoubts] = {
+            BookieId(name): LocalDoubts(Admin(bookie, machine.disk, machine.clock))
+            for name, bookie in running.items()
+        }
+        await stack.enter_async_context(
+            recovery_server(recovery, serves_store=False, doubts_of=local.get)
+        )
         yield LocalCluster(url, running, logs)
 
 

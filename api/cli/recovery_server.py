@@ -17,7 +17,9 @@ import click
 import structlog
 
 from rollbook import __version__
+from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie_settings import RealMachine, check_log_level
+from rollbook.api.cli.recovery_work import AdminDoubts
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
@@ -32,12 +34,14 @@ from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.doubt_healing import DoubtsOf
+from rollbook.recovery.doubts import BookieDoubts
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
 
 logger = structlog.get_logger()
 
-_SECTIONS: Final = ("recovery", "audit", "steward", "worker", "ledger")
+_SECTIONS: Final = ("recovery", "audit", "steward", "heal", "worker", "ledger")
 _OPEN_FILES: Final = 16_384
 
 
@@ -49,6 +53,12 @@ class RecoveryServerConfig:
     name: str = ""  # It stands in votes and locks; by default the host's name.
     no_auditor: bool = False
     no_worker: bool = False
+    bookie_token_file: str = (
+        ""  # Of bookies' admin pages, where those in doubt are asked and healed.
+    )
+    bookie_ca_file: str = (
+        ""  # Who signs the certificates of those pages; then they are asked by HTTPS.
+    )
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = (
         10.0  # With the metadata store. Longer: a dead server's locks stay longer.
@@ -71,6 +81,7 @@ class RecoverySettings:
     server: RecoveryServerConfig
     audit: AuditConfig = field(default_factory=AuditConfig)
     steward: StewardConfig = field(default_factory=StewardConfig)
+    heal: HealConfig = field(default_factory=HealConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     ledger: ClientConfig = field(default_factory=ClientConfig)
 
@@ -80,6 +91,7 @@ class RecoverySettings:
             self.audit,
             self.worker,
             self.steward,
+            self.heal,
             runs_auditor=not self.server.no_auditor,
             runs_worker=not self.server.no_worker,
         )
@@ -112,6 +124,7 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
         for section, kind in (
             ("audit", AuditConfig),
             ("steward", StewardConfig),
+            ("heal", HealConfig),
             ("worker", WorkerConfig),
             ("ledger", ClientConfig),
         )
@@ -153,10 +166,14 @@ async def _serve(settings: RecoverySettings) -> None:
 
 @asynccontextmanager
 async def recovery_server(
-    settings: RecoverySettings, *, serves_store: bool, local_bookie: BookieId | None = None
+    settings: RecoverySettings,
+    *,
+    serves_store: bool,
+    local_bookie: BookieId | None = None,
+    doubts_of: DoubtsOf = lambda _: None,
 ) -> AsyncIterator[RecoveryServer]:
     """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
-    that serves it.
+    that serves it. `doubts_of`: of bookies of this process; others are asked over their admin pages.
     """
     config, machine = settings.server, RealMachine()
     randomness = random.Random(random.SystemRandom().getrandbits(128))
@@ -173,11 +190,16 @@ async def recovery_server(
         ledgers = await stack.enter_async_context(
             Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
         )
+
+        def doubts_of_any(bookie: BookieId) -> BookieDoubts | None:
+            return doubts_of(bookie) or _doubts_over_http(config, ledgers, bookie)
+
         server = RecoveryServer(
             *(ledgers, store, machine.clock, randomness, settings.recovery),
             release=__version__,
             name=local_bookie or parse_bookie_id(config.name or socket.gethostname()),
             local_bookie=local_bookie,
+            doubts_of=doubts_of_any,
         )
         async with TaskGroup() as group:
             running = group.create_task(server.run())
@@ -185,3 +207,14 @@ async def recovery_server(
                 yield server
             finally:
                 running.cancel()
+
+
+def _doubts_over_http(
+    config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
+) -> BookieDoubts | None:
+    info = ledgers.live().find(bookie)
+    if info is None or info.http_address is None:
+        return None
+    address, ca_file = str(info.http_address), config.bookie_ca_file or None
+    url = f"https://{address}" if ca_file else address
+    return AdminDoubts(AdminClient(url, config.bookie_token_file or None, ca_file))

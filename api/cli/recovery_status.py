@@ -29,6 +29,10 @@ _CHECK_COLUMNS: Final = (
     *("check", "is_running", "ledgers", "marked", "undecided", "unknown", "unreadable"),
     *("without_target", "differing"),
 )
+_DOUBT_COLUMNS: Final = (
+    *("bookie", "is_running", "doubts_everything", "ledgers_done", "ledgers", "lost", "attempts"),
+    "last_error",
+)
 _COLUMNS: Final = ("ledger_id", "task", "bookies", "since", "locked_by", "attempts", "next_try")
 _WIDE: Final = ("code", "message", "lost")
 
@@ -44,6 +48,7 @@ def show_status(metadata: Metadata, output: str) -> None:
         ]
         processes = await PresenceNodes(store, cluster).list()
         audit = next((each.audit for each in processes if each.audit), {})
+        doubts = next((each.drains.get("doubts", {}) for each in processes if each.drains), {})
         delay = await _delay(marks)
         return {
             "autorecovery": "enabled" if await marks.is_enabled() else "paused",
@@ -70,6 +75,10 @@ def show_status(metadata: Metadata, output: str) -> None:
                 {"check": check, **{name: state.get(name) for name in _CHECK_COLUMNS[1:]}}
                 for check, state in audit.get("checks", {}).items()
             ],
+            "bookies_in_doubt": [
+                {"bookie": bookie, **{name: state.get(name) for name in _DOUBT_COLUMNS[1:]}}
+                for bookie, state in sorted(doubts.items())
+            ],
             "processes": [
                 {"process": each.name, "part": part, **state}
                 for each in processes
@@ -81,7 +90,11 @@ def show_status(metadata: Metadata, output: str) -> None:
     if output != "table":
         show_facts(facts, output)
         return
-    tables = {_CHECK_COLUMNS: facts.pop("checks"), _PART_COLUMNS: facts.pop("processes")}
+    tables = {
+        _CHECK_COLUMNS: facts.pop("checks"),
+        _DOUBT_COLUMNS: facts.pop("bookies_in_doubt"),
+        _PART_COLUMNS: facts.pop("processes"),
+    }
     show_facts(facts, output)
     for columns, rows in tables.items():
         if rows:

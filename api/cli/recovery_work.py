@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import click
 
@@ -37,19 +37,7 @@ class AdminDoubts:
 
     async def page(self, after: int, limit: int) -> DoubtsPage:
         found = await asyncio.to_thread(self.client.get, _PATH, after=after, limit=limit)
-        return DoubtsPage(
-            bookie=BookieId(found["bookie_id"]),
-            instance_id=found["instance_id"],
-            stamp=found["stamp"],
-            everything=found["everything"],
-            ledgers={
-                each["ledger_id"]: tuple(
-                    Range(part["first_entry"], part["last_entry"]) for part in each["ranges"]
-                )
-                for each in found["ledgers"]
-            },
-            next_after=found["next_after"],
-        )
+        return _page_of(found)
 
     async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
         for start in range(0, len(ranges), _RANGES):
@@ -61,6 +49,50 @@ class AdminDoubts:
 
     async def _tell(self, **settled: Any) -> None:
         await asyncio.to_thread(self.client.put, f"{_PATH}/settled", settled)
+
+
+class AdminViews(Protocol):
+    """What a bookie's admin pages show (`bookie/admin.py`)."""
+
+    def doubts(self, after: int, limit: int) -> Mapping[str, Any]: ...
+
+    async def settle_doubts(
+        self, stamp: str, ledger_id: int, ranges: Sequence[tuple[int, int]]
+    ) -> None: ...
+
+    async def settle_everything(self, stamp: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDoubts:
+    """Those of a bookie of this process."""
+
+    admin: AdminViews
+
+    async def page(self, after: int, limit: int) -> DoubtsPage:
+        return _page_of(self.admin.doubts(after, limit))
+
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+        await self.admin.settle_doubts(stamp, ledger_id, ranges)
+
+    async def settle_everything(self, stamp: str) -> None:
+        await self.admin.settle_everything(stamp)
+
+
+def _page_of(found: Mapping[str, Any]) -> DoubtsPage:
+    return DoubtsPage(
+        bookie=BookieId(found["bookie_id"]),
+        instance_id=found["instance_id"],
+        stamp=found["stamp"],
+        everything=found["everything"],
+        ledgers={
+            each["ledger_id"]: tuple(
+                Range(part["first_entry"], part["last_entry"]) for part in each["ranges"]
+            )
+            for each in found["ledgers"]
+        },
+        next_after=found["next_after"],
+    )
 
 
 def heal_bookie(

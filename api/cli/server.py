@@ -172,6 +172,12 @@ def log(**flags: Any) -> None:
 )
 @click.option("--no-auditor", is_flag=True, help="Do not stand for auditor.")
 @click.option("--no-worker", is_flag=True, help="Make no copies.")
+@click.option(
+    "--bookie-token-file",
+    metavar="FILE",
+    help="Of bookies' admin pages: those in doubt are healed.",
+)
+@click.option("--bookie-ca-file", metavar="FILE", help="Who signs the certificates of those pages.")
 @click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
 @_log_level_option
 def recovery(**flags: Any) -> None:

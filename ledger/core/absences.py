@@ -6,6 +6,7 @@ up such a seat itself, before that.
 
     not registered for 15 s    lost: longer than a restart takes, so a restart moves nothing
     registered as draining     it is to lose all its seats
+    in doubt about everything  it takes no entries before it is healed, and for that open ledgers are closed
     read-only                  not missing: it keeps its seats until an add is refused
 """
 
@@ -26,10 +27,10 @@ class Absences:
         self,
         members: Iterable[BookieId],
         registered: Collection[BookieId],
-        draining: Collection[BookieId],
+        leaving: Collection[BookieId],
         now_ns: int,
     ) -> set[BookieId]:
-        """`members` have seats in open fragments. Those of them whose seats are to be given up."""
+        """`members` have seats in open fragments, `leaving` give theirs up. Those whose seats are to be given up."""
         absent = [each for each in members if each not in registered]
         self._since_ns = {each: self._since_ns.get(each, now_ns) for each in absent}
         lost = {
@@ -37,4 +38,4 @@ class Absences:
             for each, since_ns in self._since_ns.items()
             if now_ns - since_ns >= self._absent_ns
         }
-        return lost | {each for each in members if each in draining}
+        return lost | {each for each in members if each in leaving}

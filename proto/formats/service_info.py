@@ -22,6 +22,7 @@ TLS_PROTOCOL: Final = "rollbook-tls"  # The same behind TLS; clients of BookKeep
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
 HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
 DRAINING: Final = "rollbook.draining"  # "true": it is to leave the cluster, and gives up its seats.
+DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and takes no entries.
 EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
 
 # What there is of those.
@@ -78,6 +79,11 @@ class BookieServiceInfo:
     @property
     def is_draining(self) -> bool:
         return dict(self.properties).get(DRAINING) == "true"
+
+    @property
+    def gives_up_seats(self) -> bool:
+        """Writers leave it although it is registered."""
+        return self.is_draining or dict(self.properties).get(DOUBTING) == "true"
 
     @property
     def incarnation(self) -> str | None:

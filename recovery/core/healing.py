@@ -62,6 +62,18 @@ def as_if_closed(
     return replace(metadata, state=LedgerState.CLOSED, last_entry=lac, length=0)
 
 
+def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
+    """For a ledger whose writer has left the bookie: nobody counts on its answers from the open end on, so it is
+    settled as if the ledger had ended there.
+    """
+    if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
+        return None
+    last = EntryId(metadata.fragments[-1].first_entry - 1)
+    fragments = metadata.fragments[:-1]
+    closed = LedgerState.CLOSED
+    return replace(metadata, state=closed, fragments=fragments, last_entry=last, length=0)
+
+
 def stretches(
     metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[Range]
 ) -> Iterator[Stretch]:

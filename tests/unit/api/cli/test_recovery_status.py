@@ -149,13 +149,20 @@ async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
         nodes = PresenceNodes(site.store, site.cluster)
         await nodes.prepare()
         parts = {"worker": {"state": "failed", "restarts": 2, "last_error": "broken"}}
-        await nodes.write(
-            Presence("recovery-1", "0.1", 1, parts, {"is_braked": True, "missing": [B2]})
-        )
+        audit = {
+            "is_braked": True,
+            "missing": [B2],
+            "checks": {"copies": {"is_running": True, "ledgers": 7, "marked": 2}},
+        }
+        drains = {"doubts": {B1: {"is_running": False, "attempts": 3, "last_error": "away"}}}
+        await nodes.write(Presence("recovery-1", "0.1", 1, parts, audit, drains))
         found = await site.json("status")
         assert (found["auditor"], found["audit_braked"]) == (B1, True)
         assert found["bookies_missing"] == B2
         assert found["checked_ledgers"] == "2023-11-14T22:13:20+00:00"
+        assert [(each["check"], each["ledgers"]) for each in found["checks"]] == [("copies", 7)]
+        (doubting,) = found["bookies_in_doubt"]
+        assert (doubting["bookie"], doubting["attempts"]) == (B1, 3)
         assert found["processes"] == [
             {"process": "recovery-1", "part": "worker", **parts["worker"]}
         ]

@@ -14,6 +14,7 @@ from rollbook.recovery.core.healing import (
     WHOLE,
     Range,
     as_if_closed,
+    before_open_end,
     covers,
     expected,
     intersection,
@@ -204,3 +205,15 @@ def test_ranges() -> None:
     assert ranges_of([1, 3, 5, 8], gap=2) == [(1, 5), (8, 8)]
     assert intersection([Range(0, 5), Range(7, 9)], [Range(4, 7)]) == [(4, 5), (7, 7)]
     assert intersection([WHOLE], [Range(4, 7)]) == [(4, 7)]
+
+
+def test_a_bookie_that_the_writer_has_left_is_healed_up_to_there() -> None:
+    """DH3: nobody counts on its answers from the open end on."""
+    q = Quorum(2, 2, 2)
+    here, there, third = BookieId("a"), BookieId("b"), BookieId("c")
+    fragments = Fragment(EntryId(0), (here, there)), Fragment(EntryId(7), (third, there))
+    metadata = LedgerMetadata(LedgerId(1), q, fragments)
+    healed = before_open_end(metadata, here)
+    assert healed is not None
+    assert (healed.is_closed, healed.last_entry, healed.fragments) == (True, 6, fragments[:1])
+    assert before_open_end(metadata, there) is None, "its open end names it"

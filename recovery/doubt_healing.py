@@ -1,0 +1,211 @@
+"""Heals bookies that are in doubt, by itself: they are asked what they doubt, and `Healer` brings it back.
+
+    registered bookies ──► one page of doubts each, now and then ──► a healing for each that has any ──► again, later
+
+- One healing at a time for each bookie, and a few at a time in all; each at the pace of `HealConfig` (DH1).
+- A healing that leaves something is repeated after 5 s, doubling to 10 min: copies turn up, open ledgers get closed (DH2).
+- No writer that is alive is fenced (DH3). A ledger with a writer is healed where its ends are known. Its open end is
+  closed only if it still names, after the grace period, a bookie that doubts everything: such a bookie says so in its
+  registration, and writers that are alive leave it in the meantime.
+- What has no copy anywhere is reported once, and waits for a person: `rollbook recovery heal --accept-loss` (DH4).
+
+Doubts are a bookie's own. They are asked for over its admin pages, so a bookie without them is not healed by itself.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Never
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.ids import BookieId
+from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import TaskGroup
+from rollbook.recovery.config import HealConfig
+from rollbook.recovery.core.failures import Failure, after_failure
+from rollbook.recovery.doubts import BookieDoubts
+from rollbook.recovery.healer import Healer, Healing
+from rollbook.recovery.ledger_healer import Outcome
+from rollbook.recovery.patience import patiently
+
+logger = structlog.get_logger()
+
+_AT_ONCE: Final = 4
+_ANYTHING: Final = 1  # Of a page of doubts, to see whether there are any.
+_LEDGERS_NAMED: Final = 5
+
+DoubtsOf = Callable[[BookieId], BookieDoubts | None]
+"""None: nobody can ask this bookie what it doubts."""
+
+
+@dataclass(slots=True)
+class DoubtState:
+    """Of one bookie that is in doubt, for `status`."""
+
+    is_running: bool = False
+    doubts_everything: bool = False
+    ledgers_done: int = 0
+    ledgers: int = 0
+    lost: int = 0  # Ledgers with entries that have no copy anywhere.
+    attempts: int = 0  # That left something.
+    next_try_ms: int | None = None
+    last_error: str = ""
+
+
+class DoubtHealing:
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        watcher: BookieWatcher,
+        marks: Marks,
+        clock: Clock,
+        doubts_of: DoubtsOf,
+        config: HealConfig,
+    ) -> None:
+        """`watcher` was started."""
+        self.states: dict[BookieId, DoubtState] = {}
+        self._ledgers = ledgers
+        self._watcher = watcher
+        self._marks = marks
+        self._clock = clock
+        self._doubts_of = doubts_of
+        self._config = config
+        self._failures: dict[BookieId, Failure] = {}
+        self._since_ns: dict[BookieId, int] = {}  # In doubt of everything, as this process saw it.
+        self._running: dict[BookieId, asyncio.Task[None]] = {}
+
+    async def run(self) -> Never:
+        """Until cancelled."""
+        self._running.clear()
+        async with TaskGroup() as group:
+            await patiently("doubts", lambda: self._turn(group))
+        raise AssertionError("it is cancelled")
+
+    async def _turn(self, group: TaskGroup) -> None:
+        live = self._watcher.current
+        registered = [*live.writable, *live.read_only]
+        self._forget_others(registered)
+        if await self._marks.is_enabled():
+            for bookie in registered:
+                if len(self._running) >= _AT_ONCE:
+                    break
+                if bookie not in self._running and self._is_due(bookie):
+                    await self._look_at(bookie, group)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s()):
+                await self._watcher.changed(live)
+
+    def _forget_others(self, registered: list[BookieId]) -> None:
+        """One that was away may be another one now; a healing that goes on finds that out by itself."""
+        kept = {*registered, *self._running}
+        for bookie in [each for each in (*self.states, *self._since_ns) if each not in kept]:
+            self.states.pop(bookie, None)
+            self._failures.pop(bookie, None)
+            self._since_ns.pop(bookie, None)
+
+    def _is_due(self, bookie: BookieId) -> bool:
+        failure = self._failures.get(bookie)
+        return failure is None or failure.is_due(self._now_ms())
+
+    def _pause_s(self) -> float:
+        due = [each.next_try_ms for each in self._failures.values() if each.next_try_ms is not None]
+        next_s = (min(due) - self._now_ms()) / 1000 if due else self._config.look_again_s
+        longest_s = self._config.look_again_s
+        if self._running:  # When it ends the next try is known.
+            longest_s = min(longest_s, 1.0)
+        return min(max(next_s, 0.02), longest_s)
+
+    async def _look_at(self, bookie: BookieId, group: TaskGroup) -> None:
+        doubts = self._doubts_of(bookie)
+        if doubts is None:
+            return
+        try:
+            page = await doubts.page(-1, _ANYTHING)
+        except RollbookError as error:
+            self._fail(bookie, error.code.reason, error.message or str(error))
+            return
+        if not page.everything and not page.ledgers:
+            self._settle(bookie)
+            return
+        state = self.states.setdefault(bookie, DoubtState())
+        state.is_running, state.doubts_everything = True, page.everything
+        now_ns = self._clock.monotonic_ns()
+        if page.everything:
+            since_ns = self._since_ns.setdefault(bookie, now_ns)
+            is_grace_over = now_ns - since_ns >= self._config.grace_s * 1e9
+        else:
+            self._since_ns.pop(bookie, None)
+            is_grace_over = False
+        task = group.create_task(self._heal(bookie, doubts, state, is_grace_over))
+        self._running[bookie] = task
+        task.add_done_callback(lambda _: self._running.pop(bookie, None))
+
+    async def _heal(
+        self, bookie: BookieId, doubts: BookieDoubts, state: DoubtState, is_grace_over: bool
+    ) -> None:
+        def on_progress(done: int, of: int) -> None:
+            state.ledgers_done, state.ledgers = done, of
+
+        logger.info("bookie_healing_started", bookie=bookie, everything=state.doubts_everything)
+        healer = Healer(
+            *(self._ledgers, bookie, doubts, self._config),
+            spares_writers=True,
+            closes_open_ends=is_grace_over,
+        )
+        try:
+            healing = await healer.heal(on_progress)
+        except RollbookError as error:
+            self._fail(bookie, error.code.reason, error.message or str(error))
+            return
+        finally:
+            state.is_running = False
+        self._on_healing(bookie, state, healing)
+
+    def _on_healing(self, bookie: BookieId, state: DoubtState, healing: Healing) -> None:
+        state.doubts_everything = healing.doubts_everything
+        lost = healing.ledgers[Outcome.LOST]
+        if lost and lost != state.lost:
+            named = [each.ledger_id for each in healing.remarkable if each.lost]
+            logger.error(
+                "bookie_entries_lost",
+                bookie=bookie,
+                ledgers=lost,
+                examples=named[:_LEDGERS_NAMED],
+                next_step=f"rollbook recovery heal {bookie} --accept-loss LEDGER",
+            )
+        state.lost = lost
+        if healing.are_ledgers_whole and not healing.doubts_everything:
+            self._settle(bookie)
+            return
+        first = next((each for each in healing.remarkable if each.reason), None)
+        reason = f"ledger {first.ledger_id}: {first.reason}" if first else "entries have no copy"
+        self._fail(bookie, "DOUBTS_LEFT", reason)
+
+    def _settle(self, bookie: BookieId) -> None:
+        self._failures.pop(bookie, None)
+        self._since_ns.pop(bookie, None)
+        if self.states.pop(bookie, None) is not None:
+            logger.info("bookie_healed", bookie=bookie)
+
+    def _fail(self, bookie: BookieId, code: str, message: str) -> None:
+        before = self._failures.get(bookie)
+        failure = after_failure(before, self._now_ms(), code, message)
+        self._failures[bookie] = failure
+        state = self.states.setdefault(bookie, DoubtState())
+        state.attempts = failure.attempts
+        if failure.next_try_ms is not None:
+            left_ms = failure.next_try_ms - failure.failed_ms
+            state.next_try_ms = self._clock.wall_us() // 1000 + left_ms
+        state.last_error = f"{code}: {message}"
+        if before is None or before.message != message:
+            logger.warning("bookie_not_healed", bookie=bookie, code=code, reason=message)
+
+    def _now_ms(self) -> int:
+        """Of the monotonic clock: these times are nobody else's."""
+        return self._clock.monotonic_ns() // 1_000_000
