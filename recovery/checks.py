@@ -281,7 +281,7 @@ class Checks:
         )
         if not ensembles:
             return True
-        if any(pick_for_racks(self._ledgers, quorum, each) for each in ensembles):
+        if any(pick_for_racks(self._ledgers, quorum, each) for each in ensembles):  # AU10
             await self._mark(ledger_id, [], state, gate)
         else:
             state.without_target += 1
@@ -323,7 +323,7 @@ class Checks:
                 if each in first.to_mark and live.find(each)  # AU6
             ]
             bad = {each: second.bad[each] for each in to_mark if each in second.bad}
-            if bad:
+            if bad:  # AU9
                 await self._bad.add(ledger_id, bad)
                 logger.error(
                     "bad_copies_found",

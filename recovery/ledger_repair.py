@@ -19,6 +19,7 @@ import structlog
 
 from rollbook.ledger.core.verification import CopyState
 from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
+from rollbook.ledger.verifier import Verifier
 from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.cluster.lost_replies import read_surely
@@ -353,6 +354,16 @@ class LedgerRepair:
             sources,
             on_progress=self._on_progress,
         )
+        if (
+            target == seat.bookie and copied.missing
+        ):  # It is a holder: what it lacks may be UNKNOWN.
+            verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
+            held = await verifier.read_share(target, sorted(copied.missing))
+            for entry_id, copy in held.items():
+                if isinstance(copy, CopyState):
+                    copied.missing[entry_id][target] = copy
+                else:
+                    del copied.missing[entry_id]
         self.found.entries += copied.entries
         self.found.entry_bytes += copied.entry_bytes
         return copied

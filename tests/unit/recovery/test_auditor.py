@@ -351,7 +351,11 @@ async def test_the_delay_written_again_checks_the_bookies_by_fresh_metadata(site
     """AU8: as BookKeeper's `triggeraudit` asks for it."""
     await site.make(1, 0, 1)
     async with site.auditor() as auditor:
-        await settled(auditor, set())
+
+        async def knows_the_delay() -> bool:
+            return auditor._delay == (0, 0)
+
+        await until(knows_the_delay)
         await site.marks.set_delay(0)
         times = CheckTimes(site.people, site.cluster, site.marks)
 

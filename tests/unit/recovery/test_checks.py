@@ -100,7 +100,7 @@ async def spoil(site: Site, ledger_id: LedgerId, bookie: BookieId, entry_id: int
 async def write_elsewhere(site: Site, count: int) -> LedgerId:
     """Not on the fourth bookie."""
     while True:
-        ledger_id = await site.write(count)
+        ledger_id = await site.write(count, ack=3)
         if not (await site.ledgers.metadata(ledger_id)).metadata.names(FOURTH):
             return ledger_id
 
@@ -108,7 +108,7 @@ async def write_elsewhere(site: Site, count: int) -> LedgerId:
 async def test_a_hole_in_the_middle_of_a_copy_is_found_and_filled(cluster: LocalCluster) -> None:
     """AU5: BookKeeper reads the first and the last entry, which are there."""
     async with site_of(cluster) as site:
-        await site.write(0)
+        await site.write(0, ack=3)
         ledger_id = await write_elsewhere(site, 100)
         await give_seat(site, ledger_id, FOURTH, (each for each in range(100) if each != 50))
         state = await check(site, COPIES)
@@ -126,7 +126,7 @@ async def test_a_hole_in_the_middle_of_a_copy_is_found_and_filled(cluster: Local
 async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> None:
     """AU9: the entry list shows it as present, so the entries are named beside the mark."""
     async with site_of(cluster) as site:
-        ledger_id = await site.write(40)
+        ledger_id = await site.write(40, ack=3)
         await spoil(site, ledger_id, LOST, 7)
         assert (await check(site, COPIES)).marked == 0, "it is listed"
         assert (await check(site, LEDGERS, percent=0)).marked == 0, "it is at no end"
@@ -143,7 +143,7 @@ async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> N
 async def test_a_bookie_that_is_away_is_not_judged(cluster: LocalCluster) -> None:
     """AU6: the delay holds for every check."""
     async with site_of(cluster) as site:
-        await site.write(20)
+        await site.write(20, ack=3)
         await site.lose()
         for kind in (COPIES, LEDGERS):
             state = await check(site, kind, percent=100)
@@ -167,7 +167,7 @@ async def test_a_copy_that_arrives_before_the_second_look_is_not_marked(
 
     monkeypatch.setattr(Checks, "_judge_lists", judge_late)
     async with site_of(cluster) as site:
-        await site.write(3)
+        await site.write(3, ack=3)
         assert (await check(site, COPIES)).marked == 0
         assert looks >= 2
 
@@ -177,7 +177,7 @@ async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
 ) -> None:
     """AU5: BookKeeper writes the time of a check that gave up."""
     async with site_of(cluster) as site:
-        await site.write(3)
+        await site.write(3, ack=3)
         call, asked = site.ledgers.bookies.call, 0
 
         async def call_in_vain(bookie: BookieId, *args: Any, **more: Any) -> Any:
@@ -202,7 +202,7 @@ async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
     async with site_of(cluster) as site, cluster.connect(replace(QUICK, racks=racks)) as mapped:
         await mapped.until_writable(4, PATIENCE_S)
         ledger_id = await write_elsewhere(site, 20)
-        await site.write(3)
+        await site.write(3, ack=3)
         assert PLACEMENT not in Checks(
             *(site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, AuditConfig())
         ).works(opened), "nobody knows racks there"

@@ -1,0 +1,273 @@
+"""Repairs that cannot succeed, or hardly: how often each is tried, and that nothing spins (RP5).
+
+One worker runs over all of them at once, and looks far more often than it may try.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.errors import MetadataUnavailable
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import LedgerState
+from rollbook.recovery.ledger_repair import LedgerRepair
+from rollbook.recovery.tasks import BadCopies
+from rollbook.recovery.worker import Worker
+from tests.support.ledger_cluster import LocalCluster
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+from tests.unit.recovery.test_checks import give_seat, spoil
+from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site_of
+
+EAGER = replace(CONFIG, look_again_s=0.02)
+FULL = BookieId("bk-4")
+FIFTH = BookieId("bk-5")
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    names = ("bk-1", "bk-2", "bk-3", "bk-4", "bk-5")
+    async with asyncio.timeout(PATIENCE_S), LocalCluster(tmp_path, names) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Counter[LedgerId]:
+    run, counted = LedgerRepair.run, Counter[LedgerId]()
+
+    async def run_counted(self: LedgerRepair) -> Any:
+        counted[self.found.ledger_id] += 1
+        return await run(self)
+
+    monkeypatch.setattr(LedgerRepair, "run", run_counted)
+    return counted
+
+
+async def write_on(site: Site, members: set[str], count: int) -> LedgerId:
+    """A closed ledger on just these bookies."""
+    size = len(members)
+    while True:
+        ledger_id = await site.write(count, ensemble=size, write=size, ack=size)
+        ensemble = (await site.ledgers.metadata(ledger_id)).metadata.fragments[0].ensemble
+        if set(ensemble) == members:
+            return ledger_id
+
+
+async def work_for(site: Site, seconds: float, worker: Worker | None = None) -> None:
+    running = asyncio.create_task((worker or site.make_worker(EAGER)).run())
+    await asyncio.sleep(seconds)
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_each_hard_case_is_tried_as_often_as_its_table_says(
+    cluster: LocalCluster, attempts: Counter[LedgerId]
+) -> None:
+    """RP5, RP6: attempts, what is written down, and whether a person is needed."""
+    async with site_of(cluster) as site:
+        await site.ledgers.until_writable(5, PATIENCE_S)
+        empty = await write_on(site, {"bk-1", LOST, "bk-3"}, 0)
+        single = await write_on(site, {LOST}, 3)
+        rotten = await write_on(site, {LOST}, 3)
+        unknown = await write_on(site, {"bk-1", LOST}, 3)
+        no_target = await write_on(site, {"bk-1", LOST, "bk-3", FULL, FIFTH}, 3)
+        full_target = await write_on(site, {"bk-1", LOST, "bk-3", FIFTH}, 3)
+        malformed = await write_on(site, {"bk-1", LOST}, 3)
+        # The only copy of one ledger, on a bookie that is there.
+        await give_seat(site, rotten, BookieId("bk-3"), range(3))
+        await spoil(site, rotten, BookieId("bk-3"), 1)
+        await BadCopies(site.store, site.ledgers.cluster).prepare()
+        bad = BadCopies(site.store, site.ledgers.cluster)
+        await bad.add(rotten, {BookieId("bk-3"): [EntryId(1)]})
+        # Both holders of another one answer UNKNOWN.
+        await give_seat(site, unknown, FIFTH, ())
+        for holder in ("bk-1", FIFTH):
+            storage = cluster.bookies[holder].storage
+            storage.catalog.doubts.add(unknown, -1, 2**62)
+        cluster.bookies[FULL].storage.refuses_adds = True
+        await site.lose()
+        await site.mark(empty, single, no_target, full_target, malformed)
+        await site.mark(rotten, bookie=BookieId("bk-3"))
+        await site.mark(unknown, bookie=FIFTH)
+        await site.store.set(site.marks.path(malformed), b"\xff")
+        await work_for(site, 0.5)
+
+        table = {
+            # Attempts, code, whether a person has to decide.
+            empty: (1, None, False),
+            single: (1, "ENTRY_UNAVAILABLE", False),
+            rotten: (1, "DATA_LOST", True),
+            no_target: (1, "QUORUM_UNAVAILABLE", False),
+            full_target: (1, "QUORUM_UNAVAILABLE", False),
+            malformed: (0, None, False),
+        }
+        found = {}
+        for ledger_id in table:
+            failure = await site.failures.read(ledger_id)
+            found[ledger_id] = (
+                attempts[ledger_id],
+                failure.code if failure else None,
+                bool(failure and failure.is_unrecoverable),
+            )
+        assert found == table
+        assert empty not in await site.marked()
+        assert {single, rotten, no_target, full_target, malformed} <= {*await site.marked()}
+        assert await site.marks.locked() == set()
+
+
+async def test_while_all_holders_say_unknown_the_ledger_waits(
+    cluster: LocalCluster, attempts: Counter[LedgerId]
+) -> None:
+    """RP5: UNKNOWN is no loss, however many say so."""
+    async with site_of(cluster) as site:
+        await site.ledgers.until_writable(5, PATIENCE_S)
+        ledger_id = await write_on(site, {"bk-1", LOST}, 3)
+        await give_seat(site, ledger_id, FIFTH, ())
+        for holder in ("bk-1", FIFTH):
+            await cluster.stop(holder)
+            await cluster.format(holder)
+            await cluster.start(holder)
+            cluster.bookies[holder].storage.catalog.doubts.add(ledger_id, -1, 2**62)
+        while not all(
+            (info := site.ledgers.live().find(BookieId(each)))
+            and info.address == cluster.bookies[each].advertised
+            for each in ("bk-1", FIFTH)
+        ):
+            await asyncio.sleep(0.01)
+        await site.mark(ledger_id, bookie=FIFTH)
+        await work_for(site, 0.3)
+        failure = await site.failures.read(ledger_id)
+        assert failure is not None
+        assert (failure.code, failure.is_unrecoverable) == ("ENTRY_UNAVAILABLE", False)
+        assert attempts[ledger_id] == 1
+
+
+async def test_what_is_switched_off_is_not_tried(
+    cluster: LocalCluster, attempts: Counter[LedgerId]
+) -> None:
+    """A10."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(3)
+        await site.lose()
+        await site.mark(ledger_id)
+        await site.marks.disable()
+        await work_for(site, 0.2)
+        assert not attempts
+        assert await site.marked() == [ledger_id]
+
+
+async def test_while_the_metadata_store_is_away_a_worker_asks_twice_a_second(
+    cluster: LocalCluster, attempts: Counter[LedgerId]
+) -> None:
+    """Minutes of it cost a few requests a second, and the repair is made when it is back."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(3)
+        await site.lose()
+        await site.mark(ledger_id)
+        away = FaultyStore(site.store)
+        marks = Marks(away, site.ledgers.cluster.root)
+        worker = Worker(site.ledgers, away, site.worker._clock, EAGER, name="here", marks=marks)
+        away.read_fates.extend([Fate.NOT_SENT] * 10_000)
+        await work_for(site, 1.2, worker)
+        # Four parts, every half second, and what each of them asks again by itself.
+        asked = 10_000 - len(away.read_fates)
+        assert 0 < asked < 200
+        assert not attempts
+        away.read_fates.clear()
+        await work_for(site, 0.5, worker)
+        assert attempts[ledger_id] == 1
+        await site.require_whole(ledger_id, 3)
+
+
+# --- A repair and the ledger's own writer -------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["moves", "closes"])
+async def test_a_writer_that_changes_the_ledger_during_a_copy_loses_nothing(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """RP1, LM4: between the copy and the swap the writer changes its ensemble, or closes; both changes stay."""
+    async with site_of(cluster) as site:
+        while True:
+            writer = await site.ledgers.create()
+            if writer.metadata.names(LOST):
+                break
+            await writer.close()
+        await writer.append(b"first")
+        await site.lose()
+        while LOST in writer.metadata.fragments[-1].ensemble:
+            await writer.append(b"x")
+            await asyncio.sleep(0.01)
+        copy, copies = LedgerRepair._copy, 0
+
+        async def copy_and_race(self: LedgerRepair, *args: Any) -> Any:
+            nonlocal copies
+            copied = await copy(self, *args)
+            copies += 1
+            if what == "closes" and copies == 1:
+                await writer.close()
+            elif copies == 1:
+                leaves = writer.metadata.fragments[-1].ensemble[0]
+                assert writer.leave(MetadataUnavailable("planted"), leaves)
+                while leaves in writer.metadata.fragments[-1].ensemble:
+                    await writer.append(b"y")
+                    await asyncio.sleep(0.01)
+            return copied
+
+        monkeypatch.setattr(LedgerRepair, "_copy", copy_and_race)
+        await site.mark(writer.ledger_id)
+        await site.worker.work_once()
+        assert await site.marked() == [], "it does not starve"
+        assert copies == 1
+        metadata = (await site.ledgers.metadata(writer.ledger_id, fresh=True)).metadata
+        assert not metadata.names(LOST)
+        assert metadata.is_closed is (what == "closes")
+        if what == "moves":
+            assert metadata.state is LedgerState.OPEN
+            assert len(metadata.fragments) >= 2, "the writer's change is there"
+            await writer.append(b"still open")
+            await writer.close()
+        verdict = await site.ledgers.verify(writer.ledger_id)
+        while not verdict.is_sound:
+            await asyncio.sleep(0.05)
+            verdict = await site.ledgers.verify(writer.ledger_id)
+        assert verdict.entries == writer.last_add_confirmed + 1
+
+
+# --- Bookies that come back ---------------------------------------------------------------------
+
+
+async def test_one_that_is_back_after_half_of_its_ledgers_keeps_the_rest(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RP2: the rest is un-marked, and not one byte of it is copied."""
+    async with site_of(cluster) as site:
+        ids = [await site.write(20) for _ in range(8)]
+        await site.lose()
+        await site.mark(*ids)
+        repair, repairs = Worker._repair, 0
+
+        async def repair_half(self: Worker, *args: Any) -> None:
+            nonlocal repairs
+            if repairs == 4:
+                await site.bring_back()
+            repairs += 1
+            await repair(self, *args)
+
+        monkeypatch.setattr(Worker, "_repair", repair_half)
+        worker = site.make_worker(replace(CONFIG, ledgers_at_once=1))
+        await worker.work_once()
+        assert await site.marked() == []
+        assert worker.stats.entries == 4 * 20
+        named = [
+            (await site.ledgers.metadata(each, fresh=True)).metadata.names(LOST) for each in ids
+        ]
+        assert sum(named) == 4
+        for ledger_id in ids:
+            await site.require_whole(ledger_id, 20)
