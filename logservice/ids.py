@@ -125,6 +125,21 @@ class LogName:
         return f"{self.namespace}/{self.name}"
 
 
+def parse_prefix(text: str) -> tuple[str, str]:
+    """Of names of logs: a namespace and how names in it begin. `ns/pre`, `ns/`, or `pre` for `default/pre`; two empty
+    strings for an empty one, which every name begins with. Raises `InvalidRequest`.
+    """
+    if not text:
+        return "", ""
+    namespace, slash, prefix = text.partition("/")
+    if not slash:
+        namespace, prefix = DEFAULT_NAMESPACE, namespace
+    parse_name(namespace, "the namespace")
+    if prefix:
+        parse_name(prefix, "the prefix")
+    return namespace, prefix
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerRef:
     """The producer of a batch, and the batch's number: a log recognises a repeated one by them.

@@ -56,6 +56,7 @@ from rollbook.proto.cluster.lost_replies import (
     transact_surely,
 )
 from rollbook.proto.errors import (
+    InvalidRequest,
     LogDeleted,
     LogExists,
     MetadataConflict,
@@ -83,6 +84,7 @@ WITNESS: Final = "log-servers-witness"
 MARKS: Final = "marks"
 CURSORS: Final = "cursors"
 _FOLDERS: Final = 256
+_LIST_DEPTH: Final = 4  # Of a list's path below the root: nothing, namespace, folder, log.
 _RACES_MAX: Final = 20
 _PAUSE_S: Final = 0.005  # Doubles, with chance in it.
 
@@ -188,6 +190,19 @@ class LogNodes:
     async def watch(self, name: LogName) -> Watch:
         """Tells of every change of the list from now on."""
         return await self._store.watch(self.path(name))
+
+    async def watch_all(self) -> Watch:
+        """Tells of every change of any list, and of nodes below them: `log_of` says which log an event is about."""
+        return await self._store.watch(self.root, recursive=True)
+
+    def log_of(self, path: str) -> LogName | None:
+        """Whose list this node is. None: of no log."""
+        parts = path.removeprefix(self.root).split("/")
+        if len(parts) != _LIST_DEPTH:
+            return None
+        with suppress(InvalidRequest):
+            return LogName(parts[1], parts[3])
+        return None
 
     async def replace(
         self, stored: StoredLog, listed: LedgerList, *, made_for: int | None = None

@@ -132,6 +132,7 @@ class LogServer:
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
+        self.on_owner_changed: Callable[[LogName], None] = _nobody_listens
         self._is_closed = False
 
     async def start(self, address: str, http: str = "") -> None:
@@ -469,6 +470,7 @@ class LogServer:
             **owner.opening_ms,
         )
         self._owners[name] = owner
+        self.on_owner_changed(name)
         owner.until_lost.add_done_callback(lambda _: self._on_lost(name, owner))
         return owner
 
@@ -489,6 +491,7 @@ class LogServer:
             self._lost[name] = None
             if len(self._lost) > _LOST_MAX:
                 self._lost.popitem(last=False)
+        self.on_owner_changed(name)
         ending = asyncio.get_running_loop().create_task(owner.ended())
         self._endings[ending] = None
         ending.add_done_callback(self._endings.pop)
@@ -593,6 +596,7 @@ class LogServer:
             logger.warning("log_not_closed", log=str(name), reason=error.code.reason)
         finally:
             del self._closings[name]
+            self.on_owner_changed(name)
 
     async def _balance(self) -> None:
         """Lets go of what others should have, once no server has come or gone for a while, and of
@@ -687,6 +691,10 @@ def _being_stopped() -> OwnerChanging:
 
 def _being_given_up() -> OwnerChanging:
     return OwnerChanging("this server gives the log up", retry_after_ms=_RETRY_MS)
+
+
+def _nobody_listens(name: LogName) -> None:
+    """No tails are watched."""
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:

@@ -7,7 +7,7 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; a se
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -52,6 +52,7 @@ from rollbook.logservice.positions import (
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
+from rollbook.logservice.tail_directory import TailDirectory
 from rollbook.logservice.truncation import (
     delete_discarded,
     delete_log,
@@ -125,6 +126,7 @@ class Service:
         self._default = LogConfig(quorum=server.config.quorum)
         self._readers: dict[int, LogReader] = {}  # By number.
         self._readers_ever = 0
+        self._tails = TailDirectory(server, server.nodes, server.ledgers)
         self.stats: Final = LogStats()
         self._wire_stats()
 
@@ -400,6 +402,16 @@ class Service:
             for each in under_way:
                 each.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
+        if self._tails.watchers >= self.server.config.readers_max:
+            raise Overloaded(
+                "as many clients watch tails at this server as it may have readers",
+                retry_after_ms=1000,
+            )
+        async with aclosing(self._tails.watch(request)) as messages:
+            async for message in messages:
+                yield message
 
     async def _date(self, log: LogName, tail: LogTail, times: "_Times") -> None:
         times.on_looked(await self._dated(log, tail), self._loop.time())

@@ -12,7 +12,7 @@ that was appended to the longest ago gives its oldest.
 import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Final
@@ -69,6 +69,7 @@ class TailCache:
         self.tail = tail
         self.bytes_max = bytes_max
         self.end: RollbookError | None = None  # Why nothing follows any more.
+        self.on_grown: Callable[[], None] | None = None  # While tails are watched.
         self._memory = memory
         self.bytes = 0  # Of what is here.
         self._kept: list[_Kept] = []
@@ -107,6 +108,8 @@ class TailCache:
         self._memory.make_room()
         if self._waiting:
             self.wake()
+        if self.on_grown is not None:
+            self.on_grown()
 
     def drop_oldest(self) -> bool:
         """Whether there is another one."""

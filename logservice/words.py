@@ -343,6 +343,49 @@ class WatchTail:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchTails:
+    """The tails of many logs: first all that this server knows of, then what changes. No log is opened (TW1).
+
+    A server answers for the logs that it owns, and for those that their names suggest to it: a client that wants
+    all of them watches all servers, and merges (`core/log_tails.py`).
+    """
+
+    logs: tuple[LogName, ...] = ()  # Of these names: those that exist,
+    prefixes: tuple[str, ...] = ()  # and those that begin so: `namespace/prefix`. `""`: all logs.
+    interval_ms: int = 20  # At most one message per interval. Longer: fewer messages, later news.
+    heartbeat_ms: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class TailOfLog:
+    """As one server knows it. Of one `uid` neither head nor tail goes back."""
+
+    log: LogName
+    head: Offset
+    tail: Offset
+    is_sealed: bool
+    timestamp_us: int  # Of the last record; 0 if there is none, or it takes a search.
+    uid: str  # As of `LogTail`.
+    # The tail is the owner's, or the log ends with a closed segment. False: acknowledged records may lie beyond, since
+    # another server owns the log, or its owner died. Its next owner finds them.
+    is_exact: bool
+    owner: str  # Address; empty: nobody at present.
+    owner_epoch: OwnerEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """What has changed since the message before."""
+
+    tails: tuple[TailOfLog, ...] = ()  # New ones, and those that have changed.
+    gone: tuple[LogName, ...] = ()  # Deleted, or left to other servers.
+    is_complete: bool = (
+        False  # All logs that this server answers for, with `servers` in place, were sent.
+    )
+    servers: tuple[str, ...] = ()  # The addresses of all servers.
+
+
+@dataclass(frozen=True, slots=True)
 class FindOffset:
     log: LogName
     position: Position
@@ -815,6 +858,7 @@ class ServiceCore(Protocol):
 
     async def get_tail(self, request: GetTail, due: float) -> LogTail: ...
     def watch_tail(self, request: WatchTail) -> AsyncIterator[LogTail]: ...
+    def watch_tails(self, request: WatchTails) -> AsyncIterator[Tails]: ...
     async def find_offset(self, request: FindOffset, due: float) -> FoundOffset: ...
     async def truncate(self, request: Truncate, due: float) -> TruncateAnswer: ...
     async def seal(self, request: Seal, due: float) -> SealAnswer: ...

@@ -14,7 +14,16 @@ from functools import partial
 from typing import Any, Final, cast
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.core.grants import Right, Shown, is_act, is_visible, may_ask, shown_by
+from rollbook.api.access.core.grants import (
+    Right,
+    Shown,
+    is_act,
+    is_visible,
+    may_ask,
+    narrowed,
+    shown_by,
+    visible_of,
+)
 from rollbook.api.access.doorkeeper import CALLER, Caller
 from rollbook.api.access.guarded_stream import GuardedStream
 from rollbook.api.access.refusals import refusal_of, size_of
@@ -227,11 +236,14 @@ class Guarded:
                 self._on_refused(caller, method, word, refusal)
                 raise
             word = _without_writes(caller, word)
+            grants = caller.principal.grants
+            if isinstance(word, words.WatchTails):
+                word = narrowed(grants, word)
             if not isinstance(word, words.ReadStream):
                 async with aclosing(read(word)) as events:
                     async for event in events:
                         _require_in_force(caller)
-                        yield event
+                        yield visible_of(grants, event) if isinstance(event, words.Tails) else event
                 return
             heartbeat_s = max(word.heartbeat_ms, 100) / 1000
             waiting = Waiting(caller.account, heartbeat_s, self._now_ns)

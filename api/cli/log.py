@@ -203,6 +203,28 @@ def ls(access: "LogAccess", **how: Any) -> None:
 
 @group.command(
     epilog=examples(
+        "rollbook log tails",
+        "rollbook log tails shop/ord -o ndjson | jq .tail",
+        "rollbook log tails shop/ --follow",
+    )
+)
+@click.argument("prefix", default="")
+@with_access
+@click.option("--follow", "-F", is_flag=True, help="Then show each change, until interrupted.")
+@list_output_option
+def tails(access: "LogAccess", **how: Any) -> None:
+    """Show where many logs end, and open none of them.
+
+    PREFIX is namespace/prefix: shop/ has all logs of shop; without one all logs are shown. A tail that is not
+    exact may lack the last records: the log's owner died, and its next owner finds them.
+    """
+    from rollbook.api.cli import log_tails_work
+
+    log_tails_work.show_tails(access, **how)
+
+
+@group.command(
+    epilog=examples(
         "rollbook log show orders",
         "rollbook log show orders -o json | jq .config.retention_age_s",
         "rollbook log show orders -o raw",

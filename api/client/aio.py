@@ -5,6 +5,7 @@ from rollbook.api.client.client import Client, connect
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import EventReader, RecordBatch
+from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.writer import Writer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Log",
     "RecordBatch",
     "Submission",
+    "TailsWatch",
     "Writer",
     "connect",
 ]

@@ -15,11 +15,12 @@ from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.meeting import Meeting
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.positions import milliseconds_of
+from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.unacked import Loss, attach, error_of
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.logservice import words
-from rollbook.logservice.ids import LogName
+from rollbook.logservice.ids import LogName, parse_prefix
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, RecordsUnacked, RollbookError
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
@@ -142,6 +143,30 @@ class Client:
             if not page.next_page:
                 return
             start_after = page.next_page
+
+    def tails(
+        self,
+        names: Iterable[str | LogName] = (),
+        *,
+        prefix: str | None = None,
+        interval_ms: int = 20,
+        heartbeat_ms: int = 5000,
+    ) -> TailsWatch:
+        """Watches the tails of many logs at all servers, and opens none: those of these names, and those that begin
+        with `prefix`: `"namespace/prefix"`, `"namespace/"`. With neither: all logs.
+
+        `watch.known` is the latest state; `await watch.ready()` waits for the first whole one, `async for` gives the
+        changes, at most one message per `interval_ms` and server. Raises `InvalidRequest`, `ClientClosed`.
+        """
+        self.require_open()
+        named = names_of(names)
+        if prefix is None:
+            prefixes = () if named else ("",)
+        else:
+            parse_prefix(prefix)
+            prefixes = (prefix,)
+        request = words.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
+        return TailsWatch(request, self.channels, self.config, self._addresses)
 
     async def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""

@@ -18,8 +18,10 @@ import asyncio
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from types import FunctionType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,12 +39,13 @@ from rollbook.api.client.reader import (
     warn_of_skipped,
 )
 from rollbook.api.client.sync_writer import SyncWriter
+from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.unacked import attach
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Headers, Record
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import RecordsUnacked
+from rollbook.proto.errors import ClientClosed, RecordsUnacked, RollbookError
 from rollbook.proto.runtime.loop_thread import LoopThread
 
 F = TypeVar("F")
@@ -142,6 +145,23 @@ class SyncClient:
 
         while (name := self._thread.run(next_name())) is not None:
             yield name
+
+    def tails(
+        self,
+        names: Sequence[str | LogName] = (),
+        *,
+        prefix: str | None = None,
+        interval_ms: int = 20,
+        heartbeat_ms: int = 5000,
+    ) -> "SyncTailsWatch":
+        make = partial(
+            self._client.tails,
+            names,
+            prefix=prefix,
+            interval_ms=interval_ms,
+            heartbeat_ms=heartbeat_ms,
+        )
+        return SyncTailsWatch(self._thread, self._thread.call(make))
 
     def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
@@ -425,6 +445,59 @@ class SyncLog:
 
     def journal(self, limit: int = 100) -> tuple[words.JournalEvent, ...]:
         return self._thread.run(self._log.journal(limit))
+
+
+@in_words_of(TailsWatch)
+class SyncTailsWatch:
+    """`TailsWatch`, call by call; from any thread."""
+
+    def __init__(self, thread: LoopThread, watch: TailsWatch) -> None:
+        self._thread = thread
+        self._watch = watch
+
+    @property
+    def known(self) -> Mapping[LogName, words.TailOfLog]:
+        """The tails of all logs that there are, as far as they are known: a copy."""
+        return self._thread.call(lambda: dict(self._watch.known))
+
+    @property
+    def unreached(self) -> Mapping[str, RollbookError]:
+        """Servers that cannot be heard, and why."""
+        return self._thread.call(lambda: dict(self._watch.unreached))
+
+    @property
+    def is_complete(self) -> bool:
+        return self._thread.call(lambda: self._watch.is_complete)
+
+    def ready(self, timeout_s: float | None = None) -> Mapping[LogName, words.TailOfLog]:
+        async def ready() -> Mapping[LogName, words.TailOfLog]:
+            return dict(await self._watch.ready(timeout_s))
+
+        return self._thread.run(ready())
+
+    def next(self, timeout_s: float | None = None) -> words.Tails | None:
+        return self._thread.run(self._watch.next(timeout_s))
+
+    def __iter__(self) -> Iterator[words.Tails]:
+        with suppress(ClientClosed):
+            while (news := self.next()) is not None:
+                yield news
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._thread.is_alive:
+            self._thread.run(self._watch.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 @in_words_of(Cursor)

@@ -78,6 +78,7 @@ METHODS: Final = (
     _method(_LOG, words.ReadStream, words.ReadEvent, Kind.WATCH),
     _method(_LOG, words.GetTail, words.LogTail),
     _method(_LOG, words.WatchTail, words.LogTail, Kind.WATCH),
+    _method(_LOG, words.WatchTails, words.Tails, Kind.WATCH),
     _method(_LOG, words.FindOffset, words.FoundOffset),
     _method(_LOG, words.Truncate, words.TruncateAnswer, changes=True),
     _method(_LOG, words.Seal, words.SealAnswer, changes=True),
@@ -108,3 +109,4 @@ SERVICES: Final = tuple(dict.fromkeys(f"{PACKAGE}.{each.service}" for each in ME
 BY_REQUEST: Final = {each.request: each for each in METHODS}
 APPEND_STREAM: Final = BY_REQUEST[words.AppendStream]
 READ_STREAM: Final = BY_REQUEST[words.ReadStream]
+WATCH_TAILS: Final = BY_REQUEST[words.WatchTails]

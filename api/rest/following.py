@@ -48,6 +48,7 @@ from rollbook.logservice.words import (
     Records,
     Sealed,
     Stopped,
+    Tails,
 )
 from rollbook.proto.errors import RollbookError
 
@@ -176,7 +177,8 @@ class Follow(Response):
 
     async def _tell_piece(self, piece: Told, send: Send) -> Offset | None:
         """Where to go on when he takes something; None: he does. Raises `_TooSlow`."""
-        text = self._write(piece.kind, piece.next_offset, piece.facts)
+        next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
+        text = self._write(piece.kind, next_offset, piece.facts)
         if not await _is_taken(text[:_SLICE_BYTES], send):
             if piece.kind == "records":
                 return piece.start
@@ -238,6 +240,8 @@ def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
             yield Told("moving", offset, offset, facts)
         case Stopped(offset):
             yield Told("stopped", offset, offset, facts)
+        case Tails():
+            yield Told("tails", stands, stands, facts)
         case LogTail(tail=tail, is_sealed=is_sealed):
             yield Told("tail", tail, tail, facts)
             if is_sealed:

@@ -1,6 +1,8 @@
 """Routes of one log's records: append, read, follow, one by its offset, the tail."""
 
+import asyncio
 import re
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import google_crc32c
@@ -12,6 +14,7 @@ from rollbook.api.rest.door import Asking, Door
 from rollbook.api.rest.following import SSE, Follow, is_end
 from rollbook.api.rest.json_words import to_json
 from rollbook.api.rest.openapi import (
+    ANYWHERE,
     AT_OWNER,
     OF_APPENDS,
     OF_READS,
@@ -23,6 +26,7 @@ from rollbook.api.rest.openapi import (
 from rollbook.api.rest.parameters import (
     Accept,
     By,
+    How,
     HowOf,
     If,
     Log,
@@ -55,7 +59,7 @@ from rollbook.logservice.ids import (
     parse_uid,
 )
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
-from rollbook.proto.errors import BeyondTail, InvalidRequest
+from rollbook.proto.errors import BeyondTail, InvalidRequest, QuorumTimeout
 
 LOG: Final = "/v1/namespaces/{namespace}/logs/{log:before_verb}"
 
@@ -84,7 +88,7 @@ class _BeforeVerb(StringConvertor):
 
 register_url_convertor("before_verb", _BeforeVerb())
 
-_Followed = words.ReadStream | words.WatchTail
+_Followed = words.ReadStream | words.WatchTail | words.WatchTails
 
 From = Annotated[
     str,
@@ -263,6 +267,29 @@ def record_routes(door: Door) -> APIRouter:
         tail: words.LogTail = await door.ask(words.GetTail(log, consistency), how)
         return json_response(tail, headers=tail_headers(tail))
 
+    @routes.get("/v1/tails", **described(words.Tails, errors=ANYWHERE))
+    async def watch_tails(
+        how: How,
+        accept: Accept,
+        log: Annotated[list[str] | None, Query(description="Of these logs; repeated.")] = None,
+        prefix: Annotated[
+            list[str] | None,
+            Query(description="Of those that begin so, as namespace/prefix; repeated."),
+        ] = None,
+        interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 20,
+        heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+    ) -> Response:
+        """Where the logs end that this server owns, or would be suggested for, without opening one; of all logs if
+        none are named. As `text/event-stream` or `application/x-ndjson`: all of them, and then what changes.
+        """
+        named = tuple(map(LogName.parse, log or ()))
+        prefixes = tuple(prefix or ()) if named or prefix else ("",)
+        asked = words.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
+        kind = _accepted(accept)
+        if kind in (SSE, NDJSON):
+            return await _follow(door, kind, asked, Encoding.AUTO)
+        return json_response(await _all_tails(door, asked, how))
+
     @routes.post(f"{LOG}:barrier", **described(words.LogTail, errors=AT_OWNER))
     async def barrier(log: Log, how: HowOf) -> Response:
         """A tail below which is all that was acked before, by whichever server."""
@@ -384,6 +411,24 @@ async def _follow(
     return Follow(door, kind, first, events, again, encoding, end, uid)
 
 
+async def _all_tails(door: Door, asked: words.WatchTails, how: Asking) -> words.Tails:
+    """As they are now. Raises `QuorumTimeout`."""
+    found: dict[LogName, words.TailOfLog] = {}
+    try:
+        async with asyncio.timeout(how.timeout_ms / 1000), aclosing(door.follow(asked)) as events:
+            async for message in events:
+                found.update((tail.log, tail) for tail in message.tails)
+                for log in message.gone:
+                    found.pop(log, None)
+                if message.is_complete:
+                    return words.Tails(
+                        tuple(found[log] for log in sorted(found)), (), True, message.servers
+                    )
+    except TimeoutError:
+        pass
+    raise QuorumTimeout("not all lists of logs were read within the deadline")
+
+
 async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
     """Of a sealed log, or of the range."""
     match first:
@@ -391,6 +436,7 @@ async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -
             until = asked.until_offset if isinstance(asked, words.ReadStream) else None
             if until is not None and place >= until:
                 return True
+            assert not isinstance(asked, words.WatchTails)  # Nobody resumes it.
             tail = words.GetTail(asked.log, words.Consistency.CACHED, asked.uid)
             known: words.LogTail = await door.ask(tail, how)
             return known.is_sealed and place >= known.tail

@@ -1256,6 +1256,145 @@ class WatchTailRequest(_message.Message):
 Global___WatchTailRequest: _TypeAlias = WatchTailRequest  # noqa: Y015
 
 @_typing.final
+class WatchTailsRequest(_message.Message):
+    """First all, then changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
+    interval_ms: _builtins.int
+    """At most one message per interval. Default 20."""
+    heartbeat_ms: _builtins.int
+    """No silence is longer. Default 5000."""
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """`namespace/log`: those that exist."""
+
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """`namespace/prefix`: those that begin so. An empty one: all logs."""
+
+    def __init__(
+        self,
+        *,
+        logs: _abc.Iterable[_builtins.str] | None = ...,
+        prefixes: _abc.Iterable[_builtins.str] | None = ...,
+        interval_ms: _builtins.int | None = ...,
+        heartbeat_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_interval_ms", b"_interval_ms", "heartbeat_ms", b"heartbeat_ms", "interval_ms", b"interval_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms", "_interval_ms", b"_interval_ms", "heartbeat_ms", b"heartbeat_ms", "interval_ms", b"interval_ms", "logs", b"logs", "prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__heartbeat_ms: _TypeAlias = _typing.Literal["heartbeat_ms"]  # noqa: Y015
+    _WhichOneofArgType__heartbeat_ms: _TypeAlias = _typing.Literal["_heartbeat_ms", b"_heartbeat_ms"]  # noqa: Y015
+    _WhichOneofReturnType__interval_ms: _TypeAlias = _typing.Literal["interval_ms"]  # noqa: Y015
+    _WhichOneofArgType__interval_ms: _TypeAlias = _typing.Literal["_interval_ms", b"_interval_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__heartbeat_ms) -> _WhichOneofReturnType__heartbeat_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_ms) -> _WhichOneofReturnType__interval_ms | None: ...
+
+Global___WatchTailsRequest: _TypeAlias = WatchTailsRequest  # noqa: Y015
+
+@_typing.final
+class Tails(_message.Message):
+    """What has changed since the message before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAILS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    IS_COMPLETE_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    is_complete: _builtins.bool
+    """All logs that this server answers for, with `servers` in place, were sent."""
+    @_builtins.property
+    def tails(self) -> _containers.RepeatedCompositeFieldContainer[Global___TailOfLog]:
+        """New ones, and those that have changed."""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Deleted, or left to other servers."""
+
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The addresses of all servers."""
+
+    def __init__(
+        self,
+        *,
+        tails: _abc.Iterable[Global___TailOfLog] | None = ...,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+        is_complete: _builtins.bool = ...,
+        servers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "is_complete", b"is_complete", "servers", b"servers", "tails", b"tails"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tails: _TypeAlias = Tails  # noqa: Y015
+
+@_typing.final
+class TailOfLog(_message.Message):
+    """The tail of one log, as one server knows it. Of one uid neither head nor tail goes back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    IS_SEALED_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    IS_EXACT_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    log: _builtins.str
+    """`namespace/log`."""
+    head: _builtins.int
+    """The first offset that is kept."""
+    tail: _builtins.int
+    """The next one to be given out."""
+    is_sealed: _builtins.bool
+    """None will be."""
+    timestamp_us: _builtins.int
+    """Of the last record; 0 if there is none, or it takes a search."""
+    uid: _builtins.str
+    """As in LogTail."""
+    is_exact: _builtins.bool
+    """False: acknowledged records may lie beyond the tail. Another server owns the log, or its owner died."""
+    owner: _builtins.str
+    """Address; empty: nobody at present."""
+    owner_epoch: _builtins.int
+    """Counts the owners."""
+    def __init__(
+        self,
+        *,
+        log: _builtins.str = ...,
+        head: _builtins.int = ...,
+        tail: _builtins.int = ...,
+        is_sealed: _builtins.bool = ...,
+        timestamp_us: _builtins.int = ...,
+        uid: _builtins.str = ...,
+        is_exact: _builtins.bool = ...,
+        owner: _builtins.str = ...,
+        owner_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "is_exact", b"is_exact", "is_sealed", b"is_sealed", "log", b"log", "owner", b"owner", "owner_epoch", b"owner_epoch", "tail", b"tail", "timestamp_us", b"timestamp_us", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailOfLog: _TypeAlias = TailOfLog  # noqa: Y015
+
+@_typing.final
 class FindOffsetRequest(_message.Message):
     """Which offset is meant."""
 

@@ -17,12 +17,12 @@ whether it exists or not.
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
 from rollbook.logservice import words
-from rollbook.logservice.ids import NAME
+from rollbook.logservice.ids import NAME, LogName, parse_prefix
 from rollbook.proto.errors import BadConfig
 
 _PATTERN: Final = re.compile(rf"\*|{NAME}/(?:\*|{NAME}\*?)", re.ASCII)
@@ -108,6 +108,30 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> Shown | None:
     return Shown(tuple(sorted(logs)), tuple(sorted(widest)))
 
 
+def narrowed(grants: Grants, asked: words.WatchTails) -> words.WatchTails:
+    """To names and prefixes below which there is something visible. What is denied in them is still to be left out."""
+    if grants.shows_all:
+        return asked
+    logs = dict.fromkeys(log for log in asked.logs if is_visible(grants, str(log)))
+    prefixes: dict[str, None] = {}
+    for each in asked.prefixes:
+        shown = shown_by(grants, *parse_prefix(each))
+        if shown is None:
+            prefixes[each] = None
+            continue
+        logs |= dict.fromkeys(map(LogName.parse, shown.logs))
+        prefixes |= dict.fromkeys(f"{namespace}/{prefix}" for namespace, prefix in shown.prefixes)
+    return replace(asked, logs=tuple(logs), prefixes=tuple(prefixes))
+
+
+def visible_of(grants: Grants, told: words.Tails) -> words.Tails:
+    if grants.shows_all:
+        return told
+    tails = tuple(each for each in told.tails if is_visible(grants, str(each.log)))
+    gone = tuple(log for log in told.gone if is_visible(grants, str(log)))
+    return replace(told, tails=tails, gone=gone)
+
+
 EVERYTHING: Final = Grants((EVERY_LOG,), (EVERY_LOG,), (EVERY_LOG,))
 
 
@@ -153,6 +177,7 @@ _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
     words.DeleteCursor: _ADMINS,
 }
 _SHOWN_TO_ALL: Final = (
+    words.WatchTails,
     words.ListLogs,
     words.Lookup,
     words.ListServers,

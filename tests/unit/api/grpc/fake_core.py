@@ -12,6 +12,7 @@ from typing import Any
 
 from rollbook.logservice import words
 from rollbook.logservice.core.block import CEILING, Block, check_block, stamped
+from rollbook.logservice.core.log_tails import Scope
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     NO_WRITER_YET,
@@ -174,6 +175,16 @@ class FakeCluster:
         self.logs: dict[LogName, FakeLog] = {}
         self.addresses: dict[str, str] = {}  # By server name.
         self.default = LogConfig()  # Of logs of which nothing is said.
+        self.changed = asyncio.Event()  # Any log, as far as tails are concerned; tests call `tell`.
+
+    @property
+    def first(self) -> str:
+        """The address of the server that answers for logs without an owner."""
+        return next(iter(self.addresses.values()), "")
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def log(self, name: LogName) -> FakeLog:
         if name not in self.logs:
@@ -381,6 +392,31 @@ class FakeCore:
             changed = log.changed
             yield self._tail(log)
             await changed.wait()
+
+    async def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
+        """The logs of which this server is the owner, or that nobody owns if it is the first one."""
+        await self._asked("watch_tails", request)
+        scope, sent = Scope.of(request), dict[LogName, words.TailOfLog]()
+        while True:
+            changed = self.cluster.changed
+            self.fail("watch_tails_later")
+            ours = {
+                name: self._tail_of_log(log)
+                for name, log in self.cluster.logs.items()
+                if scope.covers(name) and (log.owner or self.cluster.first) == self.address
+            }
+            news = tuple(tail for name, tail in ours.items() if sent.get(name) != tail)
+            gone = tuple(name for name in sent if name not in ours)
+            sent = ours
+            yield words.Tails(news, gone, True, tuple(self.cluster.addresses.values()))
+            await changed.wait()
+
+    def _tail_of_log(self, log: FakeLog) -> words.TailOfLog:
+        tail = self._tail(log)
+        return words.TailOfLog(
+            *(log.name, log.head, log.tail, log.is_sealed, tail.timestamp_us, f"uid of {log.name}"),
+            *(True, tail.owner, log.owner_epoch),
+        )
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
         await self._asked("find_offset", request)

@@ -59,6 +59,7 @@ ROUTES = (
     Route("read", "GET", f"{LOG}/records/0"),
     Route("get_tail", "GET", f"{LOG}/tail?consistency=barrier"),
     Route("watch_tail", "GET", f"{LOG}/tail", headers=SSE),
+    Route("watch_tails", "GET", "/v1/tails?prefix=ns/l&log=other"),
     Route("get_tail", "POST", f"{LOG}:barrier"),
     Route("find_offset", "GET", f"{LOG}/offsets?at=-1"),
     Route("truncate", "POST", f"{LOG}:truncate", b'{"before":0}', JSON),

@@ -99,6 +99,10 @@ _SAID = (
     Route("read", "GET", f"{OTHER}/records/8"),
     Route("get_tail", "GET", f"{OTHER}/tail?consistency=cached"),
     Route("watch_tail", "GET", f"{OTHER}/tail?interval_ms=20&heartbeat_ms=200", headers=SSE),
+    Route(
+        *("watch_tails", "GET"),
+        "/v1/tails?log=ns2/log2&prefix=ns2/l&interval_ms=30&heartbeat_ms=200",
+    ),
     Route("get_tail", "POST", f"{OTHER}:barrier"),
     Route("find_offset", "GET", f"{OTHER}/offsets?at=5"),
     Route("find_offset", "GET", f"{OTHER}/offsets?timestamp_us=5"),
@@ -156,6 +160,7 @@ ONLY_OVER_HTTP: Final = {
     "log-forward": "clients of gRPC find owners by themselves",
     "view": "gRPC asks GetLog of each, on one connection",
     "encoding": "how the answer is written: gRPC has bytes",
+    "watch_tails.accept": "whether it goes on, and how it is written: clients of gRPC leave a stream",
     "get_tail.last-event-id": "browsers come back to what is over; clients of gRPC do not",
     "read_record.if-none-match": "a cache has it; gRPC has no caches",
 }

@@ -1,11 +1,20 @@
 import pytest
 
 from rollbook.api.access.core import grants as module
-from rollbook.api.access.core.grants import EVERYTHING, Grants, Right, is_act, may_ask, rights_for
+from rollbook.api.access.core.grants import (
+    EVERYTHING,
+    Grants,
+    Right,
+    is_act,
+    may_ask,
+    narrowed,
+    rights_for,
+    visible_of,
+)
 from rollbook.api.access.refusals import refusal_of
 from rollbook.api.grpc.methods import METHODS, Kind
 from rollbook.logservice import words
-from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.ids import AtOffset, LogName, Offset, OwnerEpoch
 from rollbook.proto.errors import BadConfig
 from tests.unit.api.grpc.samples import sample
 
@@ -63,7 +72,7 @@ OF_ADMINS = {
     *("DeleteCursor", "CommitCursor"),  # The sample protects it.
 }
 OF_OPERATORS = {"DrainServer", "GetServerStats"}
-OF_ALL = {"ListLogs", "Lookup", "ListServers", "GetLimits", "GetOutage"}
+OF_ALL = {"ListLogs", "WatchTails", "Lookup", "ListServers", "GetLimits", "GetOutage"}
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
@@ -84,6 +93,29 @@ def test_every_word_and_every_right(word: object) -> None:
     assert may_ask(EVERYTHING, word)
     known = OF_READERS | OF_APPENDERS | OF_ANYBODY_THERE | OF_ADMINS | OF_OPERATORS | OF_ALL
     assert name in known, "a new word: say who may ask it"
+
+
+def test_tails_are_watched_only_where_something_is_visible() -> None:
+    """G5: also where a prefix would have the server look at more."""
+    log, other = LogName("ns", "log"), LogName("ns", "other")
+    asked = words.WatchTails((log, other), ("", "ns/o", "shop/"))
+    for grants, logs, prefixes in (
+        (EVERYTHING, (log, other), ("", "ns/o", "shop/")),
+        (Grants(), (), ()),
+        (Grants(read=("ns/log",)), (log,), ()),
+        (Grants(append=("ns/l*",)), (log,), ("ns/l",)),
+        (Grants(read=("shop/*",), deny=("shop/x",)), (), ("shop/",)),
+    ):
+        found = narrowed(grants, asked)
+        assert (found.logs, found.prefixes) == (logs, prefixes), grants
+    grants = Grants(read=("*",), deny=("ns/other",))
+    tails = tuple(
+        words.TailOfLog(each, Offset(0), Offset(1), False, 0, "", True, "", OwnerEpoch(0))
+        for each in (log, other)
+    )
+    shown = visible_of(grants, words.Tails(tails, (other, log), True, ("a:1",)))
+    assert shown == words.Tails(tails[:1], (log,), True, ("a:1",))
+    assert narrowed(grants, asked).prefixes == ("", "ns/o", "shop/")
 
 
 def test_a_word_nobody_has_thought_of_is_refused() -> None:

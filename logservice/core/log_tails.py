@@ -1,0 +1,261 @@
+"""The tails of many logs, for those who watch them: what one server knows, and what all servers together know.
+
+One server keeps a table for all its watchers, in the order of the last changes. A watcher remembers a number, and
+gets what has changed since: so it costs nothing while it does not read, and a log that has changed often meanwhile is
+in its next message once (TW2).
+
+A client merges what all servers say. Of each log two servers may speak: its owner, and the one that its name suggests,
+which knows the list and that the log exists. What says more counts:
+
+    another uid         the log was deleted, and another one has its name: the latest message counts
+    a higher epoch      a later owner
+    exact               the owner, or a closed end
+    head and tail       of one uid they never go back, whoever says less (TW3)
+
+A log is gone when no server speaks of it. What a server has said that has left counts until all others have
+looked for its logs (TW4): else each would be gone for a moment.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.lives import text_of
+from rollbook.logservice.ids import FIRST_OFFSET, LogName, parse_prefix
+from rollbook.logservice.words import TailOfLog, Tails, WatchTails
+from rollbook.proto.errors import InvalidRequest
+
+NAMED_MAX: Final = 10_000  # Logs, and prefixes, that one watcher names.
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which logs a watcher wants."""
+
+    logs: Mapping[LogName, None]
+    prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; two empty strings: all logs.
+
+    @classmethod
+    def of(cls, request: WatchTails) -> Self:
+        """Raises `InvalidRequest`."""
+        if max(len(request.logs), len(request.prefixes)) > NAMED_MAX:
+            raise InvalidRequest(
+                f"{len(request.logs)} logs and {len(request.prefixes)} prefixes are more than {NAMED_MAX} of each",
+                next_step="name a prefix that they share",
+            )
+        prefixes = dict.fromkeys(map(parse_prefix, request.prefixes))
+        return cls(dict.fromkeys(request.logs), tuple(prefixes))
+
+    def covers(self, log: LogName) -> bool:
+        return log in self.logs or any(
+            not namespace or (log.namespace == namespace and log.name.startswith(prefix))
+            for namespace, prefix in self.prefixes
+        )
+
+
+def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
+    """As far as the list tells. `owner`: the address of one that lives; empty: none."""
+    ends = [
+        end
+        for segment in listed.segments[-3:]
+        if (end := segment.next_offset or segment.base_offset) is not None
+    ]
+    times = [segment.last_timestamp_us or 0 for segment in listed.segments if segment.records]
+    tail = listed.tail
+    return TailOfLog(
+        log=log,
+        head=listed.head,
+        tail=max((listed.head, tail or FIRST_OFFSET, *ends)),
+        is_sealed=listed.state is LogState.SEALED,
+        timestamp_us=times[-1] if times else 0,
+        uid=text_of(listed.uid),
+        is_exact=tail is not None,  # Nobody appends before the list names another segment.
+        owner=owner,
+        owner_epoch=listed.owner_epoch,
+    )
+
+
+class TailTable:
+    """What one server knows."""
+
+    def __init__(self) -> None:
+        self.number = 0  # Of the latest change.
+        self._tails: dict[LogName, TailOfLog] = {}
+        self._changes: dict[
+            LogName, int
+        ] = {}  # Numbers, in their order; of those that are gone, too.
+
+    def __len__(self) -> int:
+        return len(self._tails)
+
+    def __contains__(self, log: LogName) -> bool:
+        return log in self._tails
+
+    def __iter__(self) -> Iterator[LogName]:
+        return iter(self._tails)
+
+    def get(self, log: LogName) -> TailOfLog | None:
+        return self._tails.get(log)
+
+    def put(self, tail: TailOfLog) -> bool:
+        """Whether that is news (TW3)."""
+        known = self._tails.get(tail.log)
+        if known is not None and known.uid == tail.uid:
+            tail = _not_before(tail, known)
+        if tail == known:
+            return False
+        self._tails[tail.log] = tail
+        self._on_change(tail.log)
+        return True
+
+    def drop(self, log: LogName) -> None:
+        """It is gone, or another server's."""
+        if self._tails.pop(log, None) is not None:
+            self._on_change(log)
+
+    def keep(self, is_wanted: Callable[[LogName], bool]) -> None:
+        """Forgets what nobody watches."""
+        for log in [each for each in self._changes if not is_wanted(each)]:
+            self._tails.pop(log, None)
+            del self._changes[log]
+
+    def changed_since(self, number: int) -> list[LogName]:
+        """In the order of their last changes."""
+        found: list[LogName] = []
+        for log in reversed(self._changes):
+            if self._changes[log] <= number:
+                break
+            found.append(log)
+        found.reverse()
+        return found
+
+    def forget_gone(self, number: int) -> None:
+        """All watchers know what was gone by then."""
+        gone: list[LogName] = []
+        for log, changed in self._changes.items():
+            if changed > number or len(self._changes) - len(gone) <= len(self._tails):
+                break
+            if log not in self._tails:
+                gone.append(log)
+        for log in gone:
+            del self._changes[log]
+
+    def _on_change(self, log: LogName) -> None:
+        self.number += 1
+        self._changes.pop(log, None)
+        self._changes[log] = self.number
+
+
+class MergedTails:
+    """What all servers together say, as a client hears it."""
+
+    def __init__(self) -> None:
+        self.known: dict[LogName, TailOfLog] = {}
+        self._said: dict[str, dict[LogName, TailOfLog]] = {}  # By server.
+        self._unconfirmed: dict[
+            str, dict[LogName, None]
+        ] = {}  # What it has said on a stream before.
+        self._complete: dict[
+            str, bool
+        ] = {}  # Those with a stream, and whether they have said all on it.
+        self._named: dict[str, tuple[str, ...]] = {}  # The servers that each has named last.
+        self._changed: dict[LogName, None] = {}
+
+    @property
+    def servers(self) -> list[str]:
+        """That should be listened to: as those say that can be heard."""
+        heard = [named for each, named in self._named.items() if each in self._complete]
+        return list(
+            dict.fromkeys(each for named in heard or self._named.values() for each in named)
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """All servers have said all that they know."""
+        servers = self.servers
+        return bool(servers) and all(self._complete.get(each) for each in servers)
+
+    def on_stream(self, server: str) -> None:
+        """One begins: its first messages tell all again."""
+        self._complete[server] = False
+        self._unconfirmed[server] = dict.fromkeys(self._said.get(server, ()))
+
+    def on_broken(self, server: str) -> None:
+        """Until it is heard again what it has said stays, unless it has left."""
+        self._complete.pop(server, None)
+        self._forget_departed()
+
+    def on_message(self, server: str, message: Tails) -> None:
+        said = self._said.setdefault(server, {})
+        unconfirmed = self._unconfirmed.get(server, {})
+        for tail in message.tails:
+            said[tail.log] = tail
+            unconfirmed.pop(tail.log, None)
+            self._merge(tail.log, tail.uid)
+        gone = list(message.gone)
+        if message.is_complete:
+            gone += unconfirmed
+            unconfirmed.clear()
+        for log in gone:
+            said.pop(log, None)
+            self._merge(log)
+        self._complete[server] = message.is_complete
+        self._named[server] = message.servers
+        self._forget_departed()
+
+    def take_changed(self) -> list[LogName]:
+        """Since the last time."""
+        changed, self._changed = self._changed, {}
+        return list(changed)
+
+    def _forget_departed(self) -> None:
+        """TW4. A server that can be heard has not left: others may not know it yet."""
+        if not self.is_complete:
+            return
+        servers = self.servers
+        for server in [each for each in self._named if each not in (*servers, *self._complete)]:
+            del self._named[server]
+            self._unconfirmed.pop(server, None)
+            for log in self._said.pop(server):
+                self._merge(log)
+
+    def _merge(self, log: LogName, uid: str = "") -> None:
+        """`uid`: of the latest message about it."""
+        found = [said[log] for said in self._said.values() if log in said]
+        known = self.known.get(log)
+        if not found:
+            if self.known.pop(log, None) is not None:
+                self._changed[log] = None
+            return
+        uids = [each.uid for each in found]
+        if not uid:
+            uid = known.uid if known is not None and known.uid in uids else uids[0]
+        of_life = [each for each in found if each.uid == uid]
+        best = max(of_life, key=lambda each: (each.owner_epoch, each.is_exact, each.tail))
+        for each in of_life:
+            best = _not_before(best, each)
+        if known is not None and known.uid == uid:
+            best = _not_before(best, known)
+        if best != known:
+            self.known[log] = best
+            self._changed[log] = None
+
+
+def _not_before(tail: TailOfLog, known: TailOfLog) -> TailOfLog:
+    """TW3: with the head and the tail that are known, if they are further."""
+    if (
+        tail.tail >= known.tail
+        and tail.head >= known.head
+        and tail.timestamp_us >= known.timestamp_us
+        and tail.is_sealed >= known.is_sealed
+    ):
+        return tail
+    return replace(
+        tail,
+        head=max(tail.head, known.head),
+        tail=max(tail.tail, known.tail),
+        timestamp_us=max(tail.timestamp_us, known.timestamp_us),
+        is_sealed=tail.is_sealed or known.is_sealed,
+        is_exact=tail.is_exact and tail.tail >= known.tail,
+    )

@@ -1,0 +1,65 @@
+"""Where many logs end is asked once, of all servers, and opens none of them."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import rollbook
+from rollbook.logservice.ids import LogName
+from tests.regressions.defects import defect
+from tests.support import commands, log_processes
+from tests.support.log_processes import LogProcesses
+
+LOGS = [LogName("many", f"log-{number}") for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesses]:
+    with log_processes.running(tmp_path_factory.mktemp("tails")) as found:
+        found.start_server("log-1")
+        found.start_server("log-2")
+        yield found
+
+
+def opened_at(cluster: LogProcesses) -> float:
+    with rollbook.connect(cluster.url) as client:
+        stats = [client.stats(each.address).stats for each in cluster.servers.values()]
+    return sum(each["rollbook_log_logs_opened_total"] for each in stats)
+
+
+@defect(
+    "asking-where-many-logs-end-opens-them",
+    "Tails had to be asked log by log, and each question opened a log: a ledger and half a second for each.",
+)
+def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
+    with rollbook.connect(cluster.url) as client:
+        for log in LOGS:
+            client.open(log, create=True)
+        client.open(LOGS[0]).append_many([b"a", b"b"])
+        before = opened_at(cluster)
+        with client.tails(prefix="many/") as watch:
+            known = watch.ready(30)
+            assert {log: tail.tail for log, tail in known.items()} == {
+                log: 2 if log == LOGS[0] else 0 for log in LOGS
+            }
+            assert all(tail.is_exact and len(tail.uid) == 32 for tail in known.values())
+            assert watch.next(0) is not None  # All of it, as the first news.
+            client.open(LOGS[0]).append(b"c")
+            news = watch.next(30)
+            assert news is not None
+            assert [(tail.log, tail.tail) for tail in news.tails] == [(LOGS[0], 3)]
+            lines = commands.run(
+                *("log", "tails", "many/", "-o", "ndjson", "--server", cluster.url)
+            ).stdout.splitlines()
+            rows = {row["log"]: row for row in map(json.loads, lines)}
+            assert set(rows) == {str(log) for log in LOGS}
+            assert (rows["many/log-0"]["tail"], rows["many/log-0"]["exact"]) == (3, True)
+            assert rows["many/log-0"]["uid"] == known[LOGS[0]].uid
+            assert opened_at(cluster) == before
+            first = next(iter(cluster.servers.values()))
+            first.child.kill()
+            with client.tails(prefix="many/") as again:  # The one that is left answers for all.
+                assert set(again.ready(30)) == set(LOGS)
+            watch.ready(30)
+            assert set(watch.known) == set(LOGS)
