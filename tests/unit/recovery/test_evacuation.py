@@ -1,4 +1,4 @@
-"""Copies of bookies that are gone, made elsewhere by hand (A36-A40): real bookies, in this process."""
+"""Copies of bookies that are gone, made elsewhere by hand (A36, A37, A38, A39, A40): real bookies, in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator

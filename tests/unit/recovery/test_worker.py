@@ -118,7 +118,7 @@ async def site_of(cluster: LocalCluster) -> AsyncIterator[Site]:
 
 
 async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster) -> None:
-    """A2, A3, A21-A24, A31-A35: copied, swapped, un-marked, released."""
+    """A3, A21, A22, A23, A24, A30, A31, A32, A33, A34, A35: copied, swapped, un-marked, released."""
     async with site_of(cluster) as site:
         ids = {await site.write(count): count for count in (200, 3, 0)}
         striped = await site.write(120, ensemble=4, write=2)

@@ -1,4 +1,4 @@
-"""Recovery as processes: a bookie is killed, and its copies are made elsewhere (A1-A5, A16, A18-A24)."""
+"""Recovery as processes: a bookie is killed, and its copies are made elsewhere."""
 
 import asyncio
 import json
@@ -52,6 +52,7 @@ async def until_gone(url: str) -> None:
 
 
 def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
+    """A1, A2, A3, A5, A6, A12, A16, A18, A23, B24: one command starts auditor and worker, on a machine of their own."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)
@@ -71,7 +72,7 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
-    """A36-A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
+    """A36, A38, A39, A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)

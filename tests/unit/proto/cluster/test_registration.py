@@ -96,6 +96,7 @@ async def lose_session(
 async def test_a_bookie_is_seen_with_where_it_listens(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
+    """A15."""
     await registration.register(Standing.WRITABLE)
     node = await rival.get(WRITABLE)
     assert node is not None
