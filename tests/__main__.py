@@ -121,6 +121,13 @@ def _parser() -> argparse.ArgumentParser:
         "regressions", help="defects that users met, each by name, through the doors they used"
     )
     regressions.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
+    regressions.add_argument("--list", action="store_true", help="every defect, with what was seen")
+    regressions.add_argument(
+        "--before", metavar="COMMIT", help="these tests with that product: each defect must show"
+    )
+    regressions.add_argument(
+        "--keep", action="store_true", help="with --before: write tests/regressions/DEFECTS.md"
+    )
     regressions.set_defaults(run=kinds.regressions)
 
     spark = kind.add_parser(

@@ -1,9 +1,11 @@
 """The kinds of test behind `python -m tests KIND`, each a function from arguments to a Tally."""
 
 import argparse
+import contextlib
 import gc
 import importlib
 import inspect
+import io
 import json
 import logging
 import os
@@ -418,8 +420,17 @@ def hostile(_arguments: argparse.Namespace) -> Tally:
 
 
 def regressions(arguments: argparse.Namespace) -> Tally:
-    """Each defect that users met, by name: gone, or back."""
+    """Each defect that users met, by name: gone, or back; or what it comes to on a commit before."""
     register = importlib.import_module("tests.regressions.defects").Register()
+    if arguments.list or arguments.before:
+        with contextlib.redirect_stdout(io.StringIO()):  # Of the names of tests.
+            tally = _pytest("tests/regressions", "--collect-only", plugins=[register])
+        if arguments.before:
+            before = importlib.import_module("tests.regressions.before")
+            there: Tally = before.run(arguments.before, register, keeps=arguments.keep)
+            return there
+        print("\n".join(register.listed()))
+        return Tally("defects", passed=len(register.defects), failed=tally.failed)
     tally = _pytest("tests/regressions", *arguments.pytest_arguments, plugins=[register])
     for line in register.lines():
         print(line)

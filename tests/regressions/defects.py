@@ -35,20 +35,24 @@ class Register:
         self.defects: dict[str, Defect] = {}
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
-        self._of_test: dict[str, str] = {}
+        self.of_test: dict[str, str] = {}  # By node id.
 
     def pytest_collection_finish(self, session: Any) -> None:
         for item in session.items:
             found: Defect | None = getattr(item.function, ATTRIBUTE, None)
             assert found, f"{item.nodeid} names no defect: decorate it with @defect(…)"
             self.defects[found.name] = found
-            self._of_test[item.nodeid] = found.name
+            self.of_test[item.nodeid] = found.name
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            self.failed.add(self._of_test[report.nodeid])
+            self.failed.add(self.of_test[report.nodeid])
         elif report.skipped:
-            self.skipped.add(self._of_test[report.nodeid])
+            self.skipped.add(self.of_test[report.nodeid])
+
+    def listed(self) -> list[str]:
+        """One line for each defect, whatever its tests come to."""
+        return [f"{name}: {self.defects[name].seen}" for name in sorted(self.defects)]
 
     def lines(self) -> list[str]:
         """One for each defect, the ones that are back first."""

@@ -12,15 +12,15 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
+from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
-from rollbook.logservice.words import GetTail, LogTail
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.metastore.url import MetadataUrl
@@ -29,6 +29,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
 from tests.support.ledger_cluster import LocalCluster
+from tests.support.services import service_of
 
 QUICK: Final = LogServiceConfig(lease_s=2.0, rebalance_after_s=0.3, heartbeat_s=1.0)
 PATIENCE_S: Final = 30.0
@@ -92,10 +93,11 @@ class LogCluster:
             await running.stop()
         await self.bookies.__aexit__(kind, error, traceback)
 
-    async def _ask_peer(self, asked: GetTail, address: str, due: float) -> LogTail:
+    async def _ask_peer(self, asked: Any, address: str, due: float) -> Any:
         for running in self.servers.values():
             if running.address == address and not running.is_gone:
-                return await running.service.get_tail(asked, due)
+                method = BY_REQUEST[type(asked)].core_name
+                return await getattr(running.service, method)(asked, due)
         raise ServerUnreachable(server=address)
 
     async def start_server(self, name: str, **changes: float) -> RunningServer:
@@ -123,7 +125,7 @@ class LogCluster:
             randomness=randomness,
             config=config,
         )
-        service = Service(server, server.clock, self._ask_peer)
+        service = service_of(server, clock, self._ask_peer)
         await server.start(str(listener.address))
         self.servers[name] = RunningServer(service, ledgers, lease, listener)
         return self.servers[name]

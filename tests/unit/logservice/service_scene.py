@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice import words
 from rollbook.logservice.config import LogServiceConfig
@@ -33,6 +34,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ports import Address, Listener
 from tests.simulation.kernel import Node
+from tests.support.services import service_of
 from tests.unit.logservice.owner_scene import (
     FAST,
     PATIENCE_S,
@@ -85,7 +87,7 @@ class Serving(Server):
             randomness=node.randomness,
             config=self.config,
         )
-        self.service = Service(server, server.clock, self._ask_peer)
+        self.service = service_of(server, node.clock, self._ask_peer)
         address = Address(self.name, PORT)
         self.listener = await node.transport.listen(asyncio.Protocol, address)
         await server.start(self.address)
@@ -102,13 +104,14 @@ class Serving(Server):
             await lease.close()
             await store.close()
 
-    async def _ask_peer(self, asked: words.GetTail, address: str, due: float) -> words.LogTail:
+    async def _ask_peer(self, asked: Any, address: str, due: float) -> Any:
         """As over gRPC: a process that is killed, or stands still, answers nobody."""
         name = address.partition(":")[0]
         peer = self.scene._servers.get(name)
         if not isinstance(peer, Serving) or not peer.node.is_running or not peer.takes_calls:
             raise ServerUnreachable(server=address)
-        answer = peer.begin(peer.service.get_tail(asked, due))
+        method = BY_REQUEST[type(asked)].core_name
+        answer = peer.begin(getattr(peer.service, method)(asked, due))
         answer.add_done_callback(
             lambda it: it.cancelled() or it.exception()
         )  # The asker may have left.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollbook.logservice import words
+from rollbook.logservice import log_config, words
 from rollbook.logservice.core.block import CEILING, Block, check_block, stamped
 from rollbook.logservice.core.log_tails import Scope
 from rollbook.logservice.ids import (
@@ -29,7 +29,7 @@ from rollbook.logservice.ids import (
     ServerId,
     WriterEpoch,
 )
-from rollbook.logservice.log_config import CONFIG_FIELDS, LogConfig
+from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     BeyondTail,
     EarlierFailed,
@@ -523,7 +523,7 @@ class FakeCore:
         await self._asked("ensure_log", request)
         found = self.cluster.logs.get(request.log)
         default, config = self.cluster.default, request.config
-        names = request.fields or CONFIG_FIELDS
+        names = request.fields or log_config.CONFIG_FIELDS
         wanted = default if config is None else default.with_values(config, names)
         for each in names if found and config else ():
             if found and getattr(found.config, each) != getattr(wanted, each):
