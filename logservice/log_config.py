@@ -72,6 +72,9 @@ class ConfigValues:
     """For people."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.writer_mode, WriterMode):
+            wanted = " or ".join(f"{each}" for each in WriterMode)
+            raise BadConfig(f"writer_mode {self.writer_mode!r} is not a WriterMode: say {wanted}")
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

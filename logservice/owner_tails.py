@@ -8,7 +8,7 @@ and while readers here follow the log, one question for all of them waits at the
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.server import LogServer
@@ -22,8 +22,8 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 
-AskPeer = Callable[[GetTail, str, float], Awaitable[LogTail]]
-"""Asks the server at an address, by a time of the loop; raises what it answers, or what keeps it from answering."""
+AskPeer = Callable[[Any, str, float], Awaitable[Any]]
+"""Has a word answered by the server at an address, by a time of the loop; raises what it answers, or what keeps it from answering."""
 
 Listener = Callable[[LogTail], None]
 
@@ -57,7 +57,8 @@ class OwnerTails:
         for hops_left in reversed(range(_HOPS_MAX)):
             try:
                 async with asyncio.timeout_at(due):
-                    return await self._ask_peer(asked, address, due)
+                    told: LogTail = await self._ask_peer(asked, address, due)
+                    return told
             except NotOwner as error:
                 owner = str(error.ids.get("owner") or "")
                 if not hops_left or owner in ("", address, self._server.address):

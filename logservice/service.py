@@ -88,6 +88,7 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     RollbookError,
     Truncated,
+    Unauthorized,
     Unavailable,
 )
 from rollbook.proto.ports import Clock
@@ -119,6 +120,7 @@ class Service:
         of a log that it does not own, and says so.
         """
         self.server = server
+        self._ask_peer = ask_peer
         self._owner_tails = OwnerTails(server, ask_peer)
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
@@ -999,11 +1001,24 @@ class Service:
         if target is None:
             raise NoSuchServer(server=request.server)
         if target.info.server_id != self.server.server_id:
-            raise NotOwner("ask that server itself", owner=target.info.address, owner_epoch=0)
+            return await self._drain_elsewhere(request, target.info.address, due)
         if request.resume:
             await self.server.resume(due)
             return words.DrainAnswer(len(self.server.owned_logs))
         return words.DrainAnswer(await self.server.drain(due))
+
+    async def _drain_elsewhere(
+        self, request: words.DrainServer, address: str, due: float
+    ) -> words.DrainAnswer:
+        """Raises `NotOwner` if this server cannot ask the other one, or may not: the caller perhaps may."""
+        itself = NotOwner("ask that server itself", owner=address, owner_epoch=0)
+        if self._ask_peer is None or address == self.server.address:
+            raise itself
+        try:
+            answer: words.DrainAnswer = await _by(due, self._ask_peer(request, address, due))
+        except Unauthorized as error:
+            raise itself from error
+        return answer
 
     async def get_server_stats(
         self, request: words.GetServerStats, due: float

@@ -9,8 +9,10 @@ from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import tell, tell_rows, time_of
 from rollbook.api.client.calls import new_attempt
 from rollbook.api.client.client import Client
+from rollbook.api.client.log import Log
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
+from rollbook.logservice.log_config import WriterMode
 from rollbook.proto.errors import (
     DataLost,
     InvalidRequest,
@@ -41,6 +43,15 @@ def show_writer(access: LogAccess, log: str, output: str) -> None:
     tell(access.run(ask, log), output, "writer_epoch")
 
 
+def require_exclusive(log: Log, flags: str) -> None:
+    """Raises `InvalidRequest`."""
+    if log.config.writer_mode is not WriterMode.EXCLUSIVE:
+        raise InvalidRequest(
+            f"{log.name} is not exclusive: everybody may append, and no holder keeps others out",
+            next_step=f"append without a holder, or make a log with `rollbook log create NAME --exclusive{flags}`",
+        )
+
+
 def acquire_writer(
     access: LogAccess,
     log: str,
@@ -62,8 +73,14 @@ def acquire_writer(
     ttl_ms = parse_age_us(ttl) // 1000 if ttl else 0
     attempt = attempt or new_attempt()
     request = words.AcquireWriter(LogName.parse(log), holder, mode, ttl_ms, attempt)
+
+    async def acquire(client: Client) -> words.WriterGrant:
+        require_exclusive(await client.open(log), access.flags)
+        grant: words.WriterGrant = await client.ask(request)
+        return grant
+
     try:
-        grant: words.WriterGrant = access.run(lambda client: client.ask(request), log)
+        grant = access.run(acquire, log)
     except RollbookError as error:
         again = shlex.join(("rollbook", "log", "writer", "acquire", log, "--holder", holder))
         again += f" --ttl {shlex.quote(ttl)}" if ttl else ""

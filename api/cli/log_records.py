@@ -13,6 +13,7 @@ import click
 
 from rollbook.api.cli.ledger_access import as_text, bar, print_bytes
 from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.log_owning import require_exclusive
 from rollbook.api.cli.output import tell, time_of
 from rollbook.api.cli.record_format import Write, compile_format
 from rollbook.api.cli.record_input import (
@@ -32,11 +33,9 @@ from rollbook.api.client.reader import RecordBatch, batches_of
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.block import Record
 from rollbook.logservice.ids import WriterEpoch, parse_position
-from rollbook.logservice.log_config import WriterMode
 from rollbook.logservice.words import Gap
 from rollbook.proto.errors import (
     Interrupted,
-    InvalidRequest,
     Outcome,
     RollbookError,
     WriterHeld,
@@ -76,11 +75,7 @@ def append_input(
 
 async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
     """It stays the writer, so that no older one comes back; another one is fenced only if that was asked for."""
-    if log.config.writer_mode is not WriterMode.EXCLUSIVE:
-        raise InvalidRequest(
-            f"{log.name} is not exclusive: everybody may append, and no holder keeps others out",
-            next_step=f"leave out --holder, or make a log with `rollbook log create NAME --exclusive{flags}`",
-        )
+    require_exclusive(log, flags)
     try:
         return (await log.acquire_writer(holder, "steal" if steal else "fail")).writer_epoch
     except WriterHeld as error:

@@ -738,14 +738,27 @@ T = TypeVar("T")
 
 
 def span_of(block: bytes) -> tuple[Offset, Offset]:
-    """Where a stamped block starts and ends, from its header alone: what routing needs."""
-    base_offset, count = _SPAN.unpack_from(block, _SERVER_HALF)
+    """Where a stamped block starts and ends, from its header alone: what routing needs. Raises `BlockCorrupt`."""
+    try:
+        base_offset, count = _SPAN.unpack_from(block, _SERVER_HALF)
+    except struct.error:
+        raise BlockCorrupt(
+            f"a block begins with {HEADER_BYTES} bytes, and this one has {len(block)}"
+        ) from None
     return base_offset, base_offset + count
 
 
 def packed_body_of(block: bytes) -> int:
-    """How much a stamped block's body takes beside it when it is open, from its header alone: 0 if it is not packed."""
-    codec, unpacked_bytes = _PACKING.unpack_from(block, _CODEC_AT)
+    """How much a stamped block's body takes beside it when it is open, from its header alone: 0 if it is not packed.
+
+    Raises `BlockCorrupt`.
+    """
+    try:
+        codec, unpacked_bytes = _PACKING.unpack_from(block, _CODEC_AT)
+    except struct.error:
+        raise BlockCorrupt(
+            f"a block begins with {HEADER_BYTES} bytes, and this one has {len(block)}"
+        ) from None
     return unpacked_bytes if codec else 0
 
 

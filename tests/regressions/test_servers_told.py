@@ -4,10 +4,14 @@ import asyncio
 import os
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from rollbook.api.client import sync
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.grpc.methods import BY_REQUEST
+from rollbook.api.grpc.translation import message_of, pack, unpack
+from rollbook.logservice import words
 from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.logservice.membership import FOLDER
@@ -39,6 +43,19 @@ def test_a_server_is_drained_by_way_of_any_other(cluster: LogProcesses) -> None:
     for command in (("log-2", "--wait"), ("log-2", "--resume"), ("log-1",), ("log-1", "--resume")):
         done = commands.run("cluster", "drain", *command, "-o", "raw", environment=at)
         assert (done.returncode, done.stderr) == (0, b""), command
+
+
+@defect(
+    "drain-over-grpc-at-another-server",
+    "A bare gRPC caller that drained a server by way of another one got NOT_OWNER.",
+)
+def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) -> None:
+    with grpc.insecure_channel(cluster.servers["log-1"].address) as channel:
+        for word in (words.DrainServer("log-2"), words.DrainServer("log-2", resume=True)):
+            call = channel.unary_unary(BY_REQUEST[words.DrainServer].path)
+            answer = call(pack(word).SerializeToString(), timeout=8.0)
+            drained = unpack(message_of(words.DrainAnswer).FromString(answer), words.DrainAnswer)
+            assert isinstance(drained, words.DrainAnswer)
 
 
 @defect(

@@ -105,6 +105,18 @@ def test_append_does_not_fence_another_writer_unasked(dev: Dev) -> None:
 
 
 @defect(
+    "writer-of-a-log-that-is-not-exclusive",
+    "`log writer acquire` granted an epoch of a log that is not exclusive, and everybody went on appending.",
+)
+def test_nobody_acquires_a_log_where_everybody_may_append(dev: Dev) -> None:
+    assert dev.shell("log", "create", "shared").returncode == 0
+    done = dev.shell("log", "writer", "acquire", "shared", "--holder", "me")
+    assert done.returncode == 2, done
+    assert b"is not exclusive" in done.stderr
+    assert b"rollbook log create NAME --exclusive" in done.stderr
+
+
+@defect(
     "holder-is-ignored",
     "`log append --holder` on a log that is not exclusive promised what it did not keep.",
 )

@@ -25,6 +25,7 @@ from rollbook.logservice.opening import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.server import _Grounds
+from rollbook.logservice.service import Service
 from rollbook.proto.cluster.lost_replies import create_surely, delete_surely, read_surely
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -43,6 +44,7 @@ from rollbook.proto.errors import (
     OwnerLost,
     QuorumTimeout,
     RollbookError,
+    ServerUnreachable,
     SessionExpired,
     Unavailable,
     retry_after_ms,
@@ -851,10 +853,19 @@ def test_who_was_replaced_and_not_told_refuses_no_cursor_beyond_his_tail() -> No
     play(story)
 
 
-def test_another_server_sends_whoever_drains_to_the_right_one() -> None:
+def test_any_server_has_another_one_drained() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
-        asking = a.ask(a.service.drain_server(words.DrainServer("b"), a.due()))
+        request = words.DrainServer("b")
+        assert (await a.ask(a.service.drain_server(request, a.due()))).logs_left == 0
+        assert b.log_server.is_draining
+        resume = words.DrainServer("b", resume=True)
+        await a.ask(a.service.drain_server(resume, a.due()))
+        assert not b.log_server.is_draining
+        b.takes_calls = False
+        await refused(a.ask(a.service.drain_server(request, a.due())), ServerUnreachable)
+        alone = Service(a.log_server, a.log_server.clock)
+        asking = a.ask(alone.drain_server(request, a.due()))
         assert (await refused(asking, NotOwner)).ids["owner"] == b.address
         asking = a.ask(a.service.drain_server(words.DrainServer("c"), a.due()))
         await refused(asking, NoSuchServer)

@@ -166,6 +166,15 @@ async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
     await reader.aclose()
 
 
+@pytest.mark.parametrize("size", [0, 8, 39, 71])
+async def test_a_block_that_is_too_short_is_noticed(site: Site, size: int) -> None:
+    short = words.Records((block(0, b"a")[:size],), Offset(0), Offset(1))
+    reader = await reader_of(site, scripted([short]))
+    with pytest.raises((BlockCorrupt, BadFrame)):
+        await reader.next()
+    await reader.aclose()
+
+
 async def test_silence_is_told(site: Site) -> None:
     reader = await reader_of(site, scripted([records(0, b"a")], []))
     assert await reader.next()
