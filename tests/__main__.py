@@ -172,9 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")
     chaos.add_argument(
         "--of",
-        choices=("ledgers", "logs", "kv"),
+        choices=("ledgers", "logs", "cluster", "kv"),
         default="ledgers",
-        help="who suffers: clients of bookies, log servers and theirs, or the example's leaders (ledgers)",
+        help="who suffers: clients of bookies, log servers and theirs, the copies of lost and drained bookies, "
+        "or the example's leaders (ledgers)",
     )
     chaos.add_argument("--leaders", type=_count, default=100, help="killed or frozen, of kv (100)")
     chaos.add_argument(

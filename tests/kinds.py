@@ -98,6 +98,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         kinds["owners"] = ["tests", "chaos", "--of=logs", "--seconds=15", first]
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
+        kinds["losses"] = ["tests", "chaos", "--of=cluster", "--seconds=40", first]
     bookies = "--seeds=250" if arguments.thorough else "--seeds=60"
     kinds["bookies"] = ["tests", "simulate", "--world=bookie", bookies, first]
     # More than are to count, 600 and 150: one in ten proves too little.
@@ -117,7 +118,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults and commands, the others for processes.
-_WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "doors")
+_WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "losses", "doors")
 _PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop", "regressions", "spark")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
@@ -379,6 +380,8 @@ def chaos(arguments: argparse.Namespace) -> Tally:
         return _chaos_of_logs(arguments)
     if arguments.of == "kv":
         return _chaos_of_leaders(arguments)
+    if arguments.of == "cluster":
+        return _chaos_of_clusters(arguments)
     tally = _pytest("tests/chaos")
     if not tally.failed:
         module = importlib.import_module("tests.chaos.run")
@@ -398,6 +401,15 @@ def _chaos_of_logs(arguments: argparse.Namespace) -> Tally:
         module = importlib.import_module("tests.chaos.logs.run")
         _add(tally, module.chaos(arguments.seconds, arguments.seed, _progress, _say))
         tally.unit = "tests+logs"
+    return tally
+
+
+def _chaos_of_clusters(arguments: argparse.Namespace) -> Tally:
+    tally = _pytest("tests/chaos/cluster")
+    if not tally.failed:
+        module = importlib.import_module("tests.chaos.cluster.conductor")
+        _add(tally, module.chaos(arguments.seconds, arguments.seed, _progress, _say))
+        tally.unit = "tests+ledgers"
     return tally
 
 

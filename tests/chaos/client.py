@@ -18,7 +18,7 @@ import os
 import random
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -36,7 +36,6 @@ from tests.chaos.history import NOT_CLOSED, HistoryFile, is_as_written, payload_
 
 CONFIG: Final = ClientConfig(add_deadline_s=2.0, read_deadline_s=2.0)  # More of it in a given time.
 _PAUSE_S: Final = 0.2  # After a failure.
-_QUORUMS: Final = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (5, 5, 3))
 _UNCONFIRMED_MAX: Final = 64  # What can end unknown at most; a burst more.
 _BURST_MAX: Final = 12
 _ENTRIES_MAX: Final = 1000
@@ -46,7 +45,6 @@ _AT_ONCE_MAX: Final = 16
 _AUDITS_AT_ONCE: Final = 4
 _METADATA_AT_ONCE: Final = 64
 _AUDIT_ATTEMPTS: Final = 40
-_WRONG: Final = (CopyState.BAD, CopyState.DIFFERENT, CopyState.UNKNOWN, CopyState.UNREACHABLE)
 
 
 def say(line: str) -> None:
@@ -55,6 +53,8 @@ def say(line: str) -> None:
 
 class Client:
     """What all roles share: commands come one by one, work goes on beside them."""
+
+    config = CONFIG
 
     def __init__(self, ledgers: Ledgers, history: HistoryFile) -> None:
         self.ledgers = ledgers
@@ -119,6 +119,15 @@ class Ending(Enum):
 
 
 class Writer(Client):
+    quorums: tuple[tuple[int, int, int], ...] = (
+        (3, 3, 2),
+        (3, 2, 2),
+        (4, 3, 2),
+        (5, 3, 2),
+        (3, 3, 3),
+        (5, 5, 3),
+    )
+
     def __init__(self, ledgers: Ledgers, history: HistoryFile) -> None:
         super().__init__(ledgers, history)
         self._is_finishing = False
@@ -134,7 +143,7 @@ class Writer(Client):
 
     async def _write(self) -> None:
         while not self._is_finishing:
-            ensemble, write, ack = self.chance.choice(_QUORUMS)
+            ensemble, write, ack = self.chance.choice(self.quorums)
             try:
                 writer = await self.ledgers.create(ensemble=ensemble, write=write, ack=ack)
             except RollbookError:
@@ -300,6 +309,13 @@ def note_shown(note: Callable[..., None], ledger_id: int, entries: Any) -> None:
 
 
 class Auditor(Client):
+    wrong: tuple[CopyState, ...] = (
+        CopyState.BAD,
+        CopyState.DIFFERENT,
+        CopyState.UNKNOWN,
+        CopyState.UNREACHABLE,
+    )
+
     async def obey(self, command: str) -> None:
         assert command in ("audit", "read")
         await self.surely(functools.partial(self._audit, verifies=command == "audit"))
@@ -348,7 +364,7 @@ class Auditor(Client):
             if not verdict.copies[CopyState.UNREACHABLE]:
                 break
             await asyncio.sleep(_PAUSE_S)  # It took longer to answer than a client waits: no news.
-        wrong = sum(verdict.copies[state] for state in _WRONG)
+        wrong = sum(verdict.copies[state] for state in self.wrong)
         wrong += verdict.below_ack + verdict.lost + verdict.in_doubt
         if wrong:
             say(f"unsound {ledger_id} {verdict}")
@@ -363,16 +379,16 @@ ROLES: Final[dict[str, type[Client]]] = {
 }
 
 
-async def _run(role: str, url: str, history: HistoryFile) -> None:
+async def _run(role: type[Client], url: str, history: HistoryFile) -> None:
     loop = asyncio.get_running_loop()
     while True:
         try:
-            ledgers = await connect(url, CONFIG)
+            ledgers = await connect(url, role.config)
             break
         except RollbookError:  # The metadata store is away; it will come back.
             await asyncio.sleep(_PAUSE_S)
     try:
-        client = ROLES[role](ledgers, history)
+        client = role(ledgers, history)
         say("ready")
         pipe = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(pipe), sys.stdin)
@@ -385,11 +401,11 @@ async def _run(role: str, url: str, history: HistoryFile) -> None:
         await ledgers.close()
 
 
-def main() -> None:
+def main(roles: Mapping[str, type[Client]] = ROLES) -> None:
     role, url, path, flaw = sys.argv[1:]
     if flaw != "-":
         FLAWS[flaw]()
-    asyncio.run(_run(role, url, HistoryFile(Path(path))))
+    asyncio.run(_run(roles[role], url, HistoryFile(Path(path))))
 
 
 if __name__ == "__main__":
