@@ -320,10 +320,6 @@ class Auditor:
             await self._mark(ledger_id, lost)
         return True
 
-    @property
-    def _may_mark(self) -> bool:
-        return bool(self._is_enabled) and not self._losses.is_braked
-
     def _gone_from(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> tuple[BookieId, ...]:
         """Empty: the ledger was deleted, or it names them no more, or they are back."""
         missing = self._losses.missing
