@@ -1,7 +1,7 @@
 """What `rollbook recovery status`, `ls` and the switches do, by metadata alone: BookKeeper's processes obey them, too."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -48,7 +48,9 @@ def show_status(metadata: Metadata, output: str) -> None:
         ]
         processes = await PresenceNodes(store, cluster).list()
         audit = next((each.audit for each in processes if each.audit), {})
-        doubts = next((each.drains.get("doubts", {}) for each in processes if each.drains), {})
+        doubts: Mapping[str, Any] = next(
+            (each.drains.get("doubts", {}) for each in processes if each.drains), {}
+        )
         delay = await _delay(marks)
         return {
             "autorecovery": "enabled" if await marks.is_enabled() else "paused",

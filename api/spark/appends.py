@@ -105,7 +105,7 @@ class LogSink:
 
     def _complete(self, rows: Rows, mark: Mark) -> None:
         written, last_seq = self._written(mark.looks_from(self._batch.number, self._name))
-        blocks = {block.base_offset: block for block in written}
+        blocks: dict[int, Block] = {block.base_offset: block for block in written}
         found = [Written(block.base_offset, block.count, _ref_of(block).seq) for block in written]
         done = rows_written(
             found,

@@ -144,8 +144,8 @@ def test_a_bookie_that_lost_its_journal_is_healed_without_a_command(site: Site) 
     site.hurt.kill()
     for path in (site.folder / HURT / "journal").glob("*.journal"):
         path.unlink()
-    directories = ("--journal-dir", str(site.folder / HURT / "journal"))
-    directories += ("--ledger-dir", str(site.folder / HURT / "ledgers1"))
+    home = site.folder / HURT
+    directories = ("--journal-dir", str(home / "journal"), "--ledger-dir", str(home / "ledgers1"))
     site.run("bookie", "write-off", "--bookie-id", HURT, "--yes", *directories)
     site.start_hurt()
     asyncio.run(until_trusted(site.url))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -52,7 +53,7 @@ def test_a_server_is_drained_by_way_of_any_other(cluster: LogProcesses) -> None:
 def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) -> None:
     with grpc.insecure_channel(cluster.servers["log-1"].address) as channel:
         for word in (words.DrainServer("log-2"), words.DrainServer("log-2", resume=True)):
-            call = channel.unary_unary(BY_REQUEST[words.DrainServer].path)
+            call: Any = channel.unary_unary(BY_REQUEST[words.DrainServer].path)
             answer = call(pack(word).SerializeToString(), timeout=8.0)
             drained = unpack(message_of(words.DrainAnswer).FromString(answer), words.DrainAnswer)
             assert isinstance(drained, words.DrainAnswer)

@@ -8,7 +8,7 @@ batch (SK6); the rest is appended after them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from rollbook.proto.errors import SinkReplayDiverged
 
@@ -18,7 +18,8 @@ DIVERGED: Final = (
 )
 
 
-class Written(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Written:
     """A block of this batch that the log has."""
 
     offset: int

@@ -17,7 +17,7 @@ import pytest
 from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.formats.lifecycle import LifecycleState
-from rollbook.proto.ids import BookieId
+from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
@@ -240,7 +240,7 @@ async def test_source_or_target_may_die_before_any_step(
     monkeypatch.setattr(failures, "FIRST_PAUSE_S", 0)
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
-        ids = []
+        ids: list[LedgerId] = []
         while len(ids) < 4:
             ledger_id = await site.write(3, ack=3)
             if not (await site.ledgers.metadata(ledger_id)).metadata.names(BookieId("bk-4")):
