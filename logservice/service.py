@@ -540,7 +540,7 @@ class Service:
         Raises `LogReplaced`, `Truncated`, and what `_tail_from` does.
         """
         log = request.log
-        tail = await self._tail_of(log)
+        tail = await self._settled_tail(request) or await self._tail_of(log)
         uid = request.uid or tail.uid
         await self._require_life(log, tail.uid, uid)
         start = await self._resolve(log, request.start, tail, due)
@@ -549,6 +549,20 @@ class Service:
         if start < tail.head and request.on_truncated is OnTruncated.FAIL:
             raise Truncated(offset=start, head=tail.head)
         return start, uid
+
+    async def _settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
+        """Of a log that is owned elsewhere, for a range within its closed segments: where those end. The owner knows no
+        more about that range, so it is not asked.
+        """
+        if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
+            return None
+        if request.until_offset is None or self.server.find(request.log) is not None:
+            return None
+        listed, info, _ = await self.server.whom_to_ask(request.log)
+        ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
+        if not ends or max(request.start.offset, request.until_offset) > ends[-1]:
+            return None
+        return _listed_tail(listed, ends[-1], info.address if info is not None else "")
 
     async def _require_life(self, log: LogName, uid: str, wanted: str) -> None:
         """`uid`: of the log that was asked. `wanted` may be empty. Raises `LogReplaced`, `OwnerChanging`."""

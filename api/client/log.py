@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollbook.api.client.appender import Appender, Framed, Records
@@ -15,7 +16,8 @@ from rollbook.api.client.positions import (
     milliseconds_of,
     position_of,
 )
-from rollbook.api.client.reader import EventReader, RecordBatch, batches_of, records_of
+from rollbook.api.client.reader import EventReader, RecordBatch, Whom, batches_of, records_of
+from rollbook.api.client.spread import AnyServer, Run, runs_of
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
 from rollbook.api.nearest import did_you_mean
@@ -183,10 +185,42 @@ class Log:
         return records_of(self.bounded_events(start, end))
 
     def read_batches(
-        self, start: Start = "earliest", end: int | None = None
+        self, start: Start = "earliest", end: int | None = None, *, anywhere: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """As `read`, many records at a time: `values()` is the fastest way to them."""
+        """As `read`, many records at a time: `values()` is the fastest way to them.
+
+        `anywhere`: records of closed segments come from any server, spread over all of them, and only the rest from
+        the log's owner. For replays by many readers; one alone has them sooner from the owner, which has the newest in
+        memory.
+        """
+        if anywhere:
+            return self._batches_anywhere(start, end)
         return batches_of(self.bounded_events(start, end))
+
+    async def _batches_anywhere(self, start: Start, end: int | None) -> AsyncIterator[RecordBatch]:
+        for make in await self.readers_anywhere(start, end):
+            batches = batches_of(make())
+            try:
+                async for batch in batches:
+                    yield batch
+            finally:
+                await batches.aclose()
+
+    async def readers_anywhere(
+        self, start: Start, end: int | None
+    ) -> list[Callable[[], EventReader]]:
+        """One after the other they have all records of the range."""
+        first = await self.find(start)
+        behind = await self.tail_offset() if end is None else parse_offset(end)
+        if first >= behind:
+            return [partial(self.events, first, until=behind)]  # As `read`, it may be refused.
+        runs = runs_of(await self.segments(), first, behind)
+        return [partial(self._reader_of, each) for each in runs]
+
+    def _reader_of(self, run: Run) -> EventReader:
+        owners = self._client.owners
+        whom = owners if run.segment is None else AnyServer(owners, self.name, run.segment)
+        return self.events(run.start, until=run.end, whom=whom)
 
     def tail(
         self, start: Start = "latest", *, skip_truncated: bool = False
@@ -211,8 +245,12 @@ class Log:
         until: int | None = None,
         at_tail: words.AtTail = words.AtTail.FOLLOW,
         skip_truncated: bool = False,
+        whom: Whom | None = None,
     ) -> EventReader:
-        """Records, and whatever else befalls a reader: caught up, gaps, progress, the seal."""
+        """Records, and whatever else befalls a reader: caught up, gaps, progress, the seal.
+
+        `whom`: which server is asked; by default the log's owner.
+        """
         client = self._client
         truncated = words.OnTruncated.SKIP if skip_truncated else words.OnTruncated.FAIL
         request = words.ReadStream(
@@ -224,7 +262,7 @@ class Log:
             heartbeat_ms=round(client.config.heartbeat_s * 1000),
             uid=self.uid,
         )
-        return EventReader(request, client.channels, client.owners, client.config)
+        return EventReader(request, client.channels, whom or client.owners, client.config)
 
     def bounded_events(self, start: Start, end: int | None) -> EventReader:
         """What `read` is made from."""

@@ -11,23 +11,23 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.owners import Owners
+from rollbook.api.client.outages import Outages
 from rollbook.api.client.retrying import Pauses, may_retry
 from rollbook.api.grpc.methods import READ_STREAM
 from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.grpc.translation import event_kinds, pack, unpack_event
 from rollbook.logservice import words
 from rollbook.logservice.core.block import Block, Record, opened_together, span_of
-from rollbook.logservice.ids import Offset
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.proto.errors import (
     BadFrame,
     ConnectionLost,
@@ -92,6 +92,17 @@ Event = (
 )
 
 
+class Whom(Protocol):
+    """Which server is asked for a log, as `Owners` knows it."""
+
+    @property
+    def outages(self) -> Outages: ...
+
+    def address_of(self, log: LogName | None) -> str: ...
+
+    def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool: ...
+
+
 class EventReader:
     """What happens to a log from a position on: `async for event in …`, or `next`."""
 
@@ -99,7 +110,7 @@ class EventReader:
         self,
         request: words.ReadStream,
         channels: Channels,
-        owners: Owners,
+        owners: Whom,
         config: LogClientConfig,
     ) -> None:
         self.position: Offset | None = None  # The next one to be told; None: not known yet.
@@ -331,7 +342,7 @@ def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator
 
 async def batches_of(
     reader: EventReader, on_skipped: Callable[[words.Gap], None] | None = None
-) -> AsyncIterator[RecordBatch]:
+) -> AsyncGenerator[RecordBatch]:
     """Only the records. Raises `DataLost` at records of which no copy can be read.
 
     `on_skipped` is called for records that were truncated; by default a warning is logged.

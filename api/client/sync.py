@@ -326,9 +326,15 @@ class SyncLog:
             yield from batch.records()
 
     def read_batches(
-        self, start: Start = "earliest", end: int | None = None
+        self, start: Start = "earliest", end: int | None = None, *, anywhere: bool = False
     ) -> Iterator[RecordBatch]:
-        return self._batches(lambda: self._log.bounded_events(start, end))
+        if not anywhere:
+            return self._batches(lambda: self._log.bounded_events(start, end))
+        return self._batches_anywhere(start, end)
+
+    def _batches_anywhere(self, start: Start, end: int | None) -> Iterator[RecordBatch]:
+        for make in self._thread.run(self._log.readers_anywhere(start, end)):
+            yield from self._batches(make)
 
     def tail(self, start: Start = "latest", *, skip_truncated: bool = False) -> Iterator[Record]:
         for batch in self.tail_batches(start, skip_truncated=skip_truncated):

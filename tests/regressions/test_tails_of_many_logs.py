@@ -1,4 +1,4 @@
-"""Where many logs end is asked once, of all servers, and opens none of them."""
+"""All servers share what any of them can do: to say where many logs end, and to read closed segments."""
 
 import json
 from collections.abc import Iterator
@@ -26,6 +26,35 @@ def opened_at(cluster: LogProcesses) -> float:
     with rollbook.connect(cluster.url) as client:
         stats = [client.stats(each.address).stats for each in cluster.servers.values()]
     return sum(each["rollbook_log_logs_opened_total"] for each in stats)
+
+
+def read_at_each(cluster: LogProcesses) -> list[float]:
+    with rollbook.connect(cluster.url) as client:
+        stats = [client.stats(each.address).stats for each in cluster.servers.values()]
+    return [each["rollbook_log_told_records_total"] for each in stats]
+
+
+@defect(
+    "replays-come-from-the-owner-alone",
+    "All readers of old records read at the log's owner, while other servers could have read the same bookies.",
+)
+def test_closed_segments_are_read_at_all_servers(cluster: LogProcesses) -> None:
+    values = [b"%d" % number for number in range(80)]
+    with rollbook.connect(cluster.url) as client:
+        log = client.open("replayed", create=True)
+        for first in range(0, 72, 9):
+            log.append_many(values[first : first + 9])
+            log.roll()
+        log.append_many(values[72:])
+        before = read_at_each(cluster)
+        for start in range(0, 80, 9):  # As that many readers do, of a segment each.
+            batches = log.read_batches(start, min(start + 9, 80), anywhere=True)
+            assert [v for batch in batches for v in batch.values()] == values[start : start + 9]
+        gains = [after - was for after, was in zip(read_at_each(cluster), before, strict=True)]
+        assert sum(gains) == 80
+        assert all(gains), gains
+        whole = [v for batch in log.read_batches(anywhere=True) for v in batch.values()]
+        assert whole == values
 
 
 @defect(

@@ -69,3 +69,41 @@ async def test_from_create_to_tail(cluster: LogCluster) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await tailing
     assert told == [b"%d" % number for number in range(120)]
+
+
+async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
+    cluster: LogCluster,
+) -> None:
+    """Where replays are spread over servers, each stream cost the owner a question."""
+    asked: list[words.GetTail] = []
+    ask_peer = cluster._ask_peer
+
+    async def ask(request: words.GetTail, address: str, due: float) -> words.LogTail:
+        asked.append(request)
+        return await ask_peer(request, address, due)
+
+    cluster._ask_peer = ask  # type: ignore[method-assign]
+    a = await cluster.start_server("a")
+    await a.service.ensure_log(words.EnsureLog(ORDERS), due())
+    for first in (0, 10):
+        await append(a.service, first, 10)
+        await a.service.roll_log(words.RollLog(ORDERS), due())
+    await append(a.service, 20, 10)
+    b = await cluster.start_server("b")
+    found: list[bytes] = []
+
+    async def read(start: int, until: int) -> None:
+        request = words.ReadStream(ORDERS, AtOffset(Offset(start)), until_offset=Offset(until))
+        async for event in b.service.read_stream(request):
+            if isinstance(event, words.Records):
+                found.extend(values_of(event.blocks, event.base_offset, event.next_offset))
+
+    async with asyncio.timeout(PATIENCE_S):
+        while len((await b.server.nodes.read(ORDERS)).list.unclosed) > 1:
+            await asyncio.sleep(0.01)
+        await read(5, 15)
+        await read(15, 20)
+        assert found == [b"%d" % number for number in range(5, 20)]
+        assert asked == []
+        await read(20, 25)
+        assert asked != []
