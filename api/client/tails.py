@@ -99,7 +99,7 @@ class TailsWatch:
     async def next(self, timeout_s: float | None = None) -> words.Tails | None:
         """What has changed since the last call, or all at first: once for each log. None: nothing has in that time.
 
-        Raises what has ended the watch. Cancelled, it has told nothing: ask again.
+        Raises what has ended the watch. Cancelled, no news is lost: ask again.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

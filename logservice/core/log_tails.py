@@ -10,7 +10,7 @@ which knows the list and that the log exists. What says more counts:
     another uid         the log was deleted, and another one has its name: the latest message counts
     a higher epoch      a later owner
     exact               the owner, or a closed end
-    head and tail       of one uid they never go back, whoever says less (TW3)
+    head and tail       of one uid they never go back, even if a server says less (TW3)
 
 A log is gone when no server speaks of it. What a server has said that has left counts until all others have
 looked for its logs (TW4): else each would be gone for a moment.
