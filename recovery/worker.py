@@ -12,7 +12,7 @@ While the switch is off (`Marks.is_enabled`), nothing new begins.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Never
@@ -43,7 +43,10 @@ from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures
 
 logger = structlog.get_logger()
 
-_PAGE: Final = 1000  # Tasks that are sorted together, so that the most urgent of them come first.
+# Tasks that are sorted together, so that the most urgent of them come first. The first page is as small as what is
+# repaired at once, so that work begins before much is read; each page is twice as large as the one before.
+_PAGE_MAX: Final = 1000
+_READ_AT_ONCE: Final = 32
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -167,31 +170,33 @@ class Worker:
         await self._drains.prepare()
         await self._failures.prepare()
 
-    async def _due(self) -> AsyncIterator[_Task]:
+    async def _due(self) -> AsyncGenerator[_Task, None]:
         if not await self._marks.is_enabled():
             return
         locked = await self._marks.locked()
         failed = {ledger_id async for ledger_id in self._failures.ids()}
         page: list[_Task] = []
+        page_size = min(self._config.ledgers_at_once, _PAGE_MAX)
         seen: set[LedgerId] = set()
         waits: dict[LedgerId, _Wait] = {}
         for tree in (self._drains, self._marks):
-            async for ledger_id in tree.ids():
-                if ledger_id in self._waits:
-                    waits[ledger_id] = self._waits[ledger_id]
-                if ledger_id in locked or ledger_id in seen or not self._is_due(ledger_id):
-                    continue
-                if ledger_id in failed and not await self._may_try(ledger_id):
-                    continue
-                stored = await _read(tree, ledger_id)
-                if stored is None or (not stored.mark.missing and not self._ledgers.knows_racks):
-                    continue  # A mark without bookies is about racks: another worker may know them.
-                seen.add(ledger_id)
-                page.append(_Task(ledger_id, len(stored.mark.missing)))
-                if len(page) >= _PAGE:
+            async for ids in _batches(tree.ids()):
+                waits |= {each: self._waits[each] for each in ids if each in self._waits}
+                wanted = [each for each in ids if each not in locked and each not in seen]
+                wanted = [
+                    each
+                    for each in wanted
+                    if self._is_due(each) and (each not in failed or await self._may_try(each))
+                ]
+                for stored in await _read_all(tree, wanted):
+                    if not stored.mark.missing and not self._ledgers.knows_racks:
+                        continue  # A mark without bookies is about racks: another worker may know them.
+                    seen.add(stored.ledger_id)
+                    page.append(_Task(stored.ledger_id, len(stored.mark.missing)))
+                if len(page) >= page_size:
                     for task in _most_missing_first(page):
                         yield task
-                    page = []
+                    page, page_size = [], min(2 * page_size, _PAGE_MAX)
         self._waits = waits  # What is no task any more begins anew when it is one again.
         for task in _most_missing_first(page):
             yield task
@@ -399,6 +404,30 @@ async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:
     except BadMetadata as error:
         logger.warning("mark_unreadable", ledger_id=ledger_id, reason=error.message)
         return None
+
+
+async def _read_all(tree: MarkTree, ledger_ids: Sequence[LedgerId]) -> list[StoredMark]:
+    """Those that are marked, in the same order."""
+    reads = (_read(tree, each) for each in ledger_ids)
+    marks = []
+    for found in await asyncio.gather(*reads, return_exceptions=True):
+        if isinstance(found, BaseException):
+            raise found
+        if found is not None:
+            marks.append(found)
+    return marks
+
+
+async def _batches(ledger_ids: AsyncIterator[LedgerId]) -> AsyncIterator[list[LedgerId]]:
+    """Of marks that are read at once."""
+    batch: list[LedgerId] = []
+    async for ledger_id in ledger_ids:
+        batch.append(ledger_id)
+        if len(batch) == _READ_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _most_missing_first(tasks: list[_Task]) -> list[_Task]:

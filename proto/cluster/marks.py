@@ -13,6 +13,7 @@ Drain tasks have the form of marks and lie in our own tree (`MarkTree`): Java's 
 copies of a draining bookie sound, and delete the marks.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -211,17 +212,27 @@ class MarkTree:
         pending = [(0, self.folder)]
         while pending:
             depth, folder = pending.pop()
-            try:
-                names = await children_surely(self._store, folder)
-            except NoSuchNode:
-                continue  # Its last mark went meanwhile.
             if depth < _DEPTH:
+                names = await self._names_in(folder)
                 pending += [(depth + 1, f"{folder}/{name}") for name in reversed(names)]
                 continue
-            for name in names:
-                ledger_id = ledger_of_mark(name)
-                if ledger_id is not None and self.path(ledger_id) == f"{folder}/{name}":
-                    yield ledger_id
+            leaves = [folder]  # As a rule each has one mark, so that many are asked at once.
+            while pending and pending[-1][0] == _DEPTH and len(leaves) < _LEAVES_AT_ONCE:
+                leaves.append(pending.pop()[1])
+            found = await asyncio.gather(*map(self._names_in, leaves), return_exceptions=True)
+            for leaf, names_in_leaf in zip(leaves, found, strict=True):
+                if isinstance(names_in_leaf, BaseException):
+                    raise names_in_leaf
+                for name in names_in_leaf:
+                    ledger_id = ledger_of_mark(name)
+                    if ledger_id is not None and self.path(ledger_id) == f"{leaf}/{name}":
+                        yield ledger_id
+
+    async def _names_in(self, folder: str) -> list[str]:
+        try:
+            return await children_surely(self._store, folder)
+        except NoSuchNode:
+            return []  # Its last mark went meanwhile.
 
     def ledger_of(self, path: str) -> LedgerId | None:
         """Of an event of `watch`; None: it is about a folder."""
@@ -233,6 +244,7 @@ class MarkTree:
 
 
 _DEPTH: Final = 4  # Folders above a mark.
+_LEAVES_AT_ONCE: Final = 32
 
 
 class Marks(MarkTree):
