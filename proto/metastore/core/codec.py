@@ -281,7 +281,7 @@ def _unpack(body: bytes, read: Callable[[object, _Values], M]) -> M:
     if end > len(body):
         raise _bad()
     try:
-        head = json.loads(body[_HEAD.size : end])
+        head = json.loads(body[_HEAD.size : end].decode())  # Else json guesses the encoding.
     except (ValueError, RecursionError) as error:
         raise _bad() from error
     values = _Values(body, end)
