@@ -41,6 +41,7 @@ BENCHES: Final = {
             "logs",
             "memory",
             "metastore",
+            "recovery",
         ),
         *("rest", "restart", "simulator", "space", "takeover"),
     )
