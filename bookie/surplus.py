@@ -125,7 +125,6 @@ class Surplus:
 
     async def _look(self) -> None:
         await require_cluster(self._store, self._cluster)
-        self._copies.on_look(self._clock.monotonic_ns())
         known = await self._storage.ledger_ids()
         for ledger_id in list(self._copies.ledger_ids):
             if not self._storage.holds_entries_of(ledger_id):
@@ -134,8 +133,6 @@ class Surplus:
         for start in range(0, len(known), _AT_ONCE):
             ledger_ids = [each for each in known[start : start + _AT_ONCE] if self._may_go(each)]
             await asyncio.sleep(self._pace.spend(len(ledger_ids), self._clock.monotonic_ns()))
-            for ledger_id in ledger_ids:
-                self._copies.on_asked(ledger_id)
             due = await self._ask_about(ledger_ids)
             if due:
                 await self._drop(due)
@@ -146,8 +143,9 @@ class Surplus:
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
         """Those that are to be asked for again."""
+        asked_ns = self._clock.monotonic_ns()
         for ledger_id in ledger_ids:
-            self._copies.on_asked(ledger_id)
+            self._copies.on_asked(ledger_id, asked_ns)
         failure: BaseException | None = None
         due: list[int] = []
         try:
@@ -156,9 +154,9 @@ class Surplus:
             found = [asyncio.CancelledError()] * len(ledger_ids)
         for ledger_id, answer in zip(ledger_ids, found, strict=True):
             if isinstance(answer, BaseException):
-                self._copies.on_unanswered(ledger_id)
+                self._copies.on_unanswered(ledger_id, asked_ns)
                 failure = answer
-            elif self._copies.on_answer(ledger_id, surplus=answer):
+            elif self._copies.on_answer(ledger_id, asked_ns, surplus=answer):
                 due.append(ledger_id)
         if failure:
             raise failure

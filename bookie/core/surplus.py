@@ -1,7 +1,7 @@
 """When a bookie may drop its copies of a ledger that has others (B16).
 
 A bookie that was away comes back with copies that were made elsewhere meanwhile. They go if
-- metadata says in two looks, which began at least `interval` apart, that the ledger is closed and that no
+- metadata says in two looks, of which one comes an `interval` after the other, that the ledger is closed and that no
   fragment names this bookie: a closed ledger never opens again, and only a repair can name a bookie then;
 - nothing was added here since the first of them: who repairs copies first and names afterwards;
 - the second look was made under the ledger's lock, so that no repair is under way, and so lately that the
@@ -27,43 +27,38 @@ def is_surplus(metadata: LedgerMetadata, bookie: BookieId) -> bool:
 class SurplusCopies:
     def __init__(self, interval_ns: int, session_timeout_s: float, quiet: dict[int, int]) -> None:
         """`quiet`: the storage takes a ledger out when it accepts an add for it."""
-        self._interval_ns = interval_ns
+        # Looks take longer or shorter: one that comes a little early need not be repeated a day later.
+        self._apart_ns = interval_ns * 9 // 10
         self._certain_ns = min(int(session_timeout_s * 1e9 / 2), _CERTAIN_NS_MAX)
-        self._began_ns = 0  # The look at hand.
-        self._quiet = (
-            quiet  # Ledgers that are surplus, by the beginning of the first look that said so.
-        )
+        self._quiet = quiet  # Ledgers that are surplus, and when that was first asked.
 
     @property
     def ledger_ids(self) -> Collection[int]:
         """They go if the next look agrees."""
         return self._quiet.keys()
 
-    def on_look(self, began_ns: int) -> None:
-        self._began_ns = began_ns
-
-    def on_asked(self, ledger_id: int) -> None:
+    def on_asked(self, ledger_id: int, asked_ns: int) -> None:
         """Before its metadata is read: an add that comes while it is read counts, too."""
-        self._quiet.setdefault(ledger_id, self._began_ns)
+        self._quiet.setdefault(ledger_id, asked_ns)
 
-    def on_unanswered(self, ledger_id: int) -> None:
+    def on_unanswered(self, ledger_id: int, asked_ns: int) -> None:
         """This look says nothing about it."""
-        if self._quiet.get(ledger_id) == self._began_ns:
+        if self._quiet.get(ledger_id) == asked_ns:
             del self._quiet[ledger_id]
 
-    def on_answer(self, ledger_id: int, *, surplus: bool) -> bool:
+    def on_answer(self, ledger_id: int, asked_ns: int, *, surplus: bool) -> bool:
         """Whether it is to be asked for again, under its lock."""
         if not surplus:
             self._quiet.pop(ledger_id, None)
-        return self._is_due(ledger_id)
+        return self._is_due(ledger_id, asked_ns)
 
     def may_drop(self, ledger_id: int, asked_ns: int, now_ns: int) -> bool:
         """It is surplus under its lock, too: in a session that lived when the server was asked, at `asked_ns`."""
-        return self._is_due(ledger_id) and now_ns - asked_ns < self._certain_ns
+        return self._is_due(ledger_id, asked_ns) and now_ns - asked_ns < self._certain_ns
 
-    def _is_due(self, ledger_id: int) -> bool:
+    def _is_due(self, ledger_id: int, asked_ns: int) -> bool:
         first_ns = self._quiet.get(ledger_id)
-        return first_ns is not None and self._began_ns - first_ns >= self._interval_ns
+        return first_ns is not None and asked_ns - first_ns >= self._apart_ns
 
     def on_gone(self, ledger_id: int) -> None:
         """Nothing of it is here any more."""

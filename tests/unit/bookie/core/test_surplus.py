@@ -27,10 +27,9 @@ def test_only_a_closed_ledger_whose_fragments_all_name_others_is_surplus() -> No
     assert not is_surplus(early, US)
 
 
-def look(copies: SurplusCopies, began_ns: int, *, surplus: bool = True) -> bool:
-    copies.on_look(began_ns)
-    copies.on_asked(7)
-    return copies.on_answer(7, surplus=surplus)
+def look(copies: SurplusCopies, asked_ns: int, *, surplus: bool = True) -> bool:
+    copies.on_asked(7, asked_ns)
+    return copies.on_answer(7, asked_ns, surplus=surplus)
 
 
 def test_two_looks_an_interval_apart_agree() -> None:
@@ -38,9 +37,9 @@ def test_two_looks_an_interval_apart_agree() -> None:
     copies = SurplusCopies(100 * S, 10.0, {})
     assert not look(copies, 5 * S)
     assert list(copies.ledger_ids) == [7]
-    assert not look(copies, 104 * S)
-    assert look(copies, 105 * S)
-    assert copies.may_drop(7, 106 * S, 106 * S)
+    assert not look(copies, 94 * S)
+    assert look(copies, 95 * S)  # A look that is a little quicker than the one before.
+    assert copies.may_drop(7, 96 * S, 96 * S)
     copies.on_gone(7)
     assert not look(copies, 300 * S)
 
@@ -52,33 +51,33 @@ def test_after_an_add_two_more_looks_are_needed() -> None:
     look(copies, 5 * S)
     quiet.pop(7)
     assert not look(copies, 105 * S)
-    copies.on_look(205 * S)
-    copies.on_asked(7)
+    copies.on_asked(7, 205 * S)
     quiet.pop(7)  # While the metadata is read.
-    assert not copies.on_answer(7, surplus=True)
+    assert not copies.on_answer(7, 205 * S, surplus=True)
     assert not look(copies, 305 * S)
     assert look(copies, 405 * S)
     quiet.pop(7)  # While it is asked for under its lock.
     assert not copies.may_drop(7, 405 * S, 405 * S)
 
 
-def test_after_a_look_that_names_the_bookie_two_more_are_needed_and_a_failed_one_says_nothing() -> (
-    None
-):
+def test_after_a_look_that_names_the_bookie_two_more_are_needed() -> None:
     """B16."""
     copies = SurplusCopies(100 * S, 10.0, {})
     look(copies, 5 * S)
     look(copies, 105 * S, surplus=False)
     assert not look(copies, 205 * S)
-    copies.on_look(255 * S)
-    copies.on_asked(7)
-    copies.on_unanswered(7)
     assert look(copies, 305 * S)
+
+
+def test_a_look_that_fails_says_nothing() -> None:
+    """B16."""
     copies = SurplusCopies(100 * S, 10.0, {})
-    copies.on_look(5 * S)
-    copies.on_asked(7)
-    copies.on_unanswered(7)
+    copies.on_asked(7, 5 * S)
+    copies.on_unanswered(7, 5 * S)
     assert not look(copies, 105 * S)
+    copies.on_asked(7, 155 * S)
+    copies.on_unanswered(7, 155 * S)
+    assert look(copies, 205 * S)
 
 
 @pytest.mark.parametrize(("session_s", "certain_s"), [(10.0, 1.0), (1.0, 0.5)])
@@ -106,7 +105,7 @@ def test_whatever_happens_nothing_goes_before_two_agreeing_looks(seed: int) -> N
         surplus = chance.random() < 0.8
         is_due = look(copies, now, surplus=surplus)
         looks = [*looks, now] if surplus else []
-        assert is_due == (bool(looks) and looks[-1] - looks[0] >= 100)
+        assert is_due == (bool(looks) and looks[-1] - looks[0] >= 90)
         if chance.random() < 0.2:
             quiet.pop(7, None)
             looks = []
