@@ -17,6 +17,7 @@ from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
 from rollbook.bookie.core.identity import State
 from rollbook.bookie.core.records import Kind, Record, RecordReader
+from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone
 from rollbook.bookie.storage import Storage
@@ -89,6 +90,24 @@ async def _fence_at_once(self: Storage, ledger_id: int, ledger_key: bytes) -> No
 
 def _forget(self: LedgerFacts, *_: Any) -> LedgerFacts:
     return self
+
+
+_with_drop = LedgerFacts.with_drop
+
+
+def _drop_fence(self: LedgerFacts, journal: int) -> LedgerFacts:
+    return replace(_with_drop(self, journal), is_fenced=False)
+
+
+_learn = boot._Boot._learn
+
+
+def _drop_what_came_later(self: boot._Boot, replayed: Replayed, journal: int) -> None:
+    """Replay takes the drop for the deletion that it looks like."""
+    _learn(self, replayed, journal)
+    for control in replayed.controls:
+        if control.operation is Operation.DROP:
+            replayed.memtable.drop(control.ledger_id)
 
 
 def _take_any_lac(self: LedgerFacts, last_add_confirmed: int, packet: bytes) -> LedgerFacts:
@@ -265,6 +284,10 @@ FLAWS: Final = {
     "all controls are": Flaw(45_000, ((Journal, "_enqueue", _answer_controls_before_the_sync),)),
     "fences are forgotten": Flaw(45_000, ((LedgerFacts, "with_fence", _forget),)),
     "deletions are forgotten": Flaw(90_000, ((LedgerFacts, "with_deletion", _forget),)),
+    "a replayed drop takes what was added behind it": Flaw(
+        45_000, ((boot._Boot, "_learn", _drop_what_came_later),)
+    ),
+    "drops forget the fence": Flaw(90_000, ((LedgerFacts, "with_drop", _drop_fence),)),
     "explicit LACs go back": Flaw(90_000, ((LedgerFacts, "with_lac_packet", _take_any_lac),)),
     # Checkpoint and catalog.
     "the journal goes before the catalog knows": Flaw(

@@ -1,6 +1,7 @@
 """What a store owes after a crash, and whether it pays.
 
-- what was acknowledged is there: entries, fences, explicit LACs, deletions;
+- what was acknowledged is there: entries, fences, explicit LACs, deletions, drops; and entries that were
+  added behind a drop;
 - nothing is there that nobody asked for, and nothing is UNKNOWN, since no bit has rotted.
 """
 
@@ -65,13 +66,18 @@ def _ledger_due(promises: Promises, ledger_id: int, now: int) -> LedgerDue:
     due.must_be_gone, due.may_be_gone = by_now(promises.delete_acked), by_now(promises.delete_sent)
     due.must_be_fenced = by_now(promises.fence_acked)
     due.may_be_fenced = by_now(promises.fence_sent) or due.may_be_gone
+    # Adds up to these may have been dropped, and must have been.
+    may_end = _last_drop(promises.drop_sent, ledger_id, now)
+    must_end = _last_drop(promises.drop_acked, ledger_id, now)
     for (each, entry_id), sent in sorted(promises.sent.items()):
-        bodies = [body for when, body in sent if each == ledger_id and when <= now]
-        if bodies:
-            is_acked = promises.acked.get((ledger_id, entry_id), now + 1) <= now
-            due.entries[entry_id] = (is_acked and not due.may_be_gone, bodies)
-            if is_acked:  # One of these, and perhaps not the one with the highest LAC.
-                due.lac_least = max(min(map(_lac_of, bodies)), due.lac_least)
+        if each != ledger_id or not any(when <= now for when, _, _ in sent):
+            continue
+        bodies = [body for when, number, body in sent if when <= now and number > must_end]
+        adds_acked = promises.acked.get((ledger_id, entry_id), ())
+        is_acked = any(when <= now and number > may_end for when, number in adds_acked)
+        due.entries[entry_id] = (is_acked and not due.may_be_gone, bodies)
+        if is_acked:  # One of these, and perhaps not the one with the highest LAC.
+            due.lac_least = max(min(map(_lac_of, bodies)), due.lac_least)
     acked = [lac for when, each, lac in promises.lac_acked if each == ledger_id and when <= now]
     least = max(acked, default=NO_ENTRY)
     due.has_packet, due.lac_least = bool(acked), max(least, due.lac_least)
@@ -81,6 +87,11 @@ def _ledger_due(promises: Promises, ledger_id: int, now: int) -> LedgerDue:
         if each == ledger_id and when <= now and lac >= least
     ]
     return due
+
+
+def _last_drop(drops: list[tuple[int, int, int]], ledger_id: int, now: int) -> int:
+    numbers = (number for when, number, each in drops if each == ledger_id and when <= now)
+    return max(numbers, default=0)
 
 
 def _lac_of(body: bytes) -> int:
@@ -106,6 +117,8 @@ def _judge_ledger(storage: Storage, due: LedgerDue, singly: bool) -> None:
     for entry_id, found in _answers(storage, ledger_id, list(due.entries), singly):
         must, bodies = due.entries[entry_id]
         if isinstance(found, bytes):
+            if not bodies:
+                raise Promise(f"ledger {ledger_id} entry {entry_id} was dropped and is back")
             if found not in bodies:
                 raise Promise(f"ledger {ledger_id} entry {entry_id} was never written like this")
             if due.must_be_gone:

@@ -1,7 +1,7 @@
 """Lives of a storage, and everything that was done to its disk meanwhile.
 
 A *trace* is several lives of the real storage in the simulator: adds of many shapes, fences, explicit
-LACs and deletions from several writers, idle times, checkpoints, compactions and scrubs beside them,
+LACs, drops and deletions from several writers, idle times, checkpoints, compactions and scrubs beside them,
 clean stops, kills and power cuts, in some seeds a full disk or syncs that fail. It has every operation on the disk in order, and what
 had been asked for and what had been answered by then.
 """
@@ -39,10 +39,17 @@ _FULL_BYTES: Final = (0, 2_000, 20_000)  # What a disk that is called full has l
 
 @dataclass
 class Promises:
-    """By ledger; each with the number of disk operations that had been done by then."""
+    """By ledger; each with the number of disk operations that had been done by then.
 
-    sent: dict[tuple[int, int], list[tuple[int, bytes]]] = field(default_factory=dict)
-    acked: dict[tuple[int, int], int] = field(default_factory=dict)
+    Adds and drops are numbered as they were asked for: a drop takes what came before it.
+    """
+
+    sent: dict[tuple[int, int], list[tuple[int, int, bytes]]] = field(default_factory=dict)
+    """When, the number of the add, and its bytes."""
+    acked: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    """When, and the number of the add."""
+    drop_sent: list[tuple[int, int, int]] = field(default_factory=list)  # When, number, ledger.
+    drop_acked: list[tuple[int, int, int]] = field(default_factory=list)
     fence_sent: dict[int, int] = field(default_factory=dict)
     fence_acked: dict[int, int] = field(default_factory=dict)
     lac_sent: list[tuple[int, int, int]] = field(default_factory=list)  # When, ledger, LAC.
@@ -52,11 +59,13 @@ class Promises:
 
     def times(self) -> list[int]:
         """At which anything was asked or answered, ascending."""
-        when = [time for sent in self.sent.values() for time, _ in sent]
+        when = [time for sent in self.sent.values() for time, _, _ in sent]
+        when += [time for acked in self.acked.values() for time, _ in acked]
         when += [time for time, _, _ in (*self.lac_sent, *self.lac_acked)]
+        when += [time for time, _, _ in (*self.drop_sent, *self.drop_acked)]
         for by_ledger in (self.fence_sent, self.fence_acked, self.delete_sent, self.delete_acked):
             when += by_ledger.values()
-        return sorted({*when, *self.acked.values()})
+        return sorted({*when})
 
 
 @dataclass
@@ -147,6 +156,7 @@ class Life:
         self._chance = chance
         self._next: dict[int, int] = dict.fromkeys(LEDGERS, 0)
         self._txn_ids = itertools.count(1)
+        self._numbers = itertools.count(1)  # Of adds and drops.
         # Few bytes make room for more images; many fill files.
         self._sizes = chance.choice(((0, 20, 100), (0, 600, 1500), (20, 1500, 6000)))
         self._echo_odds = chance.choice((0.0, 0.1, 0.5))
@@ -156,6 +166,7 @@ class Life:
         self._full_odds = chance.choice((0.0, 0.0, 0.05))
         self._failed_sync_odds = chance.choice((0.0, 0.0, 0.03))
         self._space_odds = chance.choice((0, 0, 1, 4))  # Of deletions, compactions, scrubs.
+        self._drop_odds = chance.choice((0, 0.5, 3))
         if self._space_odds > 1:  # Then there should be logs.
             self._sizes, self._counts, self._acts = (600, 1500, 6000), (1, 2, 5), (8, 16, 24)
         self._background: _Background  # Of the life at hand.
@@ -188,10 +199,18 @@ class Life:
             self._trouble(node)
             action = self._chance.choices(
                 (
-                    *(self._add, self._fence, self._write_lac, self._delete, self._rest),
-                    *(self._delete_for_good, self._compact, self._scrub),
+                    *(self._add, self._fence, self._write_lac, self._delete, self._drop),
+                    *(self._rest, self._delete_for_good, self._compact, self._scrub),
                 ),
-                (30, 2, 4, 0.7, 5, *(of * self._space_odds for of in (0.3, 3, 0.3))),
+                (
+                    30,
+                    2,
+                    4,
+                    0.7,
+                    self._drop_odds,
+                    5,
+                    *(of * self._space_odds for of in (0.3, 3, 0.3)),
+                ),
             )[0]
             if done := await action(storage):
                 waiting.append(done)
@@ -222,6 +241,7 @@ class Life:
 
     async def _add(self, storage: Storage) -> asyncio.Future[Any] | None:
         adds, sent = self._draw_adds()
+        number = next(self._numbers)
         admission = storage.add(adds)
         accepted: dict[int, None] = {
             group.ledger_id: None
@@ -230,13 +250,17 @@ class Life:
         }
         for ledger_id, entry_id, body in sent:
             if ledger_id in accepted:
-                self._promises.sent.setdefault((ledger_id, entry_id), []).append((self._now, body))
+                self._promises.sent.setdefault((ledger_id, entry_id), []).append(
+                    (self._now, number, body)
+                )
 
         def on_done(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is None:
                 for ledger_id, entry_id, _ in sent:
                     if ledger_id in accepted:
-                        self._promises.acked.setdefault((ledger_id, entry_id), self._now)
+                        self._promises.acked.setdefault((ledger_id, entry_id), []).append(
+                            (self._now, number)
+                        )
 
         if admission.done:
             admission.done.add_done_callback(on_done)
@@ -303,6 +327,24 @@ class Life:
             await storage.save_facts([ledger_id])
 
         return self._task(work(), self._promises.delete_acked, ledger_id)
+
+    async def _drop(self, storage: Storage) -> asyncio.Future[Any]:
+        ledger_id, number = self._chance.choice(LEDGERS), next(self._numbers)
+        saves = self._chance.random() < 0.7
+        self._promises.drop_sent.append((self._now, number, ledger_id))
+        dropping = asyncio.ensure_future(storage.drop(ledger_id))
+        await asyncio.sleep(0)  # It has its place behind the adds so far.
+
+        async def work() -> None:
+            try:
+                await dropping
+                self._promises.drop_acked.append((self._now, number, ledger_id))
+                if saves:  # Else a checkpoint does.
+                    await storage.save_facts([ledger_id])
+            except (RollbookError, OSError):
+                return
+
+        return asyncio.ensure_future(work())
 
     async def _compact(self, storage: Storage) -> asyncio.Future[Any]:
         """Of any logs, full or not, while other things happen."""
