@@ -9,6 +9,8 @@ of the bookie's inside. Rules, each by the name under which a run fails:
   called absent under a fence is acknowledged, before or after; nobody is refused for a fence that
   nobody asked for.
 - **LAC**: what the bookie calls confirmed was called so by a writer, and never falls.
+- **dropped**: what a bookie has of a ledger that metadata names elsewhere may be called absent; what it listed, and
+  what was added to it, before metadata named it again is there.
 - **deleted**: a ledger is gone only if it was deleted; once gone, it does not come back.
 - **answers**: they are of a kind that fits the question.
 
@@ -16,7 +18,7 @@ An event is a number; a call that was asked at 7 saw everything that was heard b
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -62,6 +64,8 @@ class _Ledger:
     packet_named: dict[int, None] = field(default_factory=dict)
     packet_acked: int = NO_ENTRY
     gone_at: int = _NEVER
+    is_loose: bool = False  # Metadata does not name the bookie, or did not when these were sent:
+    loose_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class BookieChecker:
         self._on_broken = on_broken
         self._ledgers: dict[tuple[str, int], _Ledger] = {}
         self._doomed: dict[int, None] = {}
+        self._moved: dict[tuple[str, int], None] = {}  # At least once; its LAC may go back.
         self._events = 0
 
     # --- For those who ask --------------------------------------------------------------------
@@ -162,9 +167,10 @@ class BookieChecker:
             self._on_durable(self._of(add.bookie, add.ledger_id), add, now)
 
     def _on_durable(self, ledger: _Ledger, add: Sent, now: int) -> None:
-        ledger.acked.setdefault(add.entry_id, now)
+        if not ledger.is_loose and add.at >= ledger.loose_until:
+            ledger.acked.setdefault(add.entry_id, now)
         ledger.durable.setdefault(add.at, now)
-        if not add.is_recovery:
+        if not add.is_recovery and add.entry_id in ledger.acked:
             ledger.ordinary_acked[add.entry_id] = None
         ledger.lac_told = max(ledger.lac_told, _ids_at(add.body)[2])
 
@@ -251,7 +257,8 @@ class BookieChecker:
         if strange := [e for e in listed if e not in ledger.sent]:
             self._break(BYTES, f"{what} lists {strange}, which nobody wrote")
         lost = [e for e, at in ledger.acked.items() if at < asked.at and e not in listed]
-        if lost and not self._is_excused(asked):  # What is in doubt is not listed.
+        is_excused = self._may_be_gone(asked) or asked.bookie in self.damaged
+        if lost and not is_excused:  # What is in doubt is not listed.
             self._break(ACKED, f"{what} does not list {lost}, which it acknowledged")
 
     # --- Facts: explicit LACs -----------------------------------------------------------------
@@ -281,6 +288,25 @@ class BookieChecker:
     def on_doomed(self, ledger_id: int) -> None:
         """Somebody begins to delete it in the metadata."""
         self._doomed[ledger_id] = None
+
+    def on_unnamed(self, bookie: str, ledger_id: int) -> None:
+        """Somebody begins to move the ledger away from the bookie."""
+        ledger = self._of(bookie, ledger_id)
+        ledger.is_loose = True
+        ledger.acked.clear()
+        ledger.ordinary_acked.clear()
+        ledger.lac_told = NO_ENTRY
+        self._moved[bookie, ledger_id] = None
+
+    def on_named(self, bookie: str, ledger_id: int, entry_ids: Iterable[int]) -> None:
+        """Metadata names it again: these were there."""
+        ledger, now = self._of(bookie, ledger_id), self._event()
+        ledger.is_loose, ledger.loose_until = False, now
+        ledger.acked.update(dict.fromkeys(entry_ids, now))
+        ledger.denied.clear()
+
+    def may_hold_nothing(self, bookie: str, ledger_id: int) -> bool:
+        return self._of(bookie, ledger_id).is_loose
 
     def on_damaged(self, bookie: str) -> None:
         self.damaged[bookie] = None
@@ -325,6 +351,8 @@ class BookieChecker:
         return asked.ledger_id in self._doomed
 
     def _is_excused(self, asked: Asked) -> bool:
+        if (asked.bookie, asked.ledger_id) in self._moved:
+            return True
         return asked.ledger_id in self._doomed or asked.bookie in self.damaged
 
     def _break(self, rule: str, text: str) -> None:

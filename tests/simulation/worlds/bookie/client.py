@@ -8,11 +8,17 @@ connections break early would be of nothing but unknown outcomes.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.proto.errors import ConnectionLost, Outcome, Unavailable
+from rollbook.proto.errors import (
+    ConnectionLost,
+    EntryStateUnknown,
+    NoSuchLedger,
+    Outcome,
+    Unavailable,
+)
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address, Transport
 from rollbook.proto.wire import v2
@@ -41,6 +47,7 @@ from tests.support.bookie_client import KEY, PASSWORD, BookieClient
 PORT: Final = 3181
 CONNECT_S: Final = 1.0
 _CONNECT_AGAIN_S: Final = 0.05
+_RESTORED_AT_ONCE: Final = 8
 _AGAIN_ODDS: Final = (0.03, 0.03, 0.3)  # With many, an entry lies in logs of several ages.
 _WINDOWS: Final = (1, 1, 8)  # Adds on their way to one bookie, if it has not yet answered them.
 _SIZES: Final = (0, 30, 300, 3000)
@@ -247,8 +254,12 @@ class Client:
         is_recovery: bool = False,
         is_deferred: bool = False,
         size: int | None = None,
+        entry_ids: Iterable[int] | None = None,
     ) -> list[Append]:
-        """In one piece, as a writer that is busy sends them. With `size` all are new, and of that size."""
+        """In one piece, as a writer that is busy sends them. With `size` all are new, and of that size.
+
+        With `entry_ids` these, each once.
+        """
         sums, chance, bookie = self._sums, self._sums.chance, link.bookie
         if link.client.lost.done():
             return []
@@ -257,8 +268,11 @@ class Client:
         is_urgent = chance.random() < 0.1
         frames: list[bytes] = []
         appends: list[Append] = []
-        for _ in range(count):
-            entry_id = self._pick_entry(bookie, ledger_id, is_recovery, is_new=size is not None)
+        is_new = size is not None
+        picked = (
+            self._pick_entry(bookie, ledger_id, is_recovery, is_new=is_new) for _ in range(count)
+        )
+        for entry_id in picked if entry_ids is None else entry_ids:
             if link.sent.get((ledger_id, entry_id)):
                 continue  # Answers to adds are told apart by these ids.
             is_again = (
@@ -455,6 +469,37 @@ class Client:
         checker.on_packet(asked, lac)
         if reply.last_entry:
             checker.on_entry(asked, NO_ENTRY, reply.last_entry)
+
+    async def restore(self, bookie: str, ledger_id: int, *, lists: bool) -> list[int] | None:
+        """A repair's copies: of all entries that there ever were those that are not listed, or all; those that are
+        there then. None if it failed.
+        """
+        if (link := await self._link(bookie, 3)) is None:
+            return None
+        wanted, listed = self._sums.checker.entry_ids(bookie, ledger_id), list[int]()
+        try:
+            if lists:
+                reply = await self._ask(link, "list", ListEntries(LedgerId(ledger_id)))
+                assert isinstance(reply, ListEntriesReply)
+                if reply.error is None and reply.entries is not None:
+                    entries = reply.entries
+                    listed = [each for each in wanted if EntryId(each) in entries]
+                elif reply.error not in (NoSuchLedger, EntryStateUnknown):
+                    return None
+            missing = [each for each in wanted if each not in listed]
+            for start in range(0, len(missing), _RESTORED_AT_ONCE):
+                some = missing[start : start + _RESTORED_AT_ONCE]
+                appends = self.add(link, ledger_id, 0, is_recovery=True, entry_ids=some)
+                while any(append.returned == NEVER for append in appends):
+                    if link.client.lost.done():
+                        return None
+                    await asyncio.sleep(0.01)
+                applied = [append for append in appends if append.outcome is Outcome.APPLIED]
+                if len(applied) < len(some):
+                    return None
+        except ConnectionLost:
+            return None
+        return wanted
 
     # --- The reckoning ------------------------------------------------------------------------
 

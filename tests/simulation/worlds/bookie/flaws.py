@@ -1,10 +1,10 @@
 """Ways to build a bookie wrongly, which fresh seeds of its world must find."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie import record_file
+from rollbook.bookie import boot, record_file
 from rollbook.bookie.answers import Answers
 from rollbook.bookie.census import Census
 from rollbook.bookie.core.control import Control, Operation
@@ -12,15 +12,19 @@ from rollbook.bookie.core.even_cuts import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.flow import Account
 from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.replay import Replayed
+from rollbook.bookie.core.surplus import SurplusCopies
 from rollbook.bookie.handler import Connection
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.long_polls import LongPolls
 from rollbook.bookie.reading import Reading
 from rollbook.bookie.storage import Storage
+from rollbook.bookie.surplus import Surplus, _Locked
+from rollbook.proto.cluster.marks import Lock
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
 from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
-from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.ids import NO_ENTRY, LedgerId
 from rollbook.proto.wire.messages import Read, Reply
 from tests.simulation.schedule import EVERYTHING, Focus, Kind
 from tests.simulation.worlds.bookie.scene import BookieScene
@@ -205,6 +209,43 @@ async def _forget_all_deletions(self: Storage, *ledger_ids: int) -> None:
 
 _delete = Storage.delete
 
+
+def _agree_at_once(self: SurplusCopies, ledger_id: int, _asked_ns: int) -> bool:
+    return ledger_id in self._quiet
+
+
+_make_copies = SurplusCopies.__init__
+
+
+def _hear_of_no_adds(
+    self: SurplusCopies, interval_ns: int, session_timeout_s: float, _quiet: dict[int, int]
+) -> None:
+    _make_copies(self, interval_ns, session_timeout_s, {})
+
+
+async def _look_without_a_lock(self: Surplus, ledger_id: int) -> _Locked:
+    lock = Lock(LedgerId(ledger_id), "", self._store.session)
+    asked_ns = self._clock.monotonic_ns()
+    return _Locked(ledger_id, lock, await self._is_surplus(ledger_id), asked_ns)
+
+
+_with_drop = LedgerFacts.with_drop
+
+
+def _drop_fence(self: LedgerFacts, journal: int) -> LedgerFacts:
+    return replace(_with_drop(self, journal), is_fenced=False)
+
+
+_learn = boot._Boot._learn
+
+
+def _drop_what_came_later(self: boot._Boot, replayed: Replayed, journal: int) -> None:
+    _learn(self, replayed, journal)
+    for control in replayed.controls:
+        if control.operation is Operation.DROP:
+            replayed.memtable.drop(control.ledger_id)
+
+
 # Budgets are ten times what it takes on average, or more: a bug that gets away is not bad luck.
 BOOKIE_MUTANTS: Final = (
     BookieMutant(
@@ -321,6 +362,41 @@ BOOKIE_MUTANTS: Final = (
         "A listing of the metadata that broke off decides what is garbage.",
         100,
         ((Census, "absent_of", _see_half), (Census, "still_absent", _believe)),
+    ),
+    BookieMutant(
+        "dropped-at-once",
+        "Copies are dropped at the first look that finds them surplus.",
+        400,
+        ((SurplusCopies, "_is_due", _agree_at_once),),
+        Focus(verbs=("move",)),
+    ),
+    BookieMutant(
+        "deaf-to-copies",
+        "Copies are dropped though others came in since the first look.",
+        700,
+        ((SurplusCopies, "__init__", _hear_of_no_adds),),
+        Focus(verbs=("move",)),
+    ),
+    BookieMutant(
+        "dropped-unlocked",
+        "Copies are dropped without their ledger's lock.",
+        400,
+        ((Surplus, "_look_locked", _look_without_a_lock), (Surplus, "_release", _do_nothing)),
+        Focus(verbs=("move", "list")),
+    ),
+    BookieMutant(
+        "dropped-fence",
+        "With the entries the fence is dropped.",
+        300,
+        ((LedgerFacts, "with_drop", _drop_fence),),
+        Focus((Kind.KILL, Kind.POWER_CUT), verbs=("move", "fence", "add")),
+    ),
+    BookieMutant(
+        "dropped-again",
+        "A replay of the journal drops what was added behind the drop, too.",
+        500,
+        ((boot._Boot, "_learn", _drop_what_came_later),),
+        Focus((Kind.KILL, Kind.POWER_CUT), verbs=("move",)),
     ),
     BookieMutant(
         "forgotten-deletion",

@@ -26,6 +26,7 @@ BOOKIES: Final = ("b1", "b2")
 CLIENTS: Final = ("c1", "c2", "c3")
 OPERATOR: Final = "operator"
 METADATA: Final = "metadata"
+REPAIRER: Final = "repairer"  # Moves ledgers away from a bookie, and back to it.
 TWIN: Final = "twin"  # A machine that starts a bookie under the id of another one.
 LEDGERS: Final = (1, 2, 3, 4, 2**40)
 CHAOS_US: Final = (400_000, 4_400_000)  # Cluster, bookies and ledgers are made in peace.
@@ -60,6 +61,9 @@ def draw_case(seed: int, focus: Focus = EVERYTHING) -> Case:
     steps = _draw_steps(rng, focus.verbs)
     recipes = RECIPES if focus == EVERYTHING else focus.recipes(RECIPES)
     faults = draw(rng, recipes, CHAOS_US, steps)
+    if not any(fault.kind is Kind.ROLLBACK for fault in faults):
+        # Who writes off what is lost doubts no closed ledger.
+        steps = tuple(sorted((*steps, *_draw_moves(seed, steps, focus.verbs)), key=_when))
     if any(fault.kind is Kind.ROLLBACK for fault in faults):
         # Only garbage collection doubts a listing; who writes off what is lost takes it for whole.
         faults = tuple(fault for fault in faults if fault.kind is not Kind.PARTIAL_LISTING)
@@ -86,7 +90,32 @@ def _draw_steps(rng: random.Random, often: tuple[str, ...]) -> tuple[Step, ...]:
         )
     if rng.random() < 0.2:
         steps.append(Step(rng.choice(steps).at_us + log_uniform(rng, SOON_US), TWIN, "start b1"))
-    return tuple(sorted(steps, key=lambda step: step.at_us))
+    return tuple(sorted(steps, key=_when))
+
+
+def _when(step: Step) -> int:
+    return step.at_us
+
+
+def _draw_moves(seed: int, others: tuple[Step, ...], often: tuple[str, ...]) -> list[Step]:
+    """A closed ledger is moved away from a bookie, which drops what it has, and mostly back to it, more than once."""
+    rng = random.Random(f"bookie moves {seed}")
+    doomed = [step.what.split()[1] for step in others if step.actor == OPERATOR]
+    ledgers = [each for each in LEDGERS if str(each) not in doomed]
+    steps: list[Step] = []
+    if rng.random() > (1.0 if "move" in often else 0.3):
+        return steps
+    for bookie in rng.sample(BOOKIES, rng.choice((1, 2))):
+        ledger_id, at_us = rng.choice(ledgers), CHAOS_US[0] + rng.randint(0, 500_000)
+        while at_us < CHAOS_US[1]:
+            steps.append(Step(at_us, REPAIRER, f"move {bookie} {ledger_id}"))
+            at_us += rng.randint(300_000, 2_000_000)
+            how = rng.choice(("back", "back-unlocked"))
+            steps.append(Step(at_us, REPAIRER, f"{how} {bookie} {ledger_id}"))
+            at_us += log_uniform(rng, (50_000, 1_000_000))
+        if rng.random() < 0.3:
+            steps.pop()
+    return steps
 
 
 MS: Final = 1000

@@ -50,12 +50,14 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import EVERYTHING, Case, Fault, Focus, Kind
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.bookie.client import PORT, Client, Sums
+from tests.simulation.worlds.bookie.moves import Mover
 from tests.simulation.worlds.bookie.plan import (
     BOOKIES,
     CHAOS_US,
     CLIENTS,
     LEDGERS,
     OPERATOR,
+    REPAIRER,
     TWIN,
     draw_case,
 )
@@ -91,6 +93,7 @@ STORAGE: Final = replace(
 SPACE: Final = SpaceConfig(
     gc_interval_s=0.3,
     gc_quarantine_s=0.2,
+    surplus_interval_s=1.0,
     minor_compaction_interval_s=1.0,
     major_compaction_interval_s=2.0,
     scrub_interval_s=1.5,
@@ -180,6 +183,7 @@ class _Run(Stage):
         self._serving: dict[str, Bookie] = {}
         self._rolled_back: dict[str, None] = {}  # And not yet in service again.
         self._is_peaceful = False
+        self._mover: Mover | None = None
         self._nemesis = _Nemesis(self)
         self._sums = Sums(
             *(self.checker, self.history, self.world.random("clients"), self.broken),
@@ -199,6 +203,7 @@ class _Run(Stage):
         for name in CLIENTS:
             world.at(PEACE_S - 0.05, world.node(name).start, self._work)
         world.at(PEACE_S - 0.05, world.node(OPERATOR).start, self._operate)
+        world.at(PEACE_S - 0.05, world.node(REPAIRER).start, self._move_ledgers)
         for step in self._case.steps:
             if step.actor == TWIN:
                 world.at(step.at_us / 1e6, self._start_twin)
@@ -227,8 +232,10 @@ class _Run(Stage):
         await self.within(LIVENESS_S, self._all_registered, "not all bookies are registered")
         await self.within(LIVENESS_S, self._all_answered, "somebody has no answer")
         await self.within(LIVENESS_S, self._all_collected, "a deleted ledger is still there")
+        world.node(REPAIRER).kill()
         for name in CLIENTS:
             world.node(name).kill()
+        await self.within(LIVENESS_S, self._all_dropped, "a copy that is surplus is still there")
         await self.within(LIVENESS_S, self._nothing_held, "bookies hold what nobody waits for")
 
     def roll_back(
@@ -262,6 +269,16 @@ class _Run(Stage):
             for name, bookie in self._serving.items()
             for ledger_id in LEDGERS
             if self.checker.is_doomed(ledger_id) and self.checker.has_acked(name, ledger_id)
+        )
+
+    def _all_dropped(self) -> bool:
+        """Of ledgers that were moved away for good; doubts have to be healed first."""
+        return all(
+            not bookie.storage.holds_entries_of(ledger_id)
+            for name, bookie in self._serving.items()
+            for ledger_id in LEDGERS
+            if self._mover and (name, ledger_id) in self._mover.gone
+            if not bookie.storage.catalog.doubts
         )
 
     def _nothing_held(self) -> bool:
@@ -398,6 +415,22 @@ class _Run(Stage):
                     break
                 except RollbookError:
                     await asyncio.sleep(0.2)
+
+    async def _move_ledgers(self, node: Node) -> None:
+        self._mover = mover = Mover(
+            node,
+            Client(node.name, node.transport, self._sums),
+            self.checker,
+            self.world.random("moves"),
+            root=ROOT,
+            session_s=SESSION_S,
+            unlocked_s_max=SPACE.surplus_interval_s * 0.8,
+        )
+        for step in self._case.steps:
+            if step.actor == REPAIRER:
+                await asyncio.sleep(max(0.0, step.at_us / 1e6 - self.world.now))
+                self.tell(f"repairer: {step.what}")
+                await mover.do(step.what)
 
     async def _work(self, node: Node) -> None:
         client = Client(node.name, node.transport, self._sums)
