@@ -36,6 +36,7 @@ from rollbook.proto.errors import (
     NoSuchLedger,
     RollbookError,
 )
+from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
@@ -355,11 +356,13 @@ class Checks:
                     found.short[bookie] = None
             elif issubclass(listed, EntryStateUnknown | BookieFailed):
                 found.unknown[bookie] = None
-            elif not issubclass(
-                listed, Invalid
-            ):  # One that cannot list is read by the other check.
+            elif not issubclass(listed, Invalid) and self._can_list(bookie):
                 found.silent[bookie] = None
         return found
+
+    def _can_list(self, bookie: BookieId) -> bool:
+        """BookKeeper's bookies answer nothing at all where their storage has no lists; their bytes are read all the same."""
+        return self._ledgers.bookies.has_extension(bookie, BATCH_READ)
 
     async def _list(self, bookie: BookieId, ledger_id: LedgerId) -> EntryList | type[RollbookError]:
         if self._is_silent(bookie):

@@ -107,15 +107,10 @@ def pick_sample(quorum: Quorum, seat: Seat, percent: float, start: float) -> lis
     size = min(ceil(count * percent / 100), count)
     first = seat.first_entry + int(start * (count - size + 1))
     run = seat.share(quorum, range(first, first + size))
-    edge = (
-        quorum.ensemble - quorum.write + 1
-    )  # An entry of its own is at most this far from an end.
-    head = seat.share(
-        quorum, range(seat.first_entry, min(seat.first_entry + edge, seat.last_entry + 1))
-    )
-    tail = seat.share(
-        quorum, range(max(seat.first_entry, seat.last_entry + 1 - edge), seat.last_entry + 1)
-    )
+    end = seat.last_entry + 1
+    near = quorum.ensemble - quorum.write + 1  # One of so few consecutive entries is its own.
+    head = seat.share(quorum, range(seat.first_entry, min(seat.first_entry + near, end)))
+    tail = seat.share(quorum, range(max(seat.first_entry, end - near), end))
     found = [run] if run else []
     found += [[each] for each in dict.fromkeys((*head[:1], *tail[-1:])) if each not in run]
     return found

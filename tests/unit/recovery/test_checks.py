@@ -194,6 +194,22 @@ async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
         assert (state.undecided, state.marked) == (0, 0)
 
 
+async def test_a_bookie_of_another_make_that_has_no_lists_keeps_no_check_from_its_end(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AU5: Java's leave such a request without an answer."""
+    async with site_of(cluster) as site:
+        await site.write(3, ack=3)
+
+        async def call_in_vain(bookie: BookieId, *_: Any, **__: Any) -> Any:
+            raise BookieTimeout(bookie=bookie)
+
+        monkeypatch.setattr(site.ledgers.bookies, "call", call_in_vain)
+        monkeypatch.setattr(site.ledgers.bookies, "has_extension", lambda *_: False)
+        state = await check(site, COPIES)
+        assert (state.undecided, state.marked) == (0, 0)
+
+
 async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
     cluster: LocalCluster,
 ) -> None:
