@@ -53,6 +53,22 @@ async def test_marks_and_locks_whatever_is_lost(site: Site, loss: str) -> None:
     assert await theirs.take(L7, "worker-2") is not None
 
 
+async def test_new_marks_are_made_together_or_not_at_all(site: Site) -> None:
+    """MK1: on each store, in one transaction."""
+    store = await site.open()
+    await initialise(store, ROOT, random.Random(1))
+    marks = Marks(store, ROOT)
+    await marks.prepare()
+    assert not await marks.mark_new({L7: (B[0],)}, 1), "the folders above are not there yet"
+    assert await marks.mark(L7, [B[0]], 1)
+    assert await marks.mark_new({LedgerId(8): (B[0],), LedgerId(9): (B[0], B[1])}, 2)
+    assert not await marks.mark_new({LedgerId(10): (B[0],), LedgerId(9): (B[2],)}, 3)
+    assert [each async for each in marks.ids()] == [7, 8, 9]
+    found = await marks.read(LedgerId(9))
+    assert found is not None
+    assert found.mark.missing == (B[0], B[1])
+
+
 async def test_a_lock_ends_with_its_session_and_so_does_what_rests_on_it(site: Site) -> None:
     """MK3: a worker that slept through the end of its session swaps nothing."""
     store, rival = await site.open(session_timeout_s=SHORT_SESSION_S), await site.open()
