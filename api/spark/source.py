@@ -17,7 +17,7 @@ from rollbook.api.spark.batch import BatchReader, spans_of
 from rollbook.api.spark.columns import check_schema, schema_of
 from rollbook.api.spark.core.options import SourceOptions, sink_options, source_options, values_of
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.failures import shown_in_spark
+from rollbook.api.spark.failures import RollbookFailure, shown_in_spark
 from rollbook.api.spark.stream import StreamReader
 from rollbook.proto.errors import BadConfig
 
@@ -31,6 +31,7 @@ class RollbookSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = {name.lower(): value for name, value in options.items()}
         self._spans: tuple[Span, ...] | None = None
+        self._refusal = ""  # Why there are none.
         with shown_in_spark():
             self._values: dict[str, Any] = values_of(self.options, os.environ)
 
@@ -41,12 +42,21 @@ class RollbookSource(DataSource):
     def schema(self) -> StructType:
         with shown_in_spark():
             options = source_options(self._values)
-            self._spans = spans_of(options)
-            return schema_of(options.columns)
+        try:
+            with shown_in_spark():
+                self._spans = spans_of(options)
+        except (
+            RollbookFailure
+        ) as failure:  # Nothing to a stream, whose checkpoint may be well beyond.
+            self._refusal = str(failure)
+        return schema_of(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with shown_in_spark():
-            return BatchReader(self._checked(schema, "batch"), schema, self._spans)
+            options = self._checked(schema, "batch")
+        if self._refusal:
+            raise RollbookFailure(self._refusal)
+        return BatchReader(options, schema, self._spans)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name.
         with shown_in_spark():
@@ -66,7 +76,7 @@ class RollbookSource(DataSource):
         from rollbook.api.spark.sink import StreamSink, check
 
         with shown_in_spark():
-            options = sink_options(self._values)
+            options = sink_options(self._values, is_stream=True)
             if options.txn_id:
                 raise BadConfig("option txnId is for batch writes: a stream has its query's id")
             check(options, schema, overwrite)

@@ -10,9 +10,11 @@ import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from rollbook.api.client.sync import SyncClient
+from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.core.options import Access
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.logservice.core.block import Headers
-from rollbook.proto.errors import LogDeleted
+from rollbook.proto.errors import LogDeleted, NoSuchLog, Overloaded
 from tests.regressions.lone_server import PATIENCE_S, Site
 from tests.spark.drive import Loaded, Query, copied
 
@@ -132,14 +134,14 @@ def test_times_find_their_records(site: Site, client: SyncClient, name: str) -> 
     ).rows()
     assert len(found) in (1, 2)  # Of two records in one millisecond both are at its end.
     with pytest.raises(RollbookFailure, match=r"BEYOND_TAIL.*timestampNotFound=latest"):
-        Loaded(endpoint=site.url, log=name, startingTimestamp="4000000000000")
+        Loaded(endpoint=site.url, log=name, startingTimestamp="4000000000000").rows()
     later = {"startingTimestamp": "4000000000000", "timestampNotFound": "latest"}
     assert Loaded(endpoint=site.url, log=name, **later).rows() == []
 
 
 def test_a_log_that_does_not_exist_is_named(site: Site) -> None:
     with pytest.raises(RollbookFailure, match="LOG_NOT_FOUND: there is no log default/nobody"):
-        Loaded(endpoint=site.url, log="nobody")
+        Loaded(endpoint=site.url, log="nobody").rows()
 
 
 def test_records_that_were_truncated_are_named_or_left_out(
@@ -311,6 +313,20 @@ def test_losses_end_a_stream_or_are_passed_over(site: Site, client: SyncClient, 
     assert offsets(tolerant.rows()) == list(range(20))
 
 
+def test_a_stream_beyond_its_start_goes_on_though_the_start_is_gone(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 20))
+    query = streamed(site, name, startingOffsets="2")
+    assert offsets(query.rows()) == list(range(2, 20))
+    log.truncate(10)
+    log.append(b"v20")
+    again = streamed(site, name, startingOffsets="2")
+    again.offsets, again.commits = query.offsets, query.commits
+    assert offsets(again.rows()) == [20]
+
+
 def test_a_cursor_follows_a_stream(site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
     log.append_many(numbered(0, 10))
@@ -345,14 +361,53 @@ def test_options_of_a_batch_are_refused_for_a_stream(
         streamed(site, name, endingOffsets="latest")
 
 
+def test_a_range_without_records_has_no_tasks(site: Site, client: SyncClient, name: str) -> None:
+    client.open(name, create=True)
+    query = streamed(site, name)
+    assert query.rows() == []
+    end = json.loads(query.offsets[-1])
+    assert query.reader.partitions(end, end) == []
+
+
 # --- Failures ---------------------------------------------------------------------------------
 
 
 def test_a_server_that_nobody_reaches_is_given_up_in_time() -> None:
     before_s = time.monotonic()
     with pytest.raises(RollbookFailure, match="SERVER_UNREACHABLE"):
-        Loaded(endpoint="log://127.0.0.1:9", log="a", retries="0")
+        Loaded(endpoint="log://127.0.0.1:9", log="a", retries="0").rows()
     assert time.monotonic() - before_s < 30
+
+
+def test_calls_that_are_refused_for_a_while_do_not_end_a_query() -> None:
+    """Spark repeats nothing on the driver."""
+    access = Access("log://127.0.0.1:9", retries=10, retry_delay_s=0.001)
+    channel, refused = Channel(access), 0
+
+    def call() -> str:
+        nonlocal refused
+        if refused < 10:
+            refused += 1
+            raise Overloaded("later")
+        return "done"
+
+    assert channel.patiently(call) == "done"
+    refused = -1
+    with pytest.raises(Overloaded):
+        channel.patiently(call)
+
+
+def test_calls_that_are_wrong_are_not_repeated() -> None:
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        raise NoSuchLog("nobody")
+
+    with pytest.raises(NoSuchLog):
+        Channel(Access("log://127.0.0.1:9")).patiently(call)
+    assert calls == 1
 
 
 def test_workers_import_little() -> None:

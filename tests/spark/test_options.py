@@ -1,5 +1,6 @@
 """Every option is checked, and what is refused is named."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def source(**options: str) -> Any:
 
 
 def refusal(options: dict[str, str], *, writes: bool = False) -> str:
-    understood = sink_options if writes else source_options
+    understood = partial(sink_options, is_stream=True) if writes else source_options
     with pytest.raises(BadConfig) as refused:
         understood(values_of(options, {}))
     return str(refused.value)
@@ -140,8 +141,9 @@ def test_the_endpoint_may_be_in_the_environment() -> None:
     assert values_of({"log": "a"}, {"ROLLBOOK_ENDPOINT": "log://b"})["endpoint"] == "log://b"
 
 
-def test_a_table_that_has_lost_its_options_says_so() -> None:
-    found = refusal({})
+@pytest.mark.parametrize("options", [{}, {"option.log": "a", "option.endpoint": "log://a"}])
+def test_a_table_that_loses_its_options_says_so(options: dict[str, str]) -> None:
+    found = refusal(options)
     assert "CREATE TABLE" in found
     assert "CREATE TEMPORARY VIEW" in found
     assert "WITH (" in found
@@ -155,10 +157,15 @@ def test_options_of_the_other_kind_of_read_are_refused() -> None:
         source(cursor="a").require_for("batch")
 
 
-def test_options_of_reads_are_none_for_writes() -> None:
+def test_options_of_reads_are_none_for_streams_into_a_log() -> None:
     assert "option maxOffsetsPerTrigger is not one for writes" in refusal(
         {**GIVEN, "maxOffsetsPerTrigger": "5"}, writes=True
     )
+
+
+def test_a_write_into_a_view_passes_over_the_options_for_reads() -> None:
+    values = values_of({**GIVEN, "columns": "value", "startingOffsets": "5"}, {})
+    assert sink_options(values).log == "default/orders"
 
 
 def test_every_option_is_taken_by_something() -> None:

@@ -76,23 +76,30 @@ def test_filters_of_one_scan_are_none_of_another(
 def test_sql_reads_a_view_and_a_table_says_what_it_lacks(
     spark: Any, site: Site, client: SyncClient, name: str
 ) -> None:
-    client.open(name, create=True).append_many(numbered(0, 5))
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 5))
     rollbook_spark.register(spark)
     view = f"view_{name.replace('-', '_')}"
-    options = f"endpoint '{site.url}', log '{name}'"
+    options = f"endpoint '{site.url}', log '{name}', columns 'value'"
     spark.sql(f"CREATE TEMPORARY VIEW {view} USING rollbook OPTIONS ({options})")
     assert spark.sql(f"SELECT count(*) FROM {view}").collect()[0][0] == 5
+    spark.sql(f"INSERT INTO {view} SELECT cast('v5' AS binary)")
+    spark.sql(f"CREATE TABLE table_{view} (value BINARY) USING rollbook")
+    given = f"endpoint = '{site.url}', log = '{name}'"
+    spark.sql(f"INSERT INTO table_{view} WITH ({given}) SELECT cast('v6' AS binary)")
+    assert spark.sql(f"SELECT count(*) FROM table_{view} WITH ({given})").collect()[0][0] == 7
+    assert [record.value for record in log.read()] == numbered(0, 7)
     with pytest.raises(Exception, match=r"(?s)CREATE TABLE.*CREATE TEMPORARY VIEW"):
         spark.sql(f"CREATE TABLE t_{view} USING rollbook OPTIONS ({options})")
 
 
-def test_mistakes_are_said_at_load(spark: Any, site: Site) -> None:
+def test_mistakes_are_said(spark: Any, site: Site) -> None:
     with pytest.raises(
         Exception, match=r"BAD_CONFIG: option startingoffset='x' is unknown · use startingOffsets"
     ):
         loaded(spark, site, "any", startingOffset="x")
     with pytest.raises(Exception, match="LOG_NOT_FOUND: there is no log default/nobody"):
-        loaded(spark, site, "nobody")
+        loaded(spark, site, "nobody").count()
 
 
 def rows_of(query: Any) -> list[int]:

@@ -1,5 +1,6 @@
 """The sink against a real server, with kills between its steps, without a JVM."""
 
+import time
 from typing import Any
 
 import pytest
@@ -137,6 +138,55 @@ def test_no_memory_of_producers_is_needed(site: Site, client: SyncClient, name: 
     forget_process()
     sink.run(0, rows(0, 60))
     assert values(log) == expected((0, 60))
+
+
+def test_a_producer_that_was_forgotten_goes_on(site: Site, client: SyncClient, name: str) -> None:
+    """SK6: in the middle of a batch, as after a weekend."""
+    config = LogConfig(quorum=Quorum(1, 1, 1), batch_records_max=5, dedupe_age_s=1)
+    log = client.open(name, create=config)
+    sink = sink_of(site, name)
+    messages = sink.write(rows(0, 12))
+    write = appends.LogSink._append_block
+
+    def killed(self: Any, rows: Any, first: int, last: int, seq: int) -> int:
+        if seq == 2:
+            raise KeyboardInterrupt
+        return write(self, rows, first, last, seq)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appends.LogSink, "_append_block", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sink.commit(messages, 0)
+    time.sleep(1.2)
+    log.append(b"another")  # The log's time goes on.
+    forget_process()
+    sink.run(0, rows(0, 12))
+    assert values(log) == [*expected((0, 10)), b"another", *expected((10, 12))]
+
+
+def test_only_what_spark_takes_of_a_task_that_ran_twice_is_appended(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    log = client.open(name, create=True)
+    sink = sink_of(site, name)
+    sink.write(rows(0, 5))
+    sink.commit(sink.write(rows(0, 5)), 0)
+    assert values(log) == expected((0, 5))
+
+
+def test_two_queries_write_to_one_log(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    first, second = (
+        sink_of(site, name),
+        Sink(VALUE, endpoint=site.url, log=name, checkpointLocation=f"/other/{name}"),
+    )
+    first.run(0, rows(0, 2))
+    second.run(0, rows(2, 4))
+    first.run(1, rows(4, 6))
+    forget_process()
+    second.run(0, rows(2, 4))
+    first.run(1, rows(4, 6))
+    assert values(log) == expected((0, 6))
 
 
 def test_a_lost_reply_appends_nothing_twice(site: Site, client: SyncClient, name: str) -> None:

@@ -237,14 +237,17 @@ OPTIONS: Final = (
     Option("compression", "none or zstd", _one_of("none", "zstd"), "", True),
 )
 _BY_NAME: Final = {each.name.lower(): each for each in OPTIONS}
+_OF_A_TABLE: Final = (
+    "option."  # So Spark names the OPTIONS of CREATE TABLE while it makes one; later they are lost.
+)
 _OF_SPARK: Final = ("checkpointlocation", "path", "queryname")  # It hands them to sinks, too.
 LOST_BY_CREATE_TABLE: Final = (
     "this source has been given no options: Spark does not pass the OPTIONS of CREATE TABLE … USING rollbook on "
     "to sources that are written in Python"
 )
 USE_A_VIEW: Final = (
-    "say CREATE TEMPORARY VIEW … USING rollbook OPTIONS (…), or name them in each statement: "
-    "SELECT * FROM … WITH (endpoint = '…', log = '…')"
+    "say CREATE TEMPORARY VIEW … USING rollbook OPTIONS (…); or give the table its columns, and name the options in each "
+    "statement: CREATE TABLE t (value BINARY) USING rollbook, SELECT * FROM t WITH (endpoint = '…', log = '…')"
 )
 
 
@@ -252,7 +255,8 @@ def values_of(options: Mapping[str, str], environment: Mapping[str, str]) -> dic
     """What the options mean, by their proper names; checked one by one. Raises `BadConfig`."""
     found: dict[str, Any] = {}
     given = {name.lower(): value for name, value in options.items()}
-    if not given.keys() - dict.fromkeys(_OF_SPARK):
+    is_table = any(name.startswith(_OF_A_TABLE) for name in given)
+    if is_table or not given.keys() - dict.fromkeys(_OF_SPARK):
         raise BadConfig(LOST_BY_CREATE_TABLE, next_step=USE_A_VIEW)
     for name, value in given.items():
         if name in _OF_SPARK:
@@ -479,9 +483,10 @@ def _end_of(values: Mapping[str, Any]) -> Places:
     return Places(Latest(), found.named) if found.named else found
 
 
-def sink_options(values: Mapping[str, Any]) -> SinkOptions:
-    """Raises `BadConfig`."""
-    _require_taken(values, "writes", lambda option: option.writes)
+def sink_options(values: Mapping[str, Any], *, is_stream: bool = False) -> SinkOptions:
+    """A batch write may go into a view, which has options for reads: they mean nothing to it. Raises `BadConfig`."""
+    if is_stream:
+        _require_taken(values, "writes", lambda option: option.writes)
     return SinkOptions(
         access=access_of(values),
         log=values.get("log", ""),

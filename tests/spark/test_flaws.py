@@ -1,0 +1,118 @@
+"""Bugs that are planted in the source and the sink, each of which a story must notice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollbook.api.client.sync import SyncClient
+from rollbook.api.spark import appends, stream
+from rollbook.api.spark.core.progress import Beginning, Point
+from rollbook.api.spark.failures import RollbookFailure
+from rollbook.logservice.ids import ProducerRef
+from tests.regressions.lone_server import Site
+from tests.spark.drive import Query, forget_process
+from tests.spark.test_sink import SMALL, expected, rows, sink_of, values
+
+Story = Callable[[Site, SyncClient, str], None]
+
+
+def killed_in_the_first_batch(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=True)
+    query = Query(endpoint=site.url, log=name, pollWait="0")
+    assert query.plan()
+    log.append_many(expected((0, 50)))
+    query.restart()
+    assert [row["value"] for row in query.rows()] == expected((0, 50))
+
+
+def written_again_with_other_partitions(site: Site, client: SyncClient, name: str) -> None:
+    log = client.open(name, create=SMALL)
+    sink = sink_of(site, name)
+    sink.run(0, rows(0, 30), rows(30, 60))
+    forget_process()
+    sink.run(0, rows(0, 7), rows(7, 21), rows(21, 60))
+    assert values(log) == expected((0, 60))
+
+
+def written_again_with_other_rows(site: Site, client: SyncClient, name: str) -> None:
+    client.open(name, create=SMALL)
+    sink = sink_of(site, name)
+    sink.run(0, rows(0, 60))
+    forget_process()
+    with pytest.raises(RollbookFailure, match="SINK_REPLAY_DIVERGED"):
+        sink.run(0, rows(1, 61))
+
+
+def start_from_initial_offset(patch: pytest.MonkeyPatch) -> None:
+    """The start is looked up again when the batch is planned."""
+    first_end = stream._Live._first_end
+
+    def resolved_again(self: Any, is_limited: bool) -> Any:
+        self._starts = None
+        end = first_end(self, is_limited)
+        return {**end, "logs": {}, "from": {}}
+
+    patch.setattr(stream._Live, "_first_end", resolved_again)
+    patch.setattr(
+        stream,
+        "begin",
+        lambda known, tails: Beginning(
+            {name: Point(tail.uid, tail.tail) for name, tail in tails.items()}, []
+        ),
+    )
+
+
+def no_look_behind_the_mark(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
+
+
+def numbers_by_partition(patch: pytest.MonkeyPatch) -> None:
+    """What another partition has written is taken for new."""
+    patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
+    patch.setattr(
+        appends.Batch,
+        "ref",
+        lambda self, seq: ProducerRef(self.producer + b"/p%d" % id(self), self.number, seq),
+    )
+
+
+def no_comparison(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(appends.LogSink, "_is_same", lambda *_: True)
+
+
+STORIES: tuple[Story, ...] = (
+    killed_in_the_first_batch,
+    written_again_with_other_partitions,
+    written_again_with_other_rows,
+)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_stories_hold(story: Story, site: Site, client: SyncClient, name: str) -> None:
+    """SK1, SK5, SK6"""
+    forget_process()
+    story(site, client, name)
+
+
+@pytest.mark.parametrize(
+    ("flaw", "story"),
+    [
+        (start_from_initial_offset, killed_in_the_first_batch),
+        (no_look_behind_the_mark, written_again_with_other_partitions),
+        (numbers_by_partition, written_again_with_other_partitions),
+        (no_comparison, written_again_with_other_rows),
+    ],
+)
+def test_planted_bugs_are_found(
+    flaw: Callable[[pytest.MonkeyPatch], None],
+    story: Story,
+    site: Site,
+    client: SyncClient,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget_process()
+    flaw(monkeypatch)
+    with pytest.raises((AssertionError, RollbookFailure, pytest.fail.Exception)):
+        story(site, client, name)
