@@ -35,10 +35,14 @@ def spans_of(options: SourceOptions) -> tuple[Span, ...]:
     """The ranges that a batch read means now."""
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
-    from rollbook.api.spark.tails import tails_of
+    from rollbook.api.spark.tails import Tails
 
     channel = channel_of(options.access)
-    logs, tails = Logs(channel), tails_of(channel, options.selection).ask()
+    logs, view = Logs(channel), Tails(channel, options.selection)
+    try:
+        tails = view.ask()
+    finally:
+        view.close()
     require_some(options.selection, tails)
     finds, strict = options.finds_latest, options.fails_on_data_loss
     starts = logs.places(

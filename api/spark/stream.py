@@ -98,10 +98,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._live is None:
             from rollbook.api.spark.channel import channel_of
             from rollbook.api.spark.logs import Logs
-            from rollbook.api.spark.tails import tails_of
+            from rollbook.api.spark.tails import Tails
 
             channel = channel_of(self._options.access)
-            tails = tails_of(channel, self._options.selection)
+            tails = Tails(channel, self._options.selection)
             self._live = _Live(self._options, channel, Logs(channel), tails)
         return self._live
 

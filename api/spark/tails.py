@@ -1,61 +1,113 @@
-"""Where the logs of a selection begin and end."""
+"""Where the logs of a selection begin and end: kept up to date by the servers, so that a trigger asks nobody.
 
+What the servers send opens no log. Two things need a question all the same: a log that no server speaks of at the moment
+may be on its way from one to another, and is gone only if that is said of it; and the tail of a log whose owner died may
+be further on, which its next owner finds.
+"""
+
+import re
 import time
-from collections.abc import Mapping
-from typing import Final, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Final
 
+from rollbook.api.client.sync import SyncTailsWatch
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.progress import Tail
+from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
 
-_POLL_S: Final = 0.05
+_INEXACT_S: Final = 10.0  # How often the owner of a log is looked for whose tail may be further on.
+_ASKED_MAX: Final = 20  # Of these, in one trigger.
+_NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/")  # At the start of a pattern: itself.
 
 
-class Tails(Protocol):
-    def ask(self) -> dict[str, Tail]:
-        """Of every log of the selection, now. A log that is named and does not exist is left out."""
-
-    def wait(self, beyond: Mapping[str, int], wait_s: float) -> dict[str, Tail]:
-        """The same as soon as a log has records beyond, or another log appears or goes; after `wait_s` at the latest."""
-
-
-class AskedTails:
-    """Asks for them log by log."""
+class Tails:
+    """Belongs to one process. Closed with its client."""
 
     def __init__(self, channel: Channel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection
+        self._watch: SyncTailsWatch | None = None
+        self._known: dict[str, Tail] = {}
+        self._inexact: dict[str, float] = {}  # Since when each is, or when it was asked for.
 
     def ask(self) -> dict[str, Tail]:
-        found: dict[str, Tail] = {}
-        for name in self._names():
+        """Of every log of the selection that exists, as of now: nothing that was acknowledged before is beyond."""
+        self.close()
+        watch = self._watch = self._opened()
+        self._known, self._inexact = {}, {}
+        told = self._channel.patiently(watch.ready)
+        self._take(told.values(), ())
+        missing = [name for name in self._selection.names if name not in self._known]
+        self._ask_for([*missing, *self._inexact])
+        return dict(self._known)
+
+    def wait(self, beyond: Mapping[str, int], wait_s: float) -> dict[str, Tail]:
+        """The same as soon as a log has records beyond, or another log appears or goes; after `wait_s` at the latest."""
+        if self._watch is None:
+            return self.ask()
+        due_s = time.monotonic() + wait_s
+        self._take_news(self._watch, 0)
+        while not self._has_news(beyond) and (left_s := due_s - time.monotonic()) > 0:
+            self._take_news(self._watch, left_s)
+        missing = [name for name in beyond if name not in self._known]
+        self._ask_for([*missing[:_ASKED_MAX], *self._stale()])
+        unheard = {name: Tail("", 0, beyond[name]) for name in missing[_ASKED_MAX:]}
+        return {**unheard, **self._known}
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _opened(self) -> SyncTailsWatch:
+        selection, client = self._selection, self._channel.client
+        if selection.names:
+            return client.tails(selection.names)
+        if selection.prefix:
+            return client.tails(prefix=selection.prefix)
+        found = _NAMESPACE.match(selection.pattern)
+        return client.tails(prefix=found[0]) if found else client.tails()
+
+    def _has_news(self, beyond: Mapping[str, int]) -> bool:
+        known = self._known
+        return known.keys() != beyond.keys() or any(
+            tail.tail > beyond[name] for name, tail in known.items()
+        )
+
+    def _take_news(self, watch: SyncTailsWatch, wait_s: float) -> None:
+        if (news := watch.next(wait_s)) is not None:
+            self._take(news.tails, news.gone)
+
+    def _take(self, tails: Iterable[words.TailOfLog], gone: Iterable[LogName]) -> None:
+        for log in gone:
+            self._known.pop(str(log), None)
+            self._inexact.pop(str(log), None)
+        for told in tails:
+            name = str(told.log)
+            if not self._selection.covers(name):
+                continue
+            self._known[name] = Tail(told.uid, told.head, told.tail, told.is_sealed)
+            if told.is_exact:
+                self._inexact.pop(name, None)
+            else:
+                self._inexact.setdefault(name, time.monotonic())
+
+    def _stale(self) -> list[str]:
+        """Logs whose owner is to be looked for again."""
+        before_s = time.monotonic() - _INEXACT_S
+        return [name for name, at_s in self._inexact.items() if at_s < before_s][:_ASKED_MAX]
+
+    def _ask_for(self, names: Iterable[str]) -> None:
+        """Their owners, which opens them."""
+        for name in names:
             try:
                 told = self._channel.tail_of(LogName.parse(name))
             except (NoSuchLog, LogDeleted):
+                self._known.pop(name, None)
+                self._inexact.pop(name, None)
                 continue
-            found[name] = Tail(told.uid, told.head, told.tail, told.is_sealed)
-        return found
-
-    def wait(self, beyond: Mapping[str, int], wait_s: float) -> dict[str, Tail]:
-        due_s = time.monotonic() + wait_s
-        while True:
-            found = self.ask()
-            has_news = found.keys() != beyond.keys() or any(
-                tail.tail > beyond[name] for name, tail in found.items()
-            )
-            if has_news or time.monotonic() >= due_s:
-                return found
-            time.sleep(min(_POLL_S, max(due_s - time.monotonic(), 0)))
-
-    def _names(self) -> list[str]:
-        selection = self._selection
-        if selection.names:
-            return list(selection.names)
-        namespace, _, prefix = selection.prefix.partition("/")
-        names = self._channel.patiently(lambda: list(self._channel.client.logs(namespace, prefix)))
-        return [str(name) for name in names if selection.covers(str(name))]
-
-
-def tails_of(channel: Channel, selection: Selection) -> Tails:
-    return AskedTails(channel, selection)
+            self._known[name] = Tail(told.uid, told.head, told.tail, told.is_sealed)
+            if name in self._inexact:
+                self._inexact[name] = time.monotonic()

@@ -2,8 +2,9 @@
 
 import json
 import pickle
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -11,7 +12,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from rollbook.api.spark import appends
+from rollbook.api.spark.failures import RollbookFailure
 from rollbook.api.spark.source import RollbookSource
+
+PATIENCE_S: Final = 30.0
 
 
 def copied(what: Any) -> Any:
@@ -97,8 +101,24 @@ class Query:
             self.commit()
             yield rows
 
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for batch in self.batches() for row in batch]
+    def rows(self, least: int = 0) -> list[dict[str, Any]]:
+        """Until there is nothing new, and at least so many have come: servers send news a little later."""
+        due_s = time.monotonic() + PATIENCE_S
+        found = [row for batch in self.batches() for row in batch]
+        while len(found) < least:
+            assert time.monotonic() < due_s, f"{len(found)} rows have come"
+            found += [row for batch in self.batches() for row in batch]
+        return found
+
+    def failure(self) -> str:
+        """What ends it, sooner or later."""
+        due_s = time.monotonic() + PATIENCE_S
+        try:
+            while time.monotonic() < due_s:
+                self.rows()
+        except RollbookFailure as failure:
+            return str(failure)
+        raise AssertionError("nothing has ended it")
 
 
 class Sink:

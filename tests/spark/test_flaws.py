@@ -19,11 +19,12 @@ Story = Callable[[Site, SyncClient, str], None]
 
 def killed_in_the_first_batch(site: Site, client: SyncClient, name: str) -> None:
     log = client.open(name, create=True)
-    query = Query(endpoint=site.url, log=name, pollWait="0")
+    query = Query(endpoint=site.url, log=name, pollWait="2s")
     assert query.plan()
     log.append_many(expected((0, 50)))
     query.restart()
-    assert [row["value"] for row in query.rows()] == expected((0, 50))
+    found = query.rows()
+    assert [row["value"] for row in found] == expected((0, 50))
 
 
 def written_again_with_other_partitions(site: Site, client: SyncClient, name: str) -> None:
