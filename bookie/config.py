@@ -27,6 +27,7 @@ class BookieConfig:
     http_token_file: str = ""  # Who shows this token may do so.
     http_tls: bool = False  # It speaks TLS there, with the certificate above.
     insecure: bool = False  # Lets it listen off loopback without TLS or token.
+    with_recovery: bool = False  # A recovery server runs in its process.
     read_only: bool = False  # It takes no new entries, whatever its disks say.
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = 10.0  # Shorter: gone sooner when it dies, and by mere pauses, too.

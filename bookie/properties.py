@@ -149,6 +149,16 @@ KEYS_OF: Final = {
     ),
     "session_timeout_s": ("zkTimeout",),
     "read_only": ("forceReadOnlyBookie",),
+    "with_recovery": ("autoRecoveryDaemonEnabled",),
+    "bookie_check_s": ("auditorPeriodicBookieCheckInterval",),
+    "ledgers_check_s": ("auditorPeriodicCheckInterval",),
+    "ledgers_check_percent": ("auditorLedgerVerificationPercentage",),
+    "placement_check_s": ("auditorPeriodicPlacementPolicyCheckInterval",),
+    "lost_bookie_delay_s": ("lostBookieRecoveryDelay",),
+    "grace_s": ("openLedgerRereplicationGracePeriod",),
+    "entries_at_once": ("rereplicationEntryBatchSize",),
+    "bytes_per_s_max": ("replicationRateByBytes",),
+    "retry_pause_s": ("rwRereplicateBackoffMs",),
     "http": ("httpServerHost", "httpServerPort", "httpServerEnabled"),
     "tls_certificate": ("tlsCertificatePath", "tlsKeyStoreType"),
     "tls_key": ("tlsKeyStore", "tlsKeyStoreType", "tlsCertificatePath"),
@@ -186,7 +196,11 @@ def translate(
         "storage": _storage(keys),
         "space": _space(keys),
         "server": _given(frame_bytes_max=keys.integer("nettyMaxFrameSizeBytes")),
+        "audit": _audit(keys),
+        "worker": _worker(keys),
     }
+    if keys.flag("autoRecoveryDaemonEnabled"):
+        tables["bookie"]["with_recovery"] = True
     unguarded = [key for key in _GUARDS if properties.get(key, "").strip().lower() not in _OFF]
     return Translated(tables, keys.left, tuple(key for key in unguarded if key in keys.left))
 
@@ -314,6 +328,35 @@ def _space(keys: _Keys) -> dict[str, Any]:
             name = f"disk_usage_{name}"
             given[name] = min(given.get(name, default), threshold)
     return given
+
+
+def _audit(keys: _Keys) -> dict[str, Any]:
+    """Java counts checks and delays in s; 0 or less is never."""
+    return _given(
+        bookie_check_s=_at_least_0(keys.integer("auditorPeriodicBookieCheckInterval")),
+        ledgers_check_s=_at_least_0(keys.integer("auditorPeriodicCheckInterval")),
+        ledgers_check_percent=keys.number("auditorLedgerVerificationPercentage"),
+        placement_check_s=_at_least_0(keys.integer("auditorPeriodicPlacementPolicyCheckInterval")),
+        lost_bookie_delay_s=_at_least_0(keys.integer("lostBookieRecoveryDelay")),
+    )
+
+
+def _worker(keys: _Keys) -> dict[str, Any]:
+    """Java counts these times in ms; a rate of 0 or less is none."""
+    grace_ms, pause_ms = (
+        keys.integer("openLedgerRereplicationGracePeriod"),
+        keys.integer("rwRereplicateBackoffMs"),
+    )
+    return _given(
+        grace_s=None if grace_ms is None else grace_ms / 1000,
+        entries_at_once=keys.integer("rereplicationEntryBatchSize"),
+        bytes_per_s_max=_at_least_0(keys.integer("replicationRateByBytes")),
+        retry_pause_s=None if pause_ms is None else pause_ms / 1000,
+    )
+
+
+def _at_least_0(number: int | None) -> int | None:
+    return None if number is None else max(0, number)
 
 
 def _join(host: str, port: int) -> str:

@@ -1,6 +1,7 @@
 """What repairs of many ledgers share: bytes in memory, and bytes per second."""
 
 import asyncio
+import math
 from collections import deque
 from typing import Final
 
@@ -54,19 +55,20 @@ class ByteBudget:
 
 
 class Throttle:
-    """Holds all copying together to a rate, which can be changed while it runs."""
+    """Holds all copying together to a rate, which can be changed while it runs; 0 is unlimited."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        self._pace = Pace(bytes_per_s)
+        self._pace = Pace(bytes_per_s or math.inf)
 
     @property
     def bytes_per_s(self) -> float:
-        return self._pace.bytes_per_s
+        rate = self._pace.bytes_per_s
+        return 0 if rate == math.inf else rate
 
     @bytes_per_s.setter
     def bytes_per_s(self, rate: float) -> None:
-        assert rate > 0
-        self._pace.bytes_per_s = rate
+        assert rate >= 0
+        self._pace.bytes_per_s = rate or math.inf
 
     async def pay(self, size: int) -> None:
         """Returns when the rate admits this many bytes more."""

@@ -29,20 +29,25 @@ class HealConfig:
 class WorkerConfig:
     """Re-replication of ledgers that are marked or drained."""
 
-    # Read from others and written, of all ledgers together. Larger: copies are whole sooner, users wait longer.
+    # Read from others and written, of all ledgers together, where nobody has set it in the cluster. Larger: copies
+    # are whole sooner, users wait longer. 0: unlimited.
     bytes_per_s_max: int = 64 * _MIB
     # Entries on their way. Larger: more ledgers at a time; smaller: less memory.
     bytes_in_memory_max: int = 64 * _MIB
     ledgers_at_once: int = 32
+    # Of one ledger, in one request. Smaller: less memory, and more round trips.
+    entries_at_once: int = 10_000
     # A ledger whose open end names a lost bookie is closed after this time, unless its writer leaves the bookie first.
     grace_s: float = 30.0
     # How often all tasks are looked through although nothing was heard.
     look_again_s: float = 60.0
+    retry_pause_s: float = 5.0  # After a first failure; it doubles with each, up to ten minutes.
     locked_pause_s: float = 5.0  # Before a ledger that another worker has is looked at again.
     settle_s: float = 0.1  # Tasks come in swarms: they are looked at together.
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "bytes_per_s_max", "bytes_in_memory_max", "ledgers_at_once")
+        _require_at_least(self, 1, "bytes_in_memory_max", "ledgers_at_once", "entries_at_once")
+        _require_at_least(self, 0, "bytes_per_s_max", "grace_s", "retry_pause_s")
 
 
 @dataclass(frozen=True)

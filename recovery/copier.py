@@ -45,7 +45,7 @@ from rollbook.recovery.restorer import Restorer
 
 _CHUNKS_AHEAD: Final = 4  # That are read while earlier ones are written.
 _UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # Of one target.
-_CHUNK_ENTRIES_MAX: Final = 10_000
+ENTRIES_AT_ONCE: Final = 10_000
 _SINGLES_MAX: Final = 64  # Asked of one bookie at a time.
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
@@ -83,6 +83,7 @@ class Copier:
         mean_entry_bytes: int,
         budget: ByteBudget,
         throttle: Throttle,
+        entries_at_once: int = ENTRIES_AT_ONCE,
     ) -> None:
         self._bookies = bookies
         self._config = config
@@ -91,6 +92,7 @@ class Copier:
         self._entry_bytes = mean_entry_bytes + _ENTRY_OVERHEAD_BYTES
         self._budget = budget
         self._throttle = throttle
+        self._entries_max = entries_at_once
 
     async def copy(
         self,
@@ -142,7 +144,7 @@ class Copier:
             restorer.close()
 
     def _chunks(self, entry_ids: Iterator[EntryId]) -> Iterator[list[EntryId]]:
-        count = max(1, min(_CHUNK_ENTRIES_MAX, self._config.read_batch_bytes // self._entry_bytes))
+        count = max(1, min(self._entries_max, self._config.read_batch_bytes // self._entry_bytes))
         while chunk := list(islice(entry_ids, count)):
             yield chunk
 

@@ -40,7 +40,7 @@ from rollbook.proto.wire.digest import LedgerDigest, ledger_key
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
-from rollbook.recovery.copier import Copied, Copier, listed_in
+from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
 from rollbook.recovery.core.checks import BadRanges
 from rollbook.recovery.core.failures import Loss
 from rollbook.recovery.core.healing import ranges_of
@@ -108,6 +108,7 @@ class LedgerRepair:
         local_bookie: BookieId | None,
         budget: ByteBudget,
         throttle: Throttle,
+        entries_at_once: int = ENTRIES_AT_ONCE,
         looked_at: Collection[BookieId] = (),
         targets: Sequence[BookieId] = (),
         checks_placement: bool = False,
@@ -137,6 +138,7 @@ class LedgerRepair:
         )
         self._budget = budget
         self._throttle = throttle
+        self._entries_at_once = entries_at_once
         self._checks_placement = checks_placement
         self._bad = bad
         self._on_progress = on_progress
@@ -341,6 +343,7 @@ class LedgerRepair:
             mean_entry_bytes=mean_entry_bytes(metadata),
             budget=self._budget,
             throttle=self._throttle,
+            entries_at_once=self._entries_at_once,
         )
         quorum = metadata.quorum
 

@@ -276,6 +276,7 @@ class Worker:
             bad=bad[0] if bad else {},
             budget=self._budget,
             throttle=self.throttle,
+            entries_at_once=self._config.entries_at_once,
             on_progress=self._progress_of(ledger_id),
         )
         try:
@@ -354,7 +355,10 @@ class Worker:
             before = None
         if found.losses:
             code, message = "DATA_LOST", "no holder has a good copy of these entries"
-        failure = after_failure(before, self._wall_ms(), code, message, found.losses)
+        failure = after_failure(
+            *(before, self._wall_ms(), code, message, found.losses),
+            first_pause_s=self._config.retry_pause_s,
+        )
         await self._failures.write(ledger_id, failure)
         await self._may_try(ledger_id)
         if found.losses and ledger_id not in self._reported:

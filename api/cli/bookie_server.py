@@ -9,18 +9,20 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import structlog
 
 from rollbook import __version__
 from rollbook.api.cli.bookie_settings import (
+    BookieFile,
     RealMachine,
     advising,
     http_address_of,
-    load_settings,
     open_store,
+    read_bookie_config,
+    settings_of,
 )
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
@@ -37,6 +39,9 @@ from rollbook.proto.runtime.logs import configure_logs, set_level
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, server_context
 
+if TYPE_CHECKING:
+    from rollbook.api.cli.recovery_server import RecoverySettings
+
 logger = structlog.get_logger()
 
 _OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin pages.
@@ -47,16 +52,51 @@ def run_bookie(flags: Mapping[str, Any]) -> None:
     # What reading the file has to tell is told before it is known what the file says.
     configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):
-        settings = load_settings(**flags)
+        config_file = flags["config_file"]
+        file = read_bookie_config(config_file) if config_file else BookieFile({})
+        others = {name: value for name, value in flags.items() if name != "config_file"}
+        settings = settings_of(file, **others)
         set_level(settings.bookie.log_level)
-        asyncio.run(until_stopped(serve_bookie(settings)))
+        recovery = _recovery_settings(file, settings)
+        asyncio.run(until_stopped(serve_bookie(settings, recovery)))
 
 
 class StorageFailed(Exception):
     """What was not acknowledged by then may be lost; a new start finds out."""
 
 
-async def serve_bookie(settings: Settings) -> None:
+def _recovery_settings(file: BookieFile, settings: Settings) -> "RecoverySettings | None":
+    if not settings.bookie.with_recovery:
+        return None
+    from rollbook.api.cli.recovery_server import recovery_of_bookie  # Only who wants it loads it.
+
+    return recovery_of_bookie(file, settings)
+
+
+@asynccontextmanager
+async def _recovery(
+    settings: "RecoverySettings | None", bookie: Bookie, machine: RealMachine
+) -> AsyncIterator[str]:
+    """The parts of a recovery server, with a session of their own; gives their name for people."""
+    if settings is None:
+        yield ""
+        return
+    from rollbook.api.cli.recovery_server import recovery_server
+    from rollbook.api.cli.recovery_work import LocalDoubts
+    from rollbook.bookie.admin import Admin
+
+    doubts = LocalDoubts(Admin(bookie, machine.disk, machine.clock))
+    async with recovery_server(
+        settings,
+        serves_store=False,
+        local_bookie=bookie.bookie_id,
+        doubts_of={bookie.bookie_id: doubts}.get,
+    ) as server:
+        logger.info("recovery_server_started", server=server.name, version=__version__)
+        yield f" with {' and '.join(server.kinds)}"
+
+
+async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" = None) -> None:
     """Until it is cancelled; raises what made it impossible to go on."""
     _require_safe(settings.bookie)
     tls = (
@@ -76,10 +116,11 @@ async def serve_bookie(settings: Settings) -> None:
         async with _admin_pages(bookie, machine) as http:
             try:
                 await bookie.register(http)
-                calm_collector()
-                _say_ready(bookie, http)
-                is_serving = True
-                raise await bookie.failed()
+                async with _recovery(recovery, bookie, machine) as parts:
+                    calm_collector()
+                    _say_ready(bookie, http, parts)
+                    is_serving = True
+                    raise await bookie.failed()
             finally:
                 await bookie.leave()  # First of all, whoever asks for pages right now.
     except Exception as error:
@@ -109,11 +150,11 @@ def _within_limits(settings: Settings) -> Settings:
     return replace(settings, server=replace(server, connections_max=connections))
 
 
-def _say_ready(bookie: Bookie, http: Address | None) -> None:
+def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
     """For people and for scripts: its last word is where the bookie listens."""
     pages = f" (http on {http})" if http else ""
     with suppress(OSError):  # Nobody has to listen.
-        click.echo(f"ready: bookie {bookie.bookie_id}{pages} on {bookie.address}")
+        click.echo(f"ready: bookie {bookie.bookie_id}{parts}{pages} on {bookie.address}")
         sys.stdout.flush()
     logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))
 

@@ -47,6 +47,7 @@ T = TypeVar("T")
 
 _DEFAULT_HTTP_PORT: Final = 8001
 _SECTIONS: Final = ("bookie", "storage", "server", "space")
+RECOVERY_SECTIONS: Final = ("recovery", "audit", "steward", "heal", "worker", "ledger")
 _HEADING: Final = re.compile(rf"^\s*\[({'|'.join(_SECTIONS)})\]", re.MULTILINE)
 
 
@@ -54,7 +55,11 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
     """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
     and foo_bar under [bookie] in the file. Raises `BadConfig`.
     """
-    file = read_bookie_config(config_file) if config_file else BookieFile({})
+    return settings_of(read_bookie_config(config_file) if config_file else BookieFile({}), **flags)
+
+
+def settings_of(file: "BookieFile", **flags: Any) -> Settings:
+    """The same, of a file that was read."""
     directories = {
         name: tuple(flags.pop(name, ()) or _listed_in_environ(variable))
         for name, variable in (
@@ -69,19 +74,21 @@ def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
         "ledger_dirs": directories["ledger_dir"] or None,
     }
     others = {k: v for k, v in os.environ.items() if k not in _OF_DIRECTORIES.values()}
-    storage = _load(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
+    storage = load_section(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
     variables = variables_of_flags(BookieConfig)
     return Settings(
         _advertising(
-            _load(BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie)
+            load_section(
+                BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie
+            )
         ),
         replace(
             storage,
             journal_dir=os.path.abspath(storage.journal_dir),
             ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
         ).with_fitting_queue(),
-        _load(ServerConfig, "server", file),
-        _load(SpaceConfig, "space", file),
+        load_section(ServerConfig, "server", file),
+        load_section(SpaceConfig, "space", file),
     )
 
 
@@ -137,7 +144,7 @@ class BookieFile:
 def read_bookie_config(path: str) -> BookieFile:
     """TOML if its name says so, else Java's properties."""
     if path.endswith(".toml"):
-        return BookieFile(read_config_file(path, _SECTIONS), path=path)
+        return BookieFile(read_config_file(path, (*_SECTIONS, *RECOVERY_SECTIONS)), path=path)
     text = read_config_text(path)
     if _HEADING.search(text):
         raise BadConfig(
@@ -163,7 +170,7 @@ def read_bookie_config(path: str) -> BookieFile:
     return BookieFile(translated.tables, {name: keys for name, keys in said_by.items() if keys})
 
 
-def _load(
+def load_section(
     shape: type[C],
     section: str,
     file: BookieFile,

@@ -4,13 +4,12 @@ A composition root: here auditor and worker meet the machine.
 """
 
 import asyncio
-import os
 import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import click
@@ -18,9 +17,17 @@ import structlog
 
 from rollbook import __version__
 from rollbook.api.cli.admin_client import AdminClient
-from rollbook.api.cli.bookie_settings import RealMachine, check_log_level
+from rollbook.api.cli.bookie_settings import (
+    RECOVERY_SECTIONS,
+    BookieFile,
+    RealMachine,
+    check_log_level,
+    load_section,
+    read_bookie_config,
+)
 from rollbook.api.cli.recovery_work import AdminDoubts
 from rollbook.api.cli.until_stopped import until_stopped
+from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cluster import open_cluster
@@ -29,10 +36,12 @@ from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
-from rollbook.proto.runtime.config import load_config, read_config_file, variables_of_flags
+from rollbook.proto.runtime.config import read_config_file, variables_of_flags
 from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.tls import client_context
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtsOf
@@ -41,7 +50,6 @@ from rollbook.recovery.server import RecoveryConfig, RecoveryServer
 
 logger = structlog.get_logger()
 
-_SECTIONS: Final = ("recovery", "audit", "steward", "heal", "worker", "ledger")
 _OPEN_FILES: Final = 16_384
 
 
@@ -59,6 +67,11 @@ class RecoveryServerConfig:
     bookie_ca_file: str = (
         ""  # Who signs the certificates of those pages; then they are asked by HTTPS.
     )
+    tls_authorities: str = (
+        ""  # A file; who signs bookies' certificates. Empty: they are spoken to in the clear.
+    )
+    tls_certificate: str = ""  # A file; shown to bookies that want one.
+    tls_key: str = ""  # A file; empty: it is in the certificate's.
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = (
         10.0  # With the metadata store. Longer: a dead server's locks stay longer.
@@ -67,6 +80,16 @@ class RecoveryServerConfig:
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
             raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
+        if self.tls_certificate and not self.tls_authorities:
+            raise BadConfig(
+                "TLS needs tls_authorities: who signs the bookies' certificates",
+                settings=("tls_certificate", "tls_authorities"),
+            )
+        if self.tls_key and not self.tls_certificate:
+            raise BadConfig(
+                "a key is of no use without tls_certificate",
+                settings=("tls_key", "tls_certificate"),
+            )
         if self.no_auditor and self.no_worker:
             raise BadConfig(
                 "with no auditor and no worker nothing is left to run",
@@ -101,26 +124,58 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
     """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
     and foo_bar under [recovery] in the file. Raises `BadConfig`.
     """
-    tables = read_config_file(config_file, _SECTIONS) if config_file else {}
-    given = {name: value for name, value in flags.items() if value is not False}
-    server = load_config(
+    file = _file_of(config_file) if config_file else BookieFile({})
+    server = load_section(
         RecoveryServerConfig,
-        section="recovery",
-        file=tables.get("recovery"),
-        file_path=config_file,
-        environ=os.environ,
-        flags=given,
+        "recovery",
+        file,
+        flags,
         variables=variables_of_flags(RecoveryServerConfig),
         check=_check_server,
     )
-    others: dict[str, Any] = {
-        section: load_config(
-            kind,
-            section=section,
-            file=tables.get(section),
-            file_path=config_file,
-            environ=os.environ,
-        )
+    return RecoverySettings(server, **_parts_of(file))
+
+
+def _file_of(path: str) -> BookieFile:
+    """A TOML file of ours, or the `bk_server.conf` that BookKeeper's autorecovery reads."""
+    if path.endswith(".toml"):
+        return BookieFile(read_config_file(path, RECOVERY_SECTIONS), path=path)
+    found = read_bookie_config(path)
+    shared = {
+        name: value
+        for name, value in found.tables["bookie"].items()
+        if name in ("metadata", "session_timeout_s")
+    }
+    return replace(found, tables={**found.tables, "recovery": shared})
+
+
+def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings:
+    """Of a recovery server in a bookie's process: its file may have the sections of one, too. Raises `BadConfig`.
+
+    Where [recovery] does not say how bookies are spoken to, they are as this one is.
+    """
+    bookie = settings.bookie
+    _, _, bookie_id = addresses_of(bookie)
+    known: dict[str, Any] = {
+        "metadata": bookie.metadata,
+        "name": bookie_id,
+        "session_timeout_s": bookie.session_timeout_s,
+    }
+    if bookie.tls_listen and bookie.tls_authorities:
+        known |= {
+            "tls_authorities": bookie.tls_authorities,
+            "tls_certificate": bookie.tls_certificate,
+            "tls_key": bookie.tls_key,
+        }
+    table = {**known, **file.tables.get("recovery", {})}
+    own = replace(file, tables={**file.tables, "recovery": table})
+    server = load_section(RecoveryServerConfig, "recovery", own, check=_check_server)
+    return RecoverySettings(server, **_parts_of(file))
+
+
+def _parts_of(file: BookieFile) -> dict[str, Any]:
+    return {
+        section: load_section(kind, section, file)
         for section, kind in (
             ("audit", AuditConfig),
             ("steward", StewardConfig),
@@ -129,7 +184,6 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
             ("ledger", ClientConfig),
         )
     }
-    return RecoverySettings(server, **others)
 
 
 def _check_server(config: RecoveryServerConfig) -> None:
@@ -187,8 +241,13 @@ async def recovery_server(
         )
         stack.push_async_callback(store.close)
         cluster = await open_cluster(store, url.ledgers_root, url=url)
+        transport, ledger = machine.transport, settings.ledger
+        if config.tls_authorities:
+            files = (config.tls_authorities, config.tls_certificate, config.tls_key)
+            tls = client_context(files[0], certificate=files[1], key=files[2])
+            transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
         ledgers = await stack.enter_async_context(
-            Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
+            Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
         )
 
         def doubts_of_any(bookie: BookieId) -> BookieDoubts | None:

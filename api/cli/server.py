@@ -67,6 +67,7 @@ def _log_level_option(command: F) -> F:
 )
 @click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS or token.")
 @click.option("--read-only", is_flag=True, help="Take no new entries.")
+@click.option("--with-recovery", is_flag=True, help="Run a recovery server in its process, too.")
 @_log_level_option
 def bookie(**flags: Any) -> None:
     """Run a bookie: it stores entries, and serves them.
@@ -178,7 +179,18 @@ def log(**flags: Any) -> None:
     help="Of bookies' admin pages: those in doubt are healed.",
 )
 @click.option("--bookie-ca-file", metavar="FILE", help="Who signs the certificates of those pages.")
-@click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
+@click.option(
+    "--tls-authorities", metavar="FILE", help="Speaks TLS; who signs bookies' certificates."
+)
+@click.option("--tls-certificate", metavar="FILE", help="Shown to bookies that want one.")
+@click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    envvar="ROLLBOOK_CONFIG",
+    help="TOML, or a bk_server.conf of BookKeeper.",
+)
 @_log_level_option
 def recovery(**flags: Any) -> None:
     """Run a recovery server: it notices lost bookies and makes their copies elsewhere.

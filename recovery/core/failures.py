@@ -20,7 +20,6 @@ from rollbook.proto.formats.bounds import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 
 _VERSION: Final = 1
-FIRST_PAUSE_S: Final = 5
 PAUSE_S_MAX: Final = 600
 _LOSSES_MAX: Final = 100  # Ranges that are kept; more of them would not help a reader.
 
@@ -55,12 +54,18 @@ class Failure:
 
 
 def after_failure(
-    before: Failure | None, now_ms: int, code: str, message: str, losses: Sequence[Loss] = ()
+    before: Failure | None,
+    now_ms: int,
+    code: str,
+    message: str,
+    losses: Sequence[Loss] = (),
+    *,
+    first_pause_s: float = 5.0,
 ) -> Failure:
-    """The pause doubles from 5 s to 10 min."""
+    """The pause doubles up to 10 min."""
     attempts = (before.attempts if before else 0) + 1
-    pause_s = min(FIRST_PAUSE_S * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
-    next_try_ms = None if losses else now_ms + pause_s * 1000
+    pause_s = min(first_pause_s * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
+    next_try_ms = None if losses else now_ms + int(pause_s * 1000)
     return Failure(attempts, code, message, now_ms, next_try_ms, tuple(losses[:_LOSSES_MAX]))
 
 

@@ -181,7 +181,10 @@ def test_the_file_that_bookkeeper_ships() -> None:
             "listen": "0.0.0.0:3181",
             "advertise": "10.9.9.9",
             "session_timeout_s": 10.0,
+            "with_recovery": True,
         },
+        "audit": {"ledgers_check_s": 604_800},
+        "worker": {"retry_pause_s": 5.0},
         "storage": {"journal_dir": "/tmp/bk-txn", "ledger_dirs": ["/tmp/bk-data"]},
         "server": {"frame_bytes_max": 5 * 1024 * 1024},
         "space": {
@@ -341,6 +344,13 @@ def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
         "listeningInterface": "eth0",
         **dict.fromkeys(("useHostNameAsBookieID", "useShortHostName"), "true"),
         "advertisedAddress": "x",
+        "auditorPeriodicBookieCheckInterval": "3600",
+        "auditorLedgerVerificationPercentage": "5",
+        "auditorPeriodicPlacementPolicyCheckInterval": "7200",
+        "lostBookieRecoveryDelay": "60",
+        "openLedgerRereplicationGracePeriod": "45000",
+        "rereplicationEntryBatchSize": "100",
+        "replicationRateByBytes": "1000",
     }
 
     def settings(properties: dict[str, str]) -> dict[str, object]:

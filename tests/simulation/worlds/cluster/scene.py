@@ -108,7 +108,6 @@ def _remembering() -> list[Patch]:
 # What takes minutes in production takes moments here, in the same order.
 _RESTLESS: Final[tuple[Patch, ...]] = (
     (seat_watch, "Absences", partial(Absences, round(ABSENT_S * 1e9))),
-    (failures, "FIRST_PAUSE_S", 1),
     (failures, "PAUSE_S_MAX", 8),
     (drains, "ATTEMPTS_WITHOUT_TARGET", 3),
     (server, "_TELL_S", 1e6),  # Nothing rests on what servers say of themselves.

@@ -49,6 +49,7 @@ CONFIG: Final = RecoveryConfig(
         grace_s=GRACE_S,
         look_again_s=5.0,
         locked_pause_s=0.5,
+        retry_pause_s=1.0,
         settle_s=0.05,
     ),
     steward=StewardConfig(tasks_max=4, look_again_s=1.0),

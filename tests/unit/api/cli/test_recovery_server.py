@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from rollbook.api.cli.bookie_settings import read_bookie_config, settings_of
 from rollbook.api.cli.recovery import group as recovery_commands
+from rollbook.api.cli.recovery_server import load_recovery_settings, recovery_of_bookie
 from rollbook.api.cli.server import group
 from rollbook.ledger.connecting import connect
 from rollbook.proto.errors import BadConfig, NotConfirmed
@@ -71,6 +73,18 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
         asyncio.run(until_whole(cluster.url, ids))
 
 
+def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: Path) -> None:
+    """A20: no process of its own; each bookie takes copies itself where it can."""
+    names = ("bk-1", "bk-2", "bk-3", LOST)
+    with processes.family() as children:
+        cluster = ProcessCluster(
+            children, tmp_path, names, {"ROLLBOOK_WITH_RECOVERY": "1", **QUICK}
+        )
+        ids = asyncio.run(write_ledgers(cluster.url, 6))
+        cluster.bookies[LOST].kill()
+        asyncio.run(until_whole(cluster.url, ids))
+
+
 def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
     """A36, A38, A39, A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
@@ -100,9 +114,84 @@ def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
         (["--metadata", "memory:x"], "metadata"),
         (["--metadata", "sqlite:///m", "--name", "a/b"], "name"),
         (["--metadata", "sqlite:///m", "--no-auditor", "--no-worker"], "no_worker"),
+        (["--metadata", "sqlite:///m", "--tls-certificate", "x.pem"], "tls_authorities"),
+        (["--metadata", "sqlite:///m", "--tls-key", "x.pem"], "tls_certificate"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(flags: list[str], setting: str) -> None:
     result = CliRunner().invoke(group, ["recovery", *flags], standalone_mode=False)
     assert isinstance(result.exception, BadConfig)
     assert setting in result.exception.settings
+
+
+CONF = """
+metadataServiceUri=zk+hierarchical://zk1:2181/ledgers
+zkTimeout=20000
+autoRecoveryDaemonEnabled=true
+journalDirectories=/j
+ledgerDirectories=/l
+auditorPeriodicBookieCheckInterval=3600
+auditorPeriodicCheckInterval=86400
+auditorLedgerVerificationPercentage=5
+auditorPeriodicPlacementPolicyCheckInterval=7200
+lostBookieRecoveryDelay=60
+openLedgerRereplicationGracePeriod=45000
+rereplicationEntryBatchSize=100
+replicationRateByBytes=1048576
+rwRereplicateBackoffMs=7000
+"""
+
+
+def test_a_file_of_bookkeeper_says_how_to_recover(tmp_path: Path) -> None:
+    """Of its autorecovery, and of a bookie that has it in its process: in BookKeeper's units."""
+    path = tmp_path / "bk_server.conf"
+    path.write_text(CONF)
+    alone = load_recovery_settings(str(path))
+    file = read_bookie_config(str(path))
+    inside = recovery_of_bookie(file, settings_of(file, bookie_id="bk-1"))
+    for found in (alone, inside):
+        assert found.server.metadata == "zk+hierarchical://zk1:2181/ledgers"
+        assert found.server.session_timeout_s == 20.0
+        assert (found.audit.bookie_check_s, found.audit.lost_bookie_delay_s) == (3600, 60)
+        assert (found.audit.ledgers_check_s, found.audit.ledgers_check_percent) == (86_400, 5)
+        assert found.audit.placement_check_s == 7200
+        worker = found.worker
+        assert (worker.grace_s, worker.retry_pause_s) == (45.0, 7.0)
+        assert (worker.entries_at_once, worker.bytes_per_s_max) == (100, 1024 * 1024)
+    assert inside.server.name == "bk-1"
+    path.write_text(CONF + "replicationRateByBytes=-1\nauditorPeriodicBookieCheckInterval=0\n")
+    unlimited = load_recovery_settings(str(path))
+    assert (unlimited.worker.bytes_per_s_max, unlimited.audit.bookie_check_s) == (0, 0)
+    path.write_text(CONF + "openLedgerRereplicationGracePeriod=-1\n")
+    with pytest.raises(BadConfig, match=r"openLedgerRereplicationGracePeriod in .* line \d+"):
+        load_recovery_settings(str(path))
+
+
+def test_a_bookies_recovery_speaks_to_bookies_as_clients_do_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "bookie.toml"
+    path.write_text(
+        """
+[bookie]
+metadata = "sqlite:///m"
+tls_listen = "127.0.0.1:3182"
+tls_certificate = "own.pem"
+tls_authorities = "ca.pem"
+with_recovery = true
+
+[storage]
+journal_dir = "/j"
+ledger_dirs = ["/l"]
+
+[recovery]
+no_auditor = true
+
+[worker]
+bytes_per_s_max = 0
+"""
+    )
+    file = read_bookie_config(str(path))
+    settings = settings_of(file)
+    assert settings.bookie.with_recovery
+    found = recovery_of_bookie(file, settings)
+    assert (found.server.tls_authorities, found.server.tls_certificate) == ("ca.pem", "own.pem")
+    assert (found.server.no_auditor, found.worker.bytes_per_s_max) == (True, 0)
