@@ -49,8 +49,10 @@ AUDIT: Final = "audit"
 FAILURES: Final = "failures"
 BAD: Final = "bad"  # Copies.
 CHECKED: Final = "checked"
+RATE: Final = "rate"
 STEWARD: Final = "steward"  # Where stewards are elected.
 _RACES_MAX: Final = 20
+_RATE_DIGITS_MAX: Final = 18
 T = TypeVar("T")
 
 
@@ -216,6 +218,35 @@ class AuditOrders:
             logger.warning("audit_order_unreadable", path=self.path)
             return AuditOrder()
         return AuditOrder(approved, asked_ms if type(asked_ms) is int else None)
+
+    async def watch(self) -> Watch:
+        return await self._store.watch(self.path)
+
+
+class RateOrder:
+    """What a person has set as the rate of each worker; all of them follow it while they run.
+
+    <own root>/rate    bytes a second in ASCII digits; 0 is unlimited
+    """
+
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self.path = f"{cluster.own_root}/{RATE}"
+
+    async def write(self, bytes_per_s: int) -> None:
+        await ensure_own_root(self._store, self._cluster)
+        await put_surely(self._store, self.path, str(bytes_per_s).encode("ascii"))
+
+    async def read(self) -> int | None:
+        """None: nobody has set it, or what is there cannot be read."""
+        node = await read_surely(self._store, self.path)
+        if node is None:
+            return None
+        if len(node.value) > _RATE_DIGITS_MAX or not node.value.isdigit():
+            logger.warning("rate_unreadable", path=self.path)
+            return None
+        return int(node.value)
 
     async def watch(self) -> Watch:
         return await self._store.watch(self.path)

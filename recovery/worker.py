@@ -39,7 +39,7 @@ from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair
 from rollbook.recovery.patience import AWAY, follow, patiently, until_done
-from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures
+from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
 
 logger = structlog.get_logger()
 
@@ -104,6 +104,7 @@ class Worker:
         self._failures = Failures(store, ledgers.cluster)
         self._lifecycles = LifecycleNodes(store, ledgers.cluster)
         self._bad = BadCopies(store, ledgers.cluster)
+        self._rate = RateOrder(store, ledgers.cluster)
         self._not_before_ns: dict[LedgerId, int] = {}  # Of ledgers that are not due yet.
         self._waits: dict[LedgerId, _Wait] = {}  # For writers.
         self._reported: dict[LedgerId, None] = {}  # Unrecoverable ones.
@@ -123,7 +124,15 @@ class Worker:
                 ("switch", self._marks.watch_switch),
             ):
                 group.create_task(follow(part, watch, hear))
+            group.create_task(follow("rate", self._rate.watch, self._look_at_rate))
             await patiently("worker", self._work)
+
+    async def _look_at_rate(self) -> None:
+        found = await self._rate.read()
+        rate = self._config.bytes_per_s_max if found is None else found
+        if rate != self.throttle.bytes_per_s:
+            self.throttle.bytes_per_s = rate
+            logger.info("copy_rate_changed", bytes_per_s=rate)
 
     async def _work(self) -> None:
         self._news.clear()

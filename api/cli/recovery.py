@@ -258,3 +258,24 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
     from rollbook.api.cli.recovery_status import delay as show_delay  # `--help` is quick.
 
     show_delay(metadata, seconds, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook recovery rate --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery rate 134217728 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery rate unlimited --metadata zk://zk1/ledgers",
+    )
+)
+@click.argument("bytes_per_s", metavar="[BYTES_PER_S]", required=False)
+@with_metadata
+@bare_output_option
+def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
+    """Show or set how many bytes per second each recovery server copies at most.
+
+    Servers that run follow it within a moment, and those that start later begin with it. Where nobody has
+    set it, each has the rate of its own settings. 0 is `unlimited`.
+    """
+    from rollbook.api.cli.recovery_status import rate as show_rate  # `--help` is quick.
+
+    show_rate(metadata, bytes_per_s, output)

@@ -12,15 +12,22 @@ from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.marks import Marks, MarkTree
-from rollbook.proto.errors import BadMetadata, UnsupportedVersion
+from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.config import AuditConfig
+from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.core.checks import CheckKind
 from rollbook.recovery.core.failures import Failure
 from rollbook.recovery.presence import PresenceNodes
-from rollbook.recovery.tasks import STEWARD, AuditOrders, CheckTimes, DrainTasks, Failures
+from rollbook.recovery.tasks import (
+    STEWARD,
+    AuditOrders,
+    CheckTimes,
+    DrainTasks,
+    Failures,
+    RateOrder,
+)
 
 COUNT_MAX: Final = 10_000  # Marks that `status` counts; a walk over more of them would take long.
 _ASKS: Final = parse_bookie_id("command")  # It only asks who leads.
@@ -188,8 +195,36 @@ def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
     tell(run_on_store(metadata.url, look), output, "delay_s")
 
 
+def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
+    wanted = None if bytes_per_s is None else _rate_of(bytes_per_s)
+
+    async def look(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
+        order = RateOrder(store, cluster)
+        if wanted is not None:
+            await order.write(wanted)
+        found = await order.read()
+        if found is None:
+            found = WorkerConfig().bytes_per_s_max
+        return {"bytes_per_s": found or _UNLIMITED}
+
+    tell(run_on_store(metadata.url, look), output, "bytes_per_s")
+
+
+def _rate_of(text: str) -> int:
+    if text == _UNLIMITED:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+        raise InvalidRequest(
+            f"{text!r} is no rate: bytes per second, or {_UNLIMITED}",
+            next_step="rollbook recovery rate 67108864",
+        )
+    return int(text)
+
+
 # ----------------------------------------------------------------------------------------------
 
+_UNLIMITED: Final = "unlimited"
+_DIGITS: Final = 18
 _DEFAULT_DELAY_S: Final = AuditConfig().lost_bookie_delay_s
 
 

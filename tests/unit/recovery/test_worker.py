@@ -12,6 +12,7 @@ import pytest
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
+from rollbook.proto.cluster.lost_replies import put_surely
 from rollbook.proto.cluster.marks import Lock, Marks
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
@@ -21,7 +22,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.ledger_repair import LedgerRepair
-from rollbook.recovery.tasks import DrainTasks, Failures
+from rollbook.recovery.tasks import DrainTasks, Failures, RateOrder
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.proto.cluster.faulty import FaultyStore
@@ -133,6 +134,23 @@ async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster)
         assert site.worker.stats.repaired == 3
         assert site.worker.stats.entries == 203
         assert LOST in (await site.ledgers.metadata(striped)).metadata.fragments[0].ensemble
+
+
+async def test_a_worker_follows_the_rate_that_a_person_sets(cluster: LocalCluster) -> None:
+    """A21: while it runs, and from its start on; what cannot be read is as if nobody had set one."""
+    async with site_of(cluster) as site:
+        order, worker = RateOrder(site.store, site.ledgers.cluster), site.worker
+        await order.write(1_000)
+        running = asyncio.create_task(worker.run())
+        for written, rate in ((1_000, 1_000), (0, 0), (5_000, 5_000)):
+            await order.write(written)
+            while worker.throttle.bytes_per_s != rate:
+                await asyncio.sleep(0.01)
+        await put_surely(site.store, order.path, b"much")
+        while worker.throttle.bytes_per_s != CONFIG.bytes_per_s_max:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_only_the_owed_stripe_is_copied(tmp_path: Path) -> None:

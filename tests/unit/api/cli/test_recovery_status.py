@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rollbook.api.cli.metadata_option import Metadata
+from rollbook.api.cli.recovery_status import rate
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election
+from rollbook.proto.cluster.lost_replies import put_surely
 from rollbook.proto.cluster.marks import Checked, Marks
+from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.core.failures import Loss, after_failure
 from rollbook.recovery.presence import Presence, PresenceNodes
-from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures
+from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures, RateOrder
 
 B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
 
@@ -75,6 +81,24 @@ async def test_the_delay_is_shown_and_set(tmp_path: Path) -> None:
         assert await site.marks.delay() is None, "to look changes nothing"
         assert await site.run("delay", "60", "-o", "raw") == "60\n"
         assert await site.marks.delay() == (60, 0)
+
+
+async def test_the_rate_of_copies_is_shown_and_set(tmp_path: Path) -> None:
+    """A21: for all workers, while they run."""
+    async with site_in(tmp_path) as site:
+        order = RateOrder(site.store, site.cluster)
+        assert await site.json("rate") == {"bytes_per_s": 64 * 1024 * 1024}
+        assert await order.read() is None, "to look changes nothing"
+        assert await site.run("rate", "1000", "-o", "raw") == "1000\n"
+        assert await order.read() == 1000
+        for word in ("unlimited", "0"):
+            assert await site.json("rate", word) == {"bytes_per_s": "unlimited"}
+            assert await order.read() == 0
+        await put_surely(site.store, order.path, b"much")
+        assert await order.read() is None
+        for word in ("1k", "9" * 20, "fast"):
+            with pytest.raises(InvalidRequest, match=word):
+                rate(Metadata("sqlite:///m", ""), word, "json")
 
 
 async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
