@@ -31,15 +31,13 @@ SESSION_TIMEOUT_MS: Final = 4_000
 _JVM_STOPPED: Final = 128 + signal.SIGTERM  # However well it went.
 _POLL_S: Final = 0.02
 ROLLBOOK: Final = (sys.executable, "-m", "rollbook.api.cli.main")
+_RECOVERY_SESSION_TIMEOUT_MS: Final = 6_000  # Java's autorecovery ends when its session does.
 _AUTORECOVERY: Final = "org.apache.bookkeeper.replication.AutoRecoveryMain"
-RECOVERY_SESSION_TIMEOUT_MS: Final = (
-    2_000  # Of processes that are killed so that another one leads.
-)
 _RECOVERY: Final = """
 [recovery]
 metadata = "{metadata}"
 name = "{name}"
-session_timeout_s = 2.0
+session_timeout_s = 4.0
 [audit]
 lost_bookie_delay_s = 1
 [worker]
@@ -138,6 +136,15 @@ class Bookie:
             )
 
         self._cluster.wait_until(serves, f"{self.bookie_id} serves")
+
+    def wait_writable(self) -> None:
+        """After it was read-only in this life."""
+
+        def is_writable() -> bool:
+            standing = self.standing
+            return standing is not None and not standing.is_read_only
+
+        self._cluster.wait_until(is_writable, f"{self.bookie_id} is writable")
 
     def kill(self) -> None:
         """SIGKILL. Its registration lives until its session runs out."""
@@ -256,7 +263,7 @@ class Cluster:
             "advertisedAddress": "127.0.0.1",
             "allowLoopback": "true",
             "metadataServiceUri": self.metadata,
-            "zkTimeout": RECOVERY_SESSION_TIMEOUT_MS,
+            "zkTimeout": _RECOVERY_SESSION_TIMEOUT_MS,
             "lostBookieRecoveryDelay": 1,
             "openLedgerRereplicationGracePeriod": 500,
             "rwRereplicateBackoffMs": 200,
@@ -286,11 +293,9 @@ class Cluster:
         return child
 
     def end_recovery(self) -> None:
-        """Ends all of these, and returns when nobody stands for auditor or holds a lock."""
+        """Kills all of these, and returns when nobody stands for auditor or holds a lock."""
         for child in self._recovering:
-            child.terminate()
-        for child in self._recovering:
-            child.wait(PATIENCE_S)
+            child.kill()  # An orderly end of Java's may take 30 s.
         self._recovering = []
         locks = f"{self._root}/underreplication/locks"
         self.wait_until(
@@ -325,6 +330,12 @@ class Cluster:
                 else:
                     folders.append(f"{folder}/{name}")
         return found
+
+    def remove_marks(self) -> None:
+        """While nobody repairs."""
+        folder = f"{self._root}/underreplication/ledgers"
+        for name in self._children(folder):
+            self._zookeeper.delete(f"{folder}/{name}", recursive=True)
 
     def auditors(self) -> list[str]:
         """Those that stand for auditor, the one that leads first."""

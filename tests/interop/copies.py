@@ -42,12 +42,18 @@ def busiest(cluster: Cluster, client: Client, ids: list[int]) -> Bookie:
     return max(cluster.bookies, key=lambda bookie: len(naming(client, ids, bookie)))
 
 
-def wait_whole(cluster: Cluster, client: Client, ids: list[int], lost: Bookie) -> None:
-    """Until no ledger names the bookie and none is marked; then each member has what it should have."""
+def wait_whole(
+    cluster: Cluster, client: Client, ids: list[int], lost: Bookie, *, by_java: bool = False
+) -> None:
+    """Until no ledger names the bookie and none is marked; then each member has what it should have.
+
+    Java's worker may leave the mark of a ledger that it has closed.
+    """
     cluster.wait_until(
         lambda: not naming(client, ids, lost), f"no ledger names {lost.bookie_id} any more"
     )
-    cluster.wait_until(lambda: not cluster.marked(), "no ledger is marked any more")
+    if not by_java:
+        cluster.wait_until(lambda: not cluster.marked(), "no ledger is marked any more")
     check_copies(client, ids)
 
 
@@ -62,7 +68,10 @@ def check_copies(client: Client, ids: list[int]) -> None:
 
 def rollbook(cluster: Cluster, group: click.Group, *words: str, code: int = 0) -> Any:
     """What one of our commands shows of the cluster, as JSON."""
-    arguments = [*words, "--metadata", cluster.metadata, "-o", "json"]
-    done = CliRunner().invoke(group, arguments)
+    return json.loads(run(cluster, group, *words, "-o", "json", code=code))
+
+
+def run(cluster: Cluster, group: click.Group, *words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(group, [*words, "--metadata", cluster.metadata])
     assert done.exit_code == code, (done.output, done.exception)
-    return json.loads(done.output)
+    return done.stdout

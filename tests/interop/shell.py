@@ -23,3 +23,14 @@ def run(config: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+class Tell:
+    """The shell, as configured for a bookie of the cluster."""
+
+    def __init__(self, config: Path) -> None:
+        self._config = config
+
+    def __call__(self, *arguments: str | int) -> str:
+        """What it said."""
+        return run(self._config, *map(str, arguments))

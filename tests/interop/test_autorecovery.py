@@ -1,45 +1,68 @@
 """Auditors and replication workers of both makes: what one marks the other repairs, and either leads."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from rollbook.api.cli.bookie import group as bookies
 from rollbook.api.cli.recovery import group as recovery
 from tests.interop import shell
-from tests.interop.cluster import RECOVERY_SESSION_TIMEOUT_MS, ROLLBOOK, Cluster, Make, empty
-from tests.interop.copies import busiest, rollbook, wait_whole, write_ledgers
-from tests.interop.puppet import Client, Protocol
+from tests.interop.cluster import (
+    PATIENCE_S,
+    ROLLBOOK,
+    Bookie,
+    Cluster,
+    Make,
+    empty,
+)
+from tests.interop.copies import (
+    busiest,
+    check_copies,
+    naming,
+    rollbook,
+    run,
+    wait_whole,
+    write_ledgers,
+)
+from tests.interop.puppet import Client, Pending, Protocol, Puppet
+from tests.interop.shell import Tell
 from tests.support.processes import REPOSITORY
 from tests.support.zookeeper import ZooKeeperServer, tree
 
 BOOKIES = 3  # One to lose, and two for the copies.
-SETTINGS = {"zkTimeout": RECOVERY_SESSION_TIMEOUT_MS}  # A killed bookie is missed soon.
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     cluster: Cluster
+    puppet: Puppet
     client: Client
 
 
+def place(cluster: Cluster) -> Place:
+    puppet = cluster.puppet()
+    return Place(cluster, puppet, puppet.connect(cluster.metadata, Protocol.V3))
+
+
 @pytest.fixture(scope="module")
-def javas(
+def java_place(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     """Made by Java, of Java bookies."""
     folder = tmp_path_factory.mktemp("javas-recovery")
     with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
         for _ in range(BOOKIES):
-            cluster.add_bookie(Make.JAVA, settings=SETTINGS)
+            cluster.add_bookie(Make.JAVA)
         shell.run(cluster.bookies[0].config_path, "initnewcluster")
         cluster.start()
-        yield Place(cluster, cluster.puppet().connect(cluster.metadata, Protocol.V3))
+        yield place(cluster)
 
 
 @pytest.fixture(scope="module")
-def ours(
+def our_place(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     """Made by us, of our bookies."""
@@ -48,32 +71,45 @@ def ours(
         command = [*ROLLBOOK, "cluster", "init", "--metadata", cluster.metadata]
         subprocess.run(command, cwd=REPOSITORY, check=True)
         for _ in range(BOOKIES):
-            cluster.add_bookie(Make.ROLLBOOK, settings=SETTINGS)
+            cluster.add_bookie(Make.ROLLBOOK)
         cluster.start()
-        yield Place(cluster, cluster.puppet().connect(cluster.metadata, Protocol.V3))
+        yield place(cluster)
 
 
-@pytest.fixture(autouse=True)
-def whole(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test no recovery process runs, and all bookies do."""
-    places = [
-        request.getfixturevalue(name) for name in ("javas", "ours") if name in request.fixturenames
-    ]
-    yield
-    for place in places:
-        place.cluster.end_recovery()
-        for bookie in place.cluster.bookies:
-            if not bookie.is_running:
-                bookie.start()
+@pytest.fixture
+def javas(java_place: Place) -> Iterator[Place]:
+    yield java_place
+    mend(java_place)
 
 
-def lose_a_bookie(place: Place) -> None:
+@pytest.fixture
+def ours(our_place: Place) -> Iterator[Place]:
+    yield our_place
+    mend(our_place)
+
+
+def mend(found: Place) -> None:
+    """After a test no recovery process runs, all bookies do, and there is neither a ledger nor a mark."""
+    down = [bookie for bookie in found.cluster.bookies if not bookie.is_running]
+    for bookie in down:
+        bookie.begin()
+    found.cluster.end_recovery()
+    for bookie in down:
+        bookie.wait_serving()
+    rollbook(found.cluster, recovery, "delay", "1")
+    run(found.cluster, recovery, "resume")
+    for ledger_id in found.client.ledgers():
+        found.client.delete(ledger_id)
+    found.cluster.remove_marks()
+
+
+def lose_a_bookie(place: Place, *, by_java: bool = False) -> None:
     """Its copies are made elsewhere; then it is back, as a bookie that has leftovers of them."""
     cluster, client = place.cluster, place.client
     ids = write_ledgers(client)
     lost = busiest(cluster, client, ids)
     lost.kill()
-    wait_whole(cluster, client, ids, lost)
+    wait_whole(cluster, client, ids, lost, by_java=by_java)
     lost.start()
 
 
@@ -95,10 +131,10 @@ def test_javas_worker_makes_the_copies_that_our_auditor_misses_and_java_leads_af
     wait_auditors(ours.cluster, "ours")
     ours.cluster.start_javas_autorecovery("java")
     wait_auditors(ours.cluster, "ours", "java")
-    lose_a_bookie(ours)
+    lose_a_bookie(ours, by_java=True)
     leader.kill()
     wait_auditors(ours.cluster, "java")
-    lose_a_bookie(ours)
+    lose_a_bookie(ours, by_java=True)
 
 
 def test_our_worker_makes_the_copies_that_javas_auditor_misses(ours: Place) -> None:
@@ -108,11 +144,156 @@ def test_our_worker_makes_the_copies_that_javas_auditor_misses(ours: Place) -> N
     lose_a_bookie(ours)
 
 
-def test_we_lead_when_javas_auditor_is_killed(ours: Place) -> None:
-    leader = ours.cluster.start_javas_autorecovery("java")
-    wait_auditors(ours.cluster, "java")
-    ours.cluster.start_recovery("ours")
-    wait_auditors(ours.cluster, "java", "ours")
+def test_a_drain_ends_beside_javas_auditor_and_we_lead_when_that_is_killed(ours: Place) -> None:
+    cluster, client = ours.cluster, ours.client
+    leader = cluster.start_javas_autorecovery("java")
+    wait_auditors(cluster, "java")
+    cluster.start_recovery("ours")
+    wait_auditors(cluster, "java", "ours")
+    ids = write_ledgers(client)[:-1]  # The open one has a writer that knows nothing of drains.
+    leaving = busiest(cluster, client, ids)
+    (drained,) = rollbook(cluster, bookies, "drain", leaving.bookie_id, "--wait")
+    assert drained["state"] == "drained"
+    assert not naming(client, ids, leaving)
+    check_copies(client, ids)
+    assert rollbook(cluster, bookies, "safe-to-remove", leaving.bookie_id)["safe_to_remove"]
+    rollbook(cluster, bookies, "undrain", leaving.bookie_id)
+    leaving.wait_writable()
     leader.kill()
-    wait_auditors(ours.cluster, "ours")
+    wait_auditors(cluster, "ours")
     lose_a_bookie(ours)
+
+
+# --- Commands -----------------------------------------------------------------------------------
+
+
+def start_shell(ours: Place, *words: str) -> Pending:
+    """A command of Java's shell, in a process that runs already; the result is its exit code."""
+    config = str(ours.cluster.bookies[0].config_path)
+    return ours.puppet.start("shell", config=config, words=words)
+
+
+def tell(ours: Place, *words: str) -> None:
+    assert start_shell(ours, *words).result() == 0
+
+
+def test_javas_shell_steers_our_auditor_and_our_worker(ours: Place) -> None:
+    cluster, client = ours.cluster, ours.client
+    ask = Tell(cluster.bookies[0].config_path)
+    cluster.start_recovery("ours", "--no-worker")
+    wait_auditors(cluster, "ours")
+    assert "auditor=ours" in ask("whoisauditor")
+    tell(ours, "lostbookierecoverydelay", "-set", "600")
+    assert rollbook(cluster, recovery, "delay") == {"delay_s": 600}
+    ids = write_ledgers(client)
+    lost = busiest(cluster, client, ids)
+    lost.kill()
+    cluster.wait_until(lambda: lost.standing is None, f"{lost.bookie_id} is gone")
+    short = naming(client, ids, lost)
+    assert not cluster.marked()
+    tell(ours, "triggeraudit")
+    cluster.wait_until(
+        lambda: sorted(cluster.marked()) == short, "all are marked without the delay"
+    )
+    listed = ask("listunderreplicated", "-missingreplica", lost.bookie_id, "-printmissingreplica")
+    found = re.findall(r"Under-replicated ledger .*ledgerId=(\d+)", listed)
+    assert sorted(map(int, found)) == short
+    assert f"missingReplica={lost.bookie_id}" in listed
+    tell(ours, "autorecovery", "-disable")
+    assert rollbook(cluster, recovery, "status")["autorecovery"] == "paused"
+    cluster.start_recovery("worker", "--no-auditor")
+    tell(ours, "recover", "-force", lost.bookie_id)
+    assert not naming(client, ids, lost)
+    assert sorted(cluster.marked()) == short  # Our worker does nothing.
+    tell(ours, "autorecovery", "-enable")
+    wait_whole(cluster, client, ids, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Decommissioning:
+    ids: list[int]
+    lost: Bookie
+    command: Pending
+
+
+@pytest.fixture(scope="module")
+def decommissioning(our_place: Place) -> Decommissioning:
+    """`decommissionbookie` of a killed bookie of ours, under our auditor and worker. It sleeps for 30 s after it has
+    asked for an audit, which is time for another test.
+    """
+    cluster, client = our_place.cluster, our_place.client
+    cluster.start_recovery("ours")
+    wait_auditors(cluster, "ours")
+    ids = write_ledgers(client)
+    lost = busiest(cluster, client, ids)
+    lost.kill()
+    cluster.bookies.remove(lost)
+    cluster.wait_until(lambda: lost.standing is None, f"{lost.bookie_id} is gone")
+    command = ("decommissionbookie", "-bookieid", lost.bookie_id)
+    return Decommissioning(ids, lost, start_shell(our_place, *command))
+
+
+def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Place) -> None:
+    cluster, client = javas.cluster, javas.client
+    auditor = cluster.start_javas_autorecovery("auditor", only_audits=True)
+    wait_auditors(cluster, "auditor")
+    rollbook(cluster, recovery, "delay", "600")
+    run(cluster, recovery, "pause")
+    assert rollbook(cluster, recovery, "status")["autorecovery"] == "paused"
+    ids = write_ledgers(client)
+    lost = busiest(cluster, client, ids)
+    lost.kill()
+    cluster.wait_until(lambda: lost.standing is None, f"{lost.bookie_id} is gone")
+    short = naming(client, ids, lost)
+    run(cluster, recovery, "resume")
+    assert not cluster.marked()
+    rollbook(cluster, recovery, "audit")
+    cluster.wait_until(
+        lambda: sorted(cluster.marked()) == short, "all are marked without the delay"
+    )
+    rows = rollbook(cluster, recovery, "ls")
+    assert {row["ledger_id"]: row["bookies"] for row in rows} == {
+        ledger_id: [lost.bookie_id] for ledger_id in short
+    }
+    is_open = ids[-1] in short
+    moved = rollbook(
+        *(cluster, recovery, "bookie", lost.bookie_id, "--skip-open", "--yes"),
+        code=5 if is_open else 0,
+    )
+    assert (moved["repaired"], moved["skipped_open"]) == (len(short) - is_open, int(is_open))
+    auditor.kill()
+    cluster.start_javas_autorecovery("java")
+    wait_auditors(cluster, "java")
+    wait_whole(cluster, client, ids, lost, by_java=True)
+
+
+@pytest.mark.usefixtures("decommissioning")
+def test_a_java_bookie_is_drained_and_removed(javas: Place) -> None:
+    """It obeys no lifecycle: its operator makes it read-only."""
+    cluster, client = javas.cluster, javas.client
+    cluster.start_javas_autorecovery("java")
+    wait_auditors(cluster, "java")
+    cluster.start_recovery("ours")
+    ids = write_ledgers(client)[:-1]
+    leaving = busiest(cluster, client, ids)
+    (draining,) = rollbook(cluster, bookies, "drain", leaving.bookie_id)
+    assert draining["state"] == "draining"
+    leaving.stop()
+    leaving.start(read_only=True)
+    cluster.wait_until(
+        lambda: not naming(client, ids, leaving), f"no ledger names {leaving.bookie_id}"
+    )
+    check_copies(client, ids)
+    leaving.stop()
+    rollbook(cluster, bookies, "safe-to-remove", leaving.bookie_id)
+    rollbook(cluster, bookies, "remove", leaving.bookie_id, "--yes")
+    cluster.bookies.remove(leaving)
+
+
+def test_javas_shell_decommissions_a_bookie_of_ours(
+    ours: Place, decommissioning: Decommissioning
+) -> None:
+    assert decommissioning.command.result(PATIENCE_S) == 0
+    wait_whole(ours.cluster, ours.client, decommissioning.ids, decommissioning.lost)
+    asked = run(ours.cluster, bookies, "safe-to-remove", decommissioning.lost.bookie_id, code=1)
+    assert not asked  # There is no such bookie any more: its cookie is gone.

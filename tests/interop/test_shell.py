@@ -1,14 +1,13 @@
 """`bookkeeper shell` on our cluster: it exits 0, and says what is the case."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.interop import shell
 from tests.interop.cluster import Cluster
 from tests.interop.expectations import ALL
 from tests.interop.puppet import Client, Ledger, Protocol, Shape
+from tests.interop.shell import Tell
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +18,6 @@ def ledger(clients: dict[Protocol, Client]) -> Ledger:
     writer.append([b"number %d" % number for number in range(10)])
     writer.close()
     return writer
-
-
-class Tell:
-    """The shell, as configured for a bookie of the cluster."""
-
-    def __init__(self, config: Path) -> None:
-        self._config = config
-
-    def __call__(self, *arguments: str | int) -> str:
-        """What it said."""
-        return shell.run(self._config, *map(str, arguments))
 
 
 @pytest.fixture

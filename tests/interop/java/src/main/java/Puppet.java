@@ -1,6 +1,7 @@
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedReader;
+import java.io.File;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
@@ -18,6 +19,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.StreamSupport;
+import org.apache.bookkeeper.bookie.BookieShell;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.BookKeeperAdmin;
@@ -31,6 +33,7 @@ import org.apache.bookkeeper.client.api.LedgerMetadata;
 import org.apache.bookkeeper.client.api.WriteAdvHandle;
 import org.apache.bookkeeper.client.api.WriteFlag;
 import org.apache.bookkeeper.conf.ClientConfiguration;
+import org.apache.bookkeeper.conf.ServerConfiguration;
 import org.apache.bookkeeper.net.BookieId;
 import org.apache.bookkeeper.proto.BookieProtocol;
 import org.apache.bookkeeper.proto.checksum.DigestManager;
@@ -64,6 +67,7 @@ public final class Puppet {
             Map.entry("entries_on", this::entriesOn),
             Map.entry("replace_bookie", this::replaceBookie),
             Map.entry("fence_one", this::fenceOne),
+            Map.entry("shell", this::shell),
             Map.entry("create", this::create),
             Map.entry("open", this::open),
             Map.entry("delete", this::delete),
@@ -146,6 +150,17 @@ public final class Puppet {
                 BookieProtocol.FLAG_DO_FENCING,
                 key);
         return answer.get();
+    }
+
+    /** A command of {@code bookkeeper shell}; its exit code. What it says is not shown. */
+    private Object shell(JsonNode in) throws Exception {
+        ServerConfiguration config = new ServerConfiguration();
+        config.loadConf(new File(in.get("config").asText()).toURI().toURL());
+        BookieShell shell = new BookieShell();
+        shell.setConf(config);
+        List<String> words = new ArrayList<>();
+        in.get("words").forEach(word -> words.add(word.asText()));
+        return shell.run(words.toArray(String[]::new));
     }
 
     // --- A ledger ---------------------------------------------------------------------------------
