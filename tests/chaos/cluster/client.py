@@ -18,7 +18,7 @@ class Writer(client.Writer):
 
 
 class Auditor(client.Auditor):
-    config = ClientConfig()  # It has time.
+    config = ClientConfig(connect_timeout_s=10.0, read_deadline_s=30.0)  # On a busy machine, too.
     wrong = tuple(state for state in CopyState if state is not CopyState.GOOD)
 
 
