@@ -31,6 +31,7 @@ from rollbook.logservice.core.cursors import (
     check_expected,
     committed,
     creator_of,
+    one_more_in_all_logs,
     pack_counts,
     pack_cursor,
     pack_marks,
@@ -83,6 +84,7 @@ LOGS: Final = "logs"
 WITNESS: Final = "log-servers-witness"
 MARKS: Final = "marks"
 CURSORS: Final = "cursors"
+CURSOR_TOTALS: Final = "cursor-totals"  # How many a principal has in all logs, by its name.
 _FOLDERS: Final = 256
 _LIST_DEPTH: Final = 4  # Of a list's path below the root: nothing, namespace, folder, log.
 _RACES_MAX: Final = 20
@@ -113,6 +115,7 @@ class LogNodes:
         self._clock = clock
         self._randomness = randomness
         self.root: Final = f"{cluster.own_root}/{LOGS}"
+        self._totals: Final = f"{cluster.own_root}/{CURSOR_TOTALS}"
         self._witness_path: Final = f"{cluster.own_root}/{WITNESS}"
 
     async def start(self) -> None:
@@ -290,6 +293,7 @@ class LogNodes:
             raise MetadataConflict("the log still has ledgers", log=str(stored.name))
         path = self.path(stored.name)
         for attempt in range(_RACES_MAX):
+            await self._uncount(stored.name)
             await self._remove_below(path)
             try:
                 await delete_surely(self._store, path, stored.version)
@@ -413,6 +417,8 @@ class LogNodes:
                 ops.append(Check(self.path(log), stored.version))
                 if (count := await self._op_of_counts(log, principal)) is not None:
                     ops.append(count)
+                if principal:
+                    ops.append(await self._op_of_total(principal))
             if wanted != marks.marks:
                 ops.append(self._op_of_marks(log, marks, wanted))
             if await self._commit(log, request.name, ops, version):
@@ -433,9 +439,12 @@ class LogNodes:
                 check_life(log, found.uid, request.uid)
             check_expected(found, request.expected_version)
             ops: list[Op] = [Delete(path, node.stat.version)]
-            uncount = await self._op_of_counts(log, creator_of(node.value), is_gone=True)
+            principal = creator_of(node.value)
+            uncount = await self._op_of_counts(log, principal, is_gone=True)
             if uncount is not None:
                 ops.append(uncount)
+            if principal:
+                ops.append(await self._op_of_total(principal, gone=1))
             if found.is_protected:
                 marks = await self.read_marks(log)
                 ops.append(self._op_of_marks(log, marks, marks.marks.without_mark(request.name)))
@@ -469,7 +478,7 @@ class LogNodes:
             return False
         except NoSuchNode:
             _require_living(await self.read(log))
-            await self._ensure_folders(f"{self.path(log)}/{CURSORS}")
+            await self._ensure_folders(f"{self.path(log)}/{CURSORS}", self._totals)
             return False
         return True
 
@@ -492,6 +501,39 @@ class LogNodes:
             counts = counts.recounted(len(await self._children(path)))
         change = counts.with_one_less if is_gone else counts.with_one_more
         return Set(path, pack_counts(change(principal), self._draw_token()), node.stat.version)
+
+    async def _op_of_total(self, principal: str, gone: int = 0) -> Op:
+        """Counts one more cursor of it in all logs, or as many less. Raises `InvalidRequest` (CB1)."""
+        path = f"{self._totals}/{principal}"
+        node = await read_surely(self._store, path)
+        total = 0 if node is None else unpack_counts(node.value).total
+        wanted = max(total - gone, 0) if gone else one_more_in_all_logs(principal, total)
+        value = pack_counts(CursorCounts(((principal, wanted),)), self._draw_token())
+        return Create(path, value) if node is None else Set(path, value, node.stat.version)
+
+    async def _uncount(self, log: LogName) -> None:
+        """The cursors of a log that is removed, in what principals have in all logs: once, however often it is tried.
+
+        Raises `MetadataConflict`.
+        """
+        path = f"{self.path(log)}/{CURSORS}"
+        node = await read_surely(self._store, path)
+        counts = unpack_counts(node.value) if node is not None and node.value else CursorCounts()
+        named = [(principal, count) for principal, count in counts.by_principal if principal]
+        if node is None or not named:
+            return
+        value = pack_counts(CursorCounts(), self._draw_token())
+        ops: list[Op] = [Set(path, value, node.stat.version)]
+        ops += [await self._op_of_total(principal, count) for principal, count in named]
+
+        async def was_made() -> bool:
+            found = await read_surely(self._store, path)
+            return found is not None and found.value == value
+
+        try:
+            await transact_surely(self._store, ops, was_made)
+        except (NodeExists, NoSuchNode):
+            raise MetadataConflict("its cursors have changed", log=str(log)) from None
 
     def _op_of_cursor(self, cursor: Cursor, log: LogName, node: Node | None, principal: str) -> Op:
         path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor, principal)

@@ -40,7 +40,9 @@ BLOB_BYTES_MAX: Final = 4096
 MARKS_MAX: Final = 1000
 CURSOR_VERSION_BITS: Final = 53  # So that they survive JSON.
 CURSORS_MAX: Final = 10_000  # Of a log,
-CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # and of one principal in a log.
+CURSORS_OF_PRINCIPAL_MAX: Final = 1_000  # and of one principal in a log,
+# and in all logs: at most 215 MB of the metadata store.
+CURSORS_IN_ALL_LOGS_MAX: Final = 50_000
 _TOLD_MAX: Final = 20
 _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, rollbook cursor rm"
 
@@ -121,6 +123,16 @@ class CursorCounts:
 
     def _with(self, counts: Mapping[str, int]) -> Self:
         return replace(self, by_principal=tuple(sorted((n, c) for n, c in counts.items() if c)))
+
+
+def one_more_in_all_logs(principal: str, total: int) -> int:
+    """`total`: the cursors that it has. Raises `InvalidRequest` beyond the bound (CB1)."""
+    if total >= CURSORS_IN_ALL_LOGS_MAX:
+        raise InvalidRequest(
+            f"{principal} has {CURSORS_IN_ALL_LOGS_MAX} cursors in all logs together, and may have no more",
+            next_step=_DELETE_SOME,
+        )
+    return total + 1
 
 
 def committed(

@@ -148,6 +148,33 @@ def test_cursors_of_a_log_are_bounded(site: Site) -> None:
     assert ask(site, "one", f"{path}/further", "PUT", body, **how)[0] == 400
 
 
+async def fill_totals(metadata: str, principal: str, cursors: int) -> None:
+    """As if it had created so many, in other logs."""
+    from rollbook.logservice.core.cursors import CursorCounts, pack_counts
+
+    async with await open_metadata_store(metadata) as store:
+        cluster = await open_cluster(store, MetadataUrl.parse(metadata).ledgers_root)
+        counts = CursorCounts(((principal, cursors),))
+        path = f"{cluster.own_root}/cursor-totals/{principal}"
+        await store.set(path, pack_counts(counts, bytes(16)))
+
+
+@defect(
+    "cursors-without-end-in-all-logs",
+    "The cursors of a principal were bounded in each log and not over all logs, of which there may be any number.",
+)
+def test_cursors_of_a_principal_are_bounded_over_all_logs(site: Site) -> None:
+    path = f"{made(site, 'all-logs')}/cursors"
+    body, how = json.dumps({"offset": 0}).encode(), {"content_type": "application/json"}
+    assert ask(site, "two", f"{path}/first", "PUT", body, **how)[0] == 200
+    asyncio.run(fill_totals(site.metadata, "two", 50_000))
+    status, _, told = ask(site, "two", f"{path}/more", "PUT", body, **how)
+    assert (status, b"two has 50000 cursors in all logs together" in told) == (400, True)
+    assert ask(site, "one", f"{path}/more", "PUT", body, **how)[0] == 200
+    assert ask(site, "admin", f"{path}/first", "DELETE")[0] == 204
+    assert ask(site, "two", f"{path}/second", "PUT", body, **how)[0] == 200
+
+
 @defect("lists-without-quota", "Lists of logs counted in no quota.")
 def test_lists_count_in_quotas(site: Site) -> None:
     for number in range(3):

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from rollbook.logservice import log_nodes
+from rollbook.logservice.core import cursors
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_nodes import LogNodes, StoredLog
-from rollbook.logservice.words import NO_CURSOR, CommitCursor, Cursor, DeleteCursor
+from rollbook.logservice.words import NO_CURSOR, CommitCursor, CommitCursorBy, Cursor, DeleteCursor
 from rollbook.proto.cluster import lost_replies
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.errors import (
@@ -362,3 +363,36 @@ async def test_a_cursor_is_no_obstacle(nodes: LogNodes) -> None:
     marks = await nodes.read_marks(NAME)
     await nodes.replace_guarded(stored, stored.list.with_head(Offset(10), Offset(10)), found=marks)
     assert (await nodes.read_cursor(NAME, SNAPSHOT)).offset == 3
+
+
+def committed_by(log: LogName, cursor: str, principal: str = "anna") -> CommitCursorBy:
+    return CommitCursorBy(log, CursorName(cursor), Offset(0), principal=principal)
+
+
+async def test_cursors_of_a_principal_are_bounded_over_all_logs(
+    nodes: LogNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CB1: what is deleted with its log makes room, too, and only once."""
+    monkeypatch.setattr(cursors, "CURSORS_IN_ALL_LOGS_MAX", 3)
+    other = LogName("default", "other")
+    for log in (NAME, other):
+        await nodes.create(log, LogConfig())
+    for log, cursor in ((NAME, "a"), (NAME, "b"), (other, "a")):
+        await nodes.commit_cursor(committed_by(log, cursor))
+        await nodes.commit_cursor(committed_by(log, cursor))  # Moved: it is counted already.
+    with pytest.raises(InvalidRequest, match="anna has 3 cursors in all logs together"):
+        await nodes.commit_cursor(committed_by(other, "b"))
+    await nodes.commit_cursor(committed_by(other, "b", "bert"))
+    await nodes.delete_cursor(DeleteCursor(NAME, CursorName("a")))
+    await nodes.commit_cursor(committed_by(other, "c"))
+    with pytest.raises(InvalidRequest):
+        await nodes.commit_cursor(committed_by(other, "d"))
+    stored = await nodes.read(other)
+    marks = await nodes.read_marks(other)
+    await nodes.remove(
+        await nodes.replace_guarded(stored, stored.list.with_deleted(5), found=marks)
+    )
+    for cursor in ("c", "d"):
+        await nodes.commit_cursor(committed_by(NAME, cursor))
+    with pytest.raises(InvalidRequest):
+        await nodes.commit_cursor(committed_by(NAME, "e"))
