@@ -437,10 +437,12 @@ def regressions(arguments: argparse.Namespace) -> Tally:
     register = importlib.import_module("tests.regressions.defects").Register()
     if arguments.list or arguments.before:
         with contextlib.redirect_stdout(io.StringIO()):  # Of the names of tests.
-            tally = _pytest("tests/regressions", "--collect-only", plugins=[register])
+            which = ("--collect-only", *arguments.pytest_arguments)
+            tally = _pytest("tests/regressions", *which, plugins=[register])
         if arguments.before:
             before = importlib.import_module("tests.regressions.before")
-            there: Tally = before.run(arguments.before, register, keeps=arguments.keep)
+            how = (arguments.before, register, *arguments.pytest_arguments)
+            there: Tally = before.run(*how, keeps=arguments.keep)
             return there
         print("\n".join(register.listed()))
         return Tally("defects", passed=len(register.defects), failed=tally.failed)
