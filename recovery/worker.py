@@ -206,7 +206,7 @@ class Worker:
                     for task in _most_missing_first(page):
                         yield task
                     page, page_size = [], min(2 * page_size, _PAGE_MAX)
-        self._waits = waits  # What is no task any more begins anew when it is one again.
+        self._waits = waits  # What is no task any more starts from nothing when it is one again.
         for task in _most_missing_first(page):
             yield task
 

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from rollbook.logservice.core.block import Block, Section
 
-ROWS_ALONE: Final = 1000  # A block of so many rows,
-BYTES_ALONE: Final = 64 * 1024  # or so many bytes, is a batch of its own.
+ROWS_ALONE: Final = 1000  # A block of this many rows,
+BYTES_ALONE: Final = 64 * 1024  # or bytes, is a batch of its own.
 _ROWS_MERGED: Final = 10_000
 _BYTES_MERGED: Final = 1024 * 1024
 _IOTA: Final = 16 * 1024

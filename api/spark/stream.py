@@ -200,7 +200,7 @@ class _Live:
         return planned(self._options, spans, self._logs)
 
     def move_cursors(self, end: dict[str, Any]) -> None:
-        """What a batch has read is told to others; that it cannot be told does not end the query."""
+        """Others see what a batch has read. A failure to publish it does not end the query."""
         found = unpack(end)
         now_s, options = time.monotonic(), self._options
         for name, point in (found.ends if found else {}).items():

@@ -22,7 +22,18 @@ COMPOSITION_ROOTS = {
 # What a core may use besides `rollbook.proto` values: nothing that touches the machine.
 PURE = {
     *("abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum"),
-    *("functools", "hashlib", "heapq", "hmac", "itertools", "json", "math", "operator", "re"),
+    *(
+        "difflib",
+        "functools",
+        "hashlib",
+        "heapq",
+        "hmac",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "re",
+    ),
     *("string", "struct", "sys", "types", "typing", "zlib", "__future__", "google_crc32c"),
     "zstandard",
 }

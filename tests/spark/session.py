@@ -45,10 +45,10 @@ def why_not() -> str:
     java = shutil.which("java")
     if java is None:
         return missing_piece(PIECE, "there is no Java, which Spark runs on", _HOW)
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', told)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
     if found is None or int(found[1]) < JAVA_MIN:
-        return missing_piece(PIECE, f"Java is older than {JAVA_MIN}: {told[:80]}", _HOW)
+        return missing_piece(PIECE, f"Java is older than {JAVA_MIN}: {said[:80]}", _HOW)
     try:
         require_libraries()
     except ImportError as error:

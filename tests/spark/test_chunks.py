@@ -1,4 +1,4 @@
-"""How rows become blocks, and blocks of one batch are told from those of another."""
+"""How rows become blocks, and how blocks of one batch differ from those of another."""
 
 import random
 from typing import Any

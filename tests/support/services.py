@@ -17,4 +17,4 @@ _PARAMETERS: Final = inspect.signature(Service).parameters
 def service_of(server: LogServer, clock: Clock, ask_peer: object) -> Service:
     """Once servers had no clock of their own, and could not ask each other for tails."""
     how = {"ask_peer": ask_peer} if "ask_peer" in _PARAMETERS else {}
-    return Service(server, getattr(server, "clock", clock), **how)  # type: ignore[arg-type]
+    return Service(server, getattr(server, "clock", clock), **how)  # type: ignore[arg-type]  # Of another product's age.

@@ -1,4 +1,4 @@
-"""How a batch of rows becomes blocks of a log, and how a batch that is written again is told from another one.
+"""How a batch of rows becomes blocks of a log, and how a batch that is written again is distinguished from another one.
 
 The rows of a batch have one order: that of its partitions, and within each that of its rows. They are cut into as few
 blocks as the log's limits allow, by nothing but their sizes (SK5). Block `seq` of batch `epoch` has these as its producer's

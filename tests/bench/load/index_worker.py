@@ -237,7 +237,7 @@ class _Worker:
 
 
 class _MadeUpStore:
-    """Says what a store of so many ledgers would say to a walk, out of an id's digits."""
+    """Says what a store of this many ledgers would say to a walk, out of an id's digits."""
 
     session = NO_SESSION
 

@@ -47,7 +47,7 @@ from tests.tally import Tally
 
 RECOVERER: Final = "recoverer-1"
 AUDITORS: Final = ("auditor-1", "auditor-2")
-LEAVING: Final = BOOKIES[0]  # Drained at the end, for good.
+LEAVING: Final = BOOKIES[0]  # Drained at the end, and not taken back.
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.2
 _SHOWN_MAX: Final = 20
@@ -196,7 +196,7 @@ class Conductor:
     # --- The end ------------------------------------------------------------------------------
 
     async def settle(self) -> list[str]:
-        """Everybody is up, nobody writes, one bookie is drained for good; what is wrong then."""
+        """All processes are up, nobody writes, and one bookie is drained at last. Returns what is wrong then."""
         await self.until_ready(self.actors)
         await asyncio.gather(
             *(self._ask(name, "finish", "finished", _PATIENCE_S) for name in WRITERS)

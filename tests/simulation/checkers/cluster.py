@@ -12,7 +12,7 @@
 - **lifecycle** (LC1): only changes that the state machine has, each by who may make it.
 - **stale** (LC2, EL2): who changes a lifecycle as steward has a vote at that moment.
 - **drained** (LC4): a bookie becomes Drained only if every ledger that names it began to after the walk.
-- **unsafe** (RM1): a bookie that may go, as somebody is told, is named by no ledger that named it before
+- **unsafe** (RM1): a bookie of which safe-to-remove said yes is named by no ledger that named it before
   the question.
 - **not whole** (LC6): a bookie that is called whole has all of what it is to hold of the ledgers that were
   closed when it lost its disk.
@@ -183,7 +183,7 @@ class ClusterChecker:
         self._census_s[process] = self._now()
 
     def on_safe(self, bookies: Sequence[str], asked_s: float) -> None:
-        """Somebody is told that they may go."""
+        """The answer to safe-to-remove was yes."""
         for bookie in bookies:
             if older := self._naming(bookie, before_s=asked_s):
                 self._break(UNSAFE, f"{bookie} may go, and ledgers {older} name it")

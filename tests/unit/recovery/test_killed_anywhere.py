@@ -1,7 +1,7 @@
 """Auditor, steward and worker are killed after each of their metadata steps, and the next one ends what they began.
 
 A step is a write that the store has applied. `count` runs once without a death and says how many there are; the same
-story is then told again for each of them.
+story is then repeated for each of them.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ STEPS_MAX = 60  # More of them, and a run does not come to its end.
 
 
 class MortalStore(FaultyStore):
-    """After so many writes were applied its process is dead: it reaches the store no more."""
+    """After this number of writes its process is dead: it reaches the store no more."""
 
     def __init__(self, store: MetadataStore, steps: int = NEVER) -> None:
         super().__init__(store)

@@ -234,7 +234,7 @@ class Records:
     def on_complete(self, name: str, reader: str, end: int, owed: int) -> None:
         """A server says that the log ended there, in answer to a question before which `owed` was acked."""
         if end < owed:
-            text = f"{reader} is told that {end} is the end; up to {owed} was acked before it asked"
+            text = f"{reader} heard that {end} is the end; up to {owed} was acked before it asked"
             self._break(COMPLETE, f"{name}: {text}")
 
     # --- At the end -----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Moments on which repairs fail, set up on purpose; what exactly happens in them is chance.
 
-A drill makes its ledgers, and then a few steps and faults. `member-1` is whoever has the first place in the
+A drill makes its ledgers, and then a few steps and faults. `member-1` is the bookie with the first place in the
 first fragment of the first ledger of the run when the fault comes, `stranger-1` the first bookie that has none.
 """
 
@@ -35,7 +35,7 @@ def _lose(at_us: int, name: str) -> Fault:
 
 
 def loss(rng: random.Random, at_us: int) -> Happening:
-    """A bookie is lost for good."""
+    """A bookie is lost and does not come back."""
     return [_fill(at_us), _hold(at_us)], [_lose(at_us + rng.randint(0, 500 * MS), M1)]
 
 

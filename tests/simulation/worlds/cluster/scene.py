@@ -318,7 +318,7 @@ class _Run(Stage):
             node.restart()
 
     def _stop_for_good(self, name: str) -> None:
-        """It may go, an operator was told: nobody excuses what goes with it."""
+        """It may go, safe-to-remove said: nothing excuses what goes with it."""
         self.tell(f"{name} is taken away")
         self.wipe(self.world.node(name), is_lost=True)
         self.checker.facts.forgive_nothing(name)

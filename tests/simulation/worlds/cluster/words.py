@@ -10,7 +10,7 @@ METADATA: Final = words.METADATA
 WRITERS: Final = ("writer-1", "writer-2")
 RECOVERIES: Final = ("recovery-1", "recovery-2")
 OPERATOR: Final = words.OPERATOR
-FATE: Final = "fate"  # Whoever kills a process at a certain step of its.
+FATE: Final = "fate"  # What kills a process at one of its steps.
 
 FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
 DRAIN, UNDRAIN, RETIRE, SAFE = "drain", "undrain", "retire", "safe"

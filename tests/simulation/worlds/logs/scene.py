@@ -332,7 +332,7 @@ class _Run(Stage):
         )
 
     def _owed(self, log: str) -> int:
-        """How far the log goes for whoever asks now (RL6); where an owner that was replaced may answer, how far it went
+        """How far the log goes for a reader that asks now (RL6); where an owner that was replaced may answer, how far it went
         when it was.
         """
         replaced = [self._replaced_s(server, log) for server in self._servers.names]

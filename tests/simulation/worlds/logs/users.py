@@ -478,7 +478,7 @@ class Users:
         self, log: str, session: str, position: int, event: service_words.Moving
     ) -> None:
         if event.resume_offset != position:
-            text = f"{session} has read up to {position}, and is told to go on at {event}"
+            text = f"{session} has read up to {position}, and has to go on at {event}"
             self._sums.on_broken(ONE_SEQUENCE, f"{log}: {text}")
 
     def _on_gap(self, log: str, session: str, position: int, start: int, end: int) -> None:
