@@ -180,6 +180,8 @@ class _Live:
             waited_s = time.monotonic() - self._triggered_s
             is_little = sum(backlogs[name] for name in behind) < options.rows_min
             if is_little and waited_s < options.delay_s_max:
+                # There is news, so that the tails have not waited; Spark asks again after 10 ms.
+                time.sleep(min(options.poll_wait_s, options.delay_s_max - waited_s))
                 return dict(starts)
         bytes_max = options.bytes_max if is_limited else 0
         ends = next_ends(

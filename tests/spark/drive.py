@@ -151,6 +151,14 @@ class Sink:
         self.commit(self.write(*partitions), batch)
 
 
+def write_batch(schema: StructType, rows: list[dict[str, Any]], **options: str) -> None:
+    """`df.write.format("rollbook").mode("append")`, of one task."""
+    source = RollbookSource({name.lower(): value for name, value in options.items()})
+    writer = source.writer(schema=schema, overwrite=False)
+    batch = pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(schema, timezone="UTC"))
+    copied(writer).commit([copied(writer).write(iter([batch]))])
+
+
 def forget_process() -> None:
     """As a process that has committed nothing yet."""
     appends._whole.clear()

@@ -21,7 +21,7 @@ from rollbook.logservice.ids import ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.quorum import Quorum
 from tests.regressions.lone_server import Site
-from tests.spark.drive import Sink, forget_process
+from tests.spark.drive import Sink, forget_process, write_batch
 
 VALUE = StructType([StructField("value", BinaryType())])
 SMALL = LogConfig(quorum=Quorum(1, 1, 1), batch_records_max=5, dedupe_batches=4)
@@ -262,6 +262,23 @@ def test_a_copy_of_the_query_is_noticed(site: Site, client: SyncClient, name: st
     with pytest.raises(RollbookFailure, match="SINK_REPLAY_DIVERGED"):
         sink.run(2, rows(4, 6))
     assert values(log) == expected((0, 4), (9, 11))
+
+
+def test_a_batch_write_is_exactly_once_with_a_name(
+    site: Site, client: SyncClient, name: str
+) -> None:
+    log = client.open(name, create=True)
+    write_batch(VALUE, rows(0, 3), endpoint=site.url, log=name, txnId="load-1")
+    forget_process()
+    write_batch(VALUE, rows(0, 3), endpoint=site.url, log=name, txnId="load-1")
+    write_batch(VALUE, rows(3, 5), endpoint=site.url, log=name, txnId="load-2")
+    assert values(log) == expected((0, 5))
+    forget_process()
+    with pytest.raises(RollbookFailure, match="SINK_REPLAY_DIVERGED"):
+        write_batch(VALUE, rows(9, 12), endpoint=site.url, log=name, txnId="load-1")
+    write_batch(VALUE, rows(5, 6), endpoint=site.url, log=name)
+    write_batch(VALUE, rows(5, 6), endpoint=site.url, log=name)
+    assert values(log) == expected((0, 6), (5, 6))
 
 
 def test_rows_name_their_logs(site: Site, client: SyncClient, name: str) -> None:
