@@ -82,7 +82,7 @@ async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
         asked.append(request)
         return await ask_peer(request, address, due)
 
-    cluster._ask_peer = ask  # type: ignore[method-assign,assignment]
+    cluster._ask_peer = ask  # type: ignore[method-assign,assignment]  # The test answers for the peer.
     a = await cluster.start_server("a")
     await a.service.ensure_log(words.EnsureLog(ORDERS), due())
     for first in (0, 10):
