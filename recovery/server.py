@@ -30,6 +30,7 @@ from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.patience import patiently, until_done
 from rollbook.recovery.presence import Presence, PresenceNodes
+from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import STEWARD
 from rollbook.recovery.worker import Worker
@@ -39,6 +40,8 @@ logger = structlog.get_logger()
 _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
 _TELL_S: Final = 2.0
+_COUNT_S: Final = 30.0
+_SHORT_MAX: Final = 100_000  # Marks that are counted.
 _STEADY_S: Final = 300.0  # A part that ran this long begins again without a longer pause.
 
 
@@ -76,8 +79,10 @@ class RecoveryServer:
         release: str = "",
         local_bookie: BookieId | None = None,
         doubts_of: DoubtsOf | None = None,
+        stats: RecoveryStats | None = None,
     ) -> None:
         """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts."""
+        self.stats = stats or RecoveryStats()
         cluster = ledgers.cluster
         self.name = name
         self.parts: dict[str, PartState] = {}
@@ -92,7 +97,8 @@ class RecoveryServer:
         self._watcher = BookieWatcher(store, cluster.root)
         self._index = LedgerIndex(store, cluster, clock)
         self._works: dict[str, Callable[[], Coroutine[Any, Any, Never]]] = {}
-        marks = Marks(store, cluster.root)
+        self._marks = marks = Marks(store, cluster.root)
+        self._short_ledgers = 0
         if config.runs_auditor:
             self._works["index"] = self._index.run
             seen = self._watcher, self._index, marks
@@ -109,6 +115,7 @@ class RecoveryServer:
             folder = f"{cluster.own_root}/{STEWARD}"
             election = Election(store, folder, name, above=cluster.own_root)
             self._works["steward"] = self._elected("steward", election, self.steward.lead)
+            self._works["count"] = lambda: patiently("count", self._count_short)
         if config.runs_worker:
             self.worker = Worker(
                 *(ledgers, store, clock, config.worker),
@@ -118,6 +125,7 @@ class RecoveryServer:
             )
             self._works["worker"] = self.worker.run
         self._works["presence"] = lambda: patiently("presence", self._tell)
+        self._show_gauges()
 
     @property
     def kinds(self) -> list[str]:
@@ -169,6 +177,44 @@ class RecoveryServer:
             await election.serve(leading)
 
         return serve
+
+    def _leads(self, part: str) -> bool:
+        state = self.parts.get(part)
+        return state is not None and state.state == "leading"
+
+    async def _count_short(self) -> None:
+        count = 0
+        if self._leads("auditor"):
+            async for _ in self._marks.ids():
+                count += 1
+                if count == _SHORT_MAX:
+                    break
+        self._short_ledgers = count
+        await asyncio.sleep(_COUNT_S)
+
+    def _show_gauges(self) -> None:
+        stats = self.stats
+        if auditor := self.auditor:
+            stats.is_auditor = lambda: self._leads("auditor")
+            stats.index_ledgers = lambda: len(self._index)
+            stats.short_ledgers = lambda: self._short_ledgers
+            stats.missing_bookies = lambda: self._leads("auditor") * len(auditor.state.missing)
+            stats.lost_bookies = lambda: self._leads("auditor") * len(auditor.state.lost)
+            stats.unmarked_ledgers = lambda: self._leads("auditor") * auditor.state.to_mark
+        if steward := self.steward:
+            stats.is_steward = lambda: self._leads("steward")
+            stats.draining_bookies = lambda: self._leads("steward") * len(steward.state.drains)
+            stats.draining_ledgers = lambda: (
+                self._leads("steward")
+                * sum(ledgers for _, ledgers in steward.state.drains.values())
+            )
+        if worker := self.worker:
+            stats.running_repairs = lambda: len(worker.stats.running)
+            stats.repairs = lambda: worker.stats.repaired
+            stats.failures = lambda: worker.stats.failed
+            stats.unrecoverable = lambda: worker.stats.unrecoverable
+            stats.copied_entries = lambda: worker.stats.entries
+            stats.copied_bytes = lambda: worker.stats.entry_bytes
 
     # --- What it says of itself ---------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, server_context
 
 if TYPE_CHECKING:
     from rollbook.api.cli.recovery_server import RecoverySettings
+    from rollbook.recovery.stats import RecoveryStats
 
 logger = structlog.get_logger()
 
@@ -73,9 +74,20 @@ def _recovery_settings(file: BookieFile, settings: Settings) -> "RecoverySetting
     return recovery_of_bookie(file, settings)
 
 
+def _stats_of_recovery(settings: "RecoverySettings | None") -> "RecoveryStats | None":
+    if settings is None:
+        return None
+    from rollbook.recovery.stats import RecoveryStats
+
+    return RecoveryStats()
+
+
 @asynccontextmanager
 async def _recovery(
-    settings: "RecoverySettings | None", bookie: Bookie, machine: RealMachine
+    settings: "RecoverySettings | None",
+    bookie: Bookie,
+    machine: RealMachine,
+    stats: "RecoveryStats | None",
 ) -> AsyncIterator[str]:
     """The parts of a recovery server, with a session of their own; gives their name for people."""
     if settings is None:
@@ -91,6 +103,7 @@ async def _recovery(
         serves_store=False,
         local_bookie=bookie.bookie_id,
         doubts_of={bookie.bookie_id: doubts}.get,
+        stats=stats,
     ) as server:
         logger.info("recovery_server_started", server=server.name, version=__version__)
         yield f" with {' and '.join(server.kinds)}"
@@ -113,10 +126,11 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
     bookie = await Bookie.open(machine, store, settings, tls)
     reason, is_serving = "told to", False
     try:
-        async with _admin_pages(bookie, machine) as http:
+        stats = _stats_of_recovery(recovery)
+        async with _admin_pages(bookie, machine, stats) as http:
             try:
                 await bookie.register(http)
-                async with _recovery(recovery, bookie, machine) as parts:
+                async with _recovery(recovery, bookie, machine, stats) as parts:
                     calm_collector()
                     _say_ready(bookie, http, parts)
                     is_serving = True
@@ -160,7 +174,9 @@ def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
 
 
 @asynccontextmanager
-async def _admin_pages(bookie: Bookie, machine: RealMachine) -> AsyncIterator[Address | None]:
+async def _admin_pages(
+    bookie: Bookie, machine: RealMachine, recovery: "RecoveryStats | None"
+) -> AsyncIterator[Address | None]:
     """Where operators can ask; None if nowhere."""
     config = bookie.config.bookie
     if not config.http:
@@ -176,7 +192,8 @@ async def _admin_pages(bookie: Bookie, machine: RealMachine) -> AsyncIterator[Ad
         tls=_tls_files(config) if config.http_tls else None,
         insecure=config.insecure,
     )
-    server = await AdminServer.start(Admin(bookie, machine.disk, machine.clock), where)
+    more_stats = {"recovery": recovery} if recovery else {}
+    server = await AdminServer.start(Admin(bookie, machine.disk, machine.clock), where, more_stats)
     try:
         yield server.address
     finally:

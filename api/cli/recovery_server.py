@@ -30,16 +30,19 @@ from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.config import read_config_file, variables_of_flags
 from rollbook.proto.runtime.limits import allow_open_files
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import client_context
 from rollbook.proto.tasks import TaskGroup
@@ -47,10 +50,12 @@ from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, Wor
 from rollbook.recovery.doubt_healing import DoubtsOf
 from rollbook.recovery.doubts import BookieDoubts
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+from rollbook.recovery.stats import PART, RecoveryStats
 
 logger = structlog.get_logger()
 
 _OPEN_FILES: Final = 16_384
+_DEFAULT_HTTP_PORT: Final = 8002
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class RecoveryServerConfig:
     )
     tls_certificate: str = ""  # A file; shown to bookies that want one.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
+    http: str = ""  # Where Prometheus asks for its metrics over HTTP; empty: nowhere.
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = (
         10.0  # With the metadata store. Longer: a dead server's locks stay longer.
@@ -194,6 +200,8 @@ def _check_server(config: RecoveryServerConfig) -> None:
                 "a store in memory is known to one process only",
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
             )
+    if config.http:
+        _http_of(config)
     if config.name:
         with BadConfig.about("name"):
             parse_bookie_id(config.name)
@@ -209,13 +217,44 @@ def run_recovery_server(flags: Mapping[str, Any]) -> None:
 async def _serve(settings: RecoverySettings) -> None:
     allow_open_files(_OPEN_FILES)
     keep_freed_memory()
-    async with recovery_server(settings, serves_store=True) as server:
+    async with (
+        recovery_server(settings, serves_store=True) as server,
+        AsyncExitStack() as stack,
+    ):
         calm_collector()
         logger.info("recovery_server_started", server=server.name, version=__version__)
+        where = await stack.enter_async_context(_metrics_page(settings.server, server.stats))
+        pages = f" (http on {where})" if where else ""
         with suppress(OSError):  # Nobody has to listen.
-            click.echo(f"ready: recovery server {server.name}, {' and '.join(server.kinds)}")
+            click.echo(f"ready: recovery server {server.name}, {' and '.join(server.kinds)}{pages}")
             sys.stdout.flush()
         await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def _metrics_page(
+    config: RecoveryServerConfig, stats: RecoveryStats
+) -> AsyncIterator[Address | None]:
+    """Where its metrics are; None if nowhere."""
+    if not config.http:
+        yield None
+        return
+    from rollbook.api.rest.metrics_page import start_metrics_page  # FastAPI: a third of a second.
+
+    metrics = Metrics()
+    metrics.add(PART, stats)
+    metrics.add_process()
+    page = await start_metrics_page("Rollbook recovery server", metrics, _http_of(config))
+    try:
+        yield page.address
+    finally:
+        await page.close()
+
+
+def _http_of(config: RecoveryServerConfig) -> Address:
+    return parse_address(
+        config.http, "http", default_host="127.0.0.1", default_port=_DEFAULT_HTTP_PORT
+    )
 
 
 @asynccontextmanager
@@ -225,6 +264,7 @@ async def recovery_server(
     serves_store: bool,
     local_bookie: BookieId | None = None,
     doubts_of: DoubtsOf = lambda _: None,
+    stats: RecoveryStats | None = None,
 ) -> AsyncIterator[RecoveryServer]:
     """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
     that serves it. `doubts_of`: of bookies of this process; others are asked over their admin pages.
@@ -259,6 +299,7 @@ async def recovery_server(
             name=local_bookie or parse_bookie_id(config.name or socket.gethostname()),
             local_bookie=local_bookie,
             doubts_of=doubts_of_any,
+            stats=stats,
         )
         async with TaskGroup() as group:
             running = group.create_task(server.run())

@@ -158,12 +158,14 @@ class AdminServer:
         self._operations = operations
 
     @classmethod
-    async def start(cls, admin: BookieAdmin, config: HttpConfig) -> "AdminServer":
-        """Raises `BadConfig`."""
+    async def start(
+        cls, admin: BookieAdmin, config: HttpConfig, more_stats: Mapping[str, object] = {}
+    ) -> "AdminServer":
+        """`more_stats`: of what else runs in the process, by part. Raises `BadConfig`."""
         operations = RunningOperations()
         doorkeeper = Doorkeeper.of(config.token_file)
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns)
-        app = make_app(admin, operations, audit)
+        app = make_app(admin, operations, audit, more_stats)
         http = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
         return cls(http, operations)
 
@@ -176,7 +178,12 @@ class AdminServer:
         await self._operations.close()
 
 
-def make_app(admin: BookieAdmin, operations: RunningOperations, audit: Audit) -> FastAPI:
+def make_app(
+    admin: BookieAdmin,
+    operations: RunningOperations,
+    audit: Audit,
+    more_stats: Mapping[str, object] = {},
+) -> FastAPI:
     def act(method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
         caller = CALLER.get()
         who, peer = caller.principal.name, caller.peer
@@ -188,17 +195,18 @@ def make_app(admin: BookieAdmin, operations: RunningOperations, audit: Audit) ->
         __version__,
         OPEN_PATHS,
     )
-    app.include_router(_probes(admin))
+    app.include_router(_probes(admin, more_stats))
     app.include_router(_looking(admin, act), prefix="/api/v1")
     app.include_router(_space(admin, operations, act), prefix="/api/v1/bookie")
     app.include_router(_running(operations), prefix="/api/v1/bookie")
     return app
 
 
-def _probes(admin: BookieAdmin) -> APIRouter:
+def _probes(admin: BookieAdmin, more_stats: Mapping[str, object]) -> APIRouter:
     routes = APIRouter(tags=["probes"])
     metrics = Metrics()
-    metrics.add("bookie", admin.stats)
+    for part, stats in {"bookie": admin.stats, **more_stats}.items():
+        metrics.add(part, stats)
     metrics.add_process()
 
     @routes.get("/heartbeat", response_class=PlainTextResponse)

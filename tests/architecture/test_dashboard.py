@@ -14,6 +14,7 @@ from rollbook.api.access.certificate_watch import TlsStats
 from rollbook.bookie.stats import Stats
 from rollbook.logservice.stats import NAMESPACE, LogStats
 from rollbook.proto.stats import Kind, Metric, metrics_of
+from rollbook.recovery.stats import RecoveryStats
 from tests.architecture.source import ROOT
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "compose" / "grafana" / "rollbook.json").read_text())
@@ -28,6 +29,7 @@ def known() -> dict[str, Metric]:
     for prefix, stats in (
         (f"{NAMESPACE}_", LogStats),
         ("rollbook_bookie_", Stats),
+        ("rollbook_recovery_", RecoveryStats),
         ("rollbook_tls_", TlsStats),
     ):
         found |= {prefix + metric.name: metric for metric in metrics_of(stats)}
@@ -82,6 +84,11 @@ def test_whatever_a_log_server_counts_is_shown() -> None:
     }
     assert hidden == {f"{NAMESPACE}_told_bytes_total"}
     assert dataclasses.is_dataclass(LogStats)
+
+
+def test_whatever_a_recovery_server_counts_is_shown() -> None:
+    shown = " ".join(expr for expr, _ in targets())
+    assert all(f"rollbook_recovery_{each.name}" in shown for each in metrics_of(RecoveryStats))
 
 
 def test_no_two_panels_lie_on_each_other() -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner, Result
@@ -63,14 +65,28 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
         servers = [
             children.start(
                 *(*command, "--metadata", cluster.url, "--name", name, "--log-level", "error"),
+                *("--http", "127.0.0.1:0"),
                 environment=QUICK,
             )
             for name in ("recovery-1", "recovery-2")
         ]
+        pages: list[str] = []
         for name, server in zip(("recovery-1", "recovery-2"), servers, strict=True):
-            assert server.line() == f"ready: recovery server {name}, auditor and worker"
+            line = server.line()
+            assert line.startswith(f"ready: recovery server {name}, auditor and worker (http on ")
+            pages.append(line.partition("(http on ")[2].strip(" )\n"))
         cluster.bookies[LOST].kill()
         asyncio.run(until_whole(cluster.url, ids))
+        shown = "".join(urlopen(f"http://{page}/metrics").read().decode() for page in pages)
+        counted = [
+            float(each)
+            for each in re.findall(r"^rollbook_recovery_repairs_total (.*)$", shown, re.MULTILINE)
+        ]
+        assert sum(counted) >= len(ids)
+        assert sorted(re.findall(r"^rollbook_recovery_is_auditor (.)", shown, re.MULTILINE)) == [
+            "0",
+            "1",
+        ]
 
 
 def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: Path) -> None:

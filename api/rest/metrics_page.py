@@ -1,0 +1,35 @@
+"""The HTTP pages of a server that has nothing to show but its metrics."""
+
+import asyncio
+from typing import Final
+
+from fastapi.responses import PlainTextResponse, Response
+
+from rollbook import __version__
+from rollbook.api.rest.problems import new_app
+from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+
+_OPEN_PATHS: Final = ("/heartbeat",)
+
+
+async def start_metrics_page(title: str, metrics: Metrics, address: Address) -> HttpServer:
+    """Raises `BadConfig` off loopback: there are no tokens here."""
+    app = new_app(title, "What it counts, for Prometheus.", __version__, _OPEN_PATHS)
+
+    @app.get("/heartbeat", response_class=PlainTextResponse)
+    async def heartbeat() -> str:
+        """OK, as long as anybody answers at all."""
+        return "OK\n"
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def read_metrics() -> Response:
+        """For Prometheus."""
+        parts = []
+        for part in metrics.exposition():
+            parts.append(part)
+            await asyncio.sleep(0)
+        return Response(b"".join(parts), media_type=CONTENT_TYPE)
+
+    return await HttpServer.start(app, HttpConfig(address), _OPEN_PATHS, None)

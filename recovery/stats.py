@@ -1,0 +1,37 @@
+"""The metrics of a recovery server; names get `rollbook_recovery_` in front.
+
+What the auditor or the steward knows is shown by the process that leads, and is 0 in all others: sums over
+processes are right. `proto/runtime/metrics.py` shows it to Prometheus.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.stats import Gauge, gauge, told_counter
+
+PART: Final = "recovery"
+
+
+@dataclass
+class RecoveryStats:
+    is_auditor: Gauge = gauge("is_auditor", "1 while this process leads as auditor; else 0.")
+    is_steward: Gauge = gauge("is_steward", "1 while this process leads as steward; else 0.")
+    index_ledgers: Gauge = gauge("index_ledgers", "Ledgers in the index of this process.")
+    missing_bookies: Gauge = gauge("missing_bookies", "Bookies that are not registered.")
+    lost_bookies: Gauge = gauge("lost_bookies", "Of them, those that were missing for the delay.")
+    short_ledgers: Gauge = gauge(
+        "short_ledgers", "Ledgers that are marked as short of copies, counted twice a minute."
+    )
+    unmarked_ledgers: Gauge = gauge(
+        "unmarked_ledgers", "Ledgers of lost bookies that are about to be marked."
+    )
+    draining_bookies: Gauge = gauge("draining_bookies", "Bookies that are being emptied.")
+    draining_ledgers: Gauge = gauge("draining_ledgers", "Ledgers that name them, once for each.")
+    running_repairs: Gauge = gauge("running_repairs", "Ledgers that are being repaired.")
+    repairs: Gauge = told_counter("repairs_total", "Ledgers that were repaired.")
+    failures: Gauge = told_counter("failures_total", "Attempts at a repair that failed.")
+    unrecoverable: Gauge = told_counter(
+        "unrecoverable_total", "Ledgers that were found to have lost entries."
+    )
+    copied_entries: Gauge = told_counter("copied_entries_total", "Entries that were copied.")
+    copied_bytes: Gauge = told_counter("copied_bytes_total", "Bytes of those entries.")
