@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
     asked: list[words.GetTail] = []
     ask_peer = cluster._ask_peer
 
-    async def ask(request: words.GetTail, address: str, due: float) -> words.LogTail:
+    async def ask(request: words.GetTail, address: str, due: float) -> Any:
         asked.append(request)
         return await ask_peer(request, address, due)
 
