@@ -153,6 +153,7 @@ KEYS_OF: Final = {
     "bookie_check_s": ("auditorPeriodicBookieCheckInterval",),
     "ledgers_check_s": ("auditorPeriodicCheckInterval",),
     "ledgers_check_percent": ("auditorLedgerVerificationPercentage",),
+    "overdue_s": ("underreplicatedLedgerRecoveryGracePeriod",),
     "placement_check_s": ("auditorPeriodicPlacementPolicyCheckInterval",),
     "lost_bookie_delay_s": ("lostBookieRecoveryDelay",),
     "grace_s": ("openLedgerRereplicationGracePeriod",),
@@ -336,6 +337,7 @@ def _audit(keys: _Keys) -> dict[str, Any]:
         bookie_check_s=_at_least_0(keys.integer("auditorPeriodicBookieCheckInterval")),
         ledgers_check_s=_at_least_0(keys.integer("auditorPeriodicCheckInterval")),
         ledgers_check_percent=keys.number("auditorLedgerVerificationPercentage"),
+        overdue_s=_at_least_0(keys.integer("underreplicatedLedgerRecoveryGracePeriod")),
         placement_check_s=_at_least_0(keys.integer("auditorPeriodicPlacementPolicyCheckInterval")),
         lost_bookie_delay_s=_at_least_0(keys.integer("lostBookieRecoveryDelay")),
     )

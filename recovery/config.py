@@ -57,6 +57,8 @@ class AuditConfig:
     lost_bookie_delay_s: int = 300
     # All metadata is read again, and what names a lost bookie is marked. 0: never.
     bookie_check_s: int = 24 * 3600
+    # Ledgers that were marked this long ago and are still short of copies are reported. 0: never.
+    overdue_s: int = 0
     # Racks of all closed fragments are looked at, where racks are known. 0: never.
     placement_check_s: int = 24 * 3600
     # Each bookie lists the entries of each closed ledger that it should have; what it lacks is marked. 0: never.
@@ -75,7 +77,7 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         _require_at_least(
-            *(self, 0, "lost_bookie_delay_s", "bookie_check_s", "placement_check_s"),
+            *(self, 0, "lost_bookie_delay_s", "bookie_check_s", "placement_check_s", "overdue_s"),
             *("copies_check_s", "ledgers_check_s"),
         )
         _require_at_least(

@@ -20,7 +20,8 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import ensure_own_root
 from rollbook.proto.cluster.election import Election, Vote
 from rollbook.proto.cluster.marks import Marks
-from rollbook.proto.ids import BookieId
+from rollbook.proto.errors import BadMetadata
+from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
@@ -41,7 +42,8 @@ _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
 _TELL_S: Final = 2.0
 _COUNT_S: Final = 30.0
-_SHORT_MAX: Final = 100_000  # Marks that are counted.
+_SHORT_MAX: Final = 100_000  # Marks that are counted,
+_OVERDUE_MAX: Final = 1_000  # and that are read to see how old they are.
 _STEADY_S: Final = 300.0  # A part that ran this long begins again without a longer pause.
 
 
@@ -98,7 +100,9 @@ class RecoveryServer:
         self._index = LedgerIndex(store, cluster, clock)
         self._works: dict[str, Callable[[], Coroutine[Any, Any, Never]]] = {}
         self._marks = marks = Marks(store, cluster.root)
-        self._short_ledgers = 0
+        self._short_ledgers = self._overdue_ledgers = 0
+        self._overdue_s = config.audit.overdue_s
+        self._clock = clock
         if config.runs_auditor:
             self._works["index"] = self._index.run
             seen = self._watcher, self._index, marks
@@ -183,14 +187,30 @@ class RecoveryServer:
         return state is not None and state.state == "leading"
 
     async def _count_short(self) -> None:
-        count = 0
+        count, overdue = 0, list[LedgerId]()
         if self._leads("auditor"):
-            async for _ in self._marks.ids():
+            async for ledger_id in self._marks.ids():
                 count += 1
+                if self._overdue_s and count <= _OVERDUE_MAX and await self._is_overdue(ledger_id):
+                    overdue.append(ledger_id)
                 if count == _SHORT_MAX:
                     break
-        self._short_ledgers = count
+        if len(overdue) > self._overdue_ledgers:
+            first = overdue[0]
+            logger.warning(
+                "ledgers_overdue", count=len(overdue), first_ledger=first, after_s=self._overdue_s
+            )
+        self._short_ledgers, self._overdue_ledgers = count, len(overdue)
         await asyncio.sleep(_COUNT_S)
+
+    async def _is_overdue(self, ledger_id: LedgerId) -> bool:
+        try:
+            found = await self._marks.read(ledger_id)
+        except BadMetadata:
+            return False
+        marked_ms = found.mark.marked_ms if found else None
+        now_ms = self._clock.wall_us() // 1000
+        return marked_ms is not None and now_ms - marked_ms >= self._overdue_s * 1000
 
     def _show_gauges(self) -> None:
         stats = self.stats
@@ -198,6 +218,7 @@ class RecoveryServer:
             stats.is_auditor = lambda: self._leads("auditor")
             stats.index_ledgers = lambda: len(self._index)
             stats.short_ledgers = lambda: self._short_ledgers
+            stats.overdue_ledgers = lambda: self._overdue_ledgers
             stats.missing_bookies = lambda: self._leads("auditor") * len(auditor.state.missing)
             stats.lost_bookies = lambda: self._leads("auditor") * len(auditor.state.lost)
             stats.unmarked_ledgers = lambda: self._leads("auditor") * auditor.state.to_mark

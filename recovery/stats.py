@@ -22,6 +22,9 @@ class RecoveryStats:
     short_ledgers: Gauge = gauge(
         "short_ledgers", "Ledgers that are marked as short of copies, counted twice a minute."
     )
+    overdue_ledgers: Gauge = gauge(
+        "overdue_ledgers", "Of them, those that were marked `overdue_s` ago or earlier."
+    )
     unmarked_ledgers: Gauge = gauge(
         "unmarked_ledgers", "Ledgers of lost bookies that are about to be marked."
     )

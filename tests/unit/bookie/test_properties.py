@@ -346,6 +346,7 @@ def test_of_each_setting_it_is_known_which_keys_have_a_say() -> None:
         "advertisedAddress": "x",
         "auditorPeriodicBookieCheckInterval": "3600",
         "auditorLedgerVerificationPercentage": "5",
+        "underreplicatedLedgerRecoveryGracePeriod": "600",
         "auditorPeriodicPlacementPolicyCheckInterval": "7200",
         "lostBookieRecoveryDelay": "60",
         "openLedgerRereplicationGracePeriod": "45000",

@@ -1,6 +1,7 @@
 """Marked ledgers get their copies back: real bookies on real sockets and disks, in this process."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -20,8 +21,10 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery import server as server_module
+from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.ledger_repair import LedgerRepair
+from rollbook.recovery.server import PartState, RecoveryConfig, RecoveryServer
 from rollbook.recovery.tasks import DrainTasks, Failures, RateOrder
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster
@@ -134,6 +137,24 @@ async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster)
         assert site.worker.stats.repaired == 3
         assert site.worker.stats.entries == 203
         assert LOST in (await site.ledgers.metadata(striped)).metadata.fragments[0].ensemble
+
+
+async def test_ledgers_that_stay_marked_for_long_are_reported(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the auditor alone; how long is a setting."""
+    monkeypatch.setattr(server_module, "_COUNT_S", 0)
+    async with site_of(cluster) as site:
+        config = RecoveryConfig(audit=AuditConfig(overdue_s=600))
+        parts = (site.ledgers, site.store, SystemClock(), random.Random(1), config)
+        server = RecoveryServer(*parts, name=BookieId("here"))
+        await site.mark(LedgerId(7))  # In 1970.
+        await site.marks.mark(LedgerId(8), (LOST,), SystemClock().wall_us() // 1000)
+        await server._count_short()
+        assert server.stats.short_ledgers() == 0
+        server.parts["auditor"] = PartState(state="leading")
+        await server._count_short()
+        assert (server.stats.short_ledgers(), server.stats.overdue_ledgers()) == (2, 1)
 
 
 async def test_a_worker_follows_the_rate_that_a_person_sets(cluster: LocalCluster) -> None:

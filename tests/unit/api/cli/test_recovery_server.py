@@ -149,6 +149,7 @@ ledgerDirectories=/l
 auditorPeriodicBookieCheckInterval=3600
 auditorPeriodicCheckInterval=86400
 auditorLedgerVerificationPercentage=5
+underreplicatedLedgerRecoveryGracePeriod=600
 auditorPeriodicPlacementPolicyCheckInterval=7200
 lostBookieRecoveryDelay=60
 openLedgerRereplicationGracePeriod=45000
@@ -170,7 +171,7 @@ def test_a_file_of_bookkeeper_says_how_to_recover(tmp_path: Path) -> None:
         assert found.server.session_timeout_s == 20.0
         assert (found.audit.bookie_check_s, found.audit.lost_bookie_delay_s) == (3600, 60)
         assert (found.audit.ledgers_check_s, found.audit.ledgers_check_percent) == (86_400, 5)
-        assert found.audit.placement_check_s == 7200
+        assert (found.audit.placement_check_s, found.audit.overdue_s) == (7200, 600)
         worker = found.worker
         assert (worker.grace_s, worker.retry_pause_s) == (45.0, 7.0)
         assert (worker.entries_at_once, worker.bytes_per_s_max) == (100, 1024 * 1024)
