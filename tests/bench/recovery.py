@@ -212,7 +212,8 @@ def _copies(runs: int, size: Size) -> Iterator[Figure]:
     resident = 0
     for entries in _ENTRIES:
         with _initialised() as site:
-            rates, resident = _copy_in_turns(site, entries, runs, size)
+            rates, most_resident = _copy_in_turns(site, entries, runs, size)
+        resident = max(resident, most_resident)
         yield from _beside_its_parts(f"copies of {entries.name} entries", rates)
     yield judged("a worker's memory, at its most", "MiB", _RESIDENT_MIB_MAX, [resident / MIB])
 

@@ -45,6 +45,7 @@ MIB: Final = 1024 * 1024
 _CHUNK_BYTES: Final = MIB
 _UNACKED_BYTES_MAX: Final = 8 * MIB
 _AT_ONCE: Final = 64
+_PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.005
 _TCP_INFO_BYTES: Final = 136
 _ACKED_AT, _RECEIVED_AT = 120, 128  # In the kernel's `tcp_info`.
@@ -105,6 +106,7 @@ class _Worker:
     async def fill(self, job: Job) -> Found:
         """`lost` is named beside the one bookie that has all."""
         ids = []
+        await self._ledgers.until_writable(job["ensemble"], _PATIENCE_S)
         for _ in range(job["ledgers"]):
             quorum = {"ensemble": job["ensemble"], "write": job["write"], "ack": job["write"]}
             async with await self._ledgers.create(**quorum) as writer:
@@ -254,6 +256,7 @@ class _Worker:
         """`rate` entries a second; how long each took until it was confirmed."""
         latencies: list[int] = []
         payload = bytes(job["size"])
+        await self._ledgers.until_writable(3, _PATIENCE_S)
         async with await self._ledgers.create(ensemble=3, write=3, ack=2) as writer:
             await writer.append(payload)
             start, count = time.perf_counter(), round(job["seconds"] * job["rate"])
