@@ -160,7 +160,7 @@ def list_logs(
         return rows
 
     more = ("head", "tail", "bytes", "segments", "sealed", "owner")
-    wide = ("records", "owner_epoch", "writer_epoch", "writer_holder")
+    wide = ("records", "owner_epoch", "writer_epoch", "writer_holder", "uid")
     columns = ("log", *more) if long else ("log",)
     tell_rows(columns, access.run(look), output, "log", wide if long else (*more, *wide))
 
@@ -178,7 +178,6 @@ def show_log(access: LogAccess, log: str, output: str) -> None:
             **_facts(state),
             "head": tail.head,
             "tail": tail.tail,
-            "uid": state.uid,
             "etag": state.etag,
             "config": config,
         }
@@ -198,6 +197,7 @@ def _facts(state: words.LogState) -> dict[str, Any]:
         "owner_epoch": state.owner_epoch,
         "writer_epoch": state.writer_epoch,
         "writer_holder": state.writer_holder,
+        "uid": state.uid,
     }
 
 

@@ -64,8 +64,8 @@ def test_closed_segments_are_read_at_all_servers(cluster: LogProcesses) -> None:
 def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
     with rollbook.connect(cluster.url) as client:
         for log in LOGS:
-            client.open(log, create=True)
-        client.open(LOGS[0]).append_many([b"a", b"b"])
+            client.open(str(log), create=True)
+        client.open(str(LOGS[0])).append_many([b"a", b"b"])
         before = opened_at(cluster)
         with client.tails(prefix="many/") as watch:
             known = watch.ready(30)
@@ -74,7 +74,7 @@ def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
             }
             assert all(tail.is_exact and len(tail.uid) == 32 for tail in known.values())
             assert watch.next(0) is not None  # All of it, as the first news.
-            client.open(LOGS[0]).append(b"c")
+            client.open(str(LOGS[0])).append(b"c")
             news = watch.next(30)
             assert news is not None
             assert [(tail.log, tail.tail) for tail in news.tails] == [(LOGS[0], 3)]

@@ -922,3 +922,25 @@ async def test_probes_may_say_what_they_like(there: Site) -> None:
     headers = {"log-timeout-ms": "100", "log-nobody-knows": "1"}
     for path in ("/healthz?probe=1", "/readyz"):
         assert (await there.ask("GET", path, b"", **headers)).status == 200
+
+
+async def test_the_tails_of_many_logs_are_one_answer_or_go_on(there: Site) -> None:
+    for name in ("ns/one", "ns/two", "other/log"):
+        there.core.cluster.make(name)
+    there.core.cluster.log(LogName("ns", "one")).append(pack_block([b"x"] * 3), None)
+    answer = json.loads((await there.get("/v1/tails?prefix=ns/o&prefix=ns/t")).body)
+    assert {each["log"]: each["tail"] for each in answer["tails"]} == {"ns/one": 3, "ns/two": 0}
+    assert all(each["uid"] and each["is_exact"] for each in answer["tails"])
+    assert answer["is_complete"]
+    async with there.open("GET", "/v1/tails?log=ns/two", b"", **LINES) as stream:
+        parts = stream.parts()
+        first = json.loads(await anext(parts))
+        assert (first["event"], [each["tail"] for each in first["tails"]]) == ("tails", [0])
+        assert "next_offset" not in first  # Who comes back is sent all of it again.
+        there.core.cluster.log(LogName("ns", "two")).append(pack_block([b"x"]), None)
+        there.core.cluster.tell()
+        news = json.loads(await anext(parts))
+        assert [each["tail"] for each in news["tails"]] == [1]
+        del there.core.cluster.logs[LogName("ns", "two")]
+        there.core.cluster.tell()
+        assert json.loads(await anext(parts))["gone"] == ["ns/two"]
