@@ -17,6 +17,8 @@ from rollbook.api.cli.server import group
 from rollbook.ledger.connecting import connect
 from rollbook.proto.errors import BadConfig, NotConfirmed
 from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.wire.messages import ListEntries
+from rollbook.recovery.copier import listed_in
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster
 
@@ -55,6 +57,19 @@ async def until_gone(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_dropped(url: str, ids: list[LedgerId]) -> None:
+    """The bookie that is back gives up copies that nobody counts on."""
+    async with asyncio.timeout(PATIENCE_S), connect(url) as ledgers:
+        while not ledgers.live().find(LOST):
+            await asyncio.sleep(0.1)
+        for ledger_id in ids:
+            while True:
+                reply = await ledgers.bookies.call(LOST, ListEntries(ledger_id), deadline_s=10)
+                if not listed_in(reply, ledger_id).count:
+                    break
+                await asyncio.sleep(0.1)
+
+
 def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
     """A1, A2, A3, A5, A6, A12, A16, A18, A23, B24: one command starts auditor and worker, on a machine of their own."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
@@ -90,15 +105,16 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
 
 
 def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: Path) -> None:
-    """A20: no process of its own; each bookie takes copies itself where it can."""
+    """A20, B16: no process of its own; and the bookie that is back drops what was copied elsewhere."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
-        cluster = ProcessCluster(
-            children, tmp_path, names, {"ROLLBOOK_WITH_RECOVERY": "1", **QUICK}
-        )
+        more = {"ROLLBOOK_WITH_RECOVERY": "1", "ROLLBOOK_SPACE_SURPLUS_INTERVAL_S": "0.5"}
+        cluster = ProcessCluster(children, tmp_path, names, more | QUICK)
         ids = asyncio.run(write_ledgers(cluster.url, 6))
         cluster.bookies[LOST].kill()
         asyncio.run(until_whole(cluster.url, ids))
+        cluster.start(LOST)
+        asyncio.run(until_dropped(cluster.url, ids))
 
 
 def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
