@@ -19,10 +19,12 @@ class HealConfig:
     look_again_s: float = 30.0
     # Of the steward: writers have this time to leave a bookie that doubts everything, before their ledgers are closed.
     grace_s: float = 30.0
+    # Of the steward: after a healing that left something; it doubles with each, up to ten minutes.
+    retry_pause_s: float = 5.0
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "bytes_per_s_max", "ledgers_at_once", "window_bytes")
-        _require_at_least(self, 0, "look_again_s", "grace_s")
+        _require_at_least(self, 0, "look_again_s", "grace_s", "retry_pause_s")
 
 
 @dataclass(frozen=True)

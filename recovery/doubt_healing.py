@@ -195,7 +195,8 @@ class DoubtHealing:
 
     def _fail(self, bookie: BookieId, code: str, message: str) -> None:
         before = self._failures.get(bookie)
-        failure = after_failure(before, self._now_ms(), code, message)
+        pause_s = self._config.retry_pause_s
+        failure = after_failure(before, self._now_ms(), code, message, first_pause_s=pause_s)
         self._failures[bookie] = failure
         state = self.states.setdefault(bookie, DoubtState())
         state.attempts = failure.attempts

@@ -17,7 +17,6 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import doubt_healing
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core import failures
 from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
 from tests.support.healing import DirectDoubts
@@ -25,7 +24,7 @@ from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_healer import HURT, QUICK, held_by, is_in_doubt, knows_all, write
 
 PATIENCE_S = 60.0
-CONFIG = HealConfig(look_again_s=0.05, grace_s=0.0)
+CONFIG = HealConfig(look_again_s=0.05, grace_s=0.0, retry_pause_s=0.05)
 LOST = BookieId(HURT)
 
 
@@ -36,11 +35,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         LocalCluster(tmp_path, ("bk-1", "bk-2", "bk-3", "bk-4")) as cluster,
     ):
         yield cluster
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "FIRST_PAUSE_S", 0.05)
 
 
 @asynccontextmanager
@@ -155,15 +149,17 @@ class Unreachable:
 
 
 async def test_a_bookie_that_does_not_say_what_it_doubts_is_asked_less_and_less(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster,
 ) -> None:
     """DH2: nothing spins."""
-    monkeypatch.setattr(failures, "FIRST_PAUSE_S", 5)
     away = Unreachable()
     async with (
         cluster.connect(QUICK) as ledgers,
         healing(
-            cluster, ledgers, doubts_of=lambda bookie: away if bookie == LOST else None
+            cluster,
+            ledgers,
+            replace(CONFIG, retry_pause_s=60.0),
+            lambda bookie: away if bookie == LOST else None,
         ) as healer,
     ):
         await until(lambda: LOST in healer.states)

@@ -5,7 +5,7 @@ One worker runs over all of them at once, and looks far more often than it may t
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_checks import give_seat, spoil
 from tests.unit.recovery.test_worker import CONFIG, LOST, PATIENCE_S, Site, site_of
 
-EAGER = replace(CONFIG, look_again_s=0.02)
+# No second try falls into a test, however busy the machine is.
+EAGER = replace(CONFIG, look_again_s=0.02, retry_pause_s=120.0)
 FULL = BookieId("bk-4")
 FIFTH = BookieId("bk-5")
 
@@ -58,8 +59,20 @@ async def write_on(site: Site, members: set[str], count: int) -> LedgerId:
             return ledger_id
 
 
-async def work_for(site: Site, seconds: float, worker: Worker | None = None) -> None:
+async def work_for(
+    site: Site,
+    seconds: float,
+    worker: Worker | None = None,
+    failed: Sequence[LedgerId] = (),
+    repaired: Sequence[LedgerId] = (),
+) -> None:
+    """So long, after these have failed and been repaired."""
     running = asyncio.create_task((worker or site.make_worker(EAGER)).run())
+    for ledger_id in failed:
+        while await site.failures.read(ledger_id) is None:
+            await asyncio.sleep(0.01)
+    while {*repaired}.intersection(await site.marked()):
+        await asyncio.sleep(0.01)
     await asyncio.sleep(seconds)
     assert not running.done()
     running.cancel()
@@ -75,7 +88,6 @@ async def test_each_hard_case_is_tried_as_often_as_its_table_says(
         empty = await write_on(site, {"bk-1", LOST, "bk-3"}, 0)
         single = await write_on(site, {LOST}, 3)
         rotten = await write_on(site, {LOST}, 3)
-        unknown = await write_on(site, {"bk-1", LOST}, 3)
         no_target = await write_on(site, {"bk-1", LOST, "bk-3", FULL, FIFTH}, 3)
         full_target = await write_on(site, {"bk-1", LOST, "bk-3", FIFTH}, 3)
         malformed = await write_on(site, {"bk-1", LOST}, 3)
@@ -85,18 +97,13 @@ async def test_each_hard_case_is_tried_as_often_as_its_table_says(
         await BadCopies(site.store, site.ledgers.cluster).prepare()
         bad = BadCopies(site.store, site.ledgers.cluster)
         await bad.add(rotten, {BookieId("bk-3"): [EntryId(1)]})
-        # Both holders of another one answer UNKNOWN.
-        await give_seat(site, unknown, FIFTH, ())
-        for holder in ("bk-1", FIFTH):
-            storage = cluster.bookies[holder].storage
-            storage.catalog.doubts.add(unknown, -1, 2**62)
         cluster.bookies[FULL].storage.refuses_adds = True
         await site.lose()
         await site.mark(empty, single, no_target, full_target, malformed)
         await site.mark(rotten, bookie=BookieId("bk-3"))
-        await site.mark(unknown, bookie=FIFTH)
         await site.store.set(site.marks.path(malformed), b"\xff")
-        await work_for(site, 0.5)
+        fails = (single, rotten, no_target, full_target)
+        await work_for(site, 0.3, failed=fails, repaired=[empty])
 
         table = {
             # Attempts, code, whether a person has to decide.
@@ -141,7 +148,7 @@ async def test_while_all_holders_say_unknown_the_ledger_waits(
         ):
             await asyncio.sleep(0.01)
         await site.mark(ledger_id, bookie=FIFTH)
-        await work_for(site, 0.3)
+        await work_for(site, 0.2, failed=[ledger_id])
         failure = await site.failures.read(ledger_id)
         assert failure is not None
         assert (failure.code, failure.is_unrecoverable) == ("ENTRY_UNAVAILABLE", False)
@@ -177,10 +184,10 @@ async def test_while_the_metadata_store_is_away_a_worker_asks_twice_a_second(
         await work_for(site, 1.2, worker)
         # Four parts, every half second, and what each of them asks again by itself.
         asked = 10_000 - len(away.read_fates)
-        assert 0 < asked < 200
+        assert 0 < asked < 500
         assert not attempts
         away.read_fates.clear()
-        await work_for(site, 0.5, worker)
+        await work_for(site, 0.1, worker, repaired=[ledger_id])
         assert attempts[ledger_id] == 1
         await site.require_whole(ledger_id, 3)
 

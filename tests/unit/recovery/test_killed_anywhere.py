@@ -23,7 +23,6 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import patience
-from rollbook.recovery.core import failures
 from rollbook.recovery.core.checks import CheckKind
 from rollbook.recovery.tasks import CheckTimes
 from rollbook.recovery.worker import Worker
@@ -191,7 +190,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 def worker_on(site: Site, store: MetadataStore) -> Worker:
     marks = Marks(store, site.ledgers.cluster.root)
-    config = replace(CONFIG, locked_pause_s=0.0)
+    config = replace(CONFIG, locked_pause_s=0.0, retry_pause_s=0.0)
     return Worker(site.ledgers, store, SystemClock(), config, name="mortal", marks=marks)
 
 
@@ -233,11 +232,8 @@ async def test_a_worker_may_die_after_any_step(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("who", ["source", "target"])
-async def test_source_or_target_may_die_before_any_step(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+async def test_source_or_target_may_die_before_any_step(cluster: LocalCluster, who: str) -> None:
     """RP1, RP3: killed before each write of the repair in turn, and started again after the worker gave up."""
-    monkeypatch.setattr(failures, "FIRST_PAUSE_S", 0)
     async with site_of(cluster) as site:
         await site.ledgers.until_writable(5, PATIENCE_S)
         ids: list[LedgerId] = []
@@ -268,7 +264,7 @@ async def test_source_or_target_may_die_before_any_step(
                 await site.mark(ledger_id)
                 marks = Marks(store, site.ledgers.cluster.root)
                 worker = Worker(
-                    *(site.ledgers, store, SystemClock(), CONFIG),
+                    *(site.ledgers, store, SystemClock(), replace(CONFIG, retry_pause_s=0.0)),
                     name="here",
                     local_bookie=BookieId("bk-4"),
                     marks=marks,
