@@ -108,10 +108,19 @@ class Copier:
         Raises what the target answers. Cancelled, any of them may be on the target.
         """
         copied = Copied()
-        restorer = Restorer(
-            target, self._digest, self._key, self._bookies, self._config, is_urgent=is_urgent
-        )
         owed = 0  # Of the budget, for what is on its way.
+
+        def settle() -> None:
+            nonlocal owed
+            settled = max(0, owed - restorer.unacked_bytes)
+            owed -= settled
+            self._budget.give(settled)
+
+        restorer = Restorer(
+            *(target, self._digest, self._key, self._bookies, self._config),
+            is_urgent=is_urgent,
+            on_durable=settle,
+        )
         reading: deque[asyncio.Task[_Chunk]] = deque()
         chunks = self._chunks(iter(entry_ids))
         try:
@@ -120,6 +129,7 @@ class Copier:
                     reading.append(asyncio.create_task(self._read(ids, sources)))
                 if not reading:
                     break
+                await restorer.until_done(reading[0])
                 chunk = await reading[0]
                 reading.popleft()
                 owed += chunk.budgeted
@@ -130,9 +140,7 @@ class Copier:
                 copied.entries += len(chunk.entries)
                 copied.entry_bytes += size
                 on_progress(size)
-                settled = max(0, owed - restorer.unacked_bytes)
-                self._budget.give(settled)
-                owed -= settled
+                settle()
             await restorer.flush()
             return copied
         finally:

@@ -10,7 +10,7 @@ a bookie without room refuses them.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rollbook.ledger.bookies import AddChannel, Bookies
 from rollbook.ledger.config import ClientConfig
@@ -35,12 +35,15 @@ class Restorer:
         config: ClientConfig,
         *,
         is_urgent: bool = True,
+        on_durable: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_durable` hears that `unacked_bytes` are fewer."""
         self.unacked_bytes = 0  # Of frames that were put and are not known to be durable.
         self._bookie = bookie
         self._packer = make_recovery_packer(
             bookies, ledger_key, digest, config, is_urgent=is_urgent
         )
+        self._on_durable = on_durable
         self._deadline_s = config.add_deadline_s
         self._unacked: dict[EntryId, bytes] = {}  # Frames.
         self._refused: dict[EntryId, None] = {}
@@ -70,6 +73,14 @@ class Restorer:
     async def flush(self) -> None:
         """Returns when all that was put is durable. Raises as `put`."""
         await self._until(lambda: not self._unacked)
+
+    async def until_done(self, reading: asyncio.Future[Any]) -> None:
+        """Returns when `reading` is done, or all that was put is durable. Raises as `put`.
+
+        Whoever reads may wait for memory that is only free again when what was put is durable.
+        """
+        reading.add_done_callback(lambda _: self._news.set())
+        await self._until(lambda: reading.done() or not self._unacked)
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         due_s, left = self._deadline_s, len(self._unacked)
@@ -118,6 +129,7 @@ class Restorer:
             for entry_id in replies.entry_ids:
                 if (frame := self._unacked.pop(entry_id, None)) is not None:
                     self.unacked_bytes -= len(frame)
+            self._on_durable()
         elif issubclass(replies.error, Overloaded | Throttled):
             self._refused.update(dict.fromkeys(replies.entry_ids))
         else:

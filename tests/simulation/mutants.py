@@ -1,8 +1,8 @@
 """Planted bugs: what the simulator must find, or else its silence about our own code means nothing.
 
 Each mutant is the toy protocol with one rule broken, a bookie with a flaw (`worlds/bookie/flaws.py`),
-a ledger client with one (`worlds/ledger/flaws.py`) or a log service with one (`worlds/logs/flaws.py`), and
-is searched for with fresh seeds. One of them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
+a ledger client with one (`worlds/ledger/flaws.py`), a log service with one (`worlds/logs/flaws.py`) or recovery with one
+(`worlds/cluster/flaws.py`), and is searched for with fresh seeds. One of them is no bug: `LacFenceOnOne`. Entries are confirmed in order, and so the fencing reads alone keep
 the promise. Let recovery close at L. Entry L+1 was denied by `absence` fenced members of its write
 set; each of them had no durable copy of it then and accepts no ordinary add ever after. So at most
 `ack` - 1 bookies of the ensemble that the writer uses can ever tell it that they have L+1, and since
@@ -27,6 +27,7 @@ from tests.simulation.run import find_failure, parallel
 from tests.simulation.schedule import Case
 from tests.simulation.shrink import shrink
 from tests.simulation.worlds.bookie.flaws import BOOKIE_MUTANTS, BookieMutant
+from tests.simulation.worlds.cluster.flaws import CLUSTER_MUTANTS, ClusterMutant
 from tests.simulation.worlds.ledger.flaws import LEDGER_MUTANTS, LedgerMutant
 from tests.simulation.worlds.logs.flaws import LOG_MUTANTS, LogMutant
 from tests.simulation.worlds.toy import drills
@@ -274,11 +275,11 @@ MUTANTS: Final = (
 )
 
 
-AnyMutant = Mutant | BookieMutant | LedgerMutant | LogMutant
+AnyMutant = Mutant | BookieMutant | LedgerMutant | LogMutant | ClusterMutant
 
 ALL_MUTANTS: Final[tuple[AnyMutant, ...]] = (
     *(*MUTANTS, *BOOKIE_MUTANTS),
-    *(*LEDGER_MUTANTS, *LOG_MUTANTS),
+    *(*LEDGER_MUTANTS, *LOG_MUTANTS, *CLUSTER_MUTANTS),
 )
 
 

@@ -4,6 +4,10 @@
   metadata names it; so no repair lowers the number of copies of any entry.
 - **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, and a marked one that
   takes entries keeps it.
+- **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, or somebody asked
+  for an audit.
+- **braked** (AU2): nothing is marked while more than half of the bookies are gone.
+- **hot** (RP5, V5): what failed is not tried again before its time.
 - **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
 - **unmarked** (RP6): a mark goes only when each bookie that it names has all of what it is to hold of the
   fragments that were closed when the lock was taken.
@@ -11,7 +15,8 @@
   grace period, and had another bookie to go to.
 - **lifecycle** (LC1): only changes that the state machine has, each by who may make it.
 - **stale** (LC2, EL2): who changes a lifecycle as steward has a vote at that moment.
-- **drained** (LC4): a bookie becomes Drained only if every ledger that names it began to after the walk.
+- **drained** (LC4): a bookie becomes Drained only if it takes no entries, and every ledger that names it began
+  to after the walk.
 - **unsafe** (RM1): a bookie of which safe-to-remove said yes is named by no ledger that named it before
   the question.
 - **not whole** (LC6): a bookie that is called whole has all of what it is to hold of the ledgers that were
@@ -25,7 +30,14 @@ from typing import Final
 from rollbook.proto.errors import BadMetadata
 from rollbook.proto.formats.lifecycle import LifecycleState, unpack_lifecycle
 from rollbook.proto.formats.paths import AVAILABLE, LIFECYCLE, READ_ONLY, own_root
-from rollbook.proto.formats.replication import LOCKS, MARKS, ROOT, ledger_of_mark, unpack_mark
+from rollbook.proto.formats.replication import (
+    LOCKS,
+    LOST_BOOKIE_DELAY,
+    MARKS,
+    ROOT,
+    ledger_of_mark,
+    unpack_mark,
+)
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import Row
@@ -45,6 +57,9 @@ STALE: Final = "stale"
 DRAINED: Final = "drained"
 UNSAFE: Final = "unsafe"
 NOT_WHOLE: Final = "not whole"
+HASTY: Final = "hasty"
+BRAKED: Final = "braked"
+HOT: Final = "hot"
 
 _STATES = LifecycleState
 _BY_STEWARD: Final = (
@@ -59,6 +74,10 @@ _BY_PERSON: Final = (
     *((state, _STATES.ACTIVE) for state in _STATES if state is not _STATES.ACTIVE),
 )
 
+SETTLED_S: Final = 1.0  # A bookie may come back writable before it hears that it drains.
+HEARD_S: Final = (
+    0.15  # What was asked before it by a process that no fault hinders is made by then.
+)
 UNHEARD_S: Final = 2.5  # What was asked before it, in a session that lives, is not made so late.
 
 Authors = Sequence[str]
@@ -94,6 +113,8 @@ class ClusterChecker:
         opener_of: Callable[[SessionId], str],
         was_free: Callable[[str, float], bool],
         grace_s: float,
+        delay_s: float,
+        pause_s: float,
     ) -> None:
         """`was_free`: whether no fault has hindered the node since then."""
         own = own_root(root)
@@ -103,6 +124,13 @@ class ClusterChecker:
         self._opener_of = opener_of
         self._was_free = was_free
         self._grace_s = grace_s
+        self._delay_s = delay_s
+        self._pause_s = pause_s
+        self._delay_path = f"{root}/{ROOT}/{LOST_BOOKIE_DELAY}"
+        self._asked_s = -1.0  # When somebody wrote the delay last.
+        self._missed: dict[str, float] = {}  # Those that are not, and since when.
+        self._was_away_s: dict[str, float] = {}  # For how long it was away before it came back.
+        self._dark_s: float | None = None  # Since when more than half are gone.
         self._marks_folder = f"{root}/{ROOT}/{MARKS}/"
         self._locks_folder = f"{root}/{ROOT}/{LOCKS}/"
         self._drain_folder = f"{own}/{DRAIN}/"
@@ -115,7 +143,7 @@ class ClusterChecker:
         self.tallies = Tallies()
         self.marks: dict[int, tuple[BookieId, ...]] = {}
         self.drains: dict[int, tuple[BookieId, ...]] = {}
-        self.failures: dict[int, None] = {}
+        self.failures: dict[int, float] = {}  # Ledgers, and when each failed last.
         self.locks: dict[int, _Lock] = {}
         self.lifecycles: dict[str, LifecycleState] = {}
         self.writable: dict[str, float] = {}  # Registered so, and since when.
@@ -125,6 +153,7 @@ class ClusterChecker:
         self._census_s: dict[str, float] = {}  # When the process began its latest walk.
         self._named_s: dict[tuple[int, str], float] = {}  # Since when a ledger names a bookie.
         self._wiped_s: dict[str, float] = {}
+        self._unformatted: dict[str, None] = {}  # Wiped, and not back yet.
         self._forgotten: dict[str, dict[int, None]] = {}  # Closed ledgers that a format forgets,
         self._doubted: dict[str, dict[int, None]] = {}  # and those that it doubts.
         self._whole: dict[str, bytes] = {}
@@ -135,12 +164,22 @@ class ClusterChecker:
     def on_wiped(self, bookie: str) -> None:
         """Its disk is another one, empty."""
         self._wiped_s[bookie] = self._now()
+        self._unformatted[bookie] = None
         forgotten = self._forgotten.setdefault(bookie, {})
         doubted = self._doubted.setdefault(bookie, {})
         for ledger in self._facts.ledgers.values():
             metadata = ledger.metadata
             if metadata is not None and metadata.names(BookieId(bookie)):
                 (forgotten if metadata.is_closed else doubted)[ledger.ledger_id] = None
+
+    def on_formatted(self, bookie: str) -> None:
+        """It begins again, in doubt of ledgers that are not closed and name it."""
+        self._unformatted.pop(bookie, None)
+        doubted = self._doubted.setdefault(bookie, {})
+        for ledger in self._facts.ledgers.values():
+            metadata = ledger.metadata
+            if metadata and not metadata.is_closed and metadata.names(BookieId(bookie)):
+                doubted[ledger.ledger_id] = None
 
     def is_being_healed(self, bookie: str) -> bool:
         """Whether it has not got back yet what went with an earlier disk."""
@@ -234,14 +273,21 @@ class ClusterChecker:
             for entry_id in map(EntryId, range(fragment.first_entry, last + 1))
             if now.quorum.holds(slot, entry_id)
         ]
-        if lacking := [each for each in share if each not in self._durable(new, ledger)]:
+        lacking = [each for each in share if each not in self._durable(new, ledger)]
+        if lacking and new not in self._unformatted:  # Nobody knows yet that its disk is gone.
             self._break(SWAPPED_IN, f"{where}, which lacks {lacking}")
         is_marked = old in self.marks.get(ledger.ledger_id, ())
-        is_drained = old in self.drains.get(ledger.ledger_id, ())
+        is_drained = (
+            old in self.drains.get(ledger.ledger_id, ())
+            and self.lifecycles.get(old) is LifecycleState.DRAINING
+        )
         if not (is_marked or is_drained):
             self._break(SWAPPED_OUT, f"{where}, and nobody wants it to go")
         since_s = self.writable.get(old, self._now())
-        if is_marked and not is_drained and since_s < self._now() - UNHEARD_S:
+        unheard_s = UNHEARD_S
+        if all(self._was_free(each.partition("#")[0], self._now() - UNHEARD_S) for each in by):
+            unheard_s = HEARD_S
+        if is_marked and not is_drained and since_s < self._now() - unheard_s:
             self._break(SWAPPED_OUT, f"{where}, which is registered")
         self._check_lock(ledger.ledger_id, by, where)
 
@@ -291,6 +337,8 @@ class ClusterChecker:
             self._on_whole(path.rpartition("/")[2], row)
         elif path.startswith(self._available):
             self._on_registration(path, row)
+        elif path == self._delay_path:
+            self._asked_s = self._now()
 
     def _on_mark(self, path: str, row: Row | None, by: Callable[[], Authors]) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
@@ -301,8 +349,23 @@ class ClusterChecker:
         if row is None and before is not None:
             self.tallies.unmarks += 1
             self._on_unmarked(ledger_id, before, by())
-        else:
+        elif row is not None:
             self.tallies.marks += 1
+            new = [each for each in self.marks.get(ledger_id, ()) if each not in (before or ())]
+            self._on_marked(ledger_id, new)
+
+    def _on_marked(self, ledger_id: int, bookies: Sequence[BookieId]) -> None:
+        now = self._now()
+        for bookie in bookies:
+            missed_s = self._missed.get(bookie, now)
+            is_asked = self._asked_s > missed_s or now - self._asked_s < UNHEARD_S
+            if now - missed_s < self._delay_s and not is_asked:
+                # It may be back, unheard: then it was away for long enough before.
+                was_away_s = self._was_away_s.get(bookie, 0.0)
+                if bookie in self._missed or was_away_s < self._delay_s:
+                    self._break(HASTY, f"ledger {ledger_id} is marked, {bookie} was not away long")
+        if self._dark_s is not None and now - self._dark_s > self._delay_s:
+            self._break(BRAKED, f"ledger {ledger_id} is marked for {', '.join(bookies)}")
 
     def _put(self, marks: dict[int, tuple[BookieId, ...]], path: str, row: Row | None) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
@@ -368,7 +431,10 @@ class ClusterChecker:
         if ledger_id is not None and row is None:
             self.failures.pop(ledger_id, None)
         elif ledger_id is not None:
-            self.failures[ledger_id] = None
+            failed_s = self.failures.get(ledger_id)
+            self.failures[ledger_id] = self._now()
+            if failed_s is not None and self._now() - failed_s < self._pause_s:
+                self._break(HOT, f"ledger {ledger_id} is tried again at once")
 
     def _on_vote(self, path: str, row: Row | None) -> None:
         if row is None:
@@ -392,6 +458,8 @@ class ClusterChecker:
             self._break(STALE, f"{step}, who has no vote")
         if now is LifecycleState.DRAINED:
             self.tallies.drained += 1
+            if self._now() - self.writable.get(bookie, self._now()) > SETTLED_S:
+                self._break(DRAINED, f"{step}, and it takes entries")
             began_s = min(self._census_s.get(each, self._now()) for each in by)
             if older := self._naming(bookie, before_s=began_s):
                 self._break(DRAINED, f"{step}, and ledgers {older} name it")
@@ -418,8 +486,23 @@ class ClusterChecker:
             folder.pop(bookie, None)
         else:
             folder.setdefault(bookie, self._now())
+        self._look_who_is_there(bookie)
         for ledger_id in list(self._facts.ledgers):
             self._look_for_scarcity(ledger_id)
+
+    def _look_who_is_there(self, bookie: str) -> None:
+        is_there = bookie in self.writable or bookie in self.read_only
+        if not is_there:
+            self._missed.setdefault(bookie, self._now())
+        elif bookie in self._missed:
+            self._was_away_s[bookie] = self._now() - self._missed.pop(bookie)
+        named = dict.fromkeys(name for _, name in self._named_s)
+        gone = [each for each in named if each in self._missed]
+        population = len({**named, **self.writable, **self.read_only})
+        if 2 * len(gone) <= population:
+            self._dark_s = None
+        elif self._dark_s is None:
+            self._dark_s = self._now()
 
     # --- At the end -----------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from rollbook.recovery.census import take_census
 from rollbook.recovery.core import drains, failures
 from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.server import RecoveryServer
+from rollbook.recovery.steward import Steward
 from tests.simulation.checkers.cluster import ClusterChecker
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
@@ -42,7 +43,7 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import Case, Fault, Kind
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.cluster import plan, users, words
-from tests.simulation.worlds.cluster.users import GRACE_S, Staff, Work
+from tests.simulation.worlds.cluster.users import DELAY_S, GRACE_S, RETRY_PAUSE_S, Staff, Work
 from tests.simulation.worlds.ledger import plan as ledger_plan
 from tests.simulation.worlds.ledger import users as ledger_users
 from tests.simulation.worlds.ledger.bookies import (
@@ -65,6 +66,7 @@ REPAIRED_S: Final = 40.0  # V2: delay, grace period and some pauses after failur
 ABSENT_S: Final = (
     2.0  # After which a writer leaves a bookie; the delay comes later, as in production.
 )
+_HEARD_S: Final = 0.1
 _MEMBER: Final = "member"
 _STRANGER: Final = "stranger"
 _FINISHER: Final = "finisher"
@@ -87,9 +89,9 @@ class ClusterScene:
             planted(_remembering()),
             planted(self._patches),
             planted(watched(run.world, run.checker)),
-            planted(run.judged()),
             planted(measured(run.history, _INNER_STEPS)),
-        ):
+            planted(run.judged()),
+        ):  # What is planted now is what it looks at.
             return run.report()
 
 
@@ -168,16 +170,28 @@ class _Nemesis(Nemesis):
                 damage(node.disk, self._chance.choice(logs))
 
 
+class _Checker(LedgerChecker):
+    def __init__(self, run: "_Run") -> None:
+        super().__init__(run.broken, lambda: run.world.now_ns)
+        self._run = run
+
+    def on_formatted(self, bookie: str) -> None:
+        super().on_formatted(bookie)
+        self._run.judge.on_formatted(bookie)
+
+
 class _Run(Stage):
     def __init__(self, case: Case, is_telling: bool) -> None:
         super().__init__(case, is_telling, callbacks_max=CALLBACKS_MAX)
         self.history = _History(self)
-        self.checker = LedgerChecker(self.broken, lambda: self.world.now_ns)
+        self.checker = _Checker(self)
         self.checker.facts.repairers = words.RECOVERIES
         self._case = case
         self._asked: dict[str, list[tuple[str, bytes | None, int | None]]] = {}
         self._hindered: dict[str, float] = {}  # Until when a fault hinders the node.
         self._fated: dict[str, list[int]] = {}  # After how many more writes a process dies.
+        self._moments: list[str] = []  # What happens when the moment for it has come.
+        self.first_member = ""  # Of the first ledger, when it was made.
         self.cluster = Cluster(
             *(self.world, self.history, self.checker, ledger_plan.bookies_of(case)),
             disks_fill_up=any(fault.kind is Kind.DISK_FULL for fault in case.faults),
@@ -190,12 +204,14 @@ class _Run(Stage):
             opener_of=lambda session: self.world.metadata.openers.get(session, ""),
             was_free=self._was_free,
             grace_s=GRACE_S + SESSION_S,
+            delay_s=DELAY_S - _HEARD_S,
+            pause_s=RETRY_PAUSE_S - _HEARD_S,
         )
         sums = Sums(
             *(self.world, self.history, self.checker, case, self.tell, self.broken),
             doubts_of=self.cluster.doubts_of,
         )
-        self._work = Work(sums, self.judge, self._stop_for_good)
+        self._work = Work(sums, self.judge, self.resolve, self._stop_for_good)
         self._staff = Staff(self._work)
         self._nemesis = _Nemesis(self)
 
@@ -213,8 +229,7 @@ class _Run(Stage):
                 world.node(name).start(partial(self.live, main))
         for step in self._case.steps:
             if step.actor == words.FATE:
-                name, _, writes = step.what.partition(f" {words.DIE} ")
-                world.at(step.at_us / 1e6, self._fate, name, int(writes))
+                world.at(step.at_us / 1e6, self._fate, step.what)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
 
@@ -222,6 +237,7 @@ class _Run(Stage):
         self._nemesis.heal()
         self._work.is_over = True
         self._fated.clear()
+        self._moments.clear()
         self.cluster.start_all_again()
         for name in words.RECOVERIES:
             self._start_again(world.node(name))
@@ -335,8 +351,60 @@ class _Run(Stage):
     def _was_free(self, name: str, since_s: float) -> bool:
         return self._hindered.get(name, 0.0) < since_s
 
-    def _fate(self, name: str, writes: int) -> None:
-        self._fated.setdefault(name, []).append(writes)
+    def _fate(self, what: str) -> None:
+        name, _, writes = what.partition(f" {words.DIE} ")
+        if writes:
+            self._fated.setdefault(name, []).append(int(writes))
+        else:
+            self._moments.append(what)
+
+    def _take_moment(self, *wanted: str) -> str | None:
+        """Each happens once."""
+        for what in self._moments:
+            if what in wanted:
+                self._moments.remove(what)
+                self.tell(f"FATE: {what}")
+                return what
+        return None
+
+    def _on_copied(self, target: str, process: str) -> float:
+        """For how long the worker goes no further."""
+        world, node = self.world, self.world.node(target)
+        worker = world.node(process.partition("#")[0])
+        match self._take_moment(*_WHEN_COPIED):
+            case words.WIPE_TARGET if self.may_lose(target):
+                world.at(world.now, partial(self.wipe, node, is_lost=False))
+                world.at(world.now + _DEAD_S, self.bring_back, node)
+                return _LINGERING_S
+            case words.KILL_TARGET:
+                world.at(world.now, node.kill)
+                world.at(world.now + _DEAD_S, self.bring_back, node)
+                return _LINGERING_S
+            case words.WORKER_SLEEPS:
+                self._sleep(worker)
+            case words.WRITER_CLOSES:
+                self._staff.close_first()
+            case words.CALLED_OFF:
+                self._staff.call_off.set()
+                return _DEAD_S
+        return 0.0
+
+    def _on_copying(self) -> None:
+        if self._take_moment(words.MEMBER_RETURNS):
+            self._start_again(self.world.node(self.first_member))
+
+    def _on_concluded(self, process: str) -> None:
+        """A steward is going to change a lifecycle."""
+        if self._take_moment(words.STEWARD_SLEEPS):
+            name = process.partition("#")[0]
+            self._sleep(self.world.node(name))
+            for other in words.RECOVERIES:
+                if other != name:
+                    self.world.node(other).kill()
+
+    def _sleep(self, node: Node) -> None:
+        self.world.at(self.world.now, node.pause)
+        self.world.at(self.world.now + _ASLEEP_S, node.resume)
 
     def _start_again(self, node: Node) -> None:
         if node.process is not None and not node.is_running:
@@ -395,6 +463,7 @@ class _Run(Stage):
             by = ", ".join(dict.fromkeys(process for process, _ in authors))
             self.tell(f"ledger {ledger_id} version {row.version}: {_told(metadata)}, by {by}")
             self.checker.on_committed(ledger_id, metadata, row.version, authors)
+            self.first_member = self.first_member or metadata.fragments[0].ensemble[0]
             self.judge.on_ledger(facts, before, [process for process, _ in authors])
         for path, row in others:
             self.judge.on_row(path, row, partial(self._authors_of, path, row and row.value))
@@ -434,8 +503,27 @@ class _Run(Stage):
 
             return take
 
+        change = Steward._change
+
+        async def change_at_last(self: Steward, *arguments: Any) -> None:
+            run._on_concluded(run.world.loop.lane().name)
+            await asyncio.sleep(_MOMENT_S)
+            await change(self, *arguments)
+
+        copy = LedgerRepair._copy
+
+        async def copy_and_tell(self: LedgerRepair, metadata: Any, seat: Any, target: Any) -> Any:
+            if seat.bookie != target:
+                run._on_copying()
+            copied = await copy(self, metadata, seat, target)
+            if seat.bookie != target:
+                await asyncio.sleep(run._on_copied(target, run.world.loop.lane().name))
+            return copied
+
         return [
             (RecoveryServer, "_keep_running", keep_running),
+            (LedgerRepair, "_copy", copy_and_tell),
+            (Steward, "_change", change_at_last),
             (steward, "take_census", noting(take_census)),
             (departures, "take_census", noting(take_census)),
         ]
@@ -444,6 +532,13 @@ class _Run(Stage):
 _LEDGERS: Final = f"{ROOT}/"
 _TOLD: Final = ("/rollbook/", f"{ROOT}/underreplication", f"{ROOT}/available/")
 _DEAD_S: Final = 0.3
+_MOMENT_S: Final = 0.001
+_ASLEEP_S: Final = 2.6  # Longer than a session lasts.
+_LINGERING_S: Final = 3.0  # A bookie that lost its disk is formatted when its session is over.
+_WHEN_COPIED: Final = (
+    *(words.WIPE_TARGET, words.KILL_TARGET, words.WORKER_SLEEPS),
+    *(words.WRITER_CLOSES, words.CALLED_OFF),
+)
 _STANDING_MIN: Final = 3  # Bookies that are left when one is taken away: no ledger is larger.
 _LASTING: Final = (Kind.FAR_APART, Kind.JITTER, Kind.SLOW_DISK, Kind.METADATA_LAG)
 _OF_METADATA: Final = (Kind.METADATA_DOWN, Kind.METADATA_LAG)

@@ -18,13 +18,16 @@ from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.proto.formats.paths import own_root
+from rollbook.proto.formats.replication import VOTE_PREFIX, pack_vote
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import MetadataStore
+from rollbook.proto.ports import CreateMode, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import DigestType
 from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.departures import Departures
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+from rollbook.recovery.tasks import STEWARD
 from tests.simulation.checkers.cluster import ClusterChecker
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node
@@ -36,6 +39,7 @@ from tests.simulation.worlds.ledger.users import PASSWORD, Sums, Users
 
 DELAY_S: Final = 2
 GRACE_S: Final = 4.0
+RETRY_PAUSE_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _LOOK_S: Final = 0.2
 _STEP_S: Final = 8.0  # A step that takes longer is given up, for what comes next.
@@ -49,7 +53,7 @@ CONFIG: Final = RecoveryConfig(
         grace_s=GRACE_S,
         look_again_s=5.0,
         locked_pause_s=0.5,
-        retry_pause_s=1.0,
+        retry_pause_s=RETRY_PAUSE_S,
         settle_s=0.05,
     ),
     steward=StewardConfig(tasks_max=4, look_again_s=1.0),
@@ -62,6 +66,7 @@ class Work:
 
     sums: Sums
     judge: ClusterChecker
+    resolve: Callable[[str], str]  # Who `member-1` is.
     stop_for_good: Callable[[str], None]  # A bookie that may go: its machine is taken away.
     held: dict[str, dict[LedgerId, LedgerWriter]] = field(default_factory=dict)  # By writer.
     made: dict[str, dict[LedgerId, None]] = field(default_factory=dict)
@@ -73,6 +78,8 @@ class Staff(Users):
     def __init__(self, work: Work) -> None:
         super().__init__(work.sums)
         self.work = work
+        self.call_off = asyncio.Event()  # Set when the operator is to call the first drain off.
+        self._closing: list[asyncio.Task[None]] = []
 
     def mains(self) -> dict[str, Main]:
         return {
@@ -146,6 +153,25 @@ class Staff(Users):
             if ledger_id in made and append.returned == NEVER:
                 self._history.on_unknown(append, "its process was killed")
 
+    def close_first(self) -> None:
+        """The first ledger that some writer holds is closed by it now."""
+        for name, held in self.work.held.items():
+            for ledger_id in list(held)[:1]:
+                writer = held.pop(ledger_id)
+                self.work.judge.writers.pop(ledger_id, None)
+                node = self._world.node(name)
+                task = self._world.loop.create_task(
+                    self._close(writer), context=node.context.copy()
+                )
+                self._closing.append(task)
+                return
+
+    async def _close(self, writer: LedgerWriter) -> None:
+        try:
+            await writer.close()
+        except RollbookError as error:
+            self._sums.tell(f"closing ledger {writer.ledger_id} fails: {error!r}")
+
     async def append_to_all(self, name: str) -> None:
         """Every ledger that the writer holds takes one more entry: nobody has fenced it (V3)."""
         for ledger_id, writer in self.work.held.get(name, {}).items():
@@ -186,13 +212,19 @@ class Staff(Users):
         async with self._connection(node) as (_, store):
             desk = await Desk.open(node, store)
             async with TaskGroup() as group:
+                group.create_task(self._call_off(desk))
                 async for step in self._steps(node):  # None of them waits for another.
                     group.create_task(self._act(desk, step.what))
                 await asyncio.Event().wait()
 
+    async def _call_off(self, desk: "Desk") -> None:
+        await self.call_off.wait()
+        for stored in await desk.lifecycles.list():
+            await self._act(desk, f"{words.UNDRAIN} {stored.bookie}")
+
     async def _act(self, desk: "Desk", what: str) -> None:
         verb, *rest = what.split()
-        bookies = [BookieId(each) for each in rest]
+        bookies = [BookieId(self.work.resolve(each)) for each in rest]
         try:
             match verb:
                 case words.DRAIN:
@@ -207,6 +239,8 @@ class Staff(Users):
                     await desk.marks.disable()
                 case words.ENABLE:
                     await desk.marks.enable()
+                case words.ORPHAN:
+                    await desk.leave_votes()
                 case words.AUDIT:
                     await desk.marks.set_delay(DELAY_S)
         except RollbookError as error:
@@ -274,6 +308,14 @@ class Desk:
     departures: Departures
     lifecycles: LifecycleNodes
     marks: Marks
+    store: MetadataStore
+
+    async def leave_votes(self) -> None:
+        """Of no session, as a backup that was put back leaves them."""
+        for folder in (self.marks.election_folder, f"{own_root(ROOT)}/{STEWARD}"):
+            vote = pack_vote(BookieId("nobody"))
+            path = f"{folder}/{VOTE_PREFIX}"
+            await self.store.create(path, vote, CreateMode.PERSISTENT_SEQUENTIAL)
 
     @classmethod
     async def open(cls, node: Node, store: MetadataStore) -> "Desk":
@@ -284,4 +326,4 @@ class Desk:
             except RollbookError:
                 await asyncio.sleep(_PAUSE_S)
         departures = Departures(store, cluster, node.clock, node.randomness)
-        return cls(departures, LifecycleNodes(store, cluster), Marks(store, ROOT))
+        return cls(departures, LifecycleNodes(store, cluster), Marks(store, ROOT), store)

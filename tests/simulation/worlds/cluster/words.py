@@ -15,4 +15,13 @@ FATE: Final = "fate"  # What kills a process at one of its steps.
 FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
 DRAIN, UNDRAIN, RETIRE, SAFE = "drain", "undrain", "retire", "safe"
 DISABLE, ENABLE, AUDIT, RECOVER = "disable", "enable", "audit", "recover"
+ORPHAN: Final = "orphan"  # A vote of no session is left, in both elections.
 DIE: Final = "dies after"
+# What happens when a worker has copied something (to a target), or a steward has walked.
+WIPE_TARGET: Final = "the target is wiped"
+KILL_TARGET: Final = "the target dies"
+WORKER_SLEEPS: Final = "the worker sleeps"
+MEMBER_RETURNS: Final = "member-1 returns"
+WRITER_CLOSES: Final = "the writer closes"
+CALLED_OFF: Final = "the drain is called off"
+STEWARD_SLEEPS: Final = "the steward sleeps alone"

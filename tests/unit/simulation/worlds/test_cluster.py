@@ -2,12 +2,15 @@
 
 import pytest
 
+from tests.simulation.mutants import search
 from tests.simulation.run import simulate
 from tests.simulation.schedule import Case, Fault, Kind, Step
 from tests.simulation.worlds.cluster import words
 from tests.simulation.worlds.cluster.drills import DRILLS
+from tests.simulation.worlds.cluster.flaws import CLUSTER_MUTANTS
 from tests.simulation.worlds.cluster.plan import PEACE_US, draw_case
 from tests.simulation.worlds.cluster.scene import ClusterScene
+from tests.simulation.worlds.toy.oracle import EVERY_RULE
 
 
 def step(ms: int, actor: str, what: str) -> Step:
@@ -51,6 +54,18 @@ def test_every_step_and_fault_is_drawn() -> None:
 @pytest.mark.parametrize("drill", DRILLS)
 def test_the_real_recovery_passes_every_drill(drill: str) -> None:
     scene = ClusterScene(drill=drill)
-    for seed in range(3):
+    for seed in range(2):
         report = scene.run(scene.case(seed))
         assert report.broke is None, (seed, report.detail)
+
+
+def test_drills_that_bugs_are_sought_with_exist() -> None:
+    assert {mutant.drill for mutant in CLUSTER_MUTANTS} <= set(DRILLS)
+
+
+@pytest.mark.parametrize(
+    "name", ["cluster-trusts-the-target", "cluster-grace-of-old", "cluster-stale-steward"]
+)
+def test_planted_bugs_are_found(name: str) -> None:
+    found = search((name, 0, EVERY_RULE))
+    assert found.seed is not None, name

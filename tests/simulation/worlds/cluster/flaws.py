@@ -1,0 +1,398 @@
+"""Ways to build repair, drains and elections wrongly, which fresh seeds must find.
+
+Each is a patch of a real class: a rule of `recovery/DESIGN.md` that is left out.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rollbook.bookie.leaving import Leaving
+from rollbook.ledger.seat_watch import SeatWatch
+from rollbook.proto.cluster.election import Election
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.cluster.marks import MarkTree, StoredMark
+from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
+from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import Delete, EventKind, Set
+from rollbook.proto.quorum import Quorum
+from rollbook.recovery import steward, worker
+from rollbook.recovery.copier import Copied
+from rollbook.recovery.core.audit import Losses
+from rollbook.recovery.core.drains import DrainFacts, Step
+from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.core.lifecycle import finish
+from rollbook.recovery.core.plan import Action, Seat
+from rollbook.recovery.departures import Verdict
+from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.ledger_repair import LedgerRepair, Repair, SeatOutcome
+from rollbook.recovery.steward import Steward
+from rollbook.recovery.worker import Worker
+from tests.simulation.worlds.cluster.scene import ClusterScene
+from tests.support.planting import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMutant:
+    name: str
+    what: str
+    seeds_max: int  # Within which it must be found.
+    patches: tuple[Patch, ...]
+    drill: str | None = None  # Cases are drawn from it alone.
+    is_equivalent: bool = False
+
+    def scene(
+        self, rules: frozenset[str] | None = None
+    ) -> ClusterScene:  # It has one set of rules.
+        return ClusterScene(self.patches, self.drill)
+
+
+# --- Repairs ------------------------------------------------------------------------------------
+
+
+async def _copy_nothing(*_: Any) -> Copied:
+    return Copied()
+
+
+async def _check_nothing(*_: Any) -> list[Any]:
+    return []
+
+
+def _judge_kindly(self: LedgerRepair, copied: Copied) -> bool:
+    return True
+
+
+async def _swap_in_any_session(
+    self: LedgerNodes, stored: StoredLedger, metadata: LedgerMetadata, *_: Any
+) -> StoredLedger:
+    return await self.update(stored, metadata)
+
+
+async def _swap_over_others(
+    self: LedgerNodes, stored: StoredLedger, metadata: LedgerMetadata, *_: Any
+) -> StoredLedger:
+    path = self.path(metadata.ledger_id)
+    await self._store.transaction([Set(path, pack_ledger_metadata(metadata))])
+    return StoredLedger(metadata, stored.version + 1, stored.created_ms)
+
+
+async def _is_never_registered(*_: Any) -> bool:
+    return False
+
+
+_repair_seat = LedgerRepair._repair_seat
+
+
+async def _believe_those_present(
+    self: LedgerRepair, metadata: LedgerMetadata, seat: Seat
+) -> SeatOutcome:
+    if seat.action is Action.RESTORE:
+        return SeatOutcome.WHOLE
+    return await _repair_seat(self, metadata, seat)
+
+
+def _shift_stripes(self: Seat, quorum: Quorum, window: range) -> list[EntryId]:
+    slot = (self.slot + 1) % quorum.ensemble
+    return [EntryId(each) for each in window if quorum.holds(slot, EntryId(each))]
+
+
+def _grace_is_over(*_: Any) -> bool:
+    return True
+
+
+def _grace_is_never_over(*_: Any) -> bool:
+    return False
+
+
+def _remember_waits(self: Worker, ledger_id: LedgerId, end: Any) -> float:
+    """Since the first look at the ledger, whatever it was about."""
+    now_ns = self._clock.monotonic_ns()
+    since: dict[LedgerId, int] = self.__dict__.setdefault("_since_ns", {})
+    return self._config.grace_s - (now_ns - since.setdefault(ledger_id, now_ns)) / 1e9
+
+
+async def _take_all_for_draining(self: Worker, task: StoredMark | None) -> dict[BookieId, None]:
+    return dict.fromkeys(task.mark.missing if task else ())
+
+
+_draining = Worker._draining
+
+
+async def _forget_the_lifecycle(self: Worker, task: StoredMark | None) -> dict[BookieId, None]:
+    return dict.fromkeys(await _draining(self, task))
+
+
+async def _unmark_whatever_it_says(self: MarkTree, stored: StoredMark, lock: Any) -> bool:
+    await self._store.transaction([lock.check, Delete(self.path(stored.ledger_id))])
+    return True
+
+
+def _retry_at_once(*arguments: Any, **options: Any) -> Any:
+    failure = after_failure(*arguments, **options)
+    return replace(failure, next_try_ms=failure.failed_ms)
+
+
+def _is_complete(self: Repair) -> bool:
+    return not (self.losses or self.unavailable)
+
+
+# --- Auditor, index, elections --------------------------------------------------------------------
+
+
+def _lose_at_once(self: Losses, now_ns: int) -> frozenset[BookieId]:
+    return frozenset() if self.is_braked else frozenset(self._since)
+
+
+def _is_unbraked(self: Losses) -> bool:
+    return False
+
+
+_listen = LedgerIndex._listen
+
+
+async def _pass_over_resync(self: LedgerIndex, watch: Any) -> None:
+    class Filtered:
+        def __aiter__(self) -> Any:
+            return self._events()
+
+        async def _events(self) -> Any:
+            async for event in watch:
+                if event.kind is not EventKind.RESYNC:
+                    yield event
+
+    await _listen(self, Filtered())  # type: ignore[arg-type]
+
+
+_read_one = LedgerIndex._read_one
+
+
+async def _read_once(self: LedgerIndex, ledger_id: LedgerId) -> None:
+    if self.shape(ledger_id) is None:
+        await _read_one(self, ledger_id)
+
+
+async def _orphans_stay(*_: Any) -> bool:
+    return False
+
+
+async def _rest(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def _pass(*_: Any) -> None:
+    pass
+
+
+# --- Drains ---------------------------------------------------------------------------------------
+
+
+async def _change_as_anybody(self: Steward, vote: Any, stored: Any, lifecycle: Any) -> None:
+    await self._lifecycles.write(stored, lifecycle)
+
+
+async def _believe_the_index(self: Steward, vote: Any, drains: Sequence[Any]) -> None:
+    for stored in drains:
+        await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
+
+
+async def _is_not_writable(*_: Any) -> bool:
+    return False
+
+
+def _do_not_wait(facts: DrainFacts) -> Step:
+    return Step.COPY if facts.named else Step.VERIFY
+
+
+def _is_safe_if_drained(self: Verdict) -> bool:
+    return all(state is LifecycleState.DRAINED for state in self.states.values())
+
+
+async def _whole_at_once(self: Steward) -> None:
+    live = self._watcher.current
+    for bookie in (*live.writable, *live.read_only):
+        record = (await self._members.read(bookie)).record
+        if record is not None and await self._whole.read(bookie) != record.incarnation:
+            await self._whole.write(bookie, record.incarnation)
+
+
+_BUDGET: Final = 40
+CLUSTER_MUTANTS: Final = (
+    ClusterMutant(
+        "cluster-copies-in-words",
+        "A seat changes hands, and nothing was copied.",
+        _BUDGET,
+        ((LedgerRepair, "_copy", _copy_nothing),),
+        drill="loss",
+    ),
+    ClusterMutant(
+        "cluster-trusts-the-target",
+        "A target that was formatted after the copy is named all the same.",
+        _BUDGET,
+        ((LedgerRepair, "_checks_of", _check_nothing),),
+        drill="fragile_target",
+    ),
+    ClusterMutant(
+        "cluster-judges-kindly",
+        "A seat changes hands though some of its entries could not be had.",
+        _BUDGET,
+        ((LedgerRepair, "_judge", _judge_kindly),),
+        drill="no_sources",
+    ),
+    ClusterMutant(
+        "cluster-swaps-without-its-lock",
+        "A worker that lost its lock in its sleep swaps the seat.",
+        _BUDGET,
+        ((LedgerNodes, "swap", _swap_in_any_session),),
+        drill="sleeping_worker",
+    ),
+    ClusterMutant(
+        "cluster-swaps-over-others",
+        "A swap is written over what somebody else changed meanwhile.",
+        _BUDGET,
+        ((LedgerNodes, "swap", _swap_over_others),),
+        drill="closing_writer",
+    ),
+    ClusterMutant(
+        "cluster-swaps-those-that-are-back",
+        "A bookie that came back during the copy loses its seat.",
+        _BUDGET,
+        ((LedgerRepair, "_is_registered", _is_never_registered),),
+        drill="late_return",
+    ),
+    ClusterMutant(
+        "cluster-registered-is-whole",
+        "A bookie that is registered is taken for whole.",
+        _BUDGET,
+        ((LedgerRepair, "_repair_seat", _believe_those_present),),
+        drill="reborn",
+    ),
+    ClusterMutant(
+        "cluster-wrong-stripe",
+        "Of a striped ledger another seat's share is copied.",
+        _BUDGET,
+        ((Seat, "share", _shift_stripes),),
+        drill="loss",
+    ),
+    ClusterMutant(
+        "cluster-no-grace",
+        "A ledger is closed for a repair before its writer had time to leave.",
+        _BUDGET,
+        ((Worker, "_is_grace_over", _grace_is_over),),
+        drill="loss",
+    ),
+    ClusterMutant(
+        "cluster-endless-grace",
+        "A ledger whose writer is dead is never closed.",
+        _BUDGET,
+        ((Worker, "_is_grace_over", _grace_is_never_over),),
+        drill="dead_writer",
+    ),
+    ClusterMutant(
+        "cluster-grace-of-old",
+        "What a worker waited for a writer once counts for the next loss.",
+        _BUDGET,
+        ((Worker, "_grace_left_s", _remember_waits),),
+        drill="two_losses",
+    ),
+    ClusterMutant(
+        "cluster-tasks-are-drains",
+        "A bookie that is only to be looked at is replaced as if it drained.",
+        _BUDGET,
+        ((Worker, "_draining", _take_all_for_draining),),
+        drill="reborn",
+    ),
+    ClusterMutant(
+        "cluster-drains-go-on",
+        "A drain that was called off during the copy takes the seat all the same.",
+        _BUDGET,
+        ((Worker, "_draining", _forget_the_lifecycle),),
+        drill="called_off",
+    ),
+    ClusterMutant(
+        "cluster-unmarks-early",
+        "A mark goes while the writer is still waited for.",
+        _BUDGET,
+        ((Repair, "is_complete", property(_is_complete)),),
+        drill="dead_writer",
+    ),
+    ClusterMutant(
+        "cluster-retries-at-once",
+        "What failed is tried again without a pause.",
+        _BUDGET,
+        ((worker, "after_failure", _retry_at_once),),
+        drill="no_sources",
+    ),
+    ClusterMutant(
+        "cluster-writers-stay",
+        "Idle writers keep their seats on lost bookies.",
+        _BUDGET,
+        ((SeatWatch, "look", _pass),),
+        drill="loss",
+    ),
+    ClusterMutant(
+        "cluster-no-delay",
+        "A bookie that restarts is lost at once.",
+        _BUDGET,
+        ((Losses, "lost", _lose_at_once),),
+        drill="restarts",
+    ),
+    ClusterMutant(
+        "cluster-no-brake",
+        "Ledgers are marked though most bookies are gone at once.",
+        _BUDGET,
+        ((Losses, "is_braked", property(_is_unbraked)),),
+        drill="blackout",
+    ),
+    ClusterMutant(
+        "cluster-resync-unheard",
+        "The index goes on as if it had missed nothing.",
+        _BUDGET,
+        ((LedgerIndex, "_listen", _pass_over_resync),),
+        drill="unheard",
+    ),
+    ClusterMutant(
+        "cluster-index-of-old",
+        "The index does not see that a ledger moved to another bookie.",
+        _BUDGET,
+        ((LedgerIndex, "_read_one", _read_once),),
+        drill="two_losses",
+    ),
+    ClusterMutant(
+        "cluster-orphan-votes",
+        "Votes of no session block everybody.",
+        _BUDGET,
+        ((Election, "_remove_orphan", _orphans_stay),),
+        drill="orphans",
+    ),
+    ClusterMutant(
+        "cluster-incarnations-unseen",
+        "A bookie that was formatted is called whole at once.",
+        _BUDGET,
+        ((Steward, "_look_at_incarnations", _whole_at_once),),
+        drill="reborn",
+    ),
+    ClusterMutant(
+        "cluster-stale-steward",
+        "A steward that was replaced in its sleep changes a lifecycle.",
+        _BUDGET,
+        ((Steward, "_change", _change_as_anybody), (Election, "until_lost", _rest)),
+        drill="stale_steward",
+    ),
+    ClusterMutant(
+        "cluster-drained-while-writable",
+        "A drain ends before the bookie obeys.",
+        _BUDGET,
+        ((steward, "next_step", _do_not_wait), (Steward, "_is_writable", _is_not_writable)),
+        drill="late_obedience",
+    ),
+    ClusterMutant(
+        "cluster-disobedient",
+        "A bookie that runs does not hear that it is to drain.",
+        _BUDGET,
+        ((Leaving, "follow", _rest),),
+        drill="departure",
+    ),
+)
