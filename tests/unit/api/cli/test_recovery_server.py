@@ -105,7 +105,7 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
 
 
 def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: Path) -> None:
-    """A20, B16: no process of its own; and the bookie that is back drops what was copied elsewhere."""
+    """A4, A20, B24: no process of its own; and the bookie that is back drops what was copied elsewhere."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         more = {"ROLLBOOK_WITH_RECOVERY": "1", "ROLLBOOK_SPACE_SURPLUS_INTERVAL_S": "0.5"}
@@ -176,7 +176,7 @@ rwRereplicateBackoffMs=7000
 
 
 def test_a_file_of_bookkeeper_says_how_to_recover(tmp_path: Path) -> None:
-    """Of its autorecovery, and of a bookie that has it in its process: in BookKeeper's units."""
+    """A8, A9: of its autorecovery, and of a bookie that has it in its process; in BookKeeper's units."""
     path = tmp_path / "bk_server.conf"
     path.write_text(CONF)
     alone = load_recovery_settings(str(path))
