@@ -196,17 +196,19 @@ class ClusterChecker:
             last = min(last, len(ledger.sizes) - 1)
             for entry_id in map(EntryId, range(last + 1)):
                 ensemble = metadata.fragment_of(entry_id).ensemble
-                others = (
+                copies = (
                     each
                     for each in metadata.quorum.write_set(entry_id, ensemble)
                     if each != bookie and each not in facts.damaged
                 )
-                if not any(entry_id in self._durable(each, ledger) for each in others):
+                if not any(entry_id in self._durable(each, ledger) for each in copies):
                     return False
             if not metadata.is_closed:
                 members = metadata.fragments[-1].ensemble
                 bad = [each for each in members if each in lost or self._is_doubtful(each, ledger)]
-                if bookie in members and [each for each in bad if each != bookie]:
+                others = [each for each in bad if each != bookie]
+                # With an ack quorum of 1 no recovery is certain without the bookie.
+                if bookie in members and (others or metadata.quorum.ack == 1):
                     return False
         return True
 
@@ -481,6 +483,8 @@ class ClusterChecker:
 
     def _on_registration(self, path: str, row: Row | None) -> None:
         bookie = path.rpartition("/")[2]
+        if f"{path}/" == self._read_only:
+            return  # The folder itself.
         folder = self.read_only if path.startswith(self._read_only) else self.writable
         if row is None:
             folder.pop(bookie, None)

@@ -51,7 +51,7 @@ _BOOKIES_MIN: Final = 5
 _DRILL_ODDS: Final = 0.5
 MS: Final = 1000
 
-_QUORUMS: Final = ("3 3 2", "3 3 2", "3 3 2", "3 2 2", "2 2 2", "2 2 1")
+_QUORUMS: Final = ("3 3 2", "3 3 2", "3 3 2", "3 2 2", "2 2 2")
 
 
 def draw_case(seed: int, drill: str | None = None) -> Case:
