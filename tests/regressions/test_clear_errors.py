@@ -9,7 +9,6 @@ from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import BadConfig, RollbookError
 from tests.regressions.defects import defect
-from tests.unit.api.client.conftest import Site
 
 
 @defect(
@@ -17,6 +16,8 @@ from tests.unit.api.client.conftest import Site
     "A block shorter than its header, from a hostile server, ended a reader with struct.error.",
 )
 async def test_a_short_block_is_a_clear_error() -> None:
+    from tests.unit.api.client.conftest import Site  # It serves no older product.
+
     async def tell(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
         yield words.Records((b"RBK\1",), Offset(0), Offset(1))
 

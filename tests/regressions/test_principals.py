@@ -24,7 +24,6 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.regressions import lone_server
 from tests.regressions.defects import defect
 from tests.regressions.lone_server import Answer, Site
-from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
 LOGS = "/v1/namespaces/shop/logs"
 GRANTS = {
@@ -188,6 +187,8 @@ def test_lists_count_in_quotas(site: Site) -> None:
     "A list by a principal that may see nothing read every log of the cluster.",
 )
 def test_list_looks_only_where_something_is_visible() -> None:
+    from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore  # It serves no older product.
+
     core = FakeCore(FakeCluster())
     for namespace in ("a", "b", "shop"):
         for number in range(3):
