@@ -148,7 +148,7 @@ def test_cursors_of_a_log_are_bounded(site: Site) -> None:
 
 
 async def fill_totals(metadata: str, principal: str, cursors: int) -> None:
-    """As if it had created so many, in other logs."""
+    """As if it had created that number of them in other logs."""
     from rollbook.logservice.core.cursors import CursorCounts, pack_counts
 
     async with await open_metadata_store(metadata) as store:
