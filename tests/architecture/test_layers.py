@@ -16,6 +16,7 @@ MAY_IMPORT = {
 # They build processes out of any package; the bookie's admin pages get their bookie handed in.
 COMPOSITION_ROOTS = {
     *("api/cli/bookie_server.py", "api/cli/local_cluster.py"),
+    "api/cli/recovery_server.py",  # Also inside a bookie's process.
     # About the directories of one.
     *("api/cli/bookie_settings.py", "api/cli/bookie_identity.py", "api/cli/bookie_inspect.py"),
 }

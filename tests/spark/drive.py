@@ -102,7 +102,7 @@ class Query:
             yield rows
 
     def rows(self, least: int = 0) -> list[dict[str, Any]]:
-        """Until there is nothing new, and at least so many have come: servers send news a little later."""
+        """Until there is nothing new, and at least this many have come: servers send news a little later."""
         due_s = time.monotonic() + PATIENCE_S
         found = [row for batch in self.batches() for row in batch]
         while len(found) < least:

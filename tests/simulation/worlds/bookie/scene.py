@@ -272,7 +272,7 @@ class _Run(Stage):
         )
 
     def _all_dropped(self) -> bool:
-        """Of ledgers that were moved away for good; doubts have to be healed first."""
+        """Of ledgers that were moved away and stay away; doubts have to be healed first."""
         return all(
             not bookie.storage.holds_entries_of(ledger_id)
             for name, bookie in self._serving.items()
