@@ -77,7 +77,7 @@ class Restorer:
     async def until_done(self, reading: asyncio.Future[Any]) -> None:
         """Returns when `reading` is done, or all that was put is durable. Raises as `put`.
 
-        Whoever reads may wait for memory that is only free again when what was put is durable.
+        A reader may wait for memory that is only free again when what was put is durable.
         """
         reading.add_done_callback(lambda _: self._news.set())
         await self._until(lambda: reading.done() or not self._unacked)

@@ -163,7 +163,7 @@ async def _pass_over_resync(self: LedgerIndex, watch: Any) -> None:
                 if event.kind is not EventKind.RESYNC:
                     yield event
 
-    await _listen(self, Filtered())  # type: ignore[arg-type]
+    await _listen(self, Filtered())  # type: ignore[arg-type]  # All that it uses of a watch.
 
 
 _read_one = LedgerIndex._read_one
