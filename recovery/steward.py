@@ -227,9 +227,31 @@ class Steward:
         failures: dict[LedgerId, bool] = {}
         async for ledger_id in self._failures.ids():
             with contextlib.suppress(BadMetadata, UnsupportedVersion):
-                if (failure := await self._failures.read(ledger_id)) is not None:
-                    failures[ledger_id] = is_final(failure)
+                failure = await self._failures.read(ledger_id)
+                if failure is None:
+                    continue
+                if not is_final(failure) and not await self._is_owed(ledger_id):
+                    await self._forget_failure(ledger_id)
+                    continue
+                failures[ledger_id] = is_final(failure)
         self._failing = failures
+
+    async def _is_owed(self, ledger_id: LedgerId) -> bool:
+        for tree in (self._drain_tasks, self._marks):
+            if await tree.read(ledger_id) is not None:
+                return True
+        return False
+
+    async def _forget_failure(self, ledger_id: LedgerId) -> None:
+        """RP7. Under the lock: failures are written by its holder alone."""
+        lock = await self._marks.take(ledger_id, "steward")
+        if lock is None:
+            return
+        try:
+            if not await self._is_owed(ledger_id):
+                await self._failures.clear(ledger_id)
+        finally:
+            await self._marks.release(lock)
 
     # --- Drains -------------------------------------------------------------------------------
 

@@ -255,6 +255,30 @@ async def test_a_cancelled_drain_leaves_no_task(site: DrainSite) -> None:
         await site.until_published({})
 
 
+async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> None:
+    """RP7: a cancelled drain, or a worker that died, left one that `recovery ls` showed for ever."""
+    await make_closed(site, range(3), 0, 1)
+    await site.lose(0)
+    away = Failure(3, "BOOKIE_UNREACHABLE", "b1 is away")
+    loss = Loss(EntryId(0), EntryId(9), (B[0], B[1]))
+    async with site.steward():
+        await site.drain(0)
+        await site.until_published({each: {0} for each in range(3)})
+        await site.failures.write(LedgerId(0), away)
+        await site.failures.write(LedgerId(1), Failure(1, "DATA_LOST", "", losses=(loss,)))
+        await site.cancel(0)
+
+        async def are_the_rest() -> bool:
+            return [each async for each in site.failures.ids()] == [1]
+
+        await until(are_the_rest)
+        assert await site.tasks.read(LedgerId(0)) is None
+        await site.marks.mark(LedgerId(2), [B[0]], 1)
+        await site.failures.write(LedgerId(2), away)
+        await asyncio.sleep(0.1)
+        assert await site.failures.read(LedgerId(2)) == away, "it is owed"
+
+
 async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) -> None:
     """LC5, B7, B8, B22, B23: what can be copied is copied first; then the copying stops."""
     await make_closed(site, range(3), 0, 1)

@@ -21,7 +21,6 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery import copier
 from rollbook.recovery import server as server_module
 from rollbook.recovery.config import AuditConfig, WorkerConfig
 from rollbook.recovery.ledger_repair import LedgerRepair
@@ -190,16 +189,13 @@ async def test_only_the_owed_stripe_is_copied(tmp_path: Path) -> None:
         assert site.worker.stats.entries == 60
 
 
-async def test_memory_comes_back_as_copies_become_durable(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_memory_comes_back_as_copies_become_durable(cluster: LocalCluster) -> None:
     """What is read next may wait for memory that is owed for what is being written."""
-    monkeypatch.setattr(copier, "_CHUNK_ENTRIES_MAX", 10)
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
         await site.lose()
         await site.mark(ledger_id)
-        site.worker = site.make_worker(replace(CONFIG, bytes_in_memory_max=1))
+        site.worker = site.make_worker(replace(CONFIG, bytes_in_memory_max=1, entries_at_once=10))
         async with asyncio.timeout(10):
             await site.worker.work_once()
         await site.require_whole(ledger_id, 100)
