@@ -103,6 +103,15 @@ class Tallies:
     whole: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HeldLedger:
+    """That a process has open for writing."""
+
+    node: str
+    # By itself: no quorum in time, or a member that was formatted, and so refuses as if it were fenced.
+    has_stopped: Callable[[], bool]
+
+
 class ClusterChecker:
     def __init__(
         self,
@@ -148,7 +157,7 @@ class ClusterChecker:
         self.lifecycles: dict[str, LifecycleState] = {}
         self.writable: dict[str, float] = {}  # Registered so, and since when.
         self.read_only: dict[str, float] = {}
-        self.writers: dict[int, str] = {}  # Ledgers with a writer that lives, and its node.
+        self.writers: dict[int, HeldLedger] = {}
         self._votes: dict[str, str] = {}  # Of stewards, and whose they are.
         self._census_s: dict[str, float] = {}  # When the process began its latest walk.
         self._named_s: dict[tuple[int, str], float] = {}  # Since when a ledger names a bookie.
@@ -301,12 +310,12 @@ class ClusterChecker:
 
     def _on_fenced(self, ledger: LedgerFacts, before: LedgerMetadata, by: Authors) -> None:
         self.tallies.closed += 1
-        writer, since_s = self.writers.get(ledger.ledger_id), self._now() - self._grace_s
-        if writer is None or not self._was_free(writer, since_s):
+        held, since_s = self.writers.get(ledger.ledger_id), self._now() - self._grace_s
+        if held is None or held.has_stopped() or not self._was_free(held.node, since_s):
             return
         if self._scarce_s.get(ledger.ledger_id, -1.0) < since_s:
             ensemble = ", ".join(before.fragments[-1].ensemble)
-            what = f"ledger {ledger.ledger_id} on {ensemble}, which {writer} writes"
+            what = f"ledger {ledger.ledger_id} on {ensemble}, which {held.node} writes"
             self._break(FENCED, f"{what}, is closed by {', '.join(by)}")
 
     def _look_for_scarcity(self, ledger_id: int) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
@@ -28,7 +29,7 @@ from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.departures import Departures
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
 from rollbook.recovery.tasks import STEWARD
-from tests.simulation.checkers.cluster import ClusterChecker
+from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node
 from tests.simulation.schedule import Step
@@ -114,7 +115,9 @@ class Staff(Users):
                 self.work.made.setdefault(node.name, {})[writer.ledger_id] = None
                 if verb == words.HOLD:
                     held[writer.ledger_id] = writer
-                    self.work.judge.writers[writer.ledger_id] = node.name
+                    self.work.judge.writers[writer.ledger_id] = HeldLedger(
+                        node.name, partial(getattr, writer, "is_stopped")
+                    )
                 for _ in range(count):
                     await self.append(writer, size)
                 await (writer.close() if verb == words.FILL else writer.flush())
