@@ -41,7 +41,8 @@ def test_an_attack_costs_little_and_ends(attack: Attack, victim: RunningBookie) 
         cpu_ms.append(cost.cpu_ms_each)
         if cpu_ms[-1] <= 10.0:
             break
-    assert min(cpu_ms) <= max(10.0, _counting_ms())
+    # Beside other processes the caches are theirs: the same work has been seen to take 1.7 times as long.
+    assert min(cpu_ms) <= max(10.0, 2 * _counting_ms())
 
 
 def _counting_ms() -> float:
