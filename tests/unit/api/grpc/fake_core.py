@@ -12,7 +12,6 @@ from typing import Any
 
 from rollbook.logservice import log_config, words
 from rollbook.logservice.core.block import CEILING, Block, check_block, stamped
-from rollbook.logservice.core.log_tails import Scope
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     NO_WRITER_YET,
@@ -393,9 +392,12 @@ class FakeCore:
             yield self._tail(log)
             await changed.wait()
 
-    async def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
+    async def watch_tails(self, request: "words.WatchTails") -> "AsyncIterator[words.Tails]":
         """The logs of which this server is the owner, or that nobody owns if it is the first one."""
         await self._asked("watch_tails", request)
+        # Here, and annotations as text: regressions run beside products that lack these.
+        from rollbook.logservice.core.log_tails import Scope
+
         scope, sent = Scope.of(request), dict[LogName, words.TailOfLog]()
         while True:
             changed = self.cluster.changed
