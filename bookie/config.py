@@ -142,9 +142,9 @@ class SpaceConfig:
         3600.0  # Longer: more time to notice a mistake, space comes back later.
     )
     gc_brake_share: float = 0.5  # Of all ledgers; if more are gone at once, an operator is asked.
-    deleted_kept_s: float = 7 * 86_400.0  # So long a late add cannot bring a deleted ledger back.
     # Between two looks for copies of closed ledgers that metadata does not name; two looks drop them. 0: never.
     surplus_interval_s: float = 86_400.0
+    deleted_kept_s: float = 7 * 86_400.0  # So long a late add cannot bring a deleted ledger back.
     minor_compaction_threshold: float = 0.2  # Logs less full than this are rewritten; 0: never.
     minor_compaction_interval_s: float = 3600.0  # 0: never.
     major_compaction_threshold: float = 0.8  # Higher: less waste, more rewriting.

@@ -342,7 +342,9 @@ class Worker:
         found: Repair,
     ) -> None:
         self._reported.pop(ledger_id, None)
-        await self._failures.clear(ledger_id)  # First: nobody looks at a ledger without a mark (RP7).
+        await self._failures.clear(
+            ledger_id
+        )  # First: nobody looks at a ledger without a mark (RP7).
         if drain is not None:
             await self._drains.unmark(drain, lock)
         if mark is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from rollbook.api.cli.bookie_settings import load_settings
@@ -14,9 +15,10 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.interop import toolchain
 from tests.interop.cluster import Cluster
-from tests.interop.puppet import Client, Shape
+from tests.interop.puppet import Client, JavaError, Shape
 from tests.support.zookeeper import free_port
 
+_ON_FOUR = Shape(4, 4, 4)
 _CHOICES = (
     ("", "bookieId=by-name"),
     ("", "advertisedAddress=localhost", "advertisedAddress= 10.0.0.7 "),
@@ -69,13 +71,25 @@ def test_a_file_with_one_directory_and_host_names_starts_the_bookie_that_java_ha
     )
     (bookie_id,) = _java(config)
     bookie = cluster.start_from(config, bookie_id)
-    writer = v3.create(Shape(4, 4, 4))
-    writer.append([b"on all four"])
-    assert v3.entries_on(bookie_id, writer.ledger_id, 0) == [0]
-    assert {each.name for each in directory.iterdir()} == {"journal", "ledgers"}
-    bookie.terminate()
-    assert bookie.wait(60.0) == 0
-    asyncio.run(_forget(cluster.metadata, bookie_id))
+    try:
+        cluster.wait_until(partial(_can_create, v3), "Java's client knows the fourth bookie")
+        writer = v3.create(_ON_FOUR)
+        writer.append([b"on all four"])
+        assert v3.entries_on(bookie_id, writer.ledger_id, 0) == [0]
+        assert {each.name for each in directory.iterdir()} == {"journal", "ledgers"}
+    finally:  # Other tests count the bookies of the cluster.
+        bookie.terminate()
+        assert bookie.wait(60.0) == 0
+        asyncio.run(_forget(cluster.metadata, bookie_id))
+
+
+def _can_create(client: Client) -> bool:
+    try:
+        client.create(_ON_FOUR).close()
+    except JavaError as error:
+        assert "NotEnoughBookies" in error.name, error
+        return False
+    return True
 
 
 async def _forget(metadata: str, bookie_id: str) -> None:

@@ -69,7 +69,7 @@ def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
     assert acts == [["+", "shop/orders"], ["+", "shop/carts"]] * 2
     assert "100" in told
     assert told.count("3") == 1, "three stages, each with its count"
-    assert [line for line in told if re.fullmatch(r"rollbook_log_logs_owned \d\.0", line)]
+    assert [line for line in told if re.fullmatch(r"rollbook_log_logs_owned \d+\.0", line)]
     assert "rollbook/log-shop-orders.json" in told
 
 

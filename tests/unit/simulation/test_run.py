@@ -77,7 +77,7 @@ def test_unknown_names_are_told_what_there_is() -> None:
     said: list[str] = []
     assert not simulate(range(5), "moon", lambda _done, _total: None, said.append).holds
     assert not show("moon", 0, said.append).holds
-    assert "there are: bookie, ledger, logs, toy" in said[0]
+    assert "there are: bookie, cluster, ledger, logs, toy" in said[0]
     assert "hasty-negative" in said[1]
 
 

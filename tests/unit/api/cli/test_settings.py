@@ -77,7 +77,7 @@ def test_every_flag_of_a_server_can_be_said_in_the_environment_and_in_the_file(
     found: list[Any] = []
     level = ""
 
-    async def serve(settings: Any) -> None:
+    async def serve(settings: Any, *_: Any) -> None:
         found.append((settings, level))
 
     def set_level(wanted: str) -> None:
