@@ -253,7 +253,14 @@ class TailDirectory:
             self._work.clear()
             try:
                 if self._needs_scan:
-                    await self._scan()
+                    self._needs_scan = (
+                        False  # Before it: what is asked for meanwhile is another one.
+                    )
+                    try:
+                        await self._scan()
+                    except RollbookError:
+                        self._needs_scan = True
+                        raise
                 elif self._unread:
                     part = list(islice(self._unread, _READS_MAX))
                     await asyncio.gather(*map(self._read, part))
@@ -268,7 +275,6 @@ class TailDirectory:
 
     async def _scan(self) -> None:
         """Finds the names of all logs that watchers want."""
-        self._needs_scan = False
         self._is_scanned = False
         found: dict[LogName, None] = {}
         for watcher in list(self._watchers):

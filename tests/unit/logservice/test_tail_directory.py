@@ -7,10 +7,12 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice import words
+from rollbook.logservice import tail_directory, words
 from rollbook.logservice.core.block import pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_nodes import LogNodes
+from rollbook.proto.errors import MetadataUnavailable
 from tests.support.log_cluster import PATIENCE_S, LogCluster, RunningServer
 
 COUNT: Final = 2000
@@ -155,6 +157,28 @@ async def test_of_a_log_whose_owner_died_it_is_said_that_more_may_be_there(
     assert await a.server.nodes.read(log) == stored
     assert (await append(a, log, b"w")).first_offset == 3
     await watching.until(lambda: watching.known[log].is_exact and watching.known[log].tail == 4)
+    await watching.close()
+
+
+async def test_a_scan_that_fails_is_made_again(
+    cluster: LogCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata store did not answer in time, and no event says so: no watcher would ever have heard of all logs."""
+    a = await cluster.start_server("a")
+    log = LogName("ns", "log")
+    await make(a, log)
+    names, failures = LogNodes.names, [MetadataUnavailable() for _ in range(10)]
+    monkeypatch.setattr(tail_directory, "_PAUSE_S", 0.01)
+
+    async def names_at_last(nodes: LogNodes, namespace: str, prefix: str = "") -> list[LogName]:
+        if failures:
+            raise failures.pop()
+        return await names(nodes, namespace, prefix)
+
+    monkeypatch.setattr(LogNodes, "names", names_at_last)
+    watching = Watching(a, "ns/")
+    assert [*await watching.until_complete()] == [log]
+    assert not failures
     await watching.close()
 
 
