@@ -184,14 +184,13 @@ class AuditOrders:
         self._cluster = cluster
         self.path = f"{cluster.own_root}/{AUDIT}"
 
-    async def approve(self, bookies: Collection[BookieId], token: str) -> None:
-        """These may be lost all at once; replaces what was approved before."""
-        await self._write(replace(await self.read(), approved=frozenset(bookies)), token)
-
-    async def ask_for_checks(self, now_ms: int, token: str) -> None:
-        await self._write(replace(await self.read(), checks_asked_ms=now_ms), token)
-
-    async def _write(self, order: AuditOrder, token: str) -> None:
+    async def ask_for_checks(
+        self, now_ms: int, token: str, *, approved: Collection[BookieId] | None = None
+    ) -> None:
+        """Of all kinds. `approved`: these may be lost all at once, in place of those that were approved before."""
+        order = replace(await self.read(), checks_asked_ms=now_ms)
+        if approved is not None:
+            order = replace(order, approved=frozenset(approved))
         await ensure_own_root(self._store, self._cluster)
         fields: dict[str, object] = {
             "version": 1,
@@ -201,9 +200,6 @@ class AuditOrders:
         }
         data = json.dumps(fields, sort_keys=True).encode("ascii")
         await put_surely(self._store, self.path, data)
-
-    async def approved(self) -> frozenset[BookieId]:
-        return (await self.read()).approved
 
     async def read(self) -> AuditOrder:
         """What cannot be read orders nothing."""

@@ -152,9 +152,8 @@ def audit_now(metadata: Metadata, anyway: bool, output: str) -> None:
         marks, orders = Marks(store, cluster.root), AuditOrders(store, cluster)
         missing = await _missing(store, cluster)
         token = f"{random.SystemRandom().getrandbits(128):032x}"
-        if anyway:
-            await orders.approve(missing, token)
-        await orders.ask_for_checks(SystemClock().wall_us() // 1000, token)
+        now_ms = SystemClock().wall_us() // 1000
+        await orders.ask_for_checks(now_ms, token, approved=missing if anyway else None)
         delay = await _delay(marks)
         await marks.set_delay(_DEFAULT_DELAY_S if delay is None else delay)
         return {

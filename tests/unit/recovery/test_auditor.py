@@ -177,7 +177,8 @@ async def test_more_than_half_gone_at_once_waits_for_a_person(site: Site) -> Non
         await settled(auditor, {0, 1, 2})
         assert auditor.state.is_braked
         assert await site.marked() == {}
-        await AuditOrders(site.people, site.cluster).approve([B[0], B[1], B[2]], "aa")
+        orders = AuditOrders(site.people, site.cluster)
+        await orders.ask_for_checks(1, "aa", approved=[B[0], B[1], B[2]])
         await site.until_marked({0: {0, 1}, 1: {1, 2}, 2: {2}, 3: {0}})
 
 

@@ -109,12 +109,12 @@ async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
         asked = await site.json("audit")
         assert asked == {"auditor": None, "bookies_missing": f"{B1}, {B2}", "approved": False}
         assert await site.marks.delay() == (300, 0)
-        assert await AuditOrders(site.store, site.cluster).approved() == frozenset()
         order = await AuditOrders(site.store, site.cluster).read()
+        assert order.approved == frozenset()
         assert order.checks_asked_ms is not None, "all checks are asked for"
         await site.run("audit", "--anyway")
         assert await site.marks.delay() == (300, 1)
-        assert await AuditOrders(site.store, site.cluster).approved() == {B1, B2}
+        assert (await AuditOrders(site.store, site.cluster).read()).approved == {B1, B2}
 
 
 async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
