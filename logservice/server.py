@@ -132,7 +132,7 @@ class LogServer:
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
-        self.on_owner_changed: Callable[[LogName], None] = _nobody_listens
+        self.on_owner_changed: Callable[[LogName], None] = nobody_listens
         self._is_closed = False
 
     async def start(self, address: str, http: str = "") -> None:
@@ -693,7 +693,7 @@ def _being_given_up() -> OwnerChanging:
     return OwnerChanging("this server gives the log up", retry_after_ms=_RETRY_MS)
 
 
-def _nobody_listens(name: LogName) -> None:
+def nobody_listens(_: LogName) -> None:
     """No tails are watched."""
 
 

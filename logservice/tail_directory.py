@@ -27,7 +27,7 @@ from rollbook.logservice.ids import LogName, Offset, OwnerEpoch
 from rollbook.logservice.log_nodes import LogNodes
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.positions import find_tail
-from rollbook.logservice.server import LogServer
+from rollbook.logservice.server import LogServer, nobody_listens
 from rollbook.logservice.words import TailOfLog, Tails, WatchTails
 from rollbook.proto.errors import (
     InvalidRequest,
@@ -167,7 +167,7 @@ class TailDirectory:
             self._table.keep(self._covers)
             return
         tasks, self._tasks = self._tasks, []
-        self._server.on_owner_changed = _nobody_listens
+        self._server.on_owner_changed = nobody_listens
         for log in self._server.owned_logs:
             if (owner := self._server.find(log)) is not None:
                 owner.tail_cache.on_grown = None
@@ -357,7 +357,3 @@ class TailDirectory:
 def _wake(turn: "asyncio.Future[None]") -> None:
     if not turn.done():
         turn.set_result(None)
-
-
-def _nobody_listens(log: LogName) -> None:
-    """Nobody watches tails."""

@@ -742,10 +742,12 @@ def span_of(block: bytes) -> tuple[Offset, Offset]:
     try:
         base_offset, count = _SPAN.unpack_from(block, _SERVER_HALF)
     except struct.error:
-        raise BlockCorrupt(
-            f"a block begins with {HEADER_BYTES} bytes, and this one has {len(block)}"
-        ) from None
+        raise _without_header(block) from None
     return base_offset, base_offset + count
+
+
+def _without_header(block: bytes) -> BlockCorrupt:
+    return BlockCorrupt(f"a block begins with {HEADER_BYTES} bytes, and this one has {len(block)}")
 
 
 def packed_body_of(block: bytes) -> int:
@@ -756,9 +758,7 @@ def packed_body_of(block: bytes) -> int:
     try:
         codec, unpacked_bytes = _PACKING.unpack_from(block, _CODEC_AT)
     except struct.error:
-        raise BlockCorrupt(
-            f"a block begins with {HEADER_BYTES} bytes, and this one has {len(block)}"
-        ) from None
+        raise _without_header(block) from None
     return unpacked_bytes if codec else 0
 
 
