@@ -43,7 +43,7 @@ def test_the_readme_shows_the_same() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     for line in first.splitlines():
         if line.startswith(("import rollbook.spark", "orders")):
-            assert f"    {line}\n" in readme
+            assert f"\n{line}\n" in readme
 
 
 def test_every_option_is_on_the_page() -> None:
