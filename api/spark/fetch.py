@@ -116,8 +116,7 @@ class _Reading:
         span, point = self.span, Point(self.span.uid, self.position)
         if isinstance(error, NoSuchLog | LogDeleted):
             return deleted(span.log, point)
-        told = self._channel.tail_of(LogName.parse(span.log))
-        tail = Tail(told.uid, told.head, told.tail, told.is_sealed)
+        tail = Tail.of(self._channel.tail_of(LogName.parse(span.log)))
         if isinstance(error, LogReplaced):
             return replaced(span.log, point, tail)
         return truncated(

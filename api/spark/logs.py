@@ -70,6 +70,12 @@ class Logs:
                 return tail.tail
             case AtOffset(offset):
                 return self._checked(log, offset, tail, is_strict)
+        beyond = BeyondTail(
+            f"{log} has no record at {wanted} or later",
+            next_step="to start at its tail, set timestampNotFound=latest",
+            log=log,
+            tail=tail.tail,
+        )
         try:
             found: words.FoundOffset = self._channel.ask(
                 words.FindOffset(LogName.parse(log), wanted, tail.uid)
@@ -77,19 +83,9 @@ class Logs:
         except BeyondTail as error:
             if finds_latest:
                 return tail.tail
-            raise BeyondTail(
-                f"{log} has no record at {wanted} or later",
-                next_step="to start at its tail, set timestampNotFound=latest",
-                log=log,
-                tail=tail.tail,
-            ) from error
+            raise beyond from error
         if found.offset >= tail.tail and not finds_latest and found.offset >= found.tail:
-            raise BeyondTail(
-                f"{log} has no record at {wanted} or later",
-                next_step="to start at its tail, set timestampNotFound=latest",
-                log=log,
-                tail=tail.tail,
-            )
+            raise beyond
         return min(max(found.offset, tail.head), tail.tail)
 
     def _checked(self, log: str, offset: int, tail: Tail, is_strict: bool) -> int:

@@ -37,8 +37,7 @@ class Tails:
         self.close()
         watch = self._watch = self._opened()
         self._known, self._inexact = {}, {}
-        told = self._channel.patiently(watch.ready)
-        self._take(told.values(), ())
+        self._take(self._channel.patiently(watch.ready).values(), ())
         missing = [name for name in self._selection.names if name not in self._known]
         self._ask_for([*missing, *self._inexact])
         return dict(self._known)
@@ -84,12 +83,12 @@ class Tails:
         for log in gone:
             self._known.pop(str(log), None)
             self._inexact.pop(str(log), None)
-        for told in tails:
-            name = str(told.log)
+        for tail in tails:
+            name = str(tail.log)
             if not self._selection.covers(name):
                 continue
-            self._known[name] = Tail(told.uid, told.head, told.tail, told.is_sealed)
-            if told.is_exact:
+            self._known[name] = Tail.of(tail)
+            if tail.is_exact:
                 self._inexact.pop(name, None)
             else:
                 self._inexact.setdefault(name, time.monotonic())
@@ -103,11 +102,10 @@ class Tails:
         """Their owners, which opens them."""
         for name in names:
             try:
-                told = self._channel.tail_of(LogName.parse(name))
+                self._known[name] = Tail.of(self._channel.tail_of(LogName.parse(name)))
             except (NoSuchLog, LogDeleted):
                 self._known.pop(name, None)
                 self._inexact.pop(name, None)
                 continue
-            self._known[name] = Tail(told.uid, told.head, told.tail, told.is_sealed)
             if name in self._inexact:
                 self._inexact[name] = time.monotonic()

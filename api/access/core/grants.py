@@ -124,12 +124,12 @@ def narrowed(grants: Grants, asked: words.WatchTails) -> words.WatchTails:
     return replace(asked, logs=tuple(logs), prefixes=tuple(prefixes))
 
 
-def visible_of(grants: Grants, told: words.Tails) -> words.Tails:
+def visible_of(grants: Grants, message: words.Tails) -> words.Tails:
     if grants.shows_all:
-        return told
-    tails = tuple(each for each in told.tails if is_visible(grants, str(each.log)))
-    gone = tuple(log for log in told.gone if is_visible(grants, str(log)))
-    return replace(told, tails=tails, gone=gone)
+        return message
+    tails = tuple(each for each in message.tails if is_visible(grants, str(each.log)))
+    gone = tuple(log for log in message.gone if is_visible(grants, str(log)))
+    return replace(message, tails=tails, gone=gone)
 
 
 EVERYTHING: Final = Grants((EVERY_LOG,), (EVERY_LOG,), (EVERY_LOG,))

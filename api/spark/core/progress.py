@@ -12,8 +12,9 @@ later under its name: offsets of the one mean other records in the other (SK2).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
+from rollbook.logservice import words
 from rollbook.proto.errors import (
     InvalidRequest,
     LogDataLoss,
@@ -41,6 +42,10 @@ class Tail(NamedTuple):
     head: int
     tail: int
     is_sealed: bool = False
+
+    @classmethod
+    def of(cls, found: words.LogTail | words.TailOfLog) -> Self:
+        return cls(found.uid, found.head, found.tail, found.is_sealed)
 
 
 Points = Mapping[str, Point]
