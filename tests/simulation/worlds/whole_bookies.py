@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from inspect import iscoroutinefunction
+from types import ModuleType
 from typing import Any, Final
 
 from rollbook.bookie.config import ServerConfig, StorageConfig
+from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import (
     DataLost,
     TornRecord,
@@ -63,3 +65,15 @@ def measured(history: History, steps: Iterable[InnerStep]) -> list[Patch]:
         return take
 
     return [(owner, name, measure(getattr(owner, name), step)) for owner, name, step in steps]
+
+
+def remembering(*modules: ModuleType) -> list[Patch]:
+    """What a cluster says of itself never changes: these modules read it once in a run."""
+    known: list[Any] = []
+
+    async def open_known(*arguments: Any, **options: Any) -> Any:
+        if not known:
+            known.append(await open_cluster(*arguments, **options))
+        return known[0]
+
+    return [(module, "open_cluster", open_known) for module in modules]

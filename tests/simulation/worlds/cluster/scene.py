@@ -21,7 +21,7 @@ from rollbook.bookie import bookie
 from rollbook.ledger import seat_watch
 from rollbook.ledger.core.absences import Absences
 from rollbook.ledger.ledger_tail import LedgerTail
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
@@ -56,7 +56,7 @@ from tests.simulation.worlds.ledger.bookies import (
 )
 from tests.simulation.worlds.ledger.users import Sums
 from tests.simulation.worlds.stage import CRASH, LIVENESS, Stage
-from tests.simulation.worlds.whole_bookies import InnerStep, measured
+from tests.simulation.worlds.whole_bookies import InnerStep, measured, remembering
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
@@ -86,25 +86,13 @@ class ClusterScene:
         with (
             planted(FRUGAL),
             planted(_RESTLESS),
-            planted(_remembering()),
+            planted(remembering(bookie, ledger_users, users)),
             planted(self._patches),
             planted(watched(run.world, run.checker)),
             planted(measured(run.history, _INNER_STEPS)),
             planted(run.judged()),
         ):  # What is planted now is what it looks at.
             return run.report()
-
-
-def _remembering() -> list[Patch]:
-    """What a cluster tells of itself never changes: it is read once in a run."""
-    known: list[Any] = []
-
-    async def open_known(*arguments: Any, **options: Any) -> Any:
-        if not known:
-            known.append(await open_cluster(*arguments, **options))
-        return known[0]
-
-    return [(each, "open_cluster", open_known) for each in (bookie, ledger_users, users)]
 
 
 # What takes minutes in production takes moments here, in the same order.

@@ -23,7 +23,7 @@ from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledger_tail import LedgerTail
 from rollbook.ledger.recovery import Recovery, _Attempt
-from rollbook.proto.cluster.cluster import initialise, open_cluster
+from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
@@ -41,7 +41,7 @@ from tests.simulation.worlds.ledger.bookies import FRUGAL, ROOT, STORAGE, Cluste
 from tests.simulation.worlds.ledger.drills import MEMBER, STRANGER
 from tests.simulation.worlds.ledger.users import Sums, Users
 from tests.simulation.worlds.stage import LIVENESS, Stage
-from tests.simulation.worlds.whole_bookies import InnerStep, measured
+from tests.simulation.worlds.whole_bookies import InnerStep, measured, remembering
 from tests.support.planting import Patch, planted
 
 CHAOS_S: Final = plan.CHAOS_US[1] / 1e6
@@ -69,24 +69,12 @@ class LedgerScene:
         run = _Run(case, tell)
         with (
             planted(FRUGAL),
-            planted(_remembering()),
+            planted(remembering(bookie, users)),
             planted(self._patches),
             planted(watched(run.world, run.checker)),
             planted(measured(run.history, _INNER_STEPS)),
         ):
             return run.report()
-
-
-def _remembering() -> list[Patch]:
-    """What a cluster tells of itself never changes: it is read once in a run."""
-    known: list[Any] = []
-
-    async def open_known(*arguments: Any, **options: Any) -> Any:
-        if not known:
-            known.append(await open_cluster(*arguments, **options))
-        return known[0]
-
-    return [(bookie, "open_cluster", open_known), (users, "open_cluster", open_known)]
 
 
 # Steps that no user sees, by what takes them.
