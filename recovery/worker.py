@@ -254,7 +254,10 @@ class Worker:
                 self._put_off(ledger_id, self._config.locked_pause_s)
                 return
             try:
-                await self._repair(ledger_id, lock)
+                if await self._may_try(
+                    ledger_id
+                ):  # Another worker may have failed just before (RP5).
+                    await self._repair(ledger_id, lock)
             finally:
                 await self._marks.release(lock)
         except (*AWAY, NoSuchNode) as error:

@@ -23,6 +23,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import server as server_module
 from rollbook.recovery.config import AuditConfig, WorkerConfig
+from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.server import PartState, RecoveryConfig, RecoveryServer
 from rollbook.recovery.tasks import DrainTasks, Failures, RateOrder
@@ -486,6 +487,29 @@ async def test_a_failure_is_written_down_and_waits_for_its_next_try(cluster: Loc
         assert failure is not None
         assert (failure.attempts, failure.code) == (1, "QUORUM_UNAVAILABLE")
         assert site.worker.stats.failed == 1
+        assert await site.marked() == [ledger_id]
+        assert await site.marks.locked() == set()
+
+
+async def test_what_another_worker_failed_at_just_before_is_not_tried_at_once(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RP5: it failed between this worker's look at what is due and its lock."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5)
+        await site.lose()
+        await site.mark(ledger_id)
+        take, now_ms = Marks.take, SystemClock().wall_us() // 1000
+        failure = after_failure(None, now_ms, "BOOKIE_UNREACHABLE", "bk-2 is away")
+
+        async def take_after_the_other(marks: Marks, of: LedgerId, holder: str) -> Lock | None:
+            await site.failures.write(of, failure)
+            return await take(marks, of, holder)
+
+        monkeypatch.setattr(Marks, "take", take_after_the_other)
+        await site.worker.work_once()
+        assert (site.worker.stats.failed, site.worker.stats.repaired) == (0, 0)
+        assert await site.failures.read(ledger_id) == failure
         assert await site.marked() == [ledger_id]
         assert await site.marks.locked() == set()
 
