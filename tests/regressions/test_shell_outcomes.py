@@ -55,8 +55,10 @@ def test_an_interrupted_append_says_how_many_records_are_acknowledged(
 ) -> None:
     log = f"cut-{int(signal_number)}"
     dev.shell("log", "create", log)
+    # On a busy machine ten seconds pass while the server stands still, and the append would fail before the signal.
+    append = ("log", "append", log, "-o", "json", "--timeout", "60")
     program = subprocess.Popen(
-        [sys.executable, "-m", "rollbook.api.cli.main", "log", "append", log, "-o", "json"],
+        [sys.executable, "-m", "rollbook.api.cli.main", *append],
         env={**os.environ, "ROLLBOOK_SERVER": dev.url},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -81,7 +83,7 @@ def test_an_interrupted_append_says_how_many_records_are_acknowledged(
         dev.child.resume()
         program.kill()
         program.wait()
-    assert program.returncode == 130
+    assert program.returncode == 130, errors
     error = json.loads(errors)["error"]
     assert (error["reason"], error["outcome"]) == ("INTERRUPTED", "unknown")
     counts = [error["ids"][name] for name in ("acknowledged", "in_doubt", "not_appended")]
