@@ -94,7 +94,9 @@ def test_a_kill_neither_loses_nor_repeats_a_line_of_a_shell_script(
         assert list(read_all(other.place, LOG)) == lines
         sources[places.index(other.place)].wait_for(len(lines))
         assert sources[places.index(other.place)].values == lines
-        assert (script.codes.count("200"), sources[0].refusals) == (1, [])
+        # One for the lost answer; another one if the kill came between the owner's append and its answer.
+        assert script.codes.count("200") in (1, 2)
+        assert sources[0].refusals == []
     status, headers, _ = ask(other.place, "GET", LOG)
     assert (status, headers["etag"] != "") == (200, True)
 
