@@ -1,4 +1,4 @@
-"""What operators are told of a bookie's settings is what it has."""
+"""What `docs/operations.md` says about the settings of bookies and recovery servers is what they have."""
 
 import dataclasses
 import re
@@ -7,11 +7,25 @@ from typing import Any, Final
 import pytest
 
 from rollbook.bookie.config import ServerConfig, SpaceConfig, StorageConfig
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from tests.support.processes import REPOSITORY
 
 PAGE: Final = REPOSITORY / "docs" / "operations.md"
+SECTIONS: Final[dict[str, type[Any]]] = {
+    "storage": StorageConfig,
+    "space": SpaceConfig,
+    "server": ServerConfig,
+    "audit": AuditConfig,
+    "worker": WorkerConfig,
+    "steward": StewardConfig,
+    "heal": HealConfig,
+}
+_SECTION: Final = re.compile(
+    r"^\*\*`\[([a-z]+)\]`\*\*(.*?)(?=^\*\*`\[|^## )", re.MULTILINE | re.DOTALL
+)
 _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20}
+TABLES: Final = dict(_SECTION.findall(PAGE.read_text()))
 
 
 def _value(text: str) -> object:
@@ -21,12 +35,11 @@ def _value(text: str) -> object:
     return float(number.replace(",", "")) * _UNITS.get(unit, 1)
 
 
-@pytest.mark.parametrize(
-    ("section", "shape"),
-    [("storage", StorageConfig), ("space", SpaceConfig), ("server", ServerConfig)],
-)
+def test_each_section_has_its_table() -> None:
+    assert list(TABLES) == list(SECTIONS)
+
+
+@pytest.mark.parametrize(("section", "shape"), SECTIONS.items())
 def test_each_setting_has_its_row_and_its_default(section: str, shape: type[Any]) -> None:
-    settings = PAGE.read_text().partition("## Settings of a bookie\n")[2].partition("\n## ")[0]
-    table = settings.partition(f"\n**`[{section}]`**")[2].partition("\n**`[")[0]
-    told = [(name, _value(default)) for name, default in _ROW.findall(table)]
-    assert told == [(field.name, field.default) for field in dataclasses.fields(shape)]
+    rows = [(name, _value(default)) for name, default in _ROW.findall(TABLES[section])]
+    assert rows == [(field.name, field.default) for field in dataclasses.fields(shape)]
