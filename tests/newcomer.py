@@ -41,8 +41,8 @@ class Step:
 
 
 def steps() -> Iterator[Step]:
-    """In the order in which they are read; of the README what its first screens say of named logs."""
-    first = README.read_text().partition("\n## Named logs\n")[2].partition("\n## ")[0]
+    """In the order in which they are read; of the README its first five minutes."""
+    first = README.read_text().partition("\n## First five minutes\n")[2].partition("\n## ")[0]
     texts = {"README.md": first}
     texts |= {name: (REPOSITORY / "docs" / name).read_text() for name in _PAGES}
     for name, text in texts.items():

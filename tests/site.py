@@ -32,6 +32,7 @@ def gather(folder: Path) -> None:
         for outside in _OUTSIDE.findall(text):
             _put_example(ROOT / outside, folder / outside)
         (folder / page.name).write_text(_OUTSIDE.sub(_inside, text))
+    shutil.copytree(DOCS / "pictures", folder / "pictures", dirs_exist_ok=True)
     for name, text in (("rest", rest()), ("commands", commands()), ("grpc", grpc())):
         (folder / f"reference-{name}.md").write_text(text)
 

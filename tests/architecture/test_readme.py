@@ -1,4 +1,4 @@
-"""What people are told to type works as written: by the README, and by every `--help`."""
+"""The commands in the README, in the first pages and in every `--help` work as written."""
 
 import json
 import os
@@ -20,8 +20,12 @@ from tests.support import bookies, processes
 from tests.support.bookies import PATIENCE_S, RunningBookie
 
 README = (ROOT / "README.md").read_text()
-SHELL_BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-LINKS = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+BOOKIES = (ROOT / "docs" / "bookies.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+SHELL_BLOCKS = re.findall(r"^```sh\n(.*?)^```", BOOKIES, re.MULTILINE | re.DOTALL)
+LINKS = re.findall(r"\]\((?!http)([^)#]+)\)", README + CONTRIBUTING)
+README_LINES, README_BYTES = 120, 7_168
+PICTURE_BYTES = 40_960
 # On a line, or with backslashes over several; in a block, or in the text.
 TYPED = re.compile(r"rollbook (?:'[^'\n]*'|[^\n`|&;)\\]|\\\n)+")
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -42,9 +46,20 @@ def test_shell_blocks_run_as_written(block: str, tmp_path: Path) -> None:
     assert "instance_id" in done.stdout
 
 
-def test_the_bookie_of_the_readme_serves(tmp_path: Path) -> None:
-    """In the cluster of the README; ports are free ones, so that it can run anywhere."""
-    (command,) = re.findall(r"^    (rollbook server bookie (?:.*\\\n)*.*)$", README, re.MULTILINE)
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= README_LINES
+    assert len(README.encode()) <= README_BYTES
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs" / "pictures").iterdir())
+    assert pictures
+    assert [each.name for each in pictures if each.stat().st_size > PICTURE_BYTES] == []
+
+
+def test_the_bookie_of_the_page_serves(tmp_path: Path) -> None:
+    """In the cluster of the page; ports are free ones, so that it can run anywhere."""
+    (command,) = re.findall(r"^    (rollbook server bookie (?:.*\\\n)*.*)$", BOOKIES, re.MULTILINE)
     command = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:0", command)
     script = f"{SHELL_BLOCKS[0]}\nexec {command}"
     environ = {**os.environ, "PATH": PATH}
@@ -129,7 +144,7 @@ def _told_by(tree: str) -> Iterator[tuple[str, ...]]:
             yield (*within, word)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md", "docs/bookies.md"])
 def test_every_command_of_a_page_can_be_typed(page: str) -> None:
     found = _typed((ROOT / page).read_text())
     assert len(found) > 3
@@ -137,8 +152,8 @@ def test_every_command_of_a_page_can_be_typed(page: str) -> None:
         _parse(line, page)
 
 
-@pytest.mark.parametrize("line", re.findall(r"^\| `([a-z][^`]+)` \|", README, re.MULTILINE))
-def test_every_kind_of_test_in_the_readme_can_be_typed(line: str) -> None:
+@pytest.mark.parametrize("line", re.findall(r"^\| `([a-z][^`]+)` \|", CONTRIBUTING, re.MULTILINE))
+def test_every_kind_of_test_in_the_page_can_be_typed(line: str) -> None:
     door._parser().parse_args(line.split())
 
 

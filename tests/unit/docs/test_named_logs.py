@@ -12,7 +12,7 @@ from tests.support.processes import REPOSITORY
 README: Final = REPOSITORY / "README.md"
 _PLACE: Final = "log://127.0.0.1:7400"
 (COMMANDS,) = pages.blocks(README, "bash")
-_DEMO, SHOWN_BY_DEV, SHOWN = pages.blocks(README, "text")
+SHOWN_BY_DEV, SHOWN = pages.blocks(README, "text")
 PROGRAMS = pages.blocks(README, "python")
 
 
@@ -41,4 +41,4 @@ def run_programs(dev: RunningDev, folder: Path) -> None:
         shown += pages.run_program(program.replace(_PLACE, f"log://{dev.address}"), folder)
     lines = shown.splitlines()
     assert re.fullmatch(r"\d+ b'3' b'paid 3'", lines[0])
-    assert re.fullmatch(r"\d+ b'shipped 3'", lines[1])
+    assert re.fullmatch(r"\d+ None b'shipped 3'", lines[1])
