@@ -134,6 +134,15 @@ def _parser() -> argparse.ArgumentParser:
         "spark", help="the data source for Spark: its rules, and one SparkSession; < 90 s"
     )
     spark.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
+    spark.add_argument(
+        "--kills",
+        type=_count,
+        help="of drivers, workers, log owners and bookies: that many instead",
+    )
+    spark.add_argument(
+        "--flaw", default="", metavar="NAME", help="with --kills: a bug of tests/spark/flaws.py"
+    )
+    spark.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     spark.set_defaults(run=kinds.spark)
 
     fuzz = kind.add_parser("fuzz", help="mutated bytes through every decoder")

@@ -96,6 +96,12 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["images"] = ["tests", "crash", images, first]
     kills = ["--kills=10", "--browser"] if arguments.thorough else ["--kills=3"]
     kinds["kills"] = ["tests", "rest", *kills, first]
+    kinds["spark-kills"] = [
+        "tests",
+        "spark",
+        "--kills=30" if arguments.thorough else "--kills=4",
+        first,
+    ]
     if arguments.thorough:
         kinds["owners"] = ["tests", "chaos", "--of=logs", "--seconds=15", first]
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
@@ -121,7 +127,14 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults and commands, the others for processes.
 _WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "losses", "doors")
-_PATIENT: Final[tuple[str, ...]] = ("crash", "hostile", "interop", "regressions", "spark")
+_PATIENT: Final[tuple[str, ...]] = (
+    "crash",
+    "hostile",
+    "interop",
+    "regressions",
+    "spark",
+    "spark-kills",
+)
 # The others know no time but their own, or have patience: they take what is left of the processors.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 
@@ -455,12 +468,19 @@ def regressions(arguments: argparse.Namespace) -> Tally:
 
 
 def spark(arguments: argparse.Namespace) -> Tally:
-    """The data source for Spark. What needs a JVM is skipped where there is none."""
+    """The data source for Spark, or a query under kills. What needs a JVM is skipped where there is none."""
     try:
         importlib.import_module("rollbook.api.spark.requirements").require_libraries()
     except ImportError as error:
         how = "pip install 'rollbook[spark]'"
         return Tally("tests", skipped=[missing_piece("spark", str(error), how)])
+    if arguments.kills:
+        if reason := importlib.import_module("tests.spark.session").why_not():
+            return Tally("records", skipped=[reason])
+        kills = importlib.import_module("tests.spark.kills")
+        wanted = arguments.kills, arguments.seed, _progress("kills"), _say
+        found: Tally = kills.run(*wanted, arguments.flaw)
+        return found
     return _pytest("tests/spark", *arguments.pytest_arguments)
 
 

@@ -1,17 +1,19 @@
-"""Bugs that are planted in the source and the sink, each of which a story must notice."""
+"""Every planted bug is noticed by a story."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from rollbook.api.client.sync import SyncClient
-from rollbook.api.spark import appends, stream
-from rollbook.api.spark.core.progress import Beginning, Point
 from rollbook.api.spark.failures import RollbookFailure
-from rollbook.logservice.ids import ProducerRef
 from tests.regressions.lone_server import Site
 from tests.spark.drive import Query, forget_process
+from tests.spark.flaws import (
+    no_comparison,
+    no_look_behind_the_mark,
+    numbers_by_partition,
+    start_from_initial_offset,
+)
 from tests.spark.test_sink import SMALL, expected, rows, sink_of, values
 
 Story = Callable[[Site, SyncClient, str], None]
@@ -43,43 +45,6 @@ def written_again_with_other_rows(site: Site, client: SyncClient, name: str) -> 
     forget_process()
     with pytest.raises(RollbookFailure, match="SINK_REPLAY_DIVERGED"):
         sink.run(0, rows(1, 61))
-
-
-def start_from_initial_offset(patch: pytest.MonkeyPatch) -> None:
-    """The start is looked up again when the batch is planned."""
-    first_end = stream._Live._first_end
-
-    def resolved_again(self: Any, is_limited: bool) -> Any:
-        self._starts = None
-        end = first_end(self, is_limited)
-        return {**end, "logs": {}, "from": {}}
-
-    patch.setattr(stream._Live, "_first_end", resolved_again)
-    patch.setattr(
-        stream,
-        "begin",
-        lambda known, tails: Beginning(
-            {name: Point(tail.uid, tail.tail) for name, tail in tails.items()}, []
-        ),
-    )
-
-
-def no_look_behind_the_mark(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
-
-
-def numbers_by_partition(patch: pytest.MonkeyPatch) -> None:
-    """What another partition has written is taken for new."""
-    patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
-    patch.setattr(
-        appends.Batch,
-        "ref",
-        lambda self, seq: ProducerRef(self.producer + b"/p%d" % id(self), self.number, seq),
-    )
-
-
-def no_comparison(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(appends.LogSink, "_is_same", lambda *_: True)
 
 
 STORIES: tuple[Story, ...] = (
