@@ -17,13 +17,13 @@ import structlog
 from rollbook import __version__
 from rollbook.api.cli.bookie_settings import (
     BookieFile,
-    RealMachine,
     advising,
     http_address_of,
     open_store,
     read_bookie_config,
     settings_of,
 )
+from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig

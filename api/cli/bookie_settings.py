@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.bookie.core.remedies import FORMAT, INIT, REJOIN, WRITE_OFF
@@ -21,8 +21,7 @@ from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig, RollbookError
 from rollbook.proto.metastore.url import Backend, MetadataUrl
-from rollbook.proto.ports import Address, Clock, Disk, MetadataStore, Randomness, Transport
-from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.config import (
     PREFIX,
     load_config,
@@ -31,11 +30,9 @@ from rollbook.proto.runtime.config import (
     telling_who_said,
     variables_of_flags,
 )
-from rollbook.proto.runtime.disk import SystemDisk
-from rollbook.proto.runtime.logs import LEVELS, configure_logs
+from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import (
-    SocketTransport,
     address_of_this_host,
     name_of_this_host,
 )
@@ -97,11 +94,6 @@ def http_address_of(config: BookieConfig) -> Address:
     return parse_address(
         config.http, "http", default_host="127.0.0.1", default_port=_DEFAULT_HTTP_PORT
     )
-
-
-def check_log_level(level: str) -> None:
-    if level not in LEVELS:
-        raise BadConfig(f"log_level must be {', '.join(LEVELS)}", settings=("log_level",))
 
 
 def _advertising(config: BookieConfig) -> BookieConfig:
@@ -198,14 +190,6 @@ def _listed_in_environ(variable: str) -> list[str]:
 
 
 # --- What it runs on --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RealMachine:
-    disk: Disk = field(default_factory=SystemDisk)
-    transport: Transport = field(default_factory=SocketTransport)
-    clock: Clock = field(default_factory=SystemClock)
-    randomness: Randomness = field(default_factory=random.SystemRandom)
 
 
 async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:

@@ -19,9 +19,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rollbook.api.cli.bookie_settings import RealMachine
 from rollbook.api.cli.failures import explain_error
 from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server
+from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.recovery_server import (
     RecoveryServerConfig,
     RecoverySettings,

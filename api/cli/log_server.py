@@ -16,8 +16,8 @@ import click
 
 from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.cli.bookie_settings import RealMachine, check_log_level
 from rollbook.api.cli.log_peers import ShownToPeers
+from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.server import GrpcServer

@@ -20,11 +20,10 @@ from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie_settings import (
     RECOVERY_SECTIONS,
     BookieFile,
-    RealMachine,
-    check_log_level,
     load_section,
     read_bookie_config,
 )
+from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.api.cli.recovery_work import AdminDoubts
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Settings, addresses_of

@@ -59,6 +59,21 @@ def test_imports_follow_the_table(module: Module) -> None:
             assert rest.partition(".")[0] in allowed, f"{module.package} may not import {name}"
 
 
+def test_a_log_server_imports_no_bookie() -> None:
+    """It starts faster so."""
+    of = {f"rollbook.{'.'.join(m.path.with_suffix('').parts)}": m for m in hand_written()}
+    loaded: set[str] = set()
+    wanted = ["rollbook.api.cli.log_server"]
+    while wanted:
+        name = wanted.pop()
+        if name in of and name not in loaded:
+            loaded.add(name)
+            for each in of[name].imports():
+                wanted += (each, each.rpartition(".")[0])
+    assert "rollbook.logservice.server" in loaded
+    assert not [name for name in loaded if name.startswith("rollbook.bookie.")]
+
+
 @pytest.mark.parametrize(
     "module", [m for m in hand_written() if m.is_core], ids=lambda m: str(m.path)
 )
