@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -64,7 +65,7 @@ def check(_arguments: argparse.Namespace) -> Tally:
     """What one runs before a commit."""
     unit = {"unit": ["tests", "unit"]}
     smoke = {"simulate": ["tests", "simulate", f"--seeds={SMOKE_SEEDS}"]}
-    return _steps((_STYLE | unit | smoke, ()))
+    return _steps(_STYLE | unit | smoke)
 
 
 def everything(arguments: argparse.Namespace) -> Tally:
@@ -117,43 +118,54 @@ def everything(arguments: argparse.Namespace) -> Tally:
     clusters = "--seeds=120" if arguments.thorough else "--seeds=30"
     kinds["clusters"] = ["tests", "simulate", "--world=cluster", clusters]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
-    every = style | {"unit": ["tests", "unit", "--of=cores"]} | kinds
-    every["doors"] = ["tests", "unit", "--of=doors"]
-    waiting = {name: every.pop(name) for name in _WAITING if name in every}
-    patient = {name: every.pop(name) for name in _PATIENT if name in every}
-    return _steps((waiting, ()), (patient, ()), (every, _GIVING_WAY))
+    kinds |= style | {"unit": ["tests", "unit", "--of=cores"]}
+    kinds["doors"] = ["tests", "unit", "--of=doors"]
+    waiting, patient, last = (
+        {name: kinds.pop(name) for name in names if name in kinds}
+        for names in (_WAITING, _PATIENT, _LAST)
+    )
+    first_of_all = {name: kinds.pop(name) for name in _FIRST if name in kinds}
+    return _steps({}, waiting, patient, shared=first_of_all | kinds | last)
 
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults and commands, the others for processes.
 _WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "losses", "doors")
 _PATIENT: Final[tuple[str, ...]] = (
-    "crash",
-    "hostile",
-    "interop",
-    "regressions",
-    "spark",
-    "spark-kills",
+    *("interop", "crash", "hostile", "regressions", "spark", "spark-kills"),
 )
 # The others know no time but their own, or have patience: they take what is left of the processors.
+# Each lane that is through takes the next of them, so that all lanes end at about the same time: what
+# takes longest comes first, and what is short last.
 _GIVING_WAY: Final = ("nice", "-n", "10")
+_FIRST: Final = (
+    *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "clusters", "determinism"),
+)
+_LAST: Final = ("fuzz", "rest", "kills", "simulate", "generated")
 
-_Lane = tuple[dict[str, list[str]], Sequence[str]]
-"""Commands, and words before each of them."""
+_Commands = dict[str, list[str]]
 
 
-def _steps(*lanes: _Lane) -> Tally:
-    """Beside each other; the commands of a lane one after the other."""
+def _steps(*lanes: _Commands, shared: Mapping[str, list[str]] = {}) -> Tally:
+    """Beside each other; the commands of a lane one after the other, and then what is left of the shared ones."""
     tally = Tally("kinds")
     folder = _folder()
     compiled = os.path.join(folder, "compiled")
     environment = {**os.environ, "TMPDIR": folder, "PYTHONPYCACHEPREFIX": compiled}
     # Otherwise each process that starts compiles Rollbook again, for half a second and more.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    left = deque((name, [*_GIVING_WAY, *_python(command)]) for name, command in shared.items())
+
+    def run_lane(commands: _Commands) -> None:
+        for name, command in commands.items():
+            _run(name, _python(command), environment, tally)
+        with contextlib.suppress(IndexError):
+            while True:
+                _run(*left.popleft(), environment, tally)
+
     with ThreadPoolExecutor(len(lanes)) as threads:
-        running = [threads.submit(_run_in_turn, *lane, environment, tally) for lane in lanes]
-        for each in running:
-            each.result()
+        for _ in threads.map(run_lane, lanes):
+            pass
     tally.skipped = clean(tally.skipped)
     shutil.rmtree(compiled if tally.failed else folder, ignore_errors=True)
     if tally.failed and os.listdir(folder):
@@ -189,44 +201,42 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _run_in_turn(
-    commands: dict[str, list[str]],
-    prefix: Sequence[str],
-    environment: Mapping[str, str],
-    tally: Tally,
-) -> None:
-    for name, command in commands.items():
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", *command],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout
-        with process.stdout:
-            said = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.monotonic() - started
-        cpu_s = usage.ru_utime + usage.ru_stime  # With all that it has waited for itself.
-        lines = said.splitlines()
-        reasons = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
-        told = ""
-        if process.returncode == 0:
-            verdict = "ok"
-            tally.passed += 1
-        elif process.returncode == NOTHING_CHECKED and reasons:
-            verdict = "skipped"
-        else:
-            verdict = "FAILED"
-            tally.failed += 1
-            told = f"{said}\n"
-        tally.skipped += reasons
-        last = lines[-1] if lines else ""
-        times = f"{seconds:6.1f} s {cpu_s:6.1f} s of CPU"
-        print(f"{told}{name:<12}{verdict:<8}{times}  {last}\n", end="", flush=True)
+def _python(command: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", *command]
+
+
+def _run(name: str, command: Sequence[str], environment: Mapping[str, str], tally: Tally) -> None:
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    with process.stdout:
+        said = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.monotonic() - started
+    cpu_s = usage.ru_utime + usage.ru_stime  # With all that it has waited for itself.
+    lines = said.splitlines()
+    reasons = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
+    told = ""
+    if process.returncode == 0:
+        verdict = "ok"
+        tally.passed += 1
+    elif process.returncode == NOTHING_CHECKED and reasons:
+        verdict = "skipped"
+    else:
+        verdict = "FAILED"
+        tally.failed += 1
+        told = f"{said}\n"
+    tally.skipped += reasons
+    last = lines[-1] if lines else ""
+    times = f"{seconds:6.1f} s {cpu_s:6.1f} s of CPU"
+    print(f"{told}{name:<12}{verdict:<8}{times}  {last}\n", end="", flush=True)
 
 
 # --- pytest -------------------------------------------------------------------------------------
