@@ -149,8 +149,10 @@ class Guarded:
         """The first ones, one more than `limit` if there are as many."""
         found: list[LogName] = []
         page = words.LogNames((), asked.start_after)
+        at_once = limit + 1  # As a rule all of these are visible.
         while len(found) <= limit:
-            rest = replace(asked, start_after=page.next_page, limit=_NAMES_MAX)
+            rest = replace(asked, start_after=page.next_page, limit=at_once)
+            at_once = _NAMES_MAX
             page = await self._core.list_logs(rest, due)
             found += (log for log in page.logs if is_visible(caller.principal.grants, str(log)))
             if not page.next_page:
