@@ -32,10 +32,15 @@ class BookieConfig:
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = 10.0  # Shorter: gone sooner when it dies, and by mere pauses, too.
     drain_s: float = 2.0  # So long clients may take to get their last answers when it stops.
+    startup_s: float = (
+        60.0  # How long it waits for a missing metadata store or cluster at its start.
+    )
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
             raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
+        if not 0 <= self.startup_s <= 86_400:
+            raise BadConfig("startup_s must be 0 to 86400", settings=("startup_s",))
         if not 0 <= self.drain_s <= 60:
             raise BadConfig("drain_s must be 0 to 60", settings=("drain_s",))
         if (self.tls_listen or self.http_tls or self.tls_key) and not self.tls_certificate:

@@ -25,7 +25,7 @@ from rollbook.api.access.core.principals import (
     parse_principals,
 )
 from rollbook.api.access.core.quotas import Account
-from rollbook.api.access.token_file import mode_of, require_own, token_in
+from rollbook.api.access.token_file import require_own, stat_of, token_in
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.proto.errors import BadConfig, Unauthorized
 from rollbook.proto.runtime.config import parse_config
@@ -154,7 +154,7 @@ class Doorkeeper:
         found = Principals([])
         if self._token is not None:
             path = self._token.path
-            found = operator_with(token_in(self._token.data, mode_of(path), path))
+            found = operator_with(token_in(self._token.data, stat_of(path), path))
         if self._access is not None:
             path = self._access.path
             require_own(path)

@@ -1,4 +1,8 @@
-"""The one token of a server that has but one: the first line of a file that only its owner may read."""
+"""A server's single token: the first line of a file that only its owner may read (G7).
+
+A file that belongs to root may also be readable by its group: that is how a container that does not run as root gets
+a secret from Kubernetes or Compose.
+"""
 
 import os
 import stat
@@ -9,6 +13,7 @@ from rollbook.proto.runtime.system_errors import told
 
 _TOKEN_BYTES: Final = (16, 4096)
 _OTHERS_READ: Final = stat.S_IRWXG | stat.S_IRWXO
+_ROOT: Final = 0
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -16,20 +21,20 @@ def read_token(path: str) -> str:
     """Raises `BadConfig`, too if others than its owner may read the file."""
     try:
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             data = file.readline(_TOKEN_BYTES[1] + 1)
     except OSError as error:
         raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
-    return token_in(data, mode, path)
+    return token_in(data, found, path)
 
 
-def token_in(data: bytes, mode: int, path: str) -> str:
+def token_in(data: bytes, found: os.stat_result, path: str) -> str:
     """As `read_token`, of a file that was read before."""
     try:
         token = data.partition(b"\n")[0].decode("ascii").strip()
     except UnicodeDecodeError as error:
         raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
-    if mode & _OTHERS_READ:
+    if found.st_mode & _OTHERS_READ & ~_allowed(found.st_uid):
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
     if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
         raise BadConfig(
@@ -40,10 +45,14 @@ def token_in(data: bytes, mode: int, path: str) -> str:
     return token
 
 
-def mode_of(path: str) -> int:
+def _allowed(owner: int) -> int:
+    return stat.S_IRGRP if owner == _ROOT else 0
+
+
+def stat_of(path: str) -> os.stat_result:
     """Raises `BadConfig`."""
     try:
-        return os.stat(path).st_mode
+        return os.stat(path)
     except OSError as error:
         raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
 

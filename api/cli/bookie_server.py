@@ -7,11 +7,10 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import structlog
 
 from rollbook import __version__
@@ -24,12 +23,14 @@ from rollbook.api.cli.bookie_settings import (
     settings_of,
 )
 from rollbook.api.cli.real_machine import RealMachine
+from rollbook.api.cli.startup import say_ready, wait_for_cluster
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import require_reachable
 from rollbook.proto.errors import BadConfig, BookieFailed, RollbookError
 from rollbook.proto.loopback import is_loopback
+from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
@@ -121,7 +122,11 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
     logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
     settings = _within_limits(settings)
     keep_freed_memory()
-    store = await open_store(settings.bookie, serve=True)
+    store = await wait_for_cluster(
+        MetadataUrl.parse(settings.bookie.metadata),
+        settings.bookie.startup_s,
+        lambda: open_store(settings.bookie, serve=True),
+    )
     machine = RealMachine(SystemDisk(settings.storage.page_cache_bytes))
     bookie = await Bookie.open(machine, store, settings, tls)
     reason, is_serving = "told to", False
@@ -167,9 +172,7 @@ def _within_limits(settings: Settings) -> Settings:
 def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
     """For people and for scripts: its last word is where the bookie listens."""
     pages = f" (http on {http})" if http else ""
-    with suppress(OSError):  # Nobody has to listen.
-        click.echo(f"ready: bookie {bookie.bookie_id}{parts}{pages} on {bookie.address}")
-        sys.stdout.flush()
+    say_ready(f"ready: bookie {bookie.bookie_id}{parts}{pages} on {bookie.address}")
     logger.info("bookie_ready", bookie=bookie.bookie_id, address=str(bookie.address))
 
 

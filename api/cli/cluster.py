@@ -38,7 +38,7 @@ def group() -> None:
     epilog=examples(
         "rollbook cluster init --metadata sqlite:///var/lib/rollbook/metadata.db",
         "rollbook cluster init --metadata zk://zk1,zk2,zk3/ledgers",
-        "rollbook cluster init --metadata zk://zk1/prod/ledgers --layout longhierarchical",
+        "rollbook cluster init --metadata zk://zk1/ledgers --layout longhierarchical --if-missing",
     )
 )
 @metadata_option(WHERE, required=True)  # What is made is named.
@@ -47,12 +47,13 @@ def group() -> None:
     type=click.Choice(_LAYOUTS),
     help="Where ledgers lie below the root.  [default: the URL's, else hierarchical]",
 )
+@click.option("--if-missing", is_flag=True, help="Succeed if it is there already: for scripts.")
 @output_option
-def init(url: str, layout: str | None, output: str) -> None:
+def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
     """Make a new cluster; refuses if there is one."""
     from rollbook.api.cli.cluster_work import make_cluster  # `--help` is quick.
 
-    show_facts(make_cluster(url, layout), output)
+    show_facts(make_cluster(url, layout, if_missing=if_missing), output)
 
 
 @group.command(

@@ -9,7 +9,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
-from rollbook.proto.errors import BadConfig, OutcomeUnknown, Unavailable
+from rollbook.proto.errors import BadConfig, ClusterExists, OutcomeUnknown, Unavailable
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import BookieServiceInfo
 from rollbook.proto.metastore.url import Backend, MetadataUrl
@@ -22,8 +22,11 @@ T = TypeVar("T")
 _TIMEOUT_S: Final = 5.0  # Of one request: somebody waits for the answer.
 
 
-def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
-    """What it is then. Raises `ClusterExists`."""
+def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> dict[str, Any]:
+    """The facts of the new cluster, or with `if_missing` those of the one that is there. Raises `ClusterExists`.
+
+    One that is there with another layout than the one asked for is refused in any case.
+    """
     place = parse_url(url)
     hint = Layout(place.layout.value) if place.layout else None
     wanted = Layout(layout) if layout else hint or Layout.HIERARCHICAL
@@ -37,7 +40,17 @@ def make_cluster(url: str, layout: str | None) -> dict[str, Any]:
     async def make(store: MetadataStore) -> Cluster:
         return await initialise(store, place.ledgers_root, random.SystemRandom(), wanted, place)
 
-    return _facts(place, _run(place, make, create=True))
+    async def make_or_open(store: MetadataStore) -> Cluster:
+        try:
+            return await make(store)
+        except ClusterExists:
+            found = await open_cluster(store, place.ledgers_root, url=place)
+            if found.layout is not wanted and (layout or hint):
+                raise
+            return found
+
+    use = make_or_open if if_missing else make
+    return _facts(place, _run(place, use, create=True))
 
 
 def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

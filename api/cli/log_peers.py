@@ -2,7 +2,7 @@
 
 import time
 
-from rollbook.api.access.token_file import mode_of, token_in
+from rollbook.api.access.token_file import stat_of, token_in
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.client.channels import Security
 from rollbook.logservice.config import LogServerConfig
@@ -21,7 +21,7 @@ class ShownToPeers:
         """Raises `BadConfig`."""
         config, token = self._config, ""
         if self._token is not None:
-            token = token_in(self._token.data, mode_of(self._token.path), self._token.path)
+            token = token_in(self._token.data, stat_of(self._token.path), self._token.path)
         return Security(
             uses_tls=bool(config.tls_certificate),
             authorities=config.tls_authorities,

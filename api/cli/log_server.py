@@ -8,16 +8,15 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import click
 
 from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.log_peers import ShownToPeers
 from rollbook.api.cli.real_machine import RealMachine, check_log_level
+from rollbook.api.cli.startup import say_ready, wait_for_cluster
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
@@ -115,11 +114,8 @@ async def _serve(settings: LogSettings) -> None:
     keep_freed_memory()
     async with log_server(settings, serves_store=True) as running:
         calm_collector()
-        with suppress(OSError):  # Nobody has to listen.
-            if running.http:
-                click.echo(f"rest {running.http}")
-            click.echo(f"ready: log server {running.server.server_id} on {running.address}")
-            sys.stdout.flush()
+        rest = (f"rest {running.http}",) if running.http else ()
+        say_ready(*rest, f"ready: log server {running.server.server_id} on {running.address}")
         await asyncio.Event().wait()
 
 
@@ -143,15 +139,20 @@ async def log_server(
     # Drawing from the system for every token would cost more than the tokens are worth.
     randomness = random.Random(random.SystemRandom().getrandbits(128))
     async with AsyncExitStack() as stack:
-        store = await _open_store(
-            config, randomness, serve=serves_store, session_timeout_s=config.session_timeout_s
-        )
+        url = MetadataUrl.parse(config.metadata)
+
+        async def open_store() -> MetadataStore:
+            timeout_s = config.session_timeout_s
+            return await _open_store(
+                config, randomness, serve=serves_store, session_timeout_s=timeout_s
+            )
+
+        store = await wait_for_cluster(url, config.startup_s, open_store)
         stack.push_async_callback(store.close)
         lease = await _open_store(
             config, randomness, serve=False, session_timeout_s=settings.service.lease_s
         )
         stack.push_async_callback(lease.close)
-        url = MetadataUrl.parse(config.metadata)
         cluster = await open_cluster(store, url.ledgers_root, url=url)
         ledgers = await stack.enter_async_context(
             Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)

@@ -8,11 +8,10 @@ import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import click
 import structlog
 
 from rollbook import __version__
@@ -25,6 +24,7 @@ from rollbook.api.cli.bookie_settings import (
 )
 from rollbook.api.cli.real_machine import RealMachine, check_log_level
 from rollbook.api.cli.recovery_work import AdminDoubts
+from rollbook.api.cli.startup import say_ready, wait_for_cluster
 from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
@@ -34,7 +34,7 @@ from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import Backend, MetadataUrl
-from rollbook.proto.ports import Address
+from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.collector import calm_collector
 from rollbook.proto.runtime.config import read_config_file, variables_of_flags
@@ -81,10 +81,15 @@ class RecoveryServerConfig:
     session_timeout_s: float = (
         10.0  # With the metadata store. Longer: a dead server's locks stay longer.
     )
+    startup_s: float = (
+        60.0  # How long it waits for a missing metadata store or cluster at its start.
+    )
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
             raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
+        if not 0 <= self.startup_s <= 86_400:
+            raise BadConfig("startup_s must be 0 to 86400", settings=("startup_s",))
         if self.tls_certificate and not self.tls_authorities:
             raise BadConfig(
                 "TLS needs tls_authorities: who signs the bookies' certificates",
@@ -224,9 +229,7 @@ async def _serve(settings: RecoverySettings) -> None:
         logger.info("recovery_server_started", server=server.name, version=__version__)
         where = await stack.enter_async_context(_metrics_page(settings.server, server.stats))
         pages = f" (http on {where})" if where else ""
-        with suppress(OSError):  # Nobody has to listen.
-            click.echo(f"ready: recovery server {server.name}, {' and '.join(server.kinds)}{pages}")
-            sys.stdout.flush()
+        say_ready(f"ready: recovery server {server.name}, {' and '.join(server.kinds)}{pages}")
         await asyncio.Event().wait()
 
 
@@ -272,12 +275,16 @@ async def recovery_server(
     randomness = random.Random(random.SystemRandom().getrandbits(128))
     url = MetadataUrl.parse(config.metadata)
     async with AsyncExitStack() as stack:
-        store = await open_metadata_store(
-            url,
-            serve=serves_store,
-            session_timeout_s=config.session_timeout_s,
-            randomness=randomness,
-        )
+
+        async def open_store() -> MetadataStore:
+            return await open_metadata_store(
+                url,
+                serve=serves_store,
+                session_timeout_s=config.session_timeout_s,
+                randomness=randomness,
+            )
+
+        store = await wait_for_cluster(url, config.startup_s, open_store)
         stack.push_async_callback(store.close)
         cluster = await open_cluster(store, url.ledgers_root, url=url)
         transport, ledger = machine.transport, settings.ledger

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from rollbook.api.cli.bookie_options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
-from rollbook.api.cli.numbers import WholeNumber
+from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.api.cli.output import examples
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +42,15 @@ def _log_level_option(command: F) -> F:
     )(command)
 
 
+def _startup_option(command: F) -> F:
+    return click.option(
+        *("--startup-s", "startup_s"),
+        type=Number(0, 86_400),
+        metavar="SECONDS",
+        help="Waits so long for a missing metadata store or cluster.  [default: 60]",
+    )(command)
+
+
 # --- rollbook server bookie -------------------------------------------------------------------
 
 
@@ -68,6 +77,7 @@ def _log_level_option(command: F) -> F:
 @click.option("--insecure", is_flag=True, help="Let it listen off loopback without TLS or token.")
 @click.option("--read-only", is_flag=True, help="Take no new entries.")
 @click.option("--with-recovery", is_flag=True, help="Run a recovery server in its process, too.")
+@_startup_option
 @_log_level_option
 def bookie(**flags: Any) -> None:
     """Run a bookie: it stores entries, and serves them.
@@ -143,6 +153,7 @@ def _log_server_options(command: F) -> F:
 @click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
 @_log_server_options
 @click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
+@_startup_option
 @_log_level_option
 def log(**flags: Any) -> None:
     """Run a log server: it owns logs, appends to them, and reads them.
@@ -192,6 +203,7 @@ def log(**flags: Any) -> None:
     envvar="ROLLBOOK_CONFIG",
     help="TOML, or a bk_server.conf of BookKeeper.",
 )
+@_startup_option
 @_log_level_option
 def recovery(**flags: Any) -> None:
     """Run a recovery server: it notices lost bookies and makes their copies elsewhere.

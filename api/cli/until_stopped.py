@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
+from rollbook.api.cli.startup import notify_manager
 from rollbook.proto.runtime.accepting import bear_full_tables
 
 _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
@@ -23,6 +24,7 @@ async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _S
         if not is_stopping:  # Whoever says it twice must not break off the ending.
             is_stopping = True
             signal.alarm(stop_s_max)  # The kernel's: it goes off even if a disk hangs.
+            notify_manager("STOPPING=1")
             task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,6 +13,7 @@ raising `BadConfig` with the names of those that it is about.
 """
 
 import dataclasses
+import re
 import tomllib
 import types
 import typing
@@ -24,6 +25,20 @@ from rollbook.proto.errors import BadConfig
 
 PREFIX: Final = "ROLLBOOK_"
 CONFIG_BYTES_MAX: Final = 1024 * 1024
+
+# Names of variables, and the values that Kubernetes gives them.
+_OF_KUBERNETES: Final = (
+    (re.compile(r"_SERVICE_HOST$|_PORT_\d+_(TCP|UDP|SCTP)_ADDR$"), re.compile(r"[0-9a-fA-F.:]+")),
+    (
+        re.compile(r"_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_\d+_(TCP|UDP|SCTP)_PORT$"),
+        re.compile(r"\d+"),
+    ),
+    (
+        re.compile(r"_PORT(_\d+_(TCP|UDP|SCTP))?$"),
+        re.compile(r"(tcp|udp|sctp)://[0-9a-fA-F.:\[\]]+"),
+    ),
+    (re.compile(r"_PORT_\d+_(TCP|UDP|SCTP)_PROTO$"), re.compile(r"tcp|udp|sctp")),
+)
 
 C = TypeVar("C")
 
@@ -101,6 +116,8 @@ def load_config(
             continue
         name = variable.removeprefix(prefix).lower()
         if name not in fields:
+            if _is_of_kubernetes(variable, text):
+                continue
             raise BadConfig(f"{variable} names no setting", next_step=_known(fields))
         values[name], said_by[name] = _parsed(text, kinds[name], variable), variable
     for name, variable in variables.items():
@@ -132,6 +149,11 @@ def load_config(
         if check is not None:
             check(loaded)
         return loaded
+
+
+def _is_of_kubernetes(variable: str, text: str) -> bool:
+    """Kubernetes sets such variables for each Service: `rollbook-log` gives ROLLBOOK_LOG_SERVICE_HOST."""
+    return any(name.search(variable) and value.fullmatch(text) for name, value in _OF_KUBERNETES)
 
 
 def variables_of_flags(shape: type[Any]) -> dict[str, str]:

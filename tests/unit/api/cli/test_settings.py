@@ -58,6 +58,7 @@ _SAID: dict[str, str] = {
     "rest": "127.0.0.1:4001",
     "tls_listen": "127.0.0.1:4002",
     "log_level": "error",
+    "startup_s": "5.0",
 }
 _TABLES = {"journal_dir": "storage", "ledger_dir": "storage"}
 
@@ -99,7 +100,7 @@ def test_every_flag_of_a_server_can_be_said_in_the_environment_and_in_the_file(
         tables: dict[str, list[str]] = {}
         for key, value in ({k: v for k, v in usual.items() if k != name} | lines).items():
             line = f'ledger_dirs = ["{value}"]' if key == "ledger_dir" else f'{key} = "{value}"'
-            line = line.replace('"true"', "true")
+            line = line.replace('"true"', "true").replace('"5.0"', "5.0")
             tables.setdefault(_TABLES.get(key, section), []).append(line)
         file = tmp_path / "server.toml"
         file.write_text("\n".join(f"[{t}]\n" + "\n".join(ls) for t, ls in tables.items()))

@@ -98,7 +98,13 @@ async def test_a_taken_port_is_told() -> None:
 
 def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) -> None:
     assert read_token(token_file) == TOKEN
+    os.chmod(token_file, 0o604)
+    with pytest.raises(BadConfig, match="others may read"):
+        read_token(token_file)
     os.chmod(token_file, 0o640)
+    if os.geteuid() == 0:  # A secret of root's may be shared with a group (Kubernetes, Compose).
+        assert read_token(token_file) == TOKEN
+        os.chown(token_file, 65_534, -1)
     with pytest.raises(BadConfig, match="others may read"):
         read_token(token_file)
     with pytest.raises(BadConfig, match="cannot read"):

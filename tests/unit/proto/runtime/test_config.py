@@ -56,6 +56,27 @@ def test_one_clear_error(sources: dict[str, Any]) -> None:
         load(**sources)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ROLLBOOK_JOURNAL_SERVICE_HOST", "10.96.0.7"),
+        ("ROLLBOOK_JOURNAL_SERVICE_HOST", "fd00::7"),
+        ("ROLLBOOK_JOURNAL_SERVICE_PORT", "7400"),
+        ("ROLLBOOK_JOURNAL_SERVICE_PORT_GRPC", "7400"),
+        ("ROLLBOOK_JOURNAL_PORT", "tcp://10.96.0.7:7400"),
+        ("ROLLBOOK_JOURNAL_PORT_7400_TCP", "tcp://[fd00::7]:7400"),
+        ("ROLLBOOK_JOURNAL_PORT_7400_TCP_PROTO", "tcp"),
+        ("ROLLBOOK_JOURNAL_PORT_7400_TCP_PORT", "7400"),
+        ("ROLLBOOK_JOURNAL_PORT_7400_TCP_ADDR", "10.96.0.7"),
+    ],
+)
+def test_variables_of_kubernetes_are_ignored_by_name_and_value(variable: str, value: str) -> None:
+    """A Service called `rollbook-journal` gives all of them to each container."""
+    assert load(environ={variable: value}) == Example()
+    with pytest.raises(BadConfig, match=variable):
+        load(environ={variable: f"not {value}"})
+
+
 def test_a_setting_without_default_is_asked_for() -> None:
     @dataclass(frozen=True)
     class Needy:

@@ -1,0 +1,89 @@
+"""How a server starts: it waits for its cluster, says that it serves, and reports both to a service manager (SU1, SU2)."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import click
+import structlog
+
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import MetadataStore
+
+logger = structlog.get_logger()
+
+_PAUSES_S: Final = (0.5, 2.0)  # Between attempts: the first one, and the longest.
+_REPORT_EVERY_S: Final = 10.0
+_MANAGER: Final = "NOTIFY_SOCKET"  # systemd sets it for `Type=notify`.
+
+T = TypeVar("T")
+
+
+async def wait_for_cluster(
+    url: MetadataUrl, startup_s: float, open_store: Callable[[], Awaitable[MetadataStore]]
+) -> MetadataStore:
+    """The metadata store, once it answers and has the cluster of `url`.
+
+    Retries for `startup_s`, then raises the last `MetadataUnavailable` or `NoSuchCluster`. Any other error is raised
+    at once. Cancelling it leaves no store open.
+    """
+
+    async def attempt() -> MetadataStore:
+        store = await open_store()
+        try:
+            await open_cluster(store, url.ledgers_root, url=url)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    return await retry_while_missing(attempt, startup_s)
+
+
+async def retry_while_missing(attempt: Callable[[], Awaitable[T]], startup_s: float) -> T:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + startup_s
+    report_at, pause_s = loop.time(), _PAUSES_S[0]
+    while True:
+        try:
+            return await attempt()
+        except (MetadataUnavailable, NoSuchCluster) as error:
+            left_s = until - loop.time()
+            if left_s <= 0:
+                raise
+            if loop.time() >= report_at:
+                report_at = loop.time() + _REPORT_EVERY_S
+                logger.warning(
+                    "startup_waits",
+                    reason=error.code.reason,
+                    detail=str(error),
+                    gives_up_after_s=round(left_s, 1),
+                )
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+
+def say_ready(*lines: str) -> None:
+    """For people and scripts on standard output, and for systemd."""
+    with suppress(OSError):  # Standard output may be closed.
+        for line in lines:
+            click.echo(line)
+        sys.stdout.flush()
+    notify_manager("READY=1")
+
+
+def notify_manager(state: str) -> None:
+    """Tells the service manager that started this process, if there is one that listens."""
+    path = os.environ.get(_MANAGER, "")
+    if not path:
+        return
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(address)
+        sender.sendall(state.encode())
