@@ -21,12 +21,12 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.marks import Marks
-from rollbook.proto.errors import BadMetadata, MetadataConflict
+from rollbook.proto.errors import BadMetadata, MetadataConflict, SessionExpired
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import TaskGroup
@@ -77,6 +77,7 @@ class Auditor:
         checks: Checks | None = None,
     ) -> None:
         """`watcher` was started; `index` is kept by its owner. Without `checks` it looks for lost bookies only."""
+        self._store = store
         self._clock = clock
         self._watcher = watcher
         self._index = index
@@ -134,26 +135,37 @@ class Auditor:
         """Bookies that are registered, named by a cookie, or named by a ledger."""
 
         async def look() -> None:
-            live = self._watcher.current
-            known = await self._cookies.list()
-            await self._index.settle()
-            registered = {*live.writable, *live.read_only}
-            before = set(self._losses.missing)
-            now_ns = self._clock.monotonic_ns()
-            self._losses.on_members(known, self._index.bookies(), registered, now_ns)
-            missing = set(self._losses.missing)
-            for bookie in sorted(missing - before):
-                logger.warning("bookie_missed", bookie=bookie, ledgers=self._index.count(bookie))
-            for bookie in sorted(before - missing):
-                logger.info("bookie_returned", bookie=bookie)
-            self._passed &= missing
-            self._has_members = True
-            self._has_news.set()
+            seen = await self._look_at_members()
+            wait_s = LOOK_AGAIN_S
+            if (next_ns := self._losses.next_look_ns()) is not None:
+                wait_s = min(next_ns / 1e9, LOOK_AGAIN_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._watcher.changed(live)
+                async with asyncio.timeout(wait_s):
+                    await self._watcher.changed(seen)
 
         await patiently("members", look)
+
+    async def _look_at_members(self) -> LiveBookies:
+        """Raises `SessionExpired` if all was not seen in one session, `Unavailable`, `OutcomeUnknown`."""
+        session = self._store.session
+        known = await self._cookies.list()
+        await self._index.settle()
+        now_ns = self._clock.monotonic_ns()  # Not later: what is seen may be old when it is heard.
+        live = await self._watcher.look()
+        if self._store.session != session:
+            raise SessionExpired(session=session)
+        registered = {*live.writable, *live.read_only}
+        before = set(self._losses.missing)
+        self._losses.on_members(known, self._index.bookies(), registered, session, now_ns)
+        missing = set(self._losses.missing)
+        for bookie in sorted(missing - before):
+            logger.warning("bookie_missed", bookie=bookie, ledgers=self._index.count(bookie))
+        for bookie in sorted(before - missing):
+            logger.info("bookie_returned", bookie=bookie)
+        self._passed &= missing
+        self._has_members = True
+        self._has_news.set()
+        return live
 
     async def _look_at_switch(self) -> None:
         is_enabled = await self._marks.is_enabled()
@@ -173,6 +185,8 @@ class Auditor:
             return
         seconds, _ = found
         self._losses.on_delay(seconds)
+        if before is not None:
+            await until_done("delay", self._look_at_members)  # As things are when somebody asks.
         if before is not None and (seconds == before[0] or seconds == 0):
             logger.info("audit_asked_for")
             self._losses.on_asked()
@@ -239,8 +253,7 @@ class Auditor:
             self._tell()
             await self._has_news.wait()
             return
-        now_ns = self._clock.monotonic_ns()
-        lost = self._losses.lost(now_ns)
+        lost = self._losses.lost()
         self._tell()
         if new := lost - self._passed:
             await self._pass(new)
@@ -252,15 +265,7 @@ class Auditor:
         else:
             if self._may_mark:
                 self._is_idle.set()
-            await self._wait(self._losses.next_ns(now_ns))
-
-    async def _wait(self, until_ns: int | None) -> None:
-        wait_s = None
-        if until_ns is not None:
-            wait_s = max(until_ns - self._clock.monotonic_ns(), 0) / 1e9 + 0.001
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._has_news.wait()
+            await self._has_news.wait()
 
     async def _pass(self, lost: frozenset[BookieId]) -> None:
         await self._index.settle()
@@ -349,7 +354,7 @@ class Auditor:
         state.is_enabled = bool(self._is_enabled)
         state.delay_s = self._delay[0] if self._delay else self._config.lost_bookie_delay_s
         state.missing = list(losses.missing)
-        state.lost = sorted(losses.lost(self._clock.monotonic_ns()))
+        state.lost = sorted(losses.lost())
         state.unreadable = len(self._index.unreadable) + len(self._bad_marks)
         state.checks = {kind.value: each for kind, each in self._schedule.states.items()}
         if self._may_mark:

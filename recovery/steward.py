@@ -48,7 +48,8 @@ from rollbook.proto.ports import Clock, EventKind, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.census import take_census
 from rollbook.recovery.config import StewardConfig
-from rollbook.recovery.core.drains import DrainFacts, Step, is_final, next_step
+from rollbook.recovery.core.drains import DrainFacts, Step, is_stuck, next_step
+from rollbook.recovery.core.failures import Failure
 from rollbook.recovery.core.lifecycle import fail, finish, revert
 from rollbook.recovery.core.shapes import Shape
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtState
@@ -121,8 +122,9 @@ class Steward:
         self._suspects: dict[BookieId, _Suspect] = {}
         self._cared_for: frozenset[BookieId] = frozenset()  # Not Active.
         self._draining: frozenset[BookieId] = frozenset()
-        self._failing: dict[LedgerId, bool] = {}  # And whether that is final.
-        self._looked_at: LiveBookies | None = None
+        self._failed: frozenset[BookieId] = frozenset()
+        self._failing: dict[LedgerId, Failure] = {}
+        self._looked_at: tuple[LiveBookies, list[str]] | None = None
         self._look_again_ns = 0
 
     async def lead(self, vote: Vote) -> None:
@@ -203,7 +205,9 @@ class Steward:
             self._cared_for = frozenset(
                 each.bookie for each in lifecycles if not each.lifecycle.takes_entries
             )
-            await self._look_at_what_nobody_tells()
+            failed = _in_state(lifecycles, LifecycleState.DRAINING_FAILED)
+            self._failed = frozenset(each.bookie for each in failed)
+            await self._look_at_what_nobody_tells(lifecycles)
             await self._drain_all(vote, _in_state(lifecycles, LifecycleState.DRAINING))
             await self._guard(vote, _in_state(lifecycles, LifecycleState.DRAINED))
             await self._look_after_suspects()
@@ -214,27 +218,34 @@ class Steward:
             async with asyncio.timeout(self._config.look_again_s):
                 await self._has_news.wait()
 
-    async def _look_at_what_nobody_tells(self) -> None:
+    async def _look_at_what_nobody_tells(self, lifecycles: list[StoredLifecycle]) -> None:
         now_ns = self._clock.monotonic_ns()
-        if self._looked_at is self._watcher.current and now_ns < self._look_again_ns:
+        seen = self._watcher.current, [each.lifecycle.token for each in lifecycles]
+        if seen == self._looked_at and now_ns < self._look_again_ns:
             return
-        self._looked_at = self._watcher.current
+        self._looked_at = seen
         await self._look_at_incarnations()
         await self._look_at_failures()
         self._look_again_ns = now_ns + round(self._config.look_again_s * 1e9)
 
     async def _look_at_failures(self) -> None:
-        failures: dict[LedgerId, bool] = {}
+        failures: dict[LedgerId, Failure] = {}
         async for ledger_id in self._failures.ids():
             with contextlib.suppress(BadMetadata, UnsupportedVersion):
                 failure = await self._failures.read(ledger_id)
                 if failure is None:
                     continue
-                if not is_final(failure) and not await self._is_owed(ledger_id):
+                is_kept = self._is_for_people(ledger_id, failure)
+                if not is_kept and not await self._is_owed(ledger_id):
                     await self._forget_failure(ledger_id)
                     continue
-                failures[ledger_id] = is_final(failure)
+                failures[ledger_id] = failure
         self._failing = failures
+
+    def _is_for_people(self, ledger_id: LedgerId, failure: Failure) -> bool:
+        """Entries are lost, or it says why a drain has failed."""
+        shape = self._index.shape(ledger_id) or ()
+        return failure.is_unrecoverable or not self._failed.isdisjoint(shape)
 
     async def _is_owed(self, ledger_id: LedgerId) -> bool:
         for tree in (self._drain_tasks, self._marks):
@@ -259,7 +270,7 @@ class Steward:
         self._draining = frozenset(each.bookie for each in draining)
         self.state.drains = {}
         to_verify: list[StoredLifecycle] = []
-        stuck = self._count_stuck()
+        stuck = self._count_stuck(draining)
         for stored in draining:
             bookie = stored.bookie
             facts = DrainFacts(
@@ -281,13 +292,16 @@ class Steward:
         if to_verify:
             await self._verify(vote, to_verify)
 
-    def _count_stuck(self) -> "Counter[BookieId]":
+    def _count_stuck(self, draining: list[StoredLifecycle]) -> "Counter[BookieId]":
         """Ledgers of each bookie that drains whose failure is final."""
         stuck: Counter[BookieId] = Counter()
-        for ledger_id, is_stuck in self._failing.items():
-            shape = self._index.shape(ledger_id)
-            if is_stuck and shape is not None:
-                stuck.update(bookie for bookie in sorted(self._draining) if bookie in shape)
+        for ledger_id, failure in self._failing.items():
+            shape = self._index.shape(ledger_id) or ()
+            stuck.update(
+                each.bookie
+                for each in draining
+                if each.bookie in shape and is_stuck(failure, each.lifecycle.since_ms)
+            )
         return stuck
 
     @property

@@ -64,6 +64,7 @@ class BookieWatcher:
         self._infos: dict[str, BookieServiceInfo] = {}  # By path; what was read before.
         self._current = LiveBookies()
         self._changed = asyncio.Event()
+        self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -91,6 +92,11 @@ class BookieWatcher:
             if self._task is None or self._task.done():
                 raise MetadataUnavailable("nobody watches the bookies any more")
             await self._changed.wait()
+        return self._current
+
+    async def look(self) -> LiveBookies:
+        """What the store says now; `current` from then on. Raises `Unavailable`, `OutcomeUnknown`, `SessionExpired`."""
+        await self._look({})
         return self._current
 
     async def close(self) -> None:
@@ -135,6 +141,10 @@ class BookieWatcher:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: dict[str, None] | None) -> None:
+        async with self._looking:  # So that none puts an older state above a newer one.
+            await self._read_folders(dirty)
+
+    async def _read_folders(self, dirty: dict[str, None] | None) -> None:
         """The writable ones are listed before and after the others: a bookie that changes folders,
         in either direction, is then seen in one of them (RG1).
         """

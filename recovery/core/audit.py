@@ -1,8 +1,13 @@
 """Which bookies are lost, when their ledgers are marked, and in which order.
 
-A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost* once it
-was missing for the whole delay, as this auditor has seen it (AU1). The delay holds for any number of
-bookies; one that comes back within it costs nothing. A person who asks for an audit does not wait for it.
+A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost* once this
+auditor has seen it missing for the whole delay (AU1). The delay holds for any number of bookies; one that
+comes back within it costs nothing. A person who asks for an audit does not wait for it.
+
+**Absence is what somebody has seen** (AU1). It is counted from look to look, within one session. Time in which
+the auditor did not look, because it slept or could not reach the metadata store, counts for little: one interval
+between two looks counts for at most a quarter of the delay. In another session the counting begins again, for
+nobody knows who came and left between the two.
 
 **The brake** (AU2). If more than half of all bookies that hold ledgers or serve are missing at once, then
 rather the network or the metadata store is broken than the bookies are: nothing is marked until enough of
@@ -13,14 +18,24 @@ them are back, or a person approves the loss of these very bookies.
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
 from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ports import NO_SESSION, SessionId
+
+_LOOKS_MIN: Final = (
+    4  # From the first look on; so an interval counts for a quarter of the delay at most.
+)
+_LOOKS: Final = 10  # In a delay, but one at least in
+_LOOK_AGAIN_NS: Final = 10 * 10**9
 
 
 class Losses:
     def __init__(self, delay_s: int) -> None:
         self._delay_ns = delay_s * 10**9
-        self._since: dict[BookieId, int] = {}  # Missing since then, as far as was seen.
+        self._absent_ns: dict[BookieId, int] = {}  # Missing, and for how long that was seen.
+        self._session: SessionId = NO_SESSION
+        self._looked_ns = 0
         self._asked: set[BookieId] = set()  # Missing when a person asked for an audit.
         self._approved: frozenset[BookieId] = frozenset()
         self._named: frozenset[BookieId] = frozenset()
@@ -34,18 +49,28 @@ class Losses:
         known: Collection[BookieId],
         named: Collection[BookieId],
         registered: Collection[BookieId],
+        session: SessionId,
         now_ns: int,
     ) -> None:
-        """`known` by a cookie, `named` by a ledger."""
+        """One look: `known` by a cookie, `named` by a ledger, and `registered` at that time, all in that session."""
         missing = (set(known) | set(named)) - set(registered)
-        self._since = {each: self._since.get(each, now_ns) for each in sorted(missing)}
+        before = self._absent_ns if session == self._session else {}
+        counted_ns = self._counted_ns(now_ns - self._looked_ns)
+        self._absent_ns = {
+            each: before[each] + counted_ns if each in before else 0 for each in sorted(missing)
+        }
+        self._session, self._looked_ns = session, now_ns
         self._asked &= missing
         self._named = frozenset(named)
         self._population = len(self._named | set(registered))
 
+    def _counted_ns(self, interval_ns: int) -> int:
+        """How much of the time between two looks was watched."""
+        return min(interval_ns, self._delay_ns // _LOOKS_MIN)
+
     def on_asked(self) -> None:
         """A person asks for an audit now."""
-        self._asked.update(self._since)
+        self._asked.update(self._absent_ns)
 
     def on_approved(self, bookies: Collection[BookieId]) -> None:
         """These may be lost all at once, says a person."""
@@ -53,29 +78,34 @@ class Losses:
 
     @property
     def missing(self) -> Mapping[BookieId, int]:
-        """With the time since when."""
-        return self._since
+        """With the time for which that was seen, in nanoseconds."""
+        return self._absent_ns
 
     @property
     def is_braked(self) -> bool:
         """AU2. A bookie that no ledger names any more was dealt with before, and counts for nothing."""
-        gone = self._named.intersection(self._since)
+        gone = self._named.intersection(self._absent_ns)
         return 2 * len(gone) > self._population and not gone <= self._approved
 
-    def lost(self, now_ns: int) -> frozenset[BookieId]:
+    def lost(self) -> frozenset[BookieId]:
         """Whose ledgers are to be marked; nobody's while the brake is on."""
         if self.is_braked:
             return frozenset()
         return frozenset(
             each
-            for each, since_ns in self._since.items()
-            if each in self._asked or now_ns - since_ns >= self._delay_ns
+            for each, absent_ns in self._absent_ns.items()
+            if each in self._asked or absent_ns >= self._delay_ns
         )
 
-    def next_ns(self, now_ns: int) -> int | None:
-        """When the next one becomes lost, if nothing happens before."""
-        due = [since_ns + self._delay_ns for since_ns in self._since.values()]
-        return min((each for each in due if each > now_ns), default=None)
+    def next_look_ns(self) -> int | None:
+        """How long after the latest look the next one is due at the latest; None: nobody is about to be lost."""
+        left_ns = [
+            self._delay_ns - absent_ns
+            for absent_ns in self._absent_ns.values()
+            if absent_ns < self._delay_ns
+        ]
+        pause_ns = min(self._delay_ns // _LOOKS, _LOOK_AGAIN_NS)
+        return min(*left_ns, pause_ns) if left_ns else None
 
 
 class Backlog:

@@ -48,3 +48,10 @@ def is_final(failure: Failure) -> bool:
     if failure.is_unrecoverable:
         return True
     return failure.code == _NO_TARGET and failure.attempts >= ATTEMPTS_WITHOUT_TARGET
+
+
+def is_stuck(failure: Failure, drained_since_ms: int) -> bool:
+    """Whether it keeps a drain that began then from its end. Bookies may have come since an older failure."""
+    if not is_final(failure):
+        return False
+    return failure.is_unrecoverable or failure.failed_ms >= drained_since_ms

@@ -4,8 +4,8 @@
   metadata names it; so no repair lowers the number of copies of any entry.
 - **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, and a marked one that
   takes entries keeps it.
-- **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, or somebody asked
-  for an audit.
+- **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, and the auditor that marks it
+  was elected and awake for that time, or somebody asked for an audit.
 - **braked** (AU2): nothing is marked while more than half of the bookies are gone.
 - **hot** (RP5, V5): what failed is not tried again before its time.
 - **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
@@ -25,12 +25,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata
 from rollbook.proto.formats.lifecycle import LifecycleState, unpack_lifecycle
 from rollbook.proto.formats.paths import AVAILABLE, LIFECYCLE, READ_ONLY, own_root
 from rollbook.proto.formats.replication import (
+    ELECTION,
     LOCKS,
     LOST_BOOKIE_DELAY,
     MARKS,
@@ -121,17 +123,19 @@ class ClusterChecker:
         now: Callable[[], float],
         opener_of: Callable[[SessionId], str],
         was_free: Callable[[str, float], bool],
+        slept_s: Callable[[str, float, float], float],
         grace_s: float,
         delay_s: float,
         pause_s: float,
     ) -> None:
-        """`was_free`: whether no fault has hindered the node since then."""
+        """`was_free`: whether no fault has hindered the node since then; `slept_s`: how long it did in between."""
         own = own_root(root)
         self._facts = facts
         self._break = on_broken
         self._now = now
         self._opener_of = opener_of
         self._was_free = was_free
+        self._slept_s = slept_s
         self._grace_s = grace_s
         self._delay_s = delay_s
         self._pause_s = pause_s
@@ -139,12 +143,14 @@ class ClusterChecker:
         self._asked_s = -1.0  # When somebody wrote the delay last.
         self._missed: dict[str, float] = {}  # Those that are not, and since when.
         self._was_away_s: dict[str, float] = {}  # For how long it was away before it came back.
+        self._back_s: dict[str, float] = {}  # When it came back.
         self._dark_s: float | None = None  # Since when more than half are gone.
         self._marks_folder = f"{root}/{ROOT}/{MARKS}/"
         self._locks_folder = f"{root}/{ROOT}/{LOCKS}/"
         self._drain_folder = f"{own}/{DRAIN}/"
         self._failures_folder = f"{own}/{FAILURES}/"
         self._lifecycles_folder = f"{own}/{LIFECYCLE}/"
+        self._election_folder = f"{root}/{ROOT}/{ELECTION}/"
         self._votes_folder = f"{own}/{STEWARD}/"
         self._whole_folder = f"{own}/{WHOLE}/"
         self._available = f"{root}/{AVAILABLE}/"
@@ -159,6 +165,9 @@ class ClusterChecker:
         self.read_only: dict[str, float] = {}
         self.writers: dict[int, HeldLedger] = {}
         self._votes: dict[str, str] = {}  # Of stewards, and whose they are.
+        self._audit_votes: dict[str, str] = {}
+        self._reigns: dict[str, tuple[float, float]] = {}  # Of auditors, the latest of each.
+        self.auditor = ""  # The process that leads.
         self._census_s: dict[str, float] = {}  # When the process began its latest walk.
         self._named_s: dict[tuple[int, str], float] = {}  # Since when a ledger names a bookie.
         self._wiped_s: dict[str, float] = {}
@@ -344,6 +353,8 @@ class ClusterChecker:
             self._on_lifecycle(path.rpartition("/")[2], row, by())
         elif path.startswith(self._votes_folder):
             self._on_vote(path, row)
+        elif path.startswith(self._election_folder):
+            self._on_audit_vote(path, row)
         elif path.startswith(self._whole_folder):
             self._on_whole(path.rpartition("/")[2], row)
         elif path.startswith(self._available):
@@ -363,20 +374,39 @@ class ClusterChecker:
         elif row is not None:
             self.tallies.marks += 1
             new = [each for each in self.marks.get(ledger_id, ()) if each not in (before or ())]
-            self._on_marked(ledger_id, new)
+            self._on_marked(ledger_id, new, by())
 
-    def _on_marked(self, ledger_id: int, bookies: Sequence[BookieId]) -> None:
+    def _on_marked(self, ledger_id: int, bookies: Sequence[BookieId], by: Authors) -> None:
         now = self._now()
         for bookie in bookies:
             missed_s = self._missed.get(bookie, now)
             is_asked = self._asked_s > missed_s or now - self._asked_s < UNHEARD_S
-            if now - missed_s < self._delay_s and not is_asked:
-                # It may be back, unheard: then it was away for long enough before.
-                was_away_s = self._was_away_s.get(bookie, 0.0)
-                if bookie in self._missed or was_away_s < self._delay_s:
-                    self._break(HASTY, f"ledger {ledger_id} is marked, {bookie} was not away long")
+            if is_asked:
+                continue
+            # One that is back, unheard, was away for long enough before.
+            seen_s = self._was_away_s.get(bookie, 0.0)
+            if bookie in self._missed:
+                seen_s = self._seen_missing_s(bookie, by)
+            if seen_s < self._delay_s:
+                what = f"ledger {ledger_id} is marked by {', '.join(by)}"
+                self._break(HASTY, f"{what}, who saw {bookie} missing for {seen_s:.2f} s only")
         if self._dark_s is not None and now - self._dark_s > self._delay_s:
             self._break(BRAKED, f"ledger {ledger_id} is marked for {', '.join(bookies)}")
+
+    def _seen_missing_s(self, bookie: str, by: Authors) -> float:
+        """For how long one of them led as auditor and was awake while the bookie is missing; short naps do not matter."""
+        now, seen = self._now(), [0.0]
+        for process in by:
+            node = process.partition("#")[0]
+            began_s, ended_s = self._reigns.get(process, (now, now))
+            began_s, ended_s = max(began_s, self._missed[bookie]), min(ended_s, now)
+            slept_s = self._slept_s(node, began_s, ended_s)
+            seen_s = ended_s - began_s - max(0.0, slept_s - self._delay_s / 2)
+            back_s = self._back_s.get(bookie, now)
+            if not self._was_free(node, back_s):  # It has not heard that it was back in between.
+                seen_s += self._was_away_s.get(bookie, 0.0) + self._delay_s / 4
+            seen.append(seen_s)
+        return max(seen)
 
     def _put(self, marks: dict[int, tuple[BookieId, ...]], path: str, row: Row | None) -> None:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
@@ -453,6 +483,18 @@ class ClusterChecker:
         else:
             self._votes[path] = self._opener_of(row.owner)
 
+    def _on_audit_vote(self, path: str, row: Row | None) -> None:
+        if row is None:
+            self._audit_votes.pop(path, None)
+        else:
+            self._audit_votes[path] = self._opener_of(row.owner)
+        before = self.auditor
+        self.auditor = self._audit_votes[min(self._audit_votes)] if self._audit_votes else ""
+        if before != self.auditor:
+            if before in self._reigns:
+                self._reigns[before] = (self._reigns[before][0], self._now())
+            self._reigns[self.auditor] = (self._now(), inf)
+
     def _on_lifecycle(self, bookie: str, row: Row | None, by: Authors) -> None:
         before = self.lifecycles.get(bookie, LifecycleState.ACTIVE)
         if row is None:
@@ -509,6 +551,7 @@ class ClusterChecker:
             self._missed.setdefault(bookie, self._now())
         elif bookie in self._missed:
             self._was_away_s[bookie] = self._now() - self._missed.pop(bookie)
+            self._back_s[bookie] = self._now()
         named = dict.fromkeys(name for _, name in self._named_s)
         gone = [each for each in named if each in self._missed]
         population = len({**named, **self.writable, **self.read_only})

@@ -22,6 +22,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import patience
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core import lifecycle
+from rollbook.recovery.core.drains import ATTEMPTS_WITHOUT_TARGET
 from rollbook.recovery.core.failures import Failure, Loss
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.steward import Steward
@@ -301,6 +302,26 @@ async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) ->
         await site.put(stored, lifecycle.mark_drained(stored.lifecycle, "ee", 5))
         found = await site.until_state(0, DRAINING)
         assert "ledger 0" in found.reason, "it is named all the same"
+
+
+async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
+    """RP7, LC1: the failure that ended it stays to be read, and goes when a person tries again or calls it off."""
+    await make_closed(site, range(1), 0, 1)
+    await site.lose(0)
+    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", failed_ms=2**42)
+    async with site.steward():
+        await site.drain(0)
+        await site.until_published({0: {0}})
+        await site.failures.write(LedgerId(0), no_target)
+        await site.until_state(0, FAILED)
+        await site.until_published({})
+        await asyncio.sleep(0.1)
+        assert await site.failures.read(LedgerId(0)) == no_target
+        stored = await site.lifecycles.read(B[0])
+        await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
+        await site.until_published({0: {0}})
+        assert await site.failures.read(LedgerId(0)) is None
+        assert (await site.lifecycle_of(0)).state is DRAINING
 
 
 async def test_metadata_that_cannot_be_read_may_name_anybody(site: DrainSite) -> None:

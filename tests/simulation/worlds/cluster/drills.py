@@ -111,6 +111,23 @@ def dead_writer(rng: random.Random, at_us: int) -> Happening:
     return steps, faults
 
 
+def blind_auditor(rng: random.Random, at_us: int) -> Happening:
+    """The auditor misses a bookie, and sees nothing while it comes back: it is cut off, or sleeps."""
+    gone_at = at_us + 1_500 * MS  # About when the registration goes.
+    back_at = gone_at + rng.randint(400 * MS, 1_700 * MS)
+    blind_at = back_at - rng.randint(0, 300 * MS)
+    faults = [_kill(at_us, M1, back_at - at_us)]
+    steps = [_fill(at_us), _hold(at_us)]
+    if rng.random() < 0.25:
+        steps.append(_fate(blind_at, words.AUDITOR_SLEEPS))
+    else:
+        lasts = rng.randint(900 * MS, 2_600 * MS)
+        faults += [Fault(blind_at, Kind.CUT, (name, words.METADATA), lasts) for name in (R1, R2)]
+    if rng.random() < 0.5:  # It goes once more, so that it is missing again when the auditor sees.
+        faults.append(_kill(back_at + rng.randint(50 * MS, 800 * MS), M1, 3_000 * MS))
+    return steps, faults
+
+
 def two_losses(rng: random.Random, at_us: int) -> Happening:
     """The second bookie is lost when the first one's ledgers are copied, or when they have been."""
     lost_at = at_us + rng.randint(0, 300 * MS)
@@ -245,7 +262,16 @@ DRILLS: Final[dict[str, Drill]] = {
     drill.__name__: drill
     for drill in (
         *(loss, restarts, reborn, fragile_target, late_return, sleeping_worker, closing_writer),
-        *(dead_writer, two_losses, flapping, blackout, deaths, departure, called_off),
+        *(
+            dead_writer,
+            blind_auditor,
+            two_losses,
+            flapping,
+            blackout,
+            deaths,
+            departure,
+            called_off,
+        ),
         *(late_creation, late_obedience, stale_steward, orphans, unheard, no_sources),
         *(full_targets, quarantine),
     )

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rollbook.bookie.leaving import Leaving
 from rollbook.ledger.seat_watch import SeatWatch
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.cluster.marks import MarkTree, StoredMark
@@ -142,8 +143,16 @@ def _is_complete(self: Repair) -> bool:
 # --- Auditor, index, elections --------------------------------------------------------------------
 
 
-def _lose_at_once(self: Losses, now_ns: int) -> frozenset[BookieId]:
-    return frozenset() if self.is_braked else frozenset(self._since)
+def _lose_at_once(self: Losses) -> frozenset[BookieId]:
+    return frozenset() if self.is_braked else frozenset(self.missing)
+
+
+async def _look_at_what_is_known(self: BookieWatcher) -> LiveBookies:
+    return self.current
+
+
+def _count_all(self: Losses, interval_ns: int) -> int:
+    return interval_ns
 
 
 def _is_unbraked(self: Losses) -> bool:
@@ -338,6 +347,13 @@ CLUSTER_MUTANTS: Final = (
         _BUDGET,
         ((Losses, "lost", _lose_at_once),),
         drill="restarts",
+    ),
+    ClusterMutant(
+        "cluster-blind-time-counts",
+        "What the auditor heard last is taken for a look, and time in which it saw nothing for absence.",
+        _BUDGET,
+        ((BookieWatcher, "look", _look_at_what_is_known), (Losses, "_counted_ns", _count_all)),
+        drill="blind_auditor",
     ),
     ClusterMutant(
         "cluster-no-brake",

@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Final, Never
 
 from rollbook.bookie import bookie
@@ -179,6 +180,7 @@ class _Run(Stage):
         self._hindered: dict[str, float] = {}  # Until when a fault hinders the node.
         self._fated: dict[str, list[int]] = {}  # After how many more writes a process dies.
         self._moments: list[str] = []  # What happens when the moment for it has come.
+        self._sleeps: dict[str, list[tuple[float, float]]] = {}  # From when to when.
         self.first_member = ""  # Of the first ledger, when it was made.
         self.cluster = Cluster(
             *(self.world, self.history, self.checker, ledger_plan.bookies_of(case)),
@@ -191,6 +193,7 @@ class _Run(Stage):
             *(self.checker.facts, ROOT, self.broken, lambda: self.world.now),
             opener_of=lambda session: self.world.metadata.openers.get(session, ""),
             was_free=self._was_free,
+            slept_s=self._slept_s,
             grace_s=GRACE_S + SESSION_S,
             delay_s=DELAY_S - _HEARD_S,
             pause_s=RETRY_PAUSE_S - _HEARD_S,
@@ -240,8 +243,10 @@ class _Run(Stage):
         world = self.world
         await self.within(LIVENESS_S, self.cluster.all_registered, "not all are registered")
         world.node(words.OPERATOR).kill()
-        await self._do(self._staff.set_right, LIVENESS_S)
+        finisher = world.node(_FINISHER)
+        finisher.start(partial(self.live, self._staff.set_right))
         await self.within(REPAIRED_S, self._is_repaired, "not all is repaired")
+        finisher.kill()
         for name in words.WRITERS:
             if name in world.nodes and world.node(name).is_running:
                 process = world.node(name).process
@@ -339,9 +344,20 @@ class _Run(Stage):
     def _was_free(self, name: str, since_s: float) -> bool:
         return self._hindered.get(name, 0.0) < since_s
 
+    def _slept_s(self, name: str, since_s: float, until_s: float) -> float:
+        """For how long the node did so in between."""
+        return sum(
+            max(0.0, min(woke_s, until_s) - max(fell_s, since_s))
+            for fell_s, woke_s in self._sleeps.get(name, ())
+        )
+
     def _fate(self, what: str) -> None:
         name, _, writes = what.partition(f" {words.DIE} ")
-        if writes:
+        if what == words.AUDITOR_SLEEPS:
+            if auditor := self.judge.auditor.partition("#")[0]:
+                self.tell(f"FATE: {auditor} sleeps, which audits")
+                self._sleep(self.world.node(auditor))
+        elif writes:
             self._fated.setdefault(name, []).append(int(writes))
         else:
             self._moments.append(what)
@@ -491,6 +507,17 @@ class _Run(Stage):
 
             return take
 
+        pause, resume = Node.pause, Node.resume
+
+        def fall_asleep(self: Node) -> None:
+            run._sleeps.setdefault(self.name, []).append((run.world.now, inf))
+            pause(self)
+
+        def wake(self: Node) -> None:
+            if sleeps := run._sleeps.get(self.name):
+                sleeps[-1] = (sleeps[-1][0], min(sleeps[-1][1], run.world.now))
+            resume(self)
+
         change = Steward._change
 
         async def change_at_last(self: Steward, *arguments: Any) -> None:
@@ -511,6 +538,8 @@ class _Run(Stage):
         return [
             (RecoveryServer, "_keep_running", keep_running),
             (LedgerRepair, "_copy", copy_and_tell),
+            (Node, "pause", fall_asleep),
+            (Node, "resume", wake),
             (Steward, "_change", change_at_last),
             (steward, "take_census", noting(take_census)),
             (departures, "take_census", noting(take_census)),

@@ -225,13 +225,13 @@ class Staff(Users):
         for stored in await desk.lifecycles.list():
             await self._act(desk, f"{words.UNDRAIN} {stored.bookie}")
 
-    async def _act(self, desk: "Desk", what: str) -> None:
+    async def _act(self, desk: "Desk", what: str, *, is_forced: bool = False) -> None:
         verb, *rest = what.split()
         bookies = [BookieId(self.work.resolve(each)) for each in rest]
         try:
             match verb:
                 case words.DRAIN:
-                    await desk.departures.drain(bookies)
+                    await desk.departures.drain(bookies, is_forced=is_forced)
                 case words.UNDRAIN:
                     await desk.departures.undrain(bookies[0])
                 case words.RETIRE:
@@ -284,13 +284,18 @@ class Staff(Users):
         return verdict.is_safe
 
     async def set_right(self, node: Node) -> None:
-        """What people did is undone or brought to its end."""
+        """What people did is undone or brought to its end: a drain that failed is tried once more, then called off."""
         async with self._connection(node) as (_, store):
             desk = await Desk.open(node, store)
             await desk.marks.enable()
-            for stored in await desk.lifecycles.list():
-                if stored.lifecycle.state is LifecycleState.DRAINING_FAILED:
-                    await desk.departures.drain([stored.bookie], is_forced=True)
+            tried: dict[BookieId, None] = {}
+            while True:
+                for stored in await desk.lifecycles.list():
+                    if stored.lifecycle.state is LifecycleState.DRAINING_FAILED:
+                        again = words.DRAIN if stored.bookie not in tried else words.UNDRAIN
+                        tried[stored.bookie] = None
+                        await self._act(desk, f"{again} {stored.bookie}", is_forced=True)
+                await asyncio.sleep(_LOOK_S)
 
     async def close_everything(self, node: Node) -> None:
         async with self.client(node) as ledgers:

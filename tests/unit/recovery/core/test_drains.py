@@ -8,6 +8,7 @@ from rollbook.recovery.core.drains import (
     DrainFacts,
     Step,
     is_final,
+    is_stuck,
     next_step,
 )
 from rollbook.recovery.core.failures import Failure, Loss
@@ -35,3 +36,13 @@ def test_what_trying_again_can_hardly_help() -> None:
     assert not is_final(Failure(100, "BOOKIE_UNREACHABLE", ""))
     assert is_final(Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", ""))
     assert not is_final(Failure(ATTEMPTS_WITHOUT_TARGET - 1, "QUORUM_UNAVAILABLE", ""))
+
+
+def test_a_drain_that_is_tried_again_does_not_fail_by_what_was_before() -> None:
+    """RP7: bookies may have come since; what is lost is lost all the same."""
+    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", failed_ms=100)
+    assert is_stuck(no_target, 100)
+    assert not is_stuck(no_target, 101)
+    assert not is_stuck(Failure(1, "QUORUM_UNAVAILABLE", "", failed_ms=100), 100)
+    loss = Loss(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
+    assert is_stuck(Failure(1, "DATA_LOST", "", failed_ms=100, losses=(loss,)), 101)
