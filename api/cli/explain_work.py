@@ -41,7 +41,7 @@ class _Found:
 
 def explain_log(access: LogAccess, log: str, output: str) -> None:
     async def look(client: Client) -> _Found:
-        return await _Look(client, LogName.parse(log), access.timeout_s).look()
+        return await Look(client, LogName.parse(log), access.timeout_s).look()
 
     found = access.run(look, log)
     segments = [segment_facts(each) for each in found.segments]
@@ -63,9 +63,10 @@ def explain_log(access: LogAccess, log: str, output: str) -> None:
     show_rows(("time", "kind", "server", "reason", "details"), events, output)
 
 
-class _Look:
-    """Asks for each part by itself, for half a second: what is away keeps no part from being told but its own.
-    Nothing that is asked opens a log. If nothing is away what is missing is waited for.
+class Look:
+    """Asks for each part by itself, and, if something is away, all servers for the parts that are missing: within a
+    second. What is away keeps no part from being shown but its own. Nothing that is asked opens a log. If nothing is
+    away what is missing is waited for.
     """
 
     def __init__(self, client: Client, log: LogName, timeout_s: float) -> None:
@@ -76,31 +77,53 @@ class _Look:
         )
 
     async def look(self) -> _Found:
-        outage, *parts = await asyncio.gather(
+        outage, servers, (tail, parts) = await asyncio.gather(
             self._ask(words.GetOutage(), _OUTAGE_S),
-            *(self._ask(each, _PART_S) for each in self._parts),
+            self._ask(words.ListServers(), _PART_S),
+            self._parts_at(None),
         )
         if outage is None:  # A busy server: nothing of the rest can be judged without it.
             outage = await self._ask(words.GetOutage(), _AGAIN_S) or words.Outage()
         if None in parts and outage.obstacles:
-            parts = await self._from_any_server(parts)
+            # While the metadata store is away only the log's owner knows it.
+            addresses = [each.address for each in servers.servers] if servers is not None else []
+            for other_tail, others in await asyncio.gather(
+                *map(self._parts_at, addresses[:_SERVERS_MAX])
+            ):
+                tail = tail or other_tail
+                pairs = zip(parts, others, strict=True)
+                parts = [part if part is not None else other for part, other in pairs]
         elif None in parts:  # All is there, and slow.
             parts = [
                 part if part is not None else await self._client.ask(word)
                 for word, part in zip(self._parts, parts, strict=True)
             ]
+            tail = tail or await self._tail_by(parts[1], _PART_S)
         state, owners, segments, cursors, journal = parts
-        owner = owners.owners[0] if owners is not None and owners.owners else None
-        tail = None
-        if owner is not None and owner.is_owner:
-            tail = await self._ask(words.GetTail(self._log, words.Consistency.CACHED), _PART_S)
         return _Found(
-            *(state, tail, owner),
+            *(state, tail, _owner_in(owners)),
             segments.segments if segments is not None else (),
             cursors.cursors if cursors is not None else (),
             journal.events if journal is not None else (),
             outage,
         )
+
+    async def _parts_at(self, server: str | None) -> tuple[words.LogTail | None, list[Any]]:
+        """The tail, if the log has an owner, and the other parts; each is None if it could not be had in time."""
+        due_s = time.monotonic() + _PART_S
+        asked = [asyncio.ensure_future(self._ask(word, _PART_S, server)) for word in self._parts]
+        tail = await self._tail_by(await asked[1], due_s - time.monotonic())
+        return tail, list(await asyncio.gather(*asked))
+
+    async def _tail_by(
+        self, owners: words.LogOwners | None, timeout_s: float
+    ) -> words.LogTail | None:
+        owner = _owner_in(owners)
+        if owner is None or not owner.is_owner:
+            return None
+        word = words.GetTail(self._log, words.Consistency.CACHED)
+        tail: words.LogTail | None = await self._ask(word, max(0.0, timeout_s), owner.address)
+        return tail
 
     async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
         """None: it could not be had. Raises what is no failure, such as `NoSuchLog`."""
@@ -114,17 +137,9 @@ class _Look:
             pass
         return None
 
-    async def _from_any_server(self, parts: list[Any]) -> list[Any]:
-        """While the metadata store is away only the log's owner knows it."""
-        servers = await self._ask(words.ListServers(), _PART_S)
-        addresses = [each.address for each in servers.servers] if servers is not None else []
-        for each in addresses[:_SERVERS_MAX]:
-            asked = (self._ask(word, _PART_S, each) for word in self._parts)
-            told = await asyncio.gather(*asked)
-            parts = [new if new is not None else old for new, old in zip(told, parts, strict=True)]
-            if None not in parts:
-                break
-        return parts
+
+def _owner_in(owners: words.LogOwners | None) -> words.LogOwner | None:
+    return owners.owners[0] if owners is not None and owners.owners else None
 
 
 def _of(count: int, shown: int) -> str:
