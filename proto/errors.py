@@ -134,6 +134,12 @@ class RecoveryIncomplete(Unavailable):
     code = Code("RECOVERY_INCOMPLETE", "UNAVAILABLE", 503)
 
 
+class ArchiveUnwritable(Unavailable):
+    """Files of an archive cannot be written; none of this step counts."""
+
+    code = Code("ARCHIVE_UNWRITABLE", "UNAVAILABLE", 503)
+
+
 class NotEnoughBookies(Unavailable):
     """Fewer bookies can be used than the quorum needs."""
 
@@ -297,6 +303,12 @@ class SinkReplayDiverged(Superseded):
     code = Code("SINK_REPLAY_DIVERGED", "ABORTED", 409)
 
 
+class ArchiveHeld(Superseded):
+    """Another export writes to this archive, or has its cursor."""
+
+    code = Code("ARCHIVE_HELD", "ABORTED", 409)
+
+
 class WriterHeld(Superseded):
     """Somebody else is the exclusive writer of this log."""
 
@@ -408,6 +420,12 @@ class NoSuchLog(Missing):
     code = Code("LOG_NOT_FOUND", "NOT_FOUND", 404)
 
 
+class NoSuchArchive(Missing):
+    """There is no archive of logs in this folder."""
+
+    code = Code("ARCHIVE_NOT_FOUND", "NOT_FOUND", 404)
+
+
 class LogDeleted(Missing):
     """The log was deleted."""
 
@@ -493,6 +511,12 @@ class LogDataLoss(Corrupt):
     """Records are gone that a reader was to read."""
 
     code = Code("LOG_DATA_LOSS", "DATA_LOSS", 500)
+
+
+class ArchiveDamaged(Corrupt):
+    """An archive of logs does not hold what its manifests say."""
+
+    code = Code("ARCHIVE_DAMAGED", "DATA_LOSS", 500)
 
 
 # --- Invalid ----------------------------------------------------------------------------------

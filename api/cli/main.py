@@ -39,6 +39,7 @@ _GROUPS: Final = {
     "explain": "Say what is going on with a log",
     "bench": "Measure appending, reading and following",
     "ledger": "Look at, write, read, recover and verify ledgers",
+    "spark": "Archive, audit, mirror and restore logs with Spark",
     "recovery": "Bring back what bookies have lost",
     "apply": "Make logs be as a file says",
     "context": "Name clusters, and say which one is meant",

@@ -1,9 +1,13 @@
 """How errors are shown in Spark: as text, which is all that Spark passes on of them."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from rollbook.proto.errors import RollbookError
+from rollbook.proto.errors import RollbookError, error_of_reason
+
+_SHOWN: Final = re.compile(r"RollbookFailure: ([A-Z][A-Z_]+): ([^\n]+)")
 
 
 class RollbookFailure(Exception):
@@ -16,3 +20,16 @@ def shown_in_spark() -> Iterator[None]:
         yield
     except RollbookError as error:
         raise RollbookFailure(f"{error.code.reason}: {error}") from error
+
+
+@contextmanager
+def told_by_spark() -> Iterator[None]:
+    """On the driver: what a task raised is raised as the error it was there."""
+    try:
+        yield
+    except Exception as error:
+        found = _SHOWN.search(str(error))
+        if found is None:
+            raise
+        what, _, next_step = found[2].partition(" · ")
+        raise error_of_reason(found[1])(what, next_step=next_step) from None

@@ -106,9 +106,10 @@ class Logs:
         return max(offset, tail.head)
 
 
-def require_some(selection: Selection, tails: Mapping[str, Tail]) -> None:
+def require_some(selection: Selection, known: Iterable[str]) -> None:
     """Of logs that are named each one. Raises `NoSuchLog`."""
-    missing = [name for name in selection.names if name not in tails]
+    there = dict.fromkeys(known)
+    missing = [name for name in selection.names if name not in there]
     if missing:
         raise NoSuchLog(
             f"there is no log {', '.join(missing)}",

@@ -10,9 +10,17 @@ def register(spark: Any) -> None:
     spark.dataSource.register(RollbookSource)
 
 
-def read(spark: Any, **options: Any) -> Any:
-    """A DataFrame over logs as they are now. The options are those of `format("rollbook")`."""
+def read(spark: Any, *, archive: Any = None, **options: Any) -> Any:
+    """A DataFrame over logs as they are now. The options are those of `format("rollbook")`.
+
+    `archive`: the folder that `rollbook spark export` wrote: the table has what was archived and what was not, each record
+    once.
+    """
     register(spark)
+    if archive is not None:
+        from rollbook.api.spark.table import table
+
+        return table(spark, str(archive), _texts(options))
     return spark.read.format("rollbook").options(**_texts(options)).load()
 
 

@@ -223,7 +223,7 @@ def test_no_help_loads_what_its_command_does() -> None:
         "demo",
     }
     words |= {"apply", "bookie_lifecycle", "context", "cursor", "debug", "failures", "log_writer"}
-    words |= {"context_option", "metadata_option", "numbers"}
+    words |= {"context_option", "metadata_option", "numbers", "spark"}
     words |= {"dev", "explain", "lazy", "ledger", "log", "main", "output", "recovery", "server"}
     values = {
         "bookie.core.remedies",

@@ -84,7 +84,7 @@ def _whole(least: int) -> Callable[[str], int]:
 _UNITS: Final = {"": 1, "b": 1, "k": _KIB, "m": _MIB, "g": _KIB * _MIB}
 
 
-def _size(value: str) -> int:
+def size_of(value: str) -> int:
     found = re.fullmatch(r"(\d+) *([kmg]?)(i?b)?", value.strip().lower())
     if not found or not int(found[1]):
         raise ValueError
@@ -215,12 +215,12 @@ OPTIONS: Final = (
     Option("endingOffsets", _POSITIONS, _places, "b"),
     Option("endingTimestamp", _TIMES, _time, "b"),
     Option("maxOffsetsPerTrigger", _WHOLE, _whole(1), "s"),
-    Option("maxBytesPerTrigger", _SIZE, _size, "s"),
+    Option("maxBytesPerTrigger", _SIZE, size_of, "s"),
     Option("minOffsetsPerTrigger", _WHOLE, _whole(1), "s"),
     Option("maxTriggerDelay", _DURATION, _seconds, "s"),
     Option("minPartitions", _WHOLE, _whole(1), "bs"),
     Option("maxRecordsPerPartition", _WHOLE, _whole(1), "bs"),
-    Option("maxBytesPerPartition", _SIZE, _size, "bs"),
+    Option("maxBytesPerPartition", _SIZE, size_of, "bs"),
     Option("failOnDataLoss", _BOOL, _flag, "bs"),
     Option("cursor", "the name of a cursor", lambda value: str(parse_cursor_name(value)), "s"),
     Option("protect", _BOOL, _flag, "s"),
@@ -231,7 +231,7 @@ OPTIONS: Final = (
     Option("retryDelay", _DURATION, _seconds, "bs", True),
     Option("fetchTimeout", _DURATION, _seconds, "bs", True),
     Option("commit", "driver or task", _one_of("driver", "task"), "", True),
-    Option("maxBatchBytes", _SIZE, _size, "", True),
+    Option("maxBatchBytes", _SIZE, size_of, "", True),
     Option("rowOrder", "plan or bytes", _one_of("plan", "bytes"), "", True),
     Option("txnId", "1 to 48 characters of a-z 0-9 . _ -", _txn, "", True),
     Option("compression", "none or zstd", _one_of("none", "zstd"), "", True),

@@ -1,0 +1,113 @@
+"""`rollbook spark`: jobs over whole logs, run by Spark.
+
+What the commands do is in `spark_work`, which is loaded when one is called, and loads pyspark.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.log import with_access
+from rollbook.api.cli.output import examples, output_option
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+
+@click.group(
+    epilog=examples(
+        "rollbook spark export orders --archive /archive",
+        "rollbook spark audit orders --archive /archive",
+        "rollbook spark audit 'shop/*'",
+    )
+)
+def group() -> None:
+    """Archive and audit whole logs with Spark.
+
+    Wants `pip install 'rollbook[spark]'` and Java 17 or newer. Each command writes report.json and report.html. A log is
+    `name`, `namespace/name` or `namespace/*`.
+    """
+
+
+_master_option = click.option(
+    "--master", metavar="URL", help="Of Spark.  [default: local[*], or that of spark-submit]"
+)
+_archive_help = "A folder, which has this path on all machines of Spark."
+
+
+def _report_option(kind: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--report",
+        "report_folder",
+        metavar="DIR",
+        default=f"rollbook-{kind}",
+        show_default=True,
+        help="Where report.json and report.html go.",
+    )
+
+
+@group.command(
+    epilog=examples(
+        "rollbook spark export orders --archive /archive",
+        "rollbook spark export 'shop/*' --archive /archive --every 10m",
+        "rollbook spark export orders --archive /archive --cursor archive-2 -o json",
+    )
+)
+@click.argument("logs", nargs=-1, required=True)
+@with_access
+@click.option(
+    "--archive", "path", metavar="DIR", required=True, help=f"{_archive_help} Made if need be."
+)
+@click.option(
+    "--cursor", default="archive", show_default=True, help="The protected cursor that follows it."
+)
+@click.option(
+    "--every", metavar="TIME", help="Again and again, as 10m, until interrupted.  [default: once]"
+)
+@click.option(
+    "--step-bytes",
+    metavar="BYTES",
+    default="1G",
+    show_default=True,
+    help="Of records, about, in a step.",
+)
+@_master_option
+@_report_option("export")
+@output_option
+def export(access: "LogAccess", **how: Any) -> None:
+    """Archive logs as Parquet files, by log and day.
+
+    Files count when a manifest names them. After each step a protected cursor moves, so that truncation and retention
+    leave what is not archived. An export that was killed is run again, and goes on where the archive ends.
+    """
+    from rollbook.api.cli import spark_work
+
+    spark_work.export_logs(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook spark audit orders",
+        "rollbook spark audit 'shop/*' --archive /archive",
+        "rollbook spark audit orders --archive /archive --offline",
+    )
+)
+@click.argument("logs", nargs=-1, required=True)
+@with_access
+@click.option(
+    "--archive", "path", metavar="DIR", help=f"{_archive_help} It is read back, and compared."
+)
+@click.option("--offline", is_flag=True, help="Look at the archive alone, and ask no server.")
+@_master_option
+@_report_option("audit")
+@output_option
+def audit(access: "LogAccess", **how: Any) -> None:
+    """Read whole logs and archives, and say what is wrong with them.
+
+    A log has each record once, in the order of offsets and times. An archive has each file as it was written, without a
+    hole between them, and the same records as its log. Ends with 7 if something is found.
+    """
+    from rollbook.api.cli import spark_work
+
+    spark_work.audit_logs(access, **how)

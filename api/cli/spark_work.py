@@ -1,0 +1,162 @@
+"""What the commands of `rollbook spark` do."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+
+from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.output import as_table
+from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.pipelines import pages
+from rollbook.api.spark.pipelines.common import Report, Way, selection_of
+from rollbook.api.spark.requirements import require_libraries
+from rollbook.logservice.ids import parse_age_us, parse_cursor_name
+from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError
+
+_BAR: Final = 30
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+
+
+def export_logs(
+    access: LogAccess,
+    logs: Sequence[str],
+    path: str,
+    cursor: str,
+    every: str | None,
+    step_bytes: str,
+    **how: Any,
+) -> None:
+    from rollbook.api.spark.core.options import size_of
+    from rollbook.api.spark.pipelines.export import Wanted, export
+
+    try:
+        step = size_of(step_bytes)
+    except ValueError:
+        raise BadConfig(f"--step-bytes {step_bytes} is no size; write 512M or 4G") from None
+    every_s = parse_age_us(every) / 1_000_000 if every else 0.0
+    wanted = Wanted(selection_of(logs), str(parse_cursor_name(cursor)), step)
+    way = _way(access)
+    with _running("export", access, **how) as (spark, report, bar):
+        export(spark, Archive(path), way, wanted, report, bar, every_s)
+
+
+def audit_logs(
+    access: LogAccess, logs: Sequence[str], path: str | None, offline: bool, **how: Any
+) -> None:
+    from rollbook.api.spark.pipelines.audit import audit
+
+    if offline and path is None:
+        raise BadConfig("--offline looks at an archive alone", next_step="name it: --archive DIR")
+    selection = selection_of(logs)
+    way, archive = None if offline else _way(access), Archive(path) if path else None
+    with _running("audit", access, **how) as (spark, report, bar):
+        audit(spark, way, archive, selection, report, bar)
+
+
+def _way(access: LogAccess) -> Way:
+    if access.insecure:
+        raise BadConfig(
+            "--insecure is not for Spark: the token would be shown by every worker",
+            next_step="reach the servers by log+tls://",
+        )
+    files = {
+        "tokenFile": access.token_file,
+        "authorities": access.tls_authorities,
+        "certificate": access.tls_certificate,
+        "key": access.tls_key,
+    }
+    given = {name: os.path.abspath(path) for name, path in files.items() if path}
+    return Way({"endpoint": access.server, **given})
+
+
+@contextmanager
+def _running(
+    kind: str, access: LogAccess, master: str | None, report_folder: str, output: str
+) -> Iterator[tuple[Any, Report, "_Bar"]]:
+    """A session, and a report that is written however the work ends."""
+    try:
+        require_libraries()
+    except ImportError as error:
+        raise BadConfig(str(error)) from error
+    report, bar = Report(kind), _Bar(kind)
+    try:
+        with access.advising():
+            yield _session(kind, master), report, bar
+    except (RollbookError, KeyboardInterrupt) as error:
+        report.error = str(error) or "interrupted"
+        raise
+    finally:
+        bar.close()
+        _show(report, pages.write(report, report_folder), output)
+    if report.findings:
+        raise ArchiveDamaged(
+            f"{len(report.findings)} things are wrong", next_step=f"see {report_folder}/report.html"
+        )
+
+
+def _session(kind: str, master: str | None) -> Any:
+    """Of spark-submit, if that has started us."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    builder = SparkSession.builder.appName(f"rollbook {kind}")
+    if master or not is_submitted:
+        builder = builder.master(master or "local[*]")
+    if not is_submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise BadConfig(
+            f"Spark does not start: {str(error)[:200]}",
+            next_step="see that Java 17 or newer is on the PATH, or set JAVA_HOME",
+        ) from error
+
+
+def _show(report: Report, page: str, output: str) -> None:
+    said = report.packed()
+    if output != "table":
+        click.echo(json.dumps(said, indent=2 if output == "json" else None))
+        return
+    rows = said["logs"]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if rows:
+        click.echo(as_table(columns, [{name: row.get(name) for name in columns} for row in rows]))
+    if said["findings"]:
+        click.echo(as_table(pages.FINDINGS, said["findings"]))
+    click.echo(f"report: {page}")
+
+
+class _Bar:
+    """On a terminal only, and never among the answer."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._is_shown, self._is_begun = kind, sys.stderr.isatty(), False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._is_shown:
+            return
+        filled = _BAR * done // total if total else _BAR
+        bar = "#" * filled + "-" * (_BAR - filled)
+        self._is_begun = True
+        click.echo(
+            f"\r{self._kind} [{bar}] {done:,} of {total:,} records\033[K", nl=False, err=True
+        )
+
+    def close(self) -> None:
+        if self._is_begun:
+            click.echo("", err=True)

@@ -1,0 +1,15 @@
+"""`python -m rollbook.api.spark export …`: the commands of `rollbook spark`, also below spark-submit."""
+
+import sys
+
+
+def run_pipeline() -> None:
+    """With the words of the command line: `export orders --archive DIR`."""
+    from rollbook.api.cli.main import main
+
+    sys.argv[1:1] = ["spark"]
+    main()
+
+
+if __name__ == "__main__":
+    run_pipeline()

@@ -1,0 +1,221 @@
+"""The folder of an archive: how files come into it, and how manifests make them count.
+
+    PATH/_archive.json                                     its id
+    PATH/_lock                                             one export at a time
+    PATH/_manifests/ns%2Flog/00000000000000000000.json     one for each step, named for its first offset
+    PATH/_steps/                                           steps that were begun: intents, and files on their way
+    PATH/log=ns%2Flog/date=2026-01-31/FIRST-NEXT-ID.parquet
+
+A step has three parts, and can be killed in each of them. Its files are written and synced under `_steps`, which nothing
+reads. An intent names all of them. Then they are moved to their places, and the intent becomes the
+manifest, by a link that fails if there is one. The next export completes an intent that it finds (SA4), and deletes
+other files under `_steps`. The folder has one path for the driver and all executors.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import quote, unquote
+
+from rollbook.api.spark.core.archive import Chain, Manifest, chain_of
+from rollbook.proto.errors import ArchiveHeld, ArchiveUnwritable, NoSuchArchive
+
+_ABOUT: Final = "_archive.json"
+_LOCK: Final = "_lock"
+_MANIFESTS: Final = "_manifests"
+STEPS: Final = "_steps"
+_INTENT: Final = ".intent"
+_VERSION: Final = 1
+
+
+class Archive:
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+
+    # --- Reading ------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Raises `NoSuchArchive`."""
+        try:
+            with open(self._at(_ABOUT), encoding="utf-8") as file:
+                return str(json.load(file)["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise NoSuchArchive(
+                f"there is no archive in {self.path}",
+                next_step="name the folder that rollbook spark export wrote",
+            ) from None
+
+    def logs(self) -> list[str]:
+        try:
+            return sorted(map(unquote, os.listdir(self._at(_MANIFESTS))))
+        except FileNotFoundError:
+            return []
+
+    def manifests(self, log: str) -> list[Manifest]:
+        """Raises `ArchiveDamaged`."""
+        folder = self._at(_MANIFESTS, _quoted(log))
+        try:
+            names = sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            if name.endswith(".json"):
+                with open(os.path.join(folder, name), "rb") as file:
+                    found.append(Manifest.unpack(file.read(), os.path.join(folder, name)))
+        return found
+
+    def chain(self, log: str) -> Chain | None:
+        """Raises `ArchiveDamaged`."""
+        return chain_of(log, self.manifests(log))
+
+    def chains(self, covers: Callable[[str], bool]) -> dict[str, Chain]:
+        """Raises `NoSuchArchive`, `ArchiveDamaged`."""
+        assert self.id
+        chains = {log: self.chain(log) for log in self.logs() if covers(log)}
+        return {log: chain for log, chain in chains.items() if chain is not None}
+
+    # --- Writing ------------------------------------------------------------------------------
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Made if need be. Raises `ArchiveHeld`, `ArchiveUnwritable`."""
+        with unwritable():
+            os.makedirs(self._at(STEPS), exist_ok=True)
+            lock = open(self._at(_LOCK), "ab")  # noqa: SIM115
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArchiveHeld(
+                    f"another export writes to {self.path}", next_step="wait for its end"
+                ) from None
+            with unwritable():
+                if not os.path.exists(self._at(_ABOUT)):
+                    about = {"v": _VERSION, "id": os.urandom(8).hex()}
+                    self._write(_ABOUT, json.dumps(about).encode())
+            yield
+
+    def complete(self) -> list[Manifest]:
+        """What was begun: steps whose files were all written count, and the files of others go (SA4)."""
+        found = []
+        with unwritable():
+            for name in sorted(os.listdir(self._at(STEPS))):
+                where = self._at(STEPS, name)
+                if name.endswith(_INTENT):
+                    with open(where, "rb") as file:
+                        said = json.load(file)
+                    manifest = Manifest.unpack(said["manifest"].encode(), where)
+                    self._publish(where, manifest, said["moves"])
+                    found.append(manifest)
+            for name in os.listdir(self._at(STEPS)):
+                shutil.rmtree(self._at(STEPS, name), ignore_errors=True)
+                if os.path.isfile(self._at(STEPS, name)):
+                    os.unlink(self._at(STEPS, name))
+        return found
+
+    def publish(self, manifest: Manifest, moves: Mapping[str, str]) -> None:
+        """`moves`: from where each file is, to where the manifest says. It counts when this returns.
+
+        Raises `ArchiveHeld`, `ArchiveUnwritable`.
+        """
+        with unwritable():
+            name = f"{_quoted(manifest.log)}@{manifest.name}{_INTENT}"
+            intent = {"manifest": manifest.pack().decode(), "moves": dict(moves)}
+            self._write(os.path.join(STEPS, name), json.dumps(intent).encode())
+            self._publish(self._at(STEPS, name), manifest, moves)
+
+    def _publish(self, intent: str, manifest: Manifest, moves: Mapping[str, str]) -> None:
+        folders: dict[str, None] = {}
+        for source, target in moves.items():
+            folder = os.path.dirname(self._at(target))
+            os.makedirs(folder, exist_ok=True)
+            if os.path.exists(self._at(source)):
+                os.rename(self._at(source), self._at(target))
+            folders[folder] = folders[os.path.dirname(folder)] = None
+        for folder in (*folders, self.path):
+            _sync_folder(folder)
+        place = os.path.join(_MANIFESTS, _quoted(manifest.log))
+        os.makedirs(self._at(place), exist_ok=True)
+        temporary = f"{intent}.manifest"
+        with open(temporary, "wb") as file:
+            file.write(manifest.pack())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, self._at(place, manifest.name))
+        except FileExistsError:
+            with open(self._at(place, manifest.name), "rb") as file:
+                if file.read() != manifest.pack():
+                    raise ArchiveHeld(
+                        f"another export has archived {manifest.log} from {manifest.first} on",
+                        next_step="see that one export at a time writes to this archive",
+                    ) from None
+        for folder in (self._at(place), self._at(_MANIFESTS), self.path):
+            _sync_folder(folder)
+        os.unlink(temporary)
+        os.unlink(intent)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Whole or not at all."""
+        temporary = self._at(f"{name}.new")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, self._at(name))
+        _sync_folder(os.path.dirname(self._at(name)))
+
+    def _at(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+
+def _quoted(log: str) -> str:
+    return quote(log, safe="")
+
+
+def place_of(log: str, day: str, first: int, end: int, piece: int) -> str:
+    """Where a file belongs, below the archive."""
+    return f"log={_quoted(log)}/date={day}/{first:020}-{end:020}-{piece:016x}.parquet"
+
+
+def drop_folder(path: str) -> None:
+    """Of a step that is done; if it stays, the next export deletes it."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def sizes_in(archive: Archive, paths: Iterable[str]) -> dict[str, int]:
+    """Of the files that are there."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = os.stat(os.path.join(archive.path, path)).st_size
+        except OSError:
+            continue
+    return found
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def unwritable(what: str = "the archive") -> Iterator[None]:
+    """What the system refuses is one error, with the file."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise ArchiveUnwritable(
+            f"{what} cannot be written: {error.strerror or error}{where}",
+            next_step="make room, or see to the rights of the folder, and run it again: nothing of this step counts",
+        ) from error

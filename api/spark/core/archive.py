@@ -1,0 +1,221 @@
+"""What an archive holds of a log: files of records, and the manifests that make them count.
+
+A manifest names the files of one run of offsets, and what is in each of them. A file that no manifest names is
+nothing (SA1). The manifests of a log follow each other without a hole: the archive ends where the last one does, and
+there the next export begins (SA2). A log that was deleted and created again has another uid, and another archive.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from operator import xor as _xor
+from typing import Any, Final, NamedTuple, Self
+
+import google_crc32c
+
+from rollbook.proto.errors import ArchiveDamaged, UnsupportedVersion
+
+VERSION: Final = 1
+_BITS: Final = 64
+_DIGITS: Final = 20  # Of an offset in a name, so that names sort as offsets do.
+
+
+class File(NamedTuple):
+    """One file: its records, and its bytes."""
+
+    path: str  # Below the archive.
+    first: int
+    next: int
+    records: int
+    xor: int  # Of xxhash64(offset, value), as Spark has it, over all records.
+    bytes: int
+    crc: int  # CRC-32C of all its bytes.
+    first_us: int
+    last_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    log: str
+    uid: str
+    first: int
+    next: int
+    files: tuple[File, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(file.records for file in self.files)
+
+    @property
+    def xor(self) -> int:
+        return reduce(_xor, (file.xor for file in self.files), 0)
+
+    @property
+    def name(self) -> str:
+        """Only one manifest can begin at an offset."""
+        return f"{self.first:0{_DIGITS}}.json"
+
+    def pack(self) -> bytes:
+        said = {
+            "v": VERSION,
+            "log": self.log,
+            "uid": self.uid,
+            "first": self.first,
+            "next": self.next,
+            "count": self.count,
+            "xor": hex_of(self.xor),
+            "files": [
+                file._asdict() | {"xor": hex_of(file.xor), "crc": f"{file.crc:08x}"}
+                for file in self.files
+            ],
+        }
+        return json.dumps(said | {"check": _check_of(said)}, indent=1).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes, where: str) -> Self:
+        """Raises `ArchiveDamaged`, `UnsupportedVersion`."""
+        try:
+            said = json.loads(data)
+            check, version = said.pop("check"), int(said["v"])
+            is_whole = version > VERSION or check == _check_of(said)
+        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
+            raise _damaged(where) from None
+        if version > VERSION:
+            raise UnsupportedVersion(
+                f"{where} was written by a newer release: version {version}, and this one reads {VERSION}",
+                next_step="install that release",
+            )
+        if not is_whole:
+            raise _damaged(where)
+        files = tuple(_file_of(each) for each in said["files"])
+        return cls(said["log"], said["uid"], said["first"], said["next"], files)
+
+
+def _damaged(where: str) -> ArchiveDamaged:
+    return ArchiveDamaged(
+        f"{where} is not as it was written", next_step="restore it from a copy of the archive"
+    )
+
+
+def _file_of(said: Mapping[str, Any]) -> File:
+    return File(**{**said, "xor": int(said["xor"], 16), "crc": int(said["crc"], 16)})
+
+
+def _check_of(said: Mapping[str, Any]) -> str:
+    return f"{google_crc32c.value(json.dumps(said, sort_keys=True).encode()):08x}"
+
+
+def hex_of(xor: int) -> str:
+    return f"{xor:016x}"
+
+
+def unsigned(xor: int) -> int:
+    """Spark's numbers have a sign."""
+    return xor % (1 << _BITS)
+
+
+# --- What may become one ----------------------------------------------------------------------
+
+
+def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[File]) -> Manifest:
+    """Of files that hold exactly these records: no hole, no record twice (SA1). Raises `ArchiveDamaged`.
+
+    Spark may run a task a second time, and both files may be reported. They hold the same records, and one is taken.
+    """
+    found: list[File] = []
+    at = first
+    for file in sorted(files, key=lambda each: (each.first, each.next, each.path)):
+        if file.records != file.next - file.first:
+            raise _not_exact(
+                log, f"{file.path} has {file.records} of {file.next - file.first} records"
+            )
+        last = found[-1] if found else None
+        if last is not None and (file.first, file.next, file.xor) == (
+            last.first,
+            last.next,
+            last.xor,
+        ):
+            continue
+        if file.first != at:
+            what = "lack records" if file.first > at else "have records twice"
+            start, stop = sorted((at, file.first))
+            raise _not_exact(log, f"the files {what} [{start}, {stop})")
+        found.append(file)
+        at = file.next
+    if at != end:
+        raise _not_exact(log, f"the files end at {at}, and {end} was to be reached")
+    return Manifest(log, uid, first, end, tuple(found))
+
+
+def _not_exact(log: str, what: str) -> ArchiveDamaged:
+    return ArchiveDamaged(
+        f"the export of {log} is not whole: {what}",
+        next_step="nothing of it counts; run it again",
+        log=log,
+    )
+
+
+# --- What there is of a log -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The manifests of one log, from its first archived record on."""
+
+    log: str
+    uid: str
+    manifests: tuple[Manifest, ...]
+
+    @property
+    def first(self) -> int:
+        return self.manifests[0].first
+
+    @property
+    def next(self) -> int:
+        return self.manifests[-1].next
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return tuple(file for each in self.manifests for file in each.files)
+
+    def files_in(self, start: int, end: int) -> tuple[File, ...]:
+        return tuple(file for file in self.files if file.first < end and file.next > start)
+
+
+def faults_of(log: str, manifests: Sequence[Manifest]) -> list[str]:
+    """Why these manifests are no chain; empty: they are one (SA2)."""
+    found: list[str] = []
+    ordered = sorted(manifests, key=lambda each: (each.first, each.next))
+    for each in ordered:
+        if each.log != log:
+            found.append(f"manifest {each.name} of {log} is about {each.log}")
+        try:
+            manifest_of(each.log, each.uid, each.first, each.next, each.files)
+        except ArchiveDamaged as error:
+            found.append(f"manifest {each.name}: {error.message}")
+    for before, after in pairwise(ordered):
+        if before.uid != after.uid:
+            found.append(f"from {after.first} on the archive is of another log that had this name")
+        elif before.next < after.first:
+            found.append(f"no manifest has records [{before.next}, {after.first})")
+        elif before.next > after.first:
+            found.append(
+                f"two manifests have records [{after.first}, {min(before.next, after.next)})"
+            )
+    return found
+
+
+def chain_of(log: str, manifests: Sequence[Manifest]) -> Chain | None:
+    """None: nothing of the log is archived. Raises `ArchiveDamaged`."""
+    if not manifests:
+        return None
+    if faults := faults_of(log, manifests):
+        raise ArchiveDamaged(
+            f"the archive of {log} is damaged: {faults[0]}",
+            next_step="restore the manifests from a copy of the archive",
+            log=log,
+        )
+    ordered = sorted(manifests, key=lambda each: each.first)
+    return Chain(log, ordered[0].uid, tuple(ordered))

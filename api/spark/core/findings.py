@@ -1,0 +1,72 @@
+"""What an audit finds: how what was counted and hashed differs from what should be there."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollbook.api.spark.core.archive import File, hex_of
+
+
+class Finding(NamedTuple):
+    log: str
+    start: int
+    end: int
+    kind: str
+    what: str
+
+
+class Content(NamedTuple):
+    """Of a range: how many records, and the xor of their hashes."""
+
+    records: int
+    xor: int
+
+
+def judge_file(
+    log: str, file: File, content: Content, size: int, crc: int, faults: Sequence[str]
+) -> list[Finding]:
+    """One file, as it is now, beside what its manifest says. `size`: -1 if it cannot be opened."""
+
+    def found(kind: str, what: str) -> Finding:
+        return Finding(log, file.first, file.next, kind, f"{file.path}: {what}")
+
+    if size < 0:
+        return [found("file_missing", *(faults or ["it is not there"])[:1])]
+    findings: list[Finding] = []
+    if size != file.bytes:
+        findings.append(
+            found("file_changed", f"it has {size} bytes, and was written with {file.bytes}")
+        )
+    elif crc != file.crc:
+        findings.append(found("file_changed", "its bytes are not those that were written"))
+    findings += [found("file_unreadable", fault) for fault in faults]
+    if not findings and content != Content(file.records, file.xor):
+        findings.append(
+            found("content", _differs(content, Content(file.records, file.xor), "its manifest"))
+        )
+    return findings
+
+
+def judge_span(
+    log: str, start: int, end: int, content: Content, faults: Sequence[str]
+) -> list[Finding]:
+    """A range of a log by itself: dense, in order, each record once."""
+    findings = [Finding(log, start, end, "log", fault) for fault in faults]
+    if not findings and content.records != end - start:
+        what = f"it has {content.records} records, and should have {end - start}"
+        findings.append(Finding(log, start, end, "log", what))
+    return findings
+
+
+def compare(
+    log: str, start: int, end: int, one: Content, other: Content, where: str
+) -> list[Finding]:
+    """The same range in two places; `where`: the other one."""
+    if one == other:
+        return []
+    return [Finding(log, start, end, "differs", _differs(one, other, where))]
+
+
+def _differs(one: Content, other: Content, where: str) -> str:
+    if one.records != other.records:
+        return f"it has {one.records} records, and {where} {other.records}"
+    return f"its records hash to {hex_of(one.xor)}, and those of {where} to {hex_of(other.xor)}"

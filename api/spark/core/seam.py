@@ -1,0 +1,91 @@
+"""One table over an archive and its logs: which records come from files, and which from the log (SA3).
+
+What manifests name comes from files, the rest from the log, from where the last manifest ends. So no record comes twice,
+whether it was truncated or not; a hole between both is an error.
+"""
+
+from typing import NamedTuple
+
+from rollbook.api.spark.core.archive import Chain, File
+from rollbook.api.spark.core.plan import Span
+from rollbook.api.spark.core.progress import Point, Tail, replaced
+from rollbook.proto.errors import BeyondTail, LogDataLoss
+
+
+class Clip(NamedTuple):
+    """The records of a file from `start` up to `end`."""
+
+    log: str
+    file: File
+    start: int
+    end: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == self.file.first and self.end == self.file.next
+
+
+class Parts(NamedTuple):
+    clips: tuple[Clip, ...]
+    spans: tuple[Span, ...]
+
+
+def is_overtaken(chain: Chain | None, tail: Tail | None) -> bool:
+    """The log was truncated beyond these manifests: there are newer ones, or records are lost."""
+    return chain is not None and tail is not None and tail.head > chain.next
+
+
+def divide(
+    log: str,
+    chain: Chain | None,
+    tail: Tail | None,
+    start: int | None = None,
+    end: int | None = None,
+    *,
+    is_strict: bool = True,
+) -> Parts:
+    """`start`: None is the first record that there is; -1 the tail. `end`: None is the tail.
+
+    Raises `LogReplaced`, `LogDataLoss`, `BeyondTail`.
+    """
+    if chain is not None and tail is not None and chain.uid != tail.uid:
+        raise replaced(log, Point(chain.uid, chain.next), tail)
+    if chain is not None and tail is not None and is_overtaken(chain, tail) and is_strict:
+        raise LogDataLoss(
+            f"records [{chain.next}, {tail.head}) of {log} are neither in the archive nor in the log",
+            next_step="to go on without these records, set failOnDataLoss=false",
+            log=log,
+        )
+    heads = ([chain.first] if chain else []) + ([tail.head] if tail else [])
+    nexts = ([chain.next] if chain else []) + ([tail.tail] if tail else [])
+    head, last = min(heads, default=0), max(nexts, default=0)
+    if start is None:
+        start = head
+    elif start < 0:
+        start = last
+    if start > last:
+        raise BeyondTail(
+            f"{log} ends at {last}, and {start} is beyond",
+            next_step=f"name an offset from {head} to {last}",
+            log=log,
+        )
+    if start < head and is_strict:
+        raise LogDataLoss(
+            f"records [{start}, {head}) of {log} were truncated before they were archived",
+            next_step="to go on without these records, set failOnDataLoss=false",
+            log=log,
+        )
+    stop = last if end is None else min(max(end, start), last)
+    clips = tuple(
+        Clip(log, file, max(file.first, start), min(file.next, stop))
+        for file in (chain.files_in(start, stop) if chain and start < stop else ())
+    )
+    spans: list[Span] = []
+    if tail is not None:
+        before = (tail.head, chain.first if chain else tail.tail)
+        after = (max(chain.next, tail.head) if chain else tail.tail, tail.tail)
+        for low, high in (before, after):
+            low, high = max(low, start), min(high, stop)
+            if high > low:
+                spans.append(Span(log, tail.uid, low, high))
+    return Parts(clips, tuple(spans))

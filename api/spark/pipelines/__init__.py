@@ -1,0 +1,1 @@
+"""Jobs over logs and archives: export, audit, mirror, restore."""

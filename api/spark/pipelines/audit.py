@@ -1,0 +1,183 @@
+"""Whether logs, archives and mirrors hold what they should: every record once, in order, with the bytes that were written.
+
+a log by itself       dense, in order, times that do not go back, by segment
+an archive            each file as it was written (size, CRC-32C), as its manifest says (count, xor), and no hole between them
+an archive and a log  the ranges that both still have, file by file
+a log and a mirror    by segment, by the offsets that the mirror's records name in a header
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from rollbook.api.spark.archive import Archive, sizes_in
+from rollbook.api.spark.core.archive import Chain, File, faults_of
+from rollbook.api.spark.core.findings import Content, Finding, compare, judge_file, judge_span
+from rollbook.api.spark.core.options import Selection
+from rollbook.api.spark.core.plan import Span
+from rollbook.api.spark.core.progress import Tail
+from rollbook.api.spark.logs import Logs, require_some
+from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.scan import FilePiece, Measured, Piece, measure
+
+Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
+_TASK_BYTES: Final = 64 * 1024 * 1024
+_RECORD_BYTES: Final = 100  # Assumed of ranges.
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A piece to be measured, and what to say of it. `file`: of the archive; None: a range of the log."""
+
+    log: str
+    what: Span | FilePiece
+    file: File | None
+    bytes: int
+
+
+class Audit:
+    def __init__(self, way: Way | None, archive: Archive | None, report: Report) -> None:
+        """`way`: None looks at the archive alone."""
+        self._way, self._archive, self._report = way, archive, report
+        self._looks: list[_Look] = []
+
+    def run(self, selection: Selection, measure_: Measure, on_progress: Progress) -> None:
+        chains = self._chains(selection)
+        tails = self._way.tails(selection) if self._way else {}
+        require_some(selection, [*chains, *tails])
+        for log in sorted({**chains, **tails}):
+            self._plan(log, chains.get(log), tails.get(log))
+        tasks = self._tasks()
+        total = sum(_records(each) for each in self._looks)
+        on_progress(0, total)
+        found = {each.piece: each for each in measure_(tasks)}
+        for number, look in enumerate(self._looks):
+            self._judge(look, found.get(number, Measured(number, 0, -1, -1, 0, {})))
+        on_progress(total, total)
+
+    def _chains(self, selection: Selection) -> dict[str, Chain]:
+        """Also of damaged archives: what is wrong with them is found, and the rest is looked at."""
+        if self._archive is None:
+            return {}
+        assert self._archive.id
+        chains = {}
+        for log in filter(selection.covers, self._archive.logs()):
+            manifests = self._archive.manifests(log)
+            for fault in faults_of(log, manifests):
+                self._find(Finding(log, manifests[0].first, manifests[-1].next, "manifests", fault))
+            if manifests:
+                ordered = sorted(manifests, key=lambda each: each.first)
+                chains[log] = Chain(log, ordered[0].uid, tuple(ordered))
+        return chains
+
+    def _plan(self, log: str, chain: Chain | None, tail: Tail | None) -> None:
+        row = self._report.logs.setdefault(log, {})
+        if tail is not None:
+            row |= {"head": tail.head, "tail": tail.tail}
+        if chain is not None and self._archive is not None:
+            row |= {"archived_from": chain.first, "archived_to": chain.next}
+            row |= {"files": len(chain.files), "bytes": sum(file.bytes for file in chain.files)}
+            sizes = sizes_in(self._archive, (file.path for file in chain.files))
+            for file in chain.files:
+                if file.path not in sizes:
+                    what = f"{file.path} is not there"
+                    self._find(Finding(log, file.first, file.next, "file_missing", what))
+                    continue
+                piece = FilePiece(file.path, file.first)
+                self._looks.append(_Look(log, piece, file, file.bytes))
+        if tail is None:
+            return
+        if chain is not None and chain.uid != tail.uid:
+            what = "the archive is of another log that had this name"
+            self._find(Finding(log, chain.first, chain.next, "replaced", what))
+            chain = None
+        if chain is not None and tail.head > chain.next:
+            what = "these records are neither in the archive nor in the log"
+            self._find(Finding(log, chain.next, tail.head, "hole", what))
+        if chain is not None and tail.tail < chain.next:
+            what = "the archive has these records, and the log ends before them"
+            self._find(Finding(log, tail.tail, chain.next, "tail", what))
+        self._plan_ranges(log, chain, tail)
+
+    def _plan_ranges(self, log: str, chain: Chain | None, tail: Tail) -> None:
+        """By file where the archive has the same records, by segment where it has not."""
+        both = chain.files_in(tail.head, tail.tail) if chain else ()
+        row = self._report.logs[log]
+        row["compared"] = 0
+        for file in both:
+            if tail.head <= file.first and file.next <= tail.tail:
+                span = Span(log, tail.uid, file.first, file.next)
+                self._looks.append(_Look(log, span, file, file.bytes))
+                row["compared"] += file.records
+        assert self._way is not None
+        start = max(tail.head, chain.next if chain else tail.head)
+        for low, high in ranges_of(self._way, log, start, tail.tail):
+            span = Span(log, tail.uid, low, high)
+            self._looks.append(_Look(log, span, None, (high - low) * _RECORD_BYTES))
+
+    def _tasks(self) -> list[list[Piece]]:
+        tasks: list[list[Piece]] = []
+        size = 0
+        for number, look in enumerate(self._looks):
+            if not tasks or size + look.bytes > _TASK_BYTES:
+                tasks.append([])
+                size = 0
+            tasks[-1].append((number, look.what))
+            size += look.bytes
+        return tasks
+
+    def _judge(self, look: _Look, found: Measured) -> None:
+        content = Content(found.records, found.xor)
+        faults = list(found.facts.get("faults", ["it was not looked at"]))
+        row = self._report.logs[look.log]
+        row["records"] = row.get("records", 0) + found.records
+        if isinstance(look.what, FilePiece):
+            assert look.file is not None
+            size, crc = found.facts.get("bytes", -1), found.facts.get("crc", 0)
+            for each in judge_file(look.log, look.file, content, size, crc, faults):
+                self._find(each)
+            return
+        start, end = look.what.start, look.what.end
+        findings = judge_span(look.log, start, end, content, faults)
+        if look.file is not None and not findings:
+            archived = Content(look.file.records, look.file.xor)
+            findings = compare(look.log, start, end, content, archived, look.file.path)
+        for each in findings:
+            self._find(each)
+
+    def _find(self, finding: Finding) -> None:
+        self._report.findings.append(finding)
+
+
+def _records(look: _Look) -> int:
+    if isinstance(look.what, Span):
+        return look.what.end - look.what.start
+    return look.file.records if look.file else 0
+
+
+def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The segments between two offsets."""
+    bounds = [each.start for each in Logs(way.channel).segments_of(log)]
+    inside = [start, *(at for at in sorted(dict.fromkeys(bounds)) if start < at < end), end]
+    return [(low, high) for low, high in pairwise(inside) if high > low]
+
+
+def audit(
+    spark: Any,
+    way: Way | None,
+    archive: Archive | None,
+    selection: Selection,
+    report: Report,
+    on_progress: Progress,
+) -> None:
+    options: Mapping[str, str] = way.options if way else {"endpoint": "log://none:1"}
+    root = archive.path if archive else ""
+
+    def measured(tasks: Sequence[Sequence[Piece]]) -> list[Measured]:
+        return measure(spark, options, tasks, root=root)
+
+    if archive is not None:
+        report.facts["archive"] = os.fspath(archive.path)
+    Audit(way, archive, report).run(selection, measured, on_progress)

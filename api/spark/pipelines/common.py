@@ -1,0 +1,78 @@
+"""What all pipelines have: how they reach servers, which logs they mean, and how they say how far they are."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollbook.api.spark.channel import Channel, channel_of
+from rollbook.api.spark.core.findings import Finding
+from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
+from rollbook.api.spark.core.progress import Tail
+from rollbook.api.spark.tails import Tails
+
+Progress = Callable[[int, int], None]  # Records done, and all of them, as far as is known.
+
+
+@dataclass(frozen=True)
+class Way:
+    """`options`: by which servers are reached, as the data source takes them."""
+
+    options: Mapping[str, str]
+
+    @property
+    def channel(self) -> Channel:
+        return channel_of(access_of(values_of(self.options, {})))
+
+    def tails(self, selection: Selection) -> dict[str, Tail]:
+        view = Tails(self.channel, selection)
+        try:
+            return view.ask()
+        finally:
+            view.close()
+
+
+def selection_of(names: Sequence[str]) -> Selection:
+    """`shop/orders`, `orders`, or `shop/*`. Raises `BadConfig`."""
+    stars = [name for name in names if name.endswith("*")]
+    if not stars:
+        given = {"logs": ",".join(names)}
+    elif len(names) == 1:
+        given = {"prefix": names[0][:-1]}
+    else:
+        patterns = [
+            name[:-1] + ".*" if name.endswith("*") else name
+            for name in (each if "/" in each else f"default/{each}" for each in names)
+        ]
+        given = {"logPattern": "|".join(patterns)}
+    return source_options(values_of({"endpoint": "log://any:1", **given}, {})).selection
+
+
+@dataclass
+class Report:
+    """What a pipeline has done, for `report.json` and its page."""
+
+    kind: str
+    began_s: float = field(default_factory=time.time)
+    ended_s: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+    logs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.findings and not self.error
+
+    def packed(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "kind": self.kind,
+            "ok": self.is_ok,
+            "began_ms": round(self.began_s * 1000),
+            "ended_ms": round((self.ended_s or time.time()) * 1000),
+            **self.facts,
+            "logs": [{"log": log, **self.logs[log]} for log in sorted(self.logs)],
+            "findings": [each._asdict() for each in self.findings],
+            "error": self.error,
+        }

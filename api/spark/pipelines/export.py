@@ -1,0 +1,195 @@
+"""Logs into an archive of Parquet files, step by step; after each step a protected cursor moves.
+
+    wanted ─► plan.py: ranges and tasks ─► scan.py: files under _steps ─► archive.py: manifest ─► cursor
+
+The archive itself says how far it is, so there is no checkpoint to lose. A cursor moves only over records that a
+manifest names (SA5), so retention and truncation leave what is not archived. A log is protected from its first
+export on: the cursor is made at its head before its first record is read.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook.api.client.sync import SyncCursor
+from rollbook.api.spark.archive import Archive, drop_folder
+from rollbook.api.spark.core.archive import Chain, File, Manifest, manifest_of
+from rollbook.api.spark.core.options import Selection, SplitLimits
+from rollbook.api.spark.core.plan import Span, next_ends, split
+from rollbook.api.spark.core.progress import Point, Tail, replaced
+from rollbook.api.spark.core.seam import is_overtaken
+from rollbook.api.spark.logs import Logs, require_some
+from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.scan import Measured, Piece, folder_of, measure
+from rollbook.proto.errors import ArchiveHeld, LogDataLoss, NoSuchCursor
+
+_logger: Final = logging.getLogger("rollbook.spark")
+Measure = Callable[[Sequence[Sequence[Piece]], str], list[Measured]]
+_STEP_BYTES: Final = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Wanted:
+    selection: Selection
+    cursor: str = "archive"
+    step_bytes: int = _STEP_BYTES  # About: a step that is killed is done again.
+    split: SplitLimits = field(default_factory=SplitLimits)
+
+
+class Export:
+    """Holds the archive's lock."""
+
+    def __init__(
+        self, archive: Archive, way: Way, wanted: Wanted, measure_: Measure, report: Report
+    ) -> None:
+        self._archive, self._way, self._wanted, self._measure = archive, way, wanted, measure_
+        self._report = report
+        self._channel = way.channel
+        self._logs = Logs(self._channel)
+        self._cursors: dict[str, SyncCursor] = {}
+        self._chains: dict[str, Chain | None] = {}
+
+    def run(self, on_progress: Progress) -> None:
+        """All that is there now. Raises `ArchiveUnwritable`, `LogDataLoss`, `LogReplaced`."""
+        for manifest in self._archive.complete():
+            _logger.info("step_completed: %s up to %d", manifest.log, manifest.next)
+        tails = self._way.tails(self._wanted.selection)
+        require_some(self._wanted.selection, tails)
+        for log, tail in tails.items():
+            self._begin(log, tail)
+        starts = {log: self._next(log, tail) for log, tail in tails.items()}
+        total = sum(max(tail.tail - starts[log], 0) for log, tail in tails.items())
+        done = 0
+        on_progress(0, total)
+        while spans := self._next_spans(tails):
+            done += self._step(spans)
+            on_progress(done, total)
+
+    def _next(self, log: str, tail: Tail) -> int:
+        chain = self._chains[log]
+        return chain.next if chain else tail.head
+
+    # --- One log ------------------------------------------------------------------------------
+
+    def _begin(self, log: str, tail: Tail) -> None:
+        """Its cursor is where its archive ends."""
+        chain = self._chains[log] = self._archive.chain(log)
+        if chain is not None and chain.uid != tail.uid:
+            raise replaced(log, Point(chain.uid, chain.next), tail)
+        if chain is not None and is_overtaken(chain, tail):
+            raise LogDataLoss(
+                f"records [{chain.next}, {tail.head}) of {log} were truncated before they were archived",
+                next_step="export it into another folder, which begins at its head",
+                log=log,
+            )
+        handle = self._channel.patiently(lambda: self._channel.client.open(log))
+        cursor = self._cursors[log] = handle.cursor(self._wanted.cursor)
+        self._require_own(log, cursor)
+        self._move(cursor, self._next(log, tail))
+        row = self._report.logs.setdefault(log, {"records": 0, "files": 0, "bytes": 0})
+        row |= {"first": chain.first if chain else tail.head, "next": self._next(log, tail)}
+
+    def _require_own(self, log: str, cursor: SyncCursor) -> None:
+        try:
+            found = self._channel.patiently(cursor.get)
+        except NoSuchCursor:
+            return
+        if found.blob and _archive_in(found.blob) != self._archive.id:
+            raise ArchiveHeld(
+                f"cursor {self._wanted.cursor} of {log} belongs to another archive or program",
+                next_step="name another one: --cursor NAME",
+                log=log,
+            )
+
+    def _move(self, cursor: SyncCursor, offset: int) -> None:
+        blob = json.dumps({"archive": self._archive.id}).encode()
+        self._channel.patiently(
+            lambda: cursor.commit(offset, blob=blob, protect=True, may_rewind=True)
+        )
+
+    # --- One step -----------------------------------------------------------------------------
+
+    def _next_spans(self, tails: Mapping[str, Tail]) -> list[Span]:
+        starts = {log: self._next(log, tail) for log, tail in tails.items()}
+        ends = {log: tail.tail for log, tail in tails.items()}
+        behind = [log for log, end in ends.items() if end > starts[log]]
+        stops = next_ends(
+            {log: starts[log] for log in behind},
+            ends,
+            bytes_max=self._wanted.step_bytes,
+            record_bytes=self._logs.record_bytes(behind),
+        )
+        return [
+            Span(log, tails[log].uid, starts[log], stops[log])
+            for log in behind
+            if stops[log] > starts[log]
+        ]
+
+    def _step(self, spans: Sequence[Span]) -> int:
+        segments = {span.log: self._logs.segments_of(span.log) for span in spans}
+        tasks = split(spans, segments, self._wanted.split)
+        pieces = [[(0, span) for span in task] for task in tasks]
+        run = os.urandom(8).hex()
+        found: dict[str, list[tuple[File, str]]] = {}
+        folder = folder_of(self._archive.path, run)
+        for each in self._measure(pieces, folder):
+            found.setdefault(each.facts["log"], []).append((each.file(), each.facts["path"]))
+        for span in spans:
+            self._publish(span, found.get(span.log, []))
+        drop_folder(folder)
+        return sum(span.end - span.start for span in spans)
+
+    def _publish(self, span: Span, files: Sequence[tuple[File, str]]) -> None:
+        manifest = manifest_of(
+            span.log, span.uid, span.start, span.end, (file for file, _ in files)
+        )
+        sources = {file.path: path for file, path in files}
+        moves = {sources[file.path]: file.path for file in manifest.files}
+        self._archive.publish(manifest, moves)
+        chain = self._chains[span.log]
+        before = chain.manifests if chain else ()
+        self._chains[span.log] = Chain(span.log, span.uid, (*before, manifest))
+        self._move(self._cursors[span.log], manifest.next)
+        self._note(manifest)
+
+    def _note(self, manifest: Manifest) -> None:
+        row = self._report.logs[manifest.log]
+        row["records"] += manifest.count
+        row["files"] += len(manifest.files)
+        row["bytes"] += sum(file.bytes for file in manifest.files)
+        row["next"] = manifest.next
+
+
+def _archive_in(blob: bytes) -> str:
+    try:
+        return str(json.loads(blob)["archive"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def export(
+    spark: Any,
+    archive: Archive,
+    way: Way,
+    wanted: Wanted,
+    report: Report,
+    on_progress: Progress,
+    every_s: float = 0.0,
+) -> None:
+    """`every_s`: again and again, until it is interrupted; 0: once."""
+
+    def measured(tasks: Sequence[Sequence[Piece]], folder: str) -> list[Measured]:
+        return measure(spark, way.options, tasks, folder=folder)
+
+    with archive.held():
+        report.facts |= {"archive": archive.path, "cursor": wanted.cursor}
+        while True:
+            began_s = time.monotonic()
+            Export(archive, way, wanted, measured, report).run(on_progress)
+            if not every_s:
+                return
+            time.sleep(max(every_s - (time.monotonic() - began_s), 0))

@@ -1,0 +1,302 @@
+"""Export, the table over an archive and its log, and audit: against a real server, with kills, without a JVM."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rollbook.api.client.sync import SyncClient, SyncLog
+from rollbook.api.spark import scan
+from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.core.findings import compare
+from rollbook.api.spark.core.options import SplitLimits
+from rollbook.api.spark.failures import RollbookFailure
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import (
+    ArchiveHeld,
+    ArchiveUnwritable,
+    LogReplaced,
+    NoSuchArchive,
+    NoSuchCursor,
+)
+from rollbook.proto.quorum import Quorum
+from tests.regressions.lone_server import Site
+from tests.spark.pipes import Pipes, hash_of, xxhash64
+from tests.spark.test_driven import numbered, replace
+
+SMALL = SplitLimits(records_max=400)
+
+
+class Killed(BaseException):
+    """As by a signal: nothing catches it."""
+
+
+@pytest.fixture
+def log(client: SyncClient, name: str) -> SyncLog:
+    return client.open(name, create=True)
+
+
+@pytest.fixture
+def pipes(site: Site, client: SyncClient, name: str, tmp_path: Path, log: SyncLog) -> Pipes:
+    return Pipes(site, client, tmp_path / "archive", name)
+
+
+def expected(first: int, last: int) -> list[tuple[int, bytes]]:
+    return list(enumerate(numbered(first, last), first))
+
+
+def files_in(archive: Archive) -> list[str]:
+    found = (os.path.relpath(path, archive.path) for path in Path(archive.path).rglob("*.parquet"))
+    return sorted(found)
+
+
+def test_hashes_are_those_of_spark() -> None:
+    """As `SELECT xxhash64(1L, X'6869')` says; of the algorithm, its own examples."""
+    assert xxhash64(b"", 0) == 0xEF46DB3751D8E999
+    assert xxhash64(b"Nobody inspects the spammish repetition", 0) == 0xFBCEA83C8A378BF1
+    assert hash_of(1, b"hi") != hash_of(2, b"hi")
+
+
+def test_an_archive_has_what_its_log_had(pipes: Pipes, log: SyncLog, name: str) -> None:
+    """SA1: and each column of it."""
+    log.append_many(numbered(0, 1000), keys=[b"k", None] * 500)
+    log.append(b"v1000", headers={"h": b"1"}, event_time_us=5)
+    report = pipes.export(split=SMALL)
+    assert report.logs[f"default/{name}"]["records"] == 1001
+    chain = pipes.archive.chain(f"default/{name}")
+    assert chain is not None
+    assert (chain.first, chain.next, len(chain.files)) == (0, 1001, 3)
+    assert files_in(pipes.archive) == sorted(file.path for file in chain.files)
+    assert chain.files[0].path.startswith(f"log=default%2F{name}/date=")
+    assert pipes.rows() == expected(0, 1001)
+    last = pq.ParquetFile(os.path.join(pipes.archive.path, chain.files[-1].path)).read()
+    row = last.to_pylist()[-1]
+    assert (row["key"], row["headers"]) == (None, [{"key": "h", "value": b"1"}])
+    assert row["event_time"].timestamp() == 5e-6
+    cursor = log.cursor("archive").get()
+    assert (cursor.offset, cursor.is_protected) == (1001, True)
+    assert pipes.kinds() == []
+
+
+def test_an_export_goes_on_and_the_table_stays_whole(pipes: Pipes, log: SyncLog) -> None:
+    """SA3: also after what is archived was truncated."""
+    at = 0
+    for size in (500, 1, 250):
+        log.append_many(numbered(at, at + size))
+        at += size
+        pipes.export()
+        log.truncate(at - 1)
+        log.append_many(numbered(at, at + 3))
+        at += 3
+        assert pipes.rows() == expected(0, at)
+    assert pipes.rows(startingOffsets="700", endingOffsets="756") == expected(700, 756)
+    assert pipes.rows(startingOffsets="3", endingOffsets="5") == expected(3, 5)
+    assert pipes.kinds() == []
+
+
+def test_an_export_in_steps_shares_them_between_logs(
+    site: Site, client: SyncClient, name: str, tmp_path: Path
+) -> None:
+    for n in range(3):
+        client.open(f"{name}/x{n}", create=True).append_many(numbered(0, 300))
+    pipes = Pipes(site, client, tmp_path / "archive", f"{name}/*")
+    report = pipes.export(step_bytes=2000)
+    assert {row["records"] for row in report.logs.values()} == {300}
+    assert report.logs[f"{name}/x1"]["files"] > 1
+    assert pipes.kinds() == []
+
+
+def calls_of_the_system(patch: pytest.MonkeyPatch, act: Callable[[int, str], None]) -> None:
+    """Before each call that changes the file system `act` is called with its number."""
+    count = 0
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*arguments: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            act(count, name)
+            return call(*arguments, **more)
+
+        return inner
+
+    for name in ("fsync", "rename", "link", "unlink", "makedirs"):
+        patch.setattr(os, name, wrapped(name, getattr(os, name)))
+
+
+def test_an_export_that_is_killed_at_any_call_leaves_nothing_that_counts_twice(
+    pipes: Pipes, log: SyncLog, name: str
+) -> None:
+    """SA4, SA5"""
+    at, kill_at = 0, 1
+    while True:
+        chain = pipes.archive.chain(f"default/{name}")
+        if (chain.next if chain else 0) == at:
+            log.append_many(numbered(at, at + 20))
+            at += 20
+
+        def kill(number: int, call: str, kill_at: int = kill_at) -> None:
+            if number == kill_at:
+                raise Killed(call)
+
+        with pytest.MonkeyPatch.context() as patch:
+            calls_of_the_system(patch, kill)
+            try:
+                pipes.export(split=SplitLimits(records_max=15))
+            except Killed:
+                kill_at += 1
+            else:
+                break
+        chain = (
+            pipes.archive.chain(f"default/{name}") if os.path.isdir(pipes.archive.path) else None
+        )
+        archived = chain.next if chain else 0
+        try:
+            assert log.cursor("archive").get().offset <= archived
+        except NoSuchCursor:
+            assert archived == 0
+        if chain is not None:
+            assert pipes.rows() == expected(0, at)
+    assert kill_at > 15
+    pipes.export()
+    assert pipes.rows() == expected(0, at)
+    chain = pipes.archive.chain(f"default/{name}")
+    assert chain is not None
+    assert files_in(pipes.archive) == sorted(file.path for file in chain.files)
+    assert pipes.kinds() == []
+
+
+def test_a_full_disk_is_one_error_and_the_cursor_stays(pipes: Pipes, log: SyncLog) -> None:
+    """SA5"""
+    log.append_many(numbered(0, 10))
+    pipes.export()
+    log.append_many(numbered(10, 5000))
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan._Checked, "write", full)
+        with pytest.raises(RollbookFailure, match=r"ARCHIVE_UNWRITABLE: .*No space left on device"):
+            pipes.export()
+    for call in ("fsync", "rename", "link"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, call, full)
+            with pytest.raises((ArchiveUnwritable, RollbookFailure), match="No space left"):
+                pipes.export()
+    assert log.cursor("archive").get().offset == 10
+    assert pipes.rows() == expected(0, 5000)
+    pipes.export()
+    assert log.cursor("archive").get().offset == 5000
+    assert pipes.kinds() == []
+
+
+def test_a_task_that_runs_twice_is_archived_once(pipes: Pipes, log: SyncLog) -> None:
+    """SA1: as a speculative one does, or one whose result was lost."""
+    log.append_many(numbered(0, 1000))
+    pipes.times = 2
+    pipes.export(split=SMALL)
+    assert pipes.rows() == expected(0, 1000)
+    assert len(files_in(pipes.archive)) == 3
+    assert pipes.kinds() == []
+
+
+def test_one_export_at_a_time_writes_to_an_archive(pipes: Pipes, log: SyncLog) -> None:
+    log.append(b"a")
+    with pipes.archive.held(), pytest.raises(ArchiveHeld, match="another export writes to"):
+        pipes.export()
+
+
+def test_a_cursor_of_another_archive_is_left_alone(
+    pipes: Pipes, log: SyncLog, site: Site, client: SyncClient, name: str, tmp_path: Path
+) -> None:
+    log.append_many(numbered(0, 10))
+    pipes.export()
+    other = Pipes(site, client, tmp_path / "other", name)
+    with pytest.raises(ArchiveHeld, match="belongs to another archive"):
+        other.export()
+    other.export(cursor="second")
+    assert other.rows() == expected(0, 10)
+
+
+def test_a_log_that_was_replaced_is_not_archived_for_the_old_one(
+    pipes: Pipes, log: SyncLog, client: SyncClient, name: str
+) -> None:
+    """SA2: nor is it the rest of the table."""
+    log.append_many(numbered(0, 10))
+    pipes.export()
+    log.cursor("archive").delete()  # It protects the log from deletion, too.
+    client.delete(name, grace_s=0)
+    assert pipes.rows() == expected(0, 10)  # From the archive alone.
+    replace(client, name, *numbered(0, 50))
+    with pytest.raises(LogReplaced):
+        pipes.export()
+    with pytest.raises(LogReplaced):
+        pipes.rows()
+    assert "replaced" in pipes.kinds()
+
+
+def test_a_folder_that_is_no_archive_is_named(pipes: Pipes, log: SyncLog) -> None:
+    with pytest.raises(NoSuchArchive, match="there is no archive in"):
+        pipes.rows()
+
+
+def test_an_audit_finds_every_kind_of_damage(pipes: Pipes, log: SyncLog, name: str) -> None:
+    """A flipped byte anywhere in a file, a missing file, a missing and a changed manifest."""
+    log.append_many(numbered(0, 1000), keys=[b"k"] * 1000)
+    pipes.export(split=SMALL)
+    log.append_many(numbered(1000, 1010))
+    pipes.export()
+    paths = [os.path.join(pipes.archive.path, path) for path in files_in(pipes.archive)]
+    whole = Path(paths[0]).read_bytes()
+    for at in range(0, len(whole), max(len(whole) // 25, 1)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x10
+        Path(paths[0]).write_bytes(damaged)
+        assert "file_changed" in pipes.kinds(offline=True), at
+    Path(paths[0]).write_bytes(whole[:-1])
+    assert "file_changed" in pipes.kinds()
+    Path(paths[0]).unlink()
+    assert pipes.kinds() == ["file_missing"]
+    Path(paths[0]).write_bytes(whole)
+    assert pipes.kinds() == []
+    manifests = Path(pipes.archive.path, "_manifests", f"default%2F{name}")
+    first, second = sorted(manifests.iterdir())
+    kept = second.read_bytes()
+    second.unlink()
+    assert pipes.kinds() == []  # As if it had not been exported yet: the log has it.
+    second.write_bytes(kept)
+    (manifests / "00000000000000000500.json").write_bytes(first.read_bytes())
+    assert "manifests" in pipes.kinds()
+
+
+def test_an_audit_finds_records_that_differ_from_the_log(
+    pipes: Pipes, log: SyncLog, site: Site, client: SyncClient, name: str
+) -> None:
+    """A file that is sound in itself, and is not what the log has."""
+    log.append_many(numbered(0, 100))
+    pipes.export()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def other(log: str, start: int, end: int, one: Any, two: Any, where: str) -> Any:
+            return compare(log, start, end, one, two._replace(xor=two.xor ^ 1), where)
+
+        patch.setattr("rollbook.api.spark.pipelines.audit.compare", other)
+        assert pipes.kinds() == ["differs"]
+
+
+def test_a_log_without_an_archive_is_audited_by_segment(
+    site: Site, client: SyncClient, name: str, tmp_path: Path
+) -> None:
+    log = client.open(name, create=LogConfig(quorum=Quorum(1, 1, 1)))
+    for n in range(0, 300, 100):
+        log.append_many(numbered(n, n + 100))
+        log.roll()
+    pipes = Pipes(site, client, tmp_path / "archive", name)
+    pipes.export()
+    report = pipes.audit()
+    assert report.is_ok
+    assert report.logs[f"default/{name}"]["records"] == 600  # In files, and in the log.

@@ -1,0 +1,54 @@
+"""The pipelines in a real Spark: what it counts and hashes, and its reading of our files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.api import spark as rollbook_spark
+from rollbook.api.client.sync import SyncClient
+from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.pipelines.audit import audit
+from rollbook.api.spark.pipelines.common import Report, Way, selection_of
+from rollbook.api.spark.pipelines.export import Wanted, export
+from rollbook.proto.errors import ArchiveUnwritable
+from tests.regressions.lone_server import Site
+from tests.spark.pipes import hash_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_an_archive_and_its_log_are_one_table(
+    spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
+) -> None:
+    log = client.open(name, create=True)
+    values = [b"v%d" % n for n in range(50)]
+    log.append_many(values, keys=[b"k", None] * 25)
+    log.append(b"last" * 20, headers={"h": b"1"}, event_time_us=5)
+    way, archive = Way({"endpoint": site.url}), Archive(str(tmp_path / "archive"))
+    selection = selection_of([name])
+    wanted, report = Wanted(selection), Report("export")
+    export(spark, archive, way, wanted, report, lambda *_: None)
+    chain = archive.chain(f"default/{name}")
+    assert chain is not None
+    xor = 0
+    for offset, value in enumerate([*values, b"last" * 20]):
+        xor ^= hash_of(offset, value)
+    assert (chain.next, chain.manifests[0].xor) == (51, xor)
+    log.truncate(40)
+    log.append(b"new")
+    columns = "log,offset,timestamp,key,value,event_time,headers,writer_epoch"
+    rows = rollbook_spark.read(
+        spark, endpoint=site.url, log=name, archive=archive.path, columns=columns
+    )
+    sums = ("count(*)", "sum(offset)", "count(key)", "sum(size(headers))", "min(log)")
+    found = rows.where("offset >= 1").selectExpr(*sums).collect()[0]
+    assert tuple(found) == (51, 51 * 52 // 2, 24, 1, f"default/{name}")
+    looked = Report("audit")
+    audit(spark, way, archive, selection, looked, lambda *_: None)
+    assert looked.findings == []
+    Path(archive.path, "_steps").rmdir()
+    Path(archive.path, "_steps").write_bytes(b"")  # As if the disk refused what tasks write.
+    with pytest.raises(ArchiveUnwritable, match="the archive cannot be written"):
+        export(spark, archive, way, wanted, report, lambda *_: None)
+    assert log.cursor("archive").get().offset == 51
