@@ -107,9 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     crash.add_argument("--images", type=_count, help="of a bookie's files: that many instead")
     crash.add_argument(
         "--flips",
-        choices=("once", "all"),
+        choices=("half", "once", "all"),
         default="once",
-        help="besides images: each byte once, or in stores of every digest, reserved ones too (once)",
+        help="besides images: each byte once, half of them by the first seed, or in stores of every digest, reserved ones too (once)",
     )
     crash.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     crash.set_defaults(run=kinds.crash)

@@ -88,13 +88,14 @@ class _Places:
     seed: int
 
 
-def flip_bytes(seed: int, progress: Progress, say: Say, *, everything: bool) -> Tally:
+def flip_bytes(seed: int, progress: Progress, say: Say, which: str) -> Tally:
     """One bit of each byte that was written, by stores with different digests in turn.
 
-    With `everything` each byte in a store of each kind, and those that are only reserved, too.
+    `which`: each byte `once`; one `half` of them, which the seed chooses; or `all`, in a store of each kind, those
+    that are only reserved, too.
     """
     tally = Tally("flips")
-    tasks = _flip_tasks(seed, everything)
+    tasks = _flip_tasks(seed, which)
     started = time.monotonic()
     for done, (flipped, failures) in enumerate(parallel(_flip_some, tasks), 1):
         tally.passed += flipped - len(failures)
@@ -104,21 +105,22 @@ def flip_bytes(seed: int, progress: Progress, say: Say, *, everything: bool) -> 
         progress(done, len(tasks))
         if tally.failed >= FAILURES_MAX:
             break
-    kinds = "each of" if everything else "one of"
-    blank = "all" if everything else f"every {_BLANK_STRIDE}th"
+    share = "every second byte" if which == "half" else "each byte"
+    kinds = "each of" if which == "all" else "one of"
+    blank = "all" if which == "all" else f"every {_BLANK_STRIDE}th"
     seconds = time.monotonic() - started
     say(
-        f"{tally.passed + tally.failed:,} flips: each byte written, in {kinds} {len(KINDS)} stores "
+        f"{tally.passed + tally.failed:,} flips: {share} written, in {kinds} {len(KINDS)} stores "
         f"of different digests, and {blank} of those reserved; {tally.passed / seconds:,.0f} a second"
     )
     return tally
 
 
-def _flip_tasks(seed: int, everything: bool) -> list[_Places]:
+def _flip_tasks(seed: int, which: str) -> list[_Places]:
     with small_and_quiet():
         places = max(len(list(StoreAtRest(kind).places())) for kind in KINDS)
     chunks = -(-places // _FLIPS_PER_TASK)
-    if everything:
+    if which == "all":
         return [
             _Places(kind, first, chunks, chunks, seed)
             for kind in range(len(KINDS))
@@ -126,10 +128,13 @@ def _flip_tasks(seed: int, everything: bool) -> list[_Places]:
         ]
     # The stores are laid out alike: what one leaves out, another one flips.
     chunks = -(-chunks // len(KINDS)) * len(KINDS)
-    return [
+    tasks = [
         _Places(first % len(KINDS), first, chunks, chunks * _BLANK_STRIDE, seed)
         for first in range(chunks)
     ]
+    if which == "half":
+        tasks = [task for task in tasks if task.first // len(KINDS) % 2 == seed % 2]
+    return tasks
 
 
 def _flip_some(task: _Places) -> tuple[int, list[str]]:

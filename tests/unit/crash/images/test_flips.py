@@ -40,8 +40,10 @@ def test_a_flipped_byte_anywhere_never_makes_a_wrong_answer(kind: DigestType) ->
 
 
 def test_every_byte_is_flipped_once() -> None:
-    for everything in (False, True):
-        tasks = _flip_tasks(1, everything)
+    """Two halves are of seeds that follow each other."""
+    halves = [*_flip_tasks(1, "half"), *_flip_tasks(2, "half")]
+    for which in ("half", "once", "all"):
+        tasks = halves if which == "half" else _flip_tasks(1, which)
         flipped = [
             (task.kind, place)
             for task in tasks
@@ -49,7 +51,7 @@ def test_every_byte_is_flipped_once() -> None:
         ]
         assert len(set(flipped)) == len(flipped)
         assert {place for _, place in flipped} == set(range(5_000))
-        assert len(flipped) == 5_000 * (len(KINDS) if everything else 1)
+        assert len(flipped) == 5_000 * (len(KINDS) if which == "all" else 1)
 
 
 @pytest.mark.parametrize("size", [512, 4096])
