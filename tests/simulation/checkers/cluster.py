@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from rollbook.proto.errors import BadMetadata
+from rollbook.proto.errors import BadMetadata, NotEnoughBookies
 from rollbook.proto.formats.lifecycle import LifecycleState, unpack_lifecycle
 from rollbook.proto.formats.paths import AVAILABLE, LIFECYCLE, READ_ONLY, own_root
 from rollbook.proto.formats.replication import (
@@ -44,6 +44,7 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import Row
 from rollbook.proto.ports import SessionId
+from rollbook.recovery.core.failures import unpack_failure
 from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
 from rollbook.recovery.whole import WHOLE
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
@@ -76,6 +77,7 @@ _BY_PERSON: Final = (
     *((state, _STATES.ACTIVE) for state in _STATES if state is not _STATES.ACTIVE),
 )
 
+_TRIES: Final = 3  # After which no bookie will come by itself.
 SETTLED_S: Final = 1.0  # A bookie may come back writable before it hears that it drains.
 HEARD_S: Final = (
     0.15  # What was asked before it by a process that no fault hinders is made by then.
@@ -159,6 +161,7 @@ class ClusterChecker:
         self.marks: dict[int, tuple[BookieId, ...]] = {}
         self.drains: dict[int, tuple[BookieId, ...]] = {}
         self.failures: dict[int, float] = {}  # Ledgers, and when each failed last.
+        self.without_target: dict[int, None] = {}  # Those of them for which bookies lack.
         self.locks: dict[int, _Lock] = {}
         self.lifecycles: dict[str, LifecycleState] = {}
         self.writable: dict[str, float] = {}  # Registered so, and since when.
@@ -471,7 +474,11 @@ class ClusterChecker:
         ledger_id = ledger_of_mark(path.rpartition("/")[2])
         if ledger_id is not None and row is None:
             self.failures.pop(ledger_id, None)
-        elif ledger_id is not None:
+            self.without_target.pop(ledger_id, None)
+        elif ledger_id is not None and row is not None:
+            failure = unpack_failure(row.value)
+            if failure.code == NotEnoughBookies.code.reason and failure.attempts >= _TRIES:
+                self.without_target[ledger_id] = None
             failed_s = self.failures.get(ledger_id)
             self.failures[ledger_id] = self._now()
             if failed_s is not None and self._now() - failed_s < self._pause_s:

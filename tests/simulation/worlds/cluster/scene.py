@@ -344,6 +344,9 @@ class _Run(Stage):
     def _was_free(self, name: str, since_s: float) -> bool:
         return self._hindered.get(name, 0.0) < since_s
 
+    def _is_asleep(self, name: str) -> bool:
+        return name in self._sleeps and self._sleeps[name][-1][1] == inf
+
     def _slept_s(self, name: str, since_s: float, until_s: float) -> float:
         """For how long the node did so in between."""
         return sum(
@@ -510,12 +513,14 @@ class _Run(Stage):
         pause, resume = Node.pause, Node.resume
 
         def fall_asleep(self: Node) -> None:
-            run._sleeps.setdefault(self.name, []).append((run.world.now, inf))
+            if not run._is_asleep(self.name):
+                run._sleeps.setdefault(self.name, []).append((run.world.now, inf))
             pause(self)
 
         def wake(self: Node) -> None:
-            if sleeps := run._sleeps.get(self.name):
-                sleeps[-1] = (sleeps[-1][0], min(sleeps[-1][1], run.world.now))
+            if run._is_asleep(self.name):
+                fell_s, _ = run._sleeps[self.name].pop()
+                run._sleeps[self.name].append((fell_s, run.world.now))
             resume(self)
 
         change = Steward._change

@@ -284,7 +284,9 @@ class Staff(Users):
         return verdict.is_safe
 
     async def set_right(self, node: Node) -> None:
-        """What people did is undone or brought to its end: a drain that failed is tried once more, then called off."""
+        """What people did is undone or brought to its end: a drain that failed is tried once more, then called off, as
+        are all others while copies wait for a bookie to go to.
+        """
         async with self._connection(node) as (_, store):
             desk = await Desk.open(node, store)
             await desk.marks.enable()
@@ -295,6 +297,8 @@ class Staff(Users):
                         again = words.DRAIN if stored.bookie not in tried else words.UNDRAIN
                         tried[stored.bookie] = None
                         await self._act(desk, f"{again} {stored.bookie}", is_forced=True)
+                    elif self.work.judge.without_target:
+                        await self._act(desk, f"{words.UNDRAIN} {stored.bookie}")
                 await asyncio.sleep(_LOOK_S)
 
     async def close_everything(self, node: Node) -> None:

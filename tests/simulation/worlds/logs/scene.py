@@ -208,6 +208,8 @@ class _Run(Stage):
     async def _settle(self) -> None:
         world, sums = self.world, self._sums
         await self.within(LIVENESS_S, self._servers.all_serve, "not all servers serve")
+        if not plan.clocks_are_believed(self._case):  # The only server that is may be drained.
+            await world.node(LAST).start(partial(self.live, self._resume_all)).result
         away = self._besiege() if plan.stands_a_siege(self._case) else None
         await self.within(
             LIVENESS_S, lambda: not any(sums.waiting.values()), "a producer has no answer"
@@ -251,11 +253,8 @@ class _Run(Stage):
 
     async def _finish(self, node: Node) -> None:
         """Every log goes on, wherever it is asked for, and can be read at every server."""
+        await self._resume_all(node)
         caller = Caller(self._sums, node)
-        for drained in self._servers.names:
-            await self._use_in_time(
-                self._users.resume(caller, drained), f"{drained} does not take logs again"
-            )
         for log in self._logs:
             try:
                 await self._use(caller, log)
@@ -269,6 +268,15 @@ class _Run(Stage):
         if plan.clocks_are_believed(self._case):
             await self.within(
                 LIVENESS_S, lambda: not self.lists.leftovers(), "ledgers of nobody are left"
+            )
+        await caller.close()
+
+    async def _resume_all(self, node: Node) -> None:
+        """What was drained takes logs again: the administrator may not have come to that."""
+        caller = Caller(self._sums, node)
+        for drained in self._servers.names:
+            await self._use_in_time(
+                self._users.resume(caller, drained), f"{drained} does not take logs again"
             )
         await caller.close()
 
