@@ -47,7 +47,7 @@ COUNTER_NAMES: Final = ("a", "b", "c")
 
 _LANES: Final = 3  # Of each kind of work, side by side.
 _WATCHED_MAX: Final = 10  # Nodes a lane keeps there.
-_EVENT_TIMEOUT_S: Final = 5.0
+_EVENT_TIMEOUT_S: Final = 15.0
 _CALM_S: Final = 0.002  # Between two operations of a lane: three clients must fit on two cores.
 _READS_AT_ONCE: Final = 100
 _CHECK_LIVE_S: Final = 0.1

@@ -15,7 +15,7 @@ from tests.regressions.defects import defect
 from tests.support import bookies, commands, log_processes
 from tests.support.log_processes import LogProcesses
 
-_QUICK = LogClientConfig(timeout_s=8.0)
+_QUICK = LogClientConfig(timeout_s=30.0)
 _PATIENCE_S = 30.0
 
 

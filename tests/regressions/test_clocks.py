@@ -22,7 +22,7 @@ DAY_S = 86_400
 SWEEP_S = 0.3
 SWEPT_S = 3.0  # Several sweeps.
 BRIEF_S = 5.0
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 KEPT = LogConfig(retention_age_s=7 * DAY_S)
 # Deadlines of gRPC stay right: they go by `time.time`, and its core by a clock that is not patched.
 SKEWED = """

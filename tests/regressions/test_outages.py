@@ -82,7 +82,7 @@ def test_a_client_hears_what_its_append_waited_for(bookies_away: LogProcesses) -
 )
 def test_explain_says_what_is_away_and_what_would_help(bookies_away: LogProcesses) -> None:
     began_s = time.monotonic()
-    command = ("explain", "read", "-o", "json", "--timeout", "15")
+    command = ("explain", "read", "-o", "json", "--timeout", "50")
     done = commands.run(*command, environment=_at(bookies_away))
     took_s = time.monotonic() - began_s
     assert (done.returncode, done.stderr) == (0, b"")
@@ -90,7 +90,7 @@ def test_explain_says_what_is_away_and_what_would_help(bookies_away: LogProcesse
     assert "bk-2, bk-3" in told["away"]
     assert "bk-2, bk-3" in told["would_help"]
     assert (told["head"], told["tail"]) == (0, 1)
-    assert took_s < 10, "it takes a second, and the start of a process on a busy machine"
+    assert took_s < 40, "it takes a second, and the start of a process on a busy machine"
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.regressions.defects import defect
 from tests.support import commands, log_processes
 from tests.support.log_processes import LogProcesses
 
-_QUICK = LogClientConfig(timeout_s=8.0)
+_QUICK = LogClientConfig(timeout_s=30.0)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) 
     with grpc.insecure_channel(cluster.servers["log-1"].address) as channel:
         for word in (words.DrainServer("log-2"), words.DrainServer("log-2", resume=True)):
             call: Any = channel.unary_unary(BY_REQUEST[words.DrainServer].path)
-            answer = call(pack(word).SerializeToString(), timeout=8.0)
+            answer = call(pack(word).SerializeToString(), timeout=30.0)
             drained = unpack(message_of(words.DrainAnswer).FromString(answer), words.DrainAnswer)
             assert isinstance(drained, words.DrainAnswer)
 

@@ -41,7 +41,7 @@ class _Listener:
             except OSError:
                 return
             with connection:
-                connection.settimeout(5.0)
+                connection.settimeout(60.0)
                 self.heard += connection.recv(65536)
                 connection.sendall(_ANSWER)
 

@@ -39,7 +39,7 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 
 PASSWORD: Final = b"secret"
 KEY: Final = ledger_key(PASSWORD)
-_CONNECT_TIMEOUT_S: Final = 10.0
+_CONNECT_TIMEOUT_S: Final = 30.0
 CALL_TIMEOUT_S: Final = 60.0  # For what must come, on a busy machine.
 
 _Key = tuple[object, ...]

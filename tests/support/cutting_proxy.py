@@ -25,7 +25,7 @@ from typing import Final, Self, TypeVar
 
 T = TypeVar("T")
 
-_CALL_TIMEOUT_S: Final = 10
+_CALL_TIMEOUT_S: Final = 60
 _LENGTH_BYTES: Final = 4  # Both protocols: a frame is its length, big-endian, and that many bytes.
 
 

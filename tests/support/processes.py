@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 REPOSITORY: Final = Path(__file__).parents[2]
-LINE_TIMEOUT_S: Final = 30.0
+LINE_TIMEOUT_S: Final = 60.0
 # Only Linux can promise it; elsewhere a child outlives a test that was killed itself.
 _DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--") if sys.platform == "linux" else ()
 

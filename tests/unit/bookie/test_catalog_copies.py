@@ -41,7 +41,7 @@ async def filled(node: Node, ledger_id: int) -> Storage:
     storage = await opened(node)
     for start in range(0, 200, 20):
         await add_entries(storage, ledger_id, range(start, start + 20), bytes(300))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(storage.catalog.logs) < 2:
             await asyncio.sleep(0.01)
     return storage

@@ -197,7 +197,7 @@ async def test_memory_comes_back_as_copies_become_durable(cluster: LocalCluster)
         await site.lose()
         await site.mark(ledger_id)
         site.worker = site.make_worker(replace(CONFIG, bytes_in_memory_max=1, entries_at_once=10))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await site.worker.work_once()
         await site.require_whole(ledger_id, 100)
 

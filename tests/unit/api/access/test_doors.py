@@ -746,7 +746,7 @@ async def _knock(site: Site, authority: Authority, shown: TlsFiles | None) -> tu
     )
     call = channels.call(str(site.grpc.address), BY_REQUEST[words.GetLog].path)
     try:
-        await call(pack(words.GetLog(LOG)).SerializeToString(), timeout=3)
+        await call(pack(words.GetLog(LOG)).SerializeToString(), timeout=30)
         heard.append("done")
     except grpc.aio.AioRpcError as error:
         heard.append(error.code().name)

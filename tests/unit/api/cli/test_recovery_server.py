@@ -64,7 +64,7 @@ async def until_dropped(url: str, ids: list[LedgerId]) -> None:
             await asyncio.sleep(0.1)
         for ledger_id in ids:
             while True:
-                reply = await ledgers.bookies.call(LOST, ListEntries(ledger_id), deadline_s=10)
+                reply = await ledgers.bookies.call(LOST, ListEntries(ledger_id), deadline_s=60)
                 if not listed_in(reply, ledger_id).count:
                     break
                 await asyncio.sleep(0.1)
