@@ -208,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     bench.add_argument("--runs", type=_count, default=5, help="runs behind each median (5)")
     bench.add_argument("--gib", type=float, help="of entries, for memory (10) and restart (1)")
+    bench.add_argument("--seconds", type=float, help="of each round, for spark (3)")
     bench.add_argument(
         "--only",
         nargs="+",

@@ -44,7 +44,7 @@ BENCHES: Final = {
             "metastore",
             "recovery",
         ),
-        *("rest", "restart", "simulator", "space", "takeover"),
+        *("rest", "restart", "simulator", "space", "spark", "takeover"),
     )
 }
 SMOKE_SEEDS: Final = 100
@@ -544,6 +544,8 @@ def bench(arguments: argparse.Namespace) -> Tally | None:
     module = importlib.import_module(BENCHES[arguments.name])
     before = _load()
     sizes: dict[str, Any] = {} if arguments.gib is None else {"gib": arguments.gib}
+    if arguments.seconds is not None:
+        sizes["seconds"] = arguments.seconds
     if arguments.only:
         sizes["only"] = arguments.only
     taken = inspect.signature(module.figures).parameters

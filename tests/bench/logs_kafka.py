@@ -187,11 +187,11 @@ def _about(class_path: str) -> str:
     return f"Kafka {version[1]}, three KRaft nodes with heaps of {_HEAP}"
 
 
-def class_path() -> str:
-    """Of the server, as Maven found it; asked once for each version of the project file."""
+def class_path(project: Path = _PROJECT) -> str:
+    """Of the server, or of another project, as Maven found it; asked once for each version of the project file."""
     if not shutil.which("java"):
         raise CannotBeHad("its servers run on Java 17 or later, and there is no `java`")
-    digest = hashlib.sha256(_PROJECT.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(project.read_bytes()).hexdigest()[:16]
     found = cache("kafka") / f"class-path-{digest}"
     if not found.exists() or not all(map(os.path.exists, found.read_text().split(":"))):
         if not shutil.which("mvn"):
@@ -202,7 +202,7 @@ def class_path() -> str:
                 "mvn",
                 *quietly,
                 "-f",
-                _PROJECT,
+                project,
                 "dependency:build-classpath",
                 f"-Dmdep.outputFile={found}",
             ]
