@@ -8,8 +8,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from rollbook.api.client.client import DEFAULTS
 from rollbook.api.client.retrying import may_retry
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.api.spark.core.options import Access
@@ -28,8 +30,10 @@ class Channel:
 
     def __init__(self, access: Access) -> None:
         self.access = access
+        timeout_s = min(DEFAULTS.timeout_s, access.fetch_timeout_s)
         self.client: SyncClient = connect(
             access.endpoint,
+            replace(DEFAULTS, timeout_s=timeout_s, connect_s=timeout_s),
             token=_token_of(access),
             authorities=_file(access.authorities),
             certificate=_file(access.certificate),

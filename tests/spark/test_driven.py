@@ -393,7 +393,7 @@ def test_a_range_without_records_has_no_tasks(site: Site, client: SyncClient, na
 def test_a_server_that_nobody_reaches_is_given_up_in_time() -> None:
     before_s = time.monotonic()
     with pytest.raises(RollbookFailure, match=r"no log server answers at 127\.0\.0\.1:9"):
-        Loaded(endpoint="log://127.0.0.1:9", log="a", retries="0").rows()
+        Loaded(endpoint="log://127.0.0.1:9", log="a", retries="0", fetchTimeout="1s").rows()
     assert time.monotonic() - before_s < 30
 
 
