@@ -40,6 +40,10 @@ def known() -> dict[str, Metric]:
         kind = Kind.COUNTER if family.type == "counter" else Kind.GAUGE
         name = family.name + ("_total" if family.type == "counter" else "")
         found[name] = Metric(name, kind, family.documentation)
+    source = (ROOT / "api" / "spark" / "lag.py").read_text()  # To import it takes Spark.
+    for kind, name in re.findall(r'(Gauge|Counter)\(\s*"(rollbook_spark_\w+)"', source):
+        name += "_total" if kind == "Counter" else ""
+        found[name] = Metric(name, Kind(kind.lower()), "", "query")
     return found
 
 
@@ -59,6 +63,8 @@ def faults(expr: str, legend: str) -> list[str]:
             found.append(f"{name} does not exist")
             continue
         labels |= {metric.label}
+        if name == "rollbook_spark_lag_records":
+            labels.add("log")  # It has two.
         if is_bucket != (metric.kind is Kind.HISTOGRAM):
             found.append(f"{name} is a {metric.kind.value}")
         if (metric.kind is not Kind.GAUGE) != bool(re.search(rf"rate\({name}\[", expr)):
