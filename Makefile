@@ -52,6 +52,7 @@ locks:
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
 	uv export --quiet --frozen --no-emit-project --group test --extra spark --output-file requirements-test.lock
 	uv export --quiet --frozen --no-emit-project --only-group docs --output-file requirements-docs.lock
+	uv export --quiet --frozen --no-emit-project --only-group build --output-file requirements-build.lock
 
 .venv/.run: pyproject.toml uv.lock
 	@test -n "$(UV)$(PYTHON)" || { echo 'Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3'; exit 1; }

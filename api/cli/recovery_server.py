@@ -77,6 +77,7 @@ class RecoveryServerConfig:
     tls_certificate: str = ""  # A file; shown to bookies that want one.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     http: str = ""  # Where Prometheus asks for its metrics over HTTP; empty: nowhere.
+    insecure: bool = False  # Lets anybody who reaches `http` off loopback read its metrics.
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = (
         10.0  # With the metadata store. Longer: a dead server's locks stay longer.
@@ -246,7 +247,9 @@ async def _metrics_page(
     metrics = Metrics()
     metrics.add(PART, stats)
     metrics.add_process()
-    page = await start_metrics_page("Rollbook recovery server", metrics, _http_of(config))
+    page = await start_metrics_page(
+        "Rollbook recovery server", metrics, _http_of(config), insecure=config.insecure
+    )
     try:
         yield page.address
     finally:

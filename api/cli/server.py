@@ -185,6 +185,7 @@ def log(**flags: Any) -> None:
 @click.option("--no-auditor", is_flag=True, help="Do not stand for auditor.")
 @click.option("--no-worker", is_flag=True, help="Make no copies.")
 @click.option("--http", metavar="HOST:PORT", help="For its metrics.  [default: nowhere]")
+@click.option("--insecure", is_flag=True, help="Let it show its metrics off loopback.")
 @click.option(
     "--bookie-token-file",
     metavar="FILE",

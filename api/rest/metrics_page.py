@@ -14,8 +14,10 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 _OPEN_PATHS: Final = ("/heartbeat",)
 
 
-async def start_metrics_page(title: str, metrics: Metrics, address: Address) -> HttpServer:
-    """Raises `BadConfig` off loopback: there are no tokens here."""
+async def start_metrics_page(
+    title: str, metrics: Metrics, address: Address, *, insecure: bool = False
+) -> HttpServer:
+    """Raises `BadConfig` off loopback unless it is `insecure`: there are no tokens here."""
     app = new_app(title, "What it counts, for Prometheus.", __version__, _OPEN_PATHS)
 
     @app.get("/heartbeat", response_class=PlainTextResponse)
@@ -32,4 +34,4 @@ async def start_metrics_page(title: str, metrics: Metrics, address: Address) -> 
             await asyncio.sleep(0)
         return Response(b"".join(parts), media_type=CONTENT_TYPE)
 
-    return await HttpServer.start(app, HttpConfig(address), _OPEN_PATHS, None)
+    return await HttpServer.start(app, HttpConfig(address, insecure=insecure), _OPEN_PATHS, None)
