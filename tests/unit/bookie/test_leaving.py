@@ -71,6 +71,26 @@ async def test_a_draining_bookie_is_read_only_and_says_so(tmp_path: Path) -> Non
         assert not site.bookie.storage.refuses_adds
 
 
+async def test_a_bookie_that_leaves_serves_reads(tmp_path: Path) -> None:
+    """B4, B8, B12: in each state it takes no entries, and what it has is read."""
+    async with LocalCluster(tmp_path, [B1]) as cluster, cluster.connect() as ledgers:
+        site = await site_of(cluster)
+        await ledgers.until_writable(1, DEADLINE_S)
+        writer = await ledgers.create(ensemble=1, write=1, ack=1)
+        await writer.append(b"kept")
+        await writer.close()
+        for state in LifecycleState:
+            await site.put(LifecycleState.ACTIVE)
+            await until(site.is_seen_writable)
+            if state is LifecycleState.ACTIVE:
+                continue
+            await site.put(state)
+            await until(site.is_seen_to_drain)
+            assert site.bookie.storage.refuses_adds
+            async with await ledgers.open(writer.ledger_id) as reader:
+                assert [entry.payload async for entry in reader.read()] == [b"kept"]
+
+
 async def test_a_start_in_the_midst_of_a_drain_is_never_writable(tmp_path: Path) -> None:
     """B13, B15: its state is set while it is away, and it obeys before it registers."""
     async with LocalCluster(tmp_path, [B1]) as cluster:

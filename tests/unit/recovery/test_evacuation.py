@@ -1,6 +1,7 @@
-"""Copies of bookies that are gone, made elsewhere by hand (A36, A37, A38, A39, A40): real bookies, in this process."""
+"""Copies of bookies that are gone, made elsewhere by hand (A36, A39, A40): real bookies, in this process."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -86,3 +87,18 @@ async def test_what_cannot_be_done_is_named_and_the_rest_is_done(cluster: LocalC
         assert [problem.ledger_id for problem in found.failed] == [stuck]
         assert "bk-2: unreachable" in found.failed[0].reason
         await site.require_whole(whole, 5)
+
+
+async def test_without_a_target_any_bookie_takes_a_segment(cluster: LocalCluster) -> None:
+    """A38: one is drawn for each segment, so of many segments no bookie takes all."""
+    async with site_of(cluster) as site:
+        ids = [await site.write(1, ensemble=2, write=2) for _ in range(16)]
+        before = [(await site.ledgers.metadata(each)).metadata for each in ids]
+        await site.lose()
+        assert (await evacuation(site, ORDER).run()).is_complete
+        takers: Counter[BookieId] = Counter()
+        for ledger_id, old in zip(ids, before, strict=True):
+            new = (await site.ledgers.metadata(ledger_id, fresh=True)).metadata
+            takers.update({*new.fragments[0].ensemble} - {*old.fragments[0].ensemble})
+        assert sum(takers.values()) == len(ids)
+        assert max(takers.values()) < len(ids)

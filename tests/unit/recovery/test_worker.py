@@ -409,16 +409,22 @@ async def test_a_target_that_was_started_again_after_the_copy_is_not_named_on_tr
 
 
 async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:
-    """A31."""
+    """A22, A23, A31: of segments that it has no copy of; others take those of which it has one."""
+    local = BookieId("bk-4")
     async with site_of(cluster) as site:
-        ids = [await site.write(5, ensemble=2, write=2) for _ in range(6)]
+        was_member: dict[LedgerId, bool] = {}
+        while len({*was_member.values()}) < 2:
+            ledger_id = await site.write(5, ensemble=2, write=2)
+            metadata = (await site.ledgers.metadata(ledger_id)).metadata
+            was_member[ledger_id] = metadata.names(local)
         await site.lose()
-        await site.mark(*ids)
-        site.worker = site.make_worker(local_bookie=BookieId("bk-4"))
+        await site.mark(*was_member)
+        site.worker = site.make_worker(local_bookie=local)
         await site.worker.work_once()
-        for ledger_id in ids:
+        for ledger_id in was_member:
+            await site.require_whole(ledger_id, 5)
             metadata = (await site.ledgers.metadata(ledger_id, fresh=True)).metadata
-            assert metadata.names(BookieId("bk-4"))
+            assert metadata.names(local)
 
 
 async def test_while_the_switch_is_off_nothing_begins(cluster: LocalCluster) -> None:

@@ -118,7 +118,7 @@ def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: P
 
 
 def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
-    """A36, A38, A39, A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
+    """A16, A36, A39, A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)

@@ -1,0 +1,45 @@
+"""What was asked of recovery and of the lifecycle of bookies: each line has a test that exists and cites its number."""
+
+import ast
+import re
+from functools import cache
+from typing import Final
+
+import pytest
+
+from tests.support.processes import REPOSITORY
+
+PAGE: Final = REPOSITORY / "recovery" / "DESIGN.md"
+_ROW: Final = re.compile(r"^\| ([AB]\d+) \| [^|]+ \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
+_CITED: Final = re.compile(r"\b([AB])(\d+)(?: to \1(\d+))?\b")
+ROWS: Final = _ROW.findall(PAGE.read_text())
+
+
+@cache
+def cited_in(path: str) -> dict[str, set[str]]:
+    """By function, with what the module cites for all of them."""
+    tree = ast.parse((REPOSITORY / "tests" / path).read_text())
+    shared = _numbers(ast.get_docstring(tree))
+    return {
+        node.name: shared | _numbers(ast.get_docstring(node))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def _numbers(text: str | None) -> set[str]:
+    return {
+        f"{part}{number}"
+        for part, first, last in _CITED.findall(text or "")
+        for number in range(int(first), int(last or first) + 1)
+    }
+
+
+def test_each_line_has_its_row() -> None:
+    wanted = [f"A{number}" for number in range(1, 43)] + [f"B{number}" for number in range(1, 27)]
+    assert [number for number, _, _ in ROWS] == wanted
+
+
+@pytest.mark.parametrize(("number", "path", "test"), ROWS, ids=[row[0] for row in ROWS])
+def test_its_test_cites_it(number: str, path: str, test: str) -> None:
+    assert number in cited_in(path).get(test, set()), f"tests/{path}::{test}"
