@@ -303,6 +303,12 @@ class SinkReplayDiverged(Superseded):
     code = Code("SINK_REPLAY_DIVERGED", "ABORTED", 409)
 
 
+class MirrorHeld(Superseded):
+    """The log that is to be a mirror has records of another origin."""
+
+    code = Code("MIRROR_HELD", "FAILED_PRECONDITION", 409)
+
+
 class ArchiveHeld(Superseded):
     """Another export writes to this archive, or has its cursor."""
 

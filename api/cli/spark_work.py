@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import click
 
+from rollbook.api.cli.context_file import at_context
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import as_table
 from rollbook.api.spark.archive import Archive
 from rollbook.api.spark.pipelines import pages
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
-from rollbook.api.spark.requirements import require_libraries
-from rollbook.logservice.ids import parse_age_us, parse_cursor_name
+from rollbook.logservice.ids import LogName, parse_age_us, parse_cursor_name
 from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError
 
 _BAR: Final = 30
@@ -52,16 +52,77 @@ def export_logs(
 
 
 def audit_logs(
-    access: LogAccess, logs: Sequence[str], path: str | None, offline: bool, **how: Any
+    access: LogAccess,
+    logs: Sequence[str],
+    path: str | None,
+    offline: bool,
+    mirror: str | None,
+    to_server: str | None,
+    to_context: str | None,
+    to_token_file: str | None,
+    to_tls_authorities: str | None,
+    **how: Any,
 ) -> None:
-    from rollbook.api.spark.pipelines.audit import audit
+    from rollbook.api.spark.pipelines.audit import audit, audit_mirror
 
+    if mirror is not None:
+        if path is not None or len(logs) != 1 or logs[0].endswith("*"):
+            raise BadConfig("--mirror compares one log with another one, without an archive")
+        to = _other_way(access, to_server, to_context, to_token_file, to_tls_authorities)
+        names = str(LogName.parse(logs[0])), str(LogName.parse(mirror))
+        with _running("audit", access, **how) as (spark, report, bar):
+            audit_mirror(spark, _way(access), to, *names, report, bar)
+        return
     if offline and path is None:
         raise BadConfig("--offline looks at an archive alone", next_step="name it: --archive DIR")
     selection = selection_of(logs)
     way, archive = None if offline else _way(access), Archive(path) if path else None
     with _running("audit", access, **how) as (spark, report, bar):
         audit(spark, way, archive, selection, report, bar)
+
+
+def mirror_log(
+    access: LogAccess,
+    log: str,
+    target: str,
+    to_server: str | None,
+    to_context: str | None,
+    to_token_file: str | None,
+    to_tls_authorities: str | None,
+    checkpoint: str,
+    every: str | None,
+    **how: Any,
+) -> None:
+    from rollbook.api.spark.pipelines.mirror import mirror
+
+    to = _other_way(access, to_server, to_context, to_token_file, to_tls_authorities)
+    names = str(LogName.parse(log)), str(LogName.parse(target))
+    every_s = parse_age_us(every) / 1_000_000 if every else 0.0
+    with _running("mirror", access, **how) as (spark, report, bar):
+        mirror(spark, _way(access), to, *names, checkpoint, report, bar, every_s)
+
+
+def restore_log(access: LogAccess, log: str, target: str, path: str, **how: Any) -> None:
+    from rollbook.api.spark.pipelines.restore import restore
+
+    names = str(LogName.parse(log)), str(LogName.parse(target))
+    with _reporting("restore", access, **how) as (report, bar):
+        restore(Archive(path), _way(access), *names, report, bar)
+
+
+def _other_way(
+    access: LogAccess,
+    server: str | None,
+    context: str | None,
+    token_file: str | None,
+    authorities: str | None,
+) -> Way:
+    if server is None and context is None:
+        return _way(access)
+    there = LogAccess(server or "", token_file, authorities, None, None, access.timeout_s)
+    if context is not None:
+        there = at_context(there, context, is_named=server is not None)
+    return _way(there)
 
 
 def _way(access: LogAccess) -> Way:
@@ -84,15 +145,24 @@ def _way(access: LogAccess) -> Way:
 def _running(
     kind: str, access: LogAccess, master: str | None, report_folder: str, output: str
 ) -> Iterator[tuple[Any, Report, "_Bar"]]:
-    """A session, and a report that is written however the work ends."""
-    try:
-        require_libraries()
-    except ImportError as error:
-        raise BadConfig(str(error)) from error
+    """With a session."""
+    with _reporting(kind, access, report_folder, output) as (report, bar):
+        session = _session(kind, master)
+        try:
+            yield session, report, bar
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _reporting(
+    kind: str, access: LogAccess, report_folder: str, output: str
+) -> Iterator[tuple[Report, "_Bar"]]:
+    """A report is written however the work ends."""
     report, bar = Report(kind), _Bar(kind)
     try:
         with access.advising():
-            yield _session(kind, master), report, bar
+            yield report, bar
     except (RollbookError, KeyboardInterrupt) as error:
         report.error = str(error) or "interrupted"
         raise

@@ -88,6 +88,10 @@ class LogSink:
                 break
         self._on_whole()
 
+    def last_whole(self) -> int:
+        """The last batch of the query that the log has as a whole; -1: there is none."""
+        return self._mark().batch
+
     def _try_append(self, act: Callable[[], None], *, raises: bool = False) -> bool:
         """False: the log has something of this batch that was not known of. Look at it."""
         try:

@@ -6,8 +6,16 @@ from itertools import pairwise
 
 import pytest
 
+from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.archive import Chain, File, Manifest, chain_of, faults_of, manifest_of
-from rollbook.api.spark.core.findings import Content, compare, judge_file, judge_span
+from rollbook.api.spark.core.findings import (
+    Content,
+    Mirrored,
+    compare,
+    judge_file,
+    judge_mirror,
+    judge_span,
+)
 from rollbook.api.spark.core.progress import Tail
 from rollbook.api.spark.core.seam import divide
 from rollbook.proto.errors import (
@@ -182,3 +190,28 @@ def test_an_audit_finds_gaps_and_differences() -> None:
         "hash to 0000000000000001" in compare(LOG, 0, 5, Content(5, 1), Content(5, 2), "x")[0].what
     )
     assert "it has 5 records" in compare(LOG, 0, 5, Content(5, 1), Content(6, 1), "x")[0].what
+
+
+def test_an_audit_compares_a_mirror_with_its_source() -> None:
+    """SA6"""
+    source = Content(5, 1)
+    assert judge_mirror(LOG, 0, 5, source, Mirrored(5, 1, 3, 3)) == []
+    for mirror, kind in (
+        (None, "mirror"),
+        (Mirrored(4, 1, 3, 3), "differs"),
+        (Mirrored(6, 1, 3, 3), "differs"),
+        (Mirrored(5, 2, 3, 3), "differs"),
+        (Mirrored(5, 1, 2, 4), "order"),
+    ):
+        assert [each.kind for each in judge_mirror(LOG, 0, 5, source, mirror)] == [kind]
+
+
+def test_a_mirrored_record_says_where_it_comes_from() -> None:
+    headers = {provenance.LOG: provenance.as_text(LOG, "u1").encode(), provenance.OFFSET: b"42"}
+    assert provenance.origin_of(headers) == provenance.Origin(LOG, "u1", 42)
+    for wrong in (
+        {},
+        {provenance.LOG: b"no uid", provenance.OFFSET: b"1"},
+        headers | {provenance.OFFSET: b"x"},
+    ):
+        assert provenance.origin_of(wrong) is None

@@ -8,9 +8,11 @@ import pytest
 from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.archive import Archive
-from rollbook.api.spark.pipelines.audit import audit
+from rollbook.api.spark.core import provenance
+from rollbook.api.spark.pipelines.audit import audit, audit_mirror
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
 from rollbook.api.spark.pipelines.export import Wanted, export
+from rollbook.api.spark.pipelines.mirror import mirror
 from rollbook.proto.errors import ArchiveUnwritable
 from tests.regressions.lone_server import Site
 from tests.spark.pipes import hash_of
@@ -52,3 +54,29 @@ def test_an_archive_and_its_log_are_one_table(
     with pytest.raises(ArchiveUnwritable, match="the archive cannot be written"):
         export(spark, archive, way, wanted, report, lambda *_: None)
     assert log.cursor("archive").get().offset == 51
+
+
+def test_a_mirror_has_each_record_once_and_says_where_it_comes_from(
+    spark: Any, site: Site, client: SyncClient, name: str, tmp_path: Path
+) -> None:
+    """SA6: also after its checkpoint was lost."""
+    log, copy = client.open(name, create=True), client.open(f"{name}-copy", create=True)
+    way, names = Way({"endpoint": site.url}), (f"default/{name}", f"default/{name}-copy")
+    log.append_many([b"v%d" % n for n in range(30)], keys=[b"k", None] * 15)
+    log.truncate(5)
+    head = log.head_offset()
+    for checkpoint in ("one", "another"):
+        mirror(
+            spark, way, way, *names, str(tmp_path / checkpoint), Report("mirror"), lambda *_: None
+        )
+        log.append(b"new", headers={"h": b"1"}, event_time_us=5)
+    found = list(copy.read())
+    assert [each.value for each in found] == [each.value for each in log.read()][: len(found)]
+    assert len(found) == 31 - head
+    origin = provenance.origin_of(dict(found[-1].headers))
+    assert origin == provenance.Origin(f"default/{name}", log.uid, 30)
+    assert (found[-1].headers["h"], found[-1].event_time_us) == (b"1", 5)
+    looked = Report("audit")
+    audit_mirror(spark, way, way, *names, looked, lambda *_: None)
+    assert looked.findings == []
+    assert looked.logs[names[1]]["behind"] == 1

@@ -70,3 +70,26 @@ def _differs(one: Content, other: Content, where: str) -> str:
     if one.records != other.records:
         return f"it has {one.records} records, and {where} {other.records}"
     return f"its records hash to {hex_of(one.xor)}, and those of {where} to {hex_of(other.xor)}"
+
+
+class Mirrored(NamedTuple):
+    """What a mirror has of one range of its source; by the offsets that its records name."""
+
+    records: int
+    xor: int
+    shift_least: int  # By how much its own offsets are above those of the source:
+    shift_most: int  # the same for all, if records are in order and none is missing or repeated.
+
+
+def judge_mirror(
+    log: str, start: int, end: int, source: Content, mirror: Mirrored | None
+) -> list[Finding]:
+    """`mirror`: None if it has nothing of the range."""
+    if mirror is None:
+        return [Finding(log, start, end, "mirror", "the mirror has none of these records")]
+    findings = compare(log, start, end, Content(mirror.records, mirror.xor), source, "the source")
+    if not findings and mirror.shift_least != mirror.shift_most:
+        findings = [
+            Finding(log, start, end, "order", "the mirror has these records in another order")
+        ]
+    return findings

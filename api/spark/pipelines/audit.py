@@ -13,14 +13,25 @@ from itertools import pairwise
 from typing import Any, Final
 
 from rollbook.api.spark.archive import Archive, sizes_in
-from rollbook.api.spark.core.archive import Chain, File, faults_of
-from rollbook.api.spark.core.findings import Content, Finding, compare, judge_file, judge_span
+from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core.archive import Chain, File, faults_of, unsigned
+from rollbook.api.spark.core.findings import (
+    Content,
+    Finding,
+    Mirrored,
+    compare,
+    judge_file,
+    judge_mirror,
+    judge_span,
+)
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import Tail
+from rollbook.api.spark.failures import told_by_spark
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import FilePiece, Measured, Piece, measure
+from rollbook.api.spark.sessions import register
 
 Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
 _TASK_BYTES: Final = 64 * 1024 * 1024
@@ -162,6 +173,89 @@ def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]
     bounds = [each.start for each in Logs(way.channel).segments_of(log)]
     inside = [start, *(at for at in sorted(dict.fromkeys(bounds)) if start < at < end), end]
     return [(low, high) for low, high in pairwise(inside) if high > low]
+
+
+def audit_mirror(
+    spark: Any, way: Way, to: Way, log: str, target: str, report: Report, on_progress: Progress
+) -> None:
+    """By segment of the source: what the mirror has of it, from its head on and up to where the mirror is."""
+    tails = way.tails(Selection(names=(log,)))
+    require_some(Selection(names=(log,)), tails)
+    tail = tails[log]
+    rows = _of_mirror(spark, to, log, tail.uid, target)
+    first, last, foreign = _bounds_of(rows)
+    row = report.logs.setdefault(target, {"mirrors": log, "foreign": foreign})
+    start, end = max(first, tail.head), last + 1
+    row |= {"first": start, "next": end, "behind": tail.tail - end}
+    ranges = ranges_of(way, log, start, min(end, tail.tail))
+    if end > tail.tail:
+        what = "the mirror has these records, and its source ends before them"
+        report.findings.append(Finding(target, tail.tail, end, "tail", what))
+    on_progress(0, tail.tail - tail.head)
+    tasks = [
+        [(number, Span(log, tail.uid, low, high))] for number, (low, high) in enumerate(ranges)
+    ]
+    sources = {each.piece: each for each in measure(spark, way.options, tasks)}
+    mirrored = _mirrored(rows, ranges)
+    for number, (low, high) in enumerate(ranges):
+        found = sources.get(number, Measured(number, 0, -1, -1, 0, {"faults": ["not looked at"]}))
+        content = Content(found.records, found.xor)
+        report.findings += judge_span(log, low, high, content, found.facts.get("faults", ()))
+        report.findings += judge_mirror(target, low, high, content, mirrored.get(number))
+        row["records"] = row.get("records", 0) + found.records
+    on_progress(tail.tail - tail.head, tail.tail - tail.head)
+
+
+def _of_mirror(spark: Any, to: Way, log: str, uid: str, target: str) -> Any:
+    """`source`: the offset that a record comes from; null if it comes from elsewhere."""
+    register(spark)
+
+    def header(name: str) -> str:
+        return f"cast(element_at(filter(headers, h -> h.key = '{name}'), 1).value AS string)"
+
+    rows = spark.read.format("rollbook").options(
+        **to.options, log=target, columns="offset,value,headers"
+    )
+    is_ours = f"{header(provenance.LOG)} = '{provenance.as_text(log, uid)}'"
+    source = f"CASE WHEN {is_ours} THEN try_cast({header(provenance.OFFSET)} AS bigint) END"
+    return rows.load().selectExpr("offset", "value", f"{source} AS source")
+
+
+def _bounds_of(rows: Any) -> tuple[int, int, int]:
+    """The first and the last record of the source, and how many are of another one."""
+    with told_by_spark():
+        (found,) = rows.selectExpr(
+            "min(source)", "max(source)", "count_if(source IS NULL)"
+        ).collect()
+    first, last, foreign = found
+    return (0 if first is None else first, -1 if last is None else last, foreign)
+
+
+def _mirrored(rows: Any, ranges: Sequence[tuple[int, int]]) -> dict[int, Mirrored]:
+    from pyspark.sql import functions as f
+
+    if not ranges:
+        return {}
+    starts = f.array(*(f.lit(low) for low, _ in ranges))
+    inside = (f.col("source") >= ranges[0][0]) & (f.col("source") < ranges[-1][1])
+    number = f.size(f.filter(starts, lambda start: start <= f.col("source"))) - 1
+    shift = f.col("offset") - f.col("source")
+    found = (
+        rows.where(inside)
+        .groupBy(number.alias("number"))
+        .agg(
+            f.count("source"),
+            f.bit_xor(f.xxhash64("source", "value")),
+            f.min(shift),
+            f.max(shift),
+        )
+    )
+    with told_by_spark():
+        collected = found.collect()
+    return {
+        at: Mirrored(records, unsigned(xor), least, most)
+        for at, records, xor, least, most in collected
+    }
 
 
 def audit(

@@ -1,0 +1,27 @@
+"""How a mirrored record says where it comes from: three headers, as text."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+LOG: Final = "rollbook-log"  # namespace/log@uid
+OFFSET: Final = "rollbook-offset"
+TIME: Final = "rollbook-time"  # Of the source's server, in microseconds since 1970.
+
+
+class Origin(NamedTuple):
+    log: str
+    uid: str
+    offset: int
+
+
+def origin_of(headers: Mapping[str, bytes]) -> Origin | None:
+    """Of a record; None: it is no mirrored one."""
+    try:
+        log, at, uid = headers[LOG].decode().partition("@")
+        return Origin(log, uid, int(headers[OFFSET])) if at else None
+    except (KeyError, ValueError, UnicodeDecodeError):
+        return None
+
+
+def as_text(log: str, uid: str) -> str:
+    return f"{log}@{uid}"

@@ -1,0 +1,108 @@
+"""A log into another one, also of another cluster: each record once, with headers that say where it comes from.
+
+A stream from the source to the sink, which is exactly-once by its checkpoint. A checkpoint that is new asks the mirror
+itself: it goes on after the record that the last one of the mirror comes from, so that a lost checkpoint loses and
+repeats nothing (SA6).
+"""
+
+from typing import Any, Final
+
+from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core.options import Selection
+from rollbook.api.spark.failures import told_by_spark
+from rollbook.api.spark.logs import require_some
+from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.api.spark.sessions import register
+from rollbook.proto.errors import MirrorHeld
+
+_COLUMNS: Final = "log,offset,timestamp,key,value,event_time,headers"
+_TRIGGER_BYTES: Final = "64m"
+
+
+def start_of(way: Way, to: Way, log: str, target: str) -> tuple[str, int]:
+    """The uid of the source, and its first record that the mirror lacks. Raises `MirrorHeld`."""
+    selection = Selection(names=(log,))
+    tails = way.tails(selection)
+    require_some(selection, tails)
+    tail = tails[log]
+    handle = to.channel.patiently(lambda: to.channel.client.open(target))
+    ends_at = to.channel.patiently(lambda: handle.tail_offset("read_barrier"))
+    if ends_at == to.channel.patiently(handle.head_offset):
+        return tail.uid, tail.head
+    last = list(handle.read(ends_at - 1, ends_at))[-1]
+    origin = provenance.origin_of(dict(last.headers))
+    if origin is None or (origin.log, origin.uid) != (log, tail.uid):
+        raise MirrorHeld(
+            f"{target} has records that do not come from {log}: the last one, {last.offset}, does not",
+            next_step="mirror it into a log of its own",
+            log=target,
+        )
+    return tail.uid, origin.offset + 1
+
+
+def mirror(
+    spark: Any,
+    way: Way,
+    to: Way,
+    log: str,
+    target: str,
+    checkpoint: str,
+    report: Report,
+    on_progress: Progress,
+    every_s: float = 0.0,
+) -> None:
+    """`every_s`: on and on, with a batch so often; 0: what is there now."""
+    register(spark)
+    uid, start = start_of(way, to, log, target)
+    stream = (
+        spark.readStream.format("rollbook")
+        .options(**way.options, log=log, columns=_COLUMNS, maxBytesPerTrigger=_TRIGGER_BYTES)
+        .option("startingOffsets", str(start))
+        .load()
+    )
+    rows = stream.selectExpr("value", "key", "event_time", f"{_headers(log, uid)} AS headers")
+    writer = (
+        rows.writeStream.format("rollbook")
+        .options(**to.options, log=target, checkpointLocation=checkpoint)
+        .trigger(
+            **({"processingTime": f"{every_s} seconds"} if every_s else {"availableNow": True})
+        )
+    )
+    row = report.logs.setdefault(target, {"from": log, "first": start, "records": 0})
+    with told_by_spark():
+        query = writer.start()
+        seen = -1
+        try:
+            while not query.awaitTermination(1):
+                seen = _note(query, row, seen, on_progress)
+            _note(query, row, seen, on_progress)
+        finally:
+            query.stop()
+
+
+def _headers(log: str, uid: str) -> str:
+    """Without those of another mirror, which this one reads from."""
+    ours = ", ".join(f"'{name}'" for name in (provenance.LOG, provenance.OFFSET, provenance.TIME))
+    said = {
+        provenance.LOG: f"'{provenance.as_text(log, uid)}'",
+        provenance.OFFSET: "cast(offset AS string)",
+        provenance.TIME: "cast(unix_micros(timestamp) AS string)",
+    }
+    pairs = ", ".join(
+        f"named_struct('key', '{name}', 'value', cast({value} AS binary))"
+        for name, value in said.items()
+    )
+    return f"concat(filter(headers, h -> h.key NOT IN ({ours})), array({pairs}))"
+
+
+def _note(query: Any, row: dict[str, Any], seen: int, on_progress: Progress) -> int:
+    """Counts each batch once; Spark keeps the last hundred."""
+    from rollbook.api.spark.lag import lag
+
+    for each in query.recentProgress:
+        if each.batchId > seen:
+            seen = each.batchId
+            row["records"] += max(each.numInputRows, 0)
+    done = row["records"]
+    on_progress(done, done + lag(query).records)
+    return seen

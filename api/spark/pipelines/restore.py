@@ -1,0 +1,83 @@
+"""An archive back into a log: every archived record once, in order, however often it is begun.
+
+Each file of the archive is a batch of the sink, by its place in the archive: what the log has of it is found by the producer's
+numbers, and the rest is appended (SK6). Records keep value, key, headers and event time; the server gives them
+its time, and offsets from where the log ends.
+"""
+
+import hashlib
+import io
+import os
+from typing import Any
+
+import google_crc32c
+import pyarrow.parquet as pq
+
+from rollbook.api.spark.appends import Batch, LogSink
+from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.channel import Channel
+from rollbook.api.spark.core.archive import Chain, File
+from rollbook.api.spark.frames import Rows, columns_of
+from rollbook.api.spark.pipelines.common import Progress, Report, Way
+from rollbook.logservice.core.block import Codec
+from rollbook.proto.errors import ArchiveDamaged, NoSuchArchive
+
+_COLUMNS = ["value", "key", "event_time", "headers"]
+
+
+def restore(
+    archive: Archive, way: Way, log: str, target: str, report: Report, on_progress: Progress
+) -> None:
+    """Raises `ArchiveDamaged`, `NoSuchArchive`."""
+    chain = archive.chain(log)
+    if chain is None:
+        raise NoSuchArchive(
+            f"nothing of {log} is in {archive.path}",
+            next_step=f"it has {', '.join(archive.logs()) or 'no log'}",
+        )
+    query = query_of(archive, log)
+    channel = way.channel
+    done = last_whole(channel, target, query) + 1
+    total = chain.next - chain.first
+    records = sum(file.records for file in chain.files[:done])
+    row = report.logs.setdefault(target, {"from": log, "records": 0, "files": 0})
+    report.facts["archive"] = archive.path
+    on_progress(records, total)
+    for number in range(done, len(chain.files)):
+        file = chain.files[number]
+        rows = rows_of(archive, chain, file)
+        sink = LogSink(channel, target, Batch(query, number, is_marked=True), Codec.NONE)
+        sink.append(rows)
+        records += file.records
+        row |= {"records": row["records"] + file.records, "files": row["files"] + 1}
+        on_progress(records, total)
+
+
+def query_of(archive: Archive, log: str) -> str:
+    """The producer's: of this archive, and of no other."""
+    return f"restore-{archive.id}-{hashlib.sha256(log.encode()).hexdigest()[:12]}"
+
+
+def last_whole(channel: Channel, target: str, query: str) -> int:
+    """The last file that the log has as a whole; -1: none."""
+    return LogSink(channel, target, Batch(query, 0, is_marked=True), Codec.NONE).last_whole()
+
+
+def rows_of(archive: Archive, chain: Chain, file: File) -> Rows:
+    """Raises `ArchiveDamaged`."""
+    path = os.path.join(archive.path, file.path)
+    try:
+        with open(path, "rb") as opened:
+            data = opened.read()
+    except OSError as error:
+        raise ArchiveDamaged(
+            f"{path} cannot be read: {error.strerror}",
+            next_step="restore it from a copy",
+            log=chain.log,
+        ) from error
+    if (len(data), google_crc32c.value(data)) != (file.bytes, file.crc):
+        raise ArchiveDamaged(
+            f"{path} is not as it was written", next_step="restore it from a copy", log=chain.log
+        )
+    table: Any = pq.ParquetFile(io.BytesIO(data)).read(columns=_COLUMNS)
+    return Rows.of([columns_of(batch) for batch in table.to_batches()])

@@ -1,0 +1,118 @@
+"""Restore and the start of a mirror: against a real server, with kills, without a JVM."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.api.client.sync import SyncClient
+from rollbook.api.spark import appends
+from rollbook.api.spark.core import provenance
+from rollbook.api.spark.core.options import SplitLimits
+from rollbook.api.spark.pipelines.common import Report
+from rollbook.api.spark.pipelines.mirror import start_of
+from rollbook.api.spark.pipelines.restore import restore
+from rollbook.proto.errors import ArchiveDamaged, MirrorHeld, NoSuchArchive, NoSuchLog
+from tests.regressions.lone_server import Site
+from tests.spark.drive import forget_process
+from tests.spark.pipes import Pipes
+from tests.spark.test_driven import numbered
+
+
+@pytest.fixture
+def pipes(site: Site, client: SyncClient, name: str, tmp_path: Path) -> Pipes:
+    log = client.open(name, create=True)
+    log.append_many(numbered(0, 99), keys=[b"k", None, None] * 33)
+    log.append(b"v99", headers={"h": b"1"}, event_time_us=5)
+    pipes = Pipes(site, client, tmp_path / "archive", name)
+    pipes.export(split=SplitLimits(records_max=30))
+    return pipes
+
+
+def restored(pipes: Pipes, target: str) -> Report:
+    report = Report("restore")
+    log = f"default/{pipes.logs[0]}"
+    restore(pipes.archive, pipes.way, log, f"default/{target}", report, lambda *_: None)
+    return report
+
+
+def test_an_archive_is_restored_once_however_often_it_is_killed(
+    pipes: Pipes, client: SyncClient, name: str
+) -> None:
+    """SK6: before, between and after the blocks of its files, and before each is noted as whole."""
+    target = client.open(f"{name}-again", create=True)
+    for step in ("_append_block", "_on_whole"):
+        for number in range(3):
+            calls, act = 0, getattr(appends.LogSink, step)
+
+            def killed(*arguments: Any, at: int = number, act: Any = act) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls > at:
+                    raise KeyboardInterrupt
+                return act(*arguments)
+
+            forget_process()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(appends.LogSink, step, killed)
+                try:
+                    restored(pipes, f"{name}-again")
+                except KeyboardInterrupt:
+                    assert calls == number + 1
+    forget_process()
+    restored(pipes, f"{name}-again")
+    found = list(target.read())
+    assert [each.value for each in found] == numbered(0, 100)
+    assert [each.key for each in found[:3]] == [b"k", None, None]
+    assert (dict(found[-1].headers), found[-1].event_time_us) == ({"h": b"1"}, 5)
+
+
+def test_a_restore_goes_on_with_what_was_archived_later(
+    pipes: Pipes, client: SyncClient, name: str
+) -> None:
+    target = client.open(f"{name}-again", create=True)
+    assert restored(pipes, f"{name}-again").logs[f"default/{name}-again"]["records"] == 100
+    client.open(name).append_many(numbered(100, 120))
+    pipes.export()
+    forget_process()
+    assert restored(pipes, f"{name}-again").logs[f"default/{name}-again"]["records"] == 20
+    assert [each.value for each in target.read()] == numbered(0, 120)
+
+
+def test_a_damaged_file_is_not_restored(pipes: Pipes, client: SyncClient, name: str) -> None:
+    target = client.open(f"{name}-again", create=True)
+    path = min(Path(pipes.archive.path).rglob("*.parquet"))
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArchiveDamaged, match="is not as it was written"):
+        restored(pipes, f"{name}-again")
+    path.unlink()
+    with pytest.raises(ArchiveDamaged, match="cannot be read"):
+        restored(pipes, f"{name}-again")
+    assert list(target.read()) == []
+
+
+def test_what_is_not_there_is_not_restored(pipes: Pipes, name: str) -> None:
+    with pytest.raises(NoSuchLog):
+        restored(pipes, f"{name}-nowhere")
+    with pytest.raises(NoSuchArchive, match=f"nothing of default/other is in .*default/{name}"):
+        restore(
+            pipes.archive, pipes.way, "default/other", "default/x", Report("r"), lambda *_: None
+        )
+
+
+def test_a_mirror_goes_on_after_the_record_that_its_last_one_comes_from(
+    pipes: Pipes, client: SyncClient, name: str
+) -> None:
+    """SA6"""
+    source, copy = f"default/{name}", f"default/{name}-copy"
+    log, target = client.open(name), client.open(copy, create=True)
+    assert start_of(pipes.way, pipes.way, source, copy) == (log.uid, 0)
+    said = {provenance.LOG: provenance.as_text(source, log.uid).encode(), provenance.OFFSET: b"41"}
+    target.append(b"v41", headers=said)
+    assert start_of(pipes.way, pipes.way, source, copy) == (log.uid, 42)
+    for headers in ({}, said | {provenance.LOG: provenance.as_text(source, "gone").encode()}):
+        target.append(b"other", headers=headers)
+        with pytest.raises(MirrorHeld, match=f"do not come from {source}"):
+            start_of(pipes.way, pipes.way, source, copy)
