@@ -140,6 +140,11 @@ def _parser() -> argparse.ArgumentParser:
         help="of drivers, workers, log owners and bookies: that many instead",
     )
     spark.add_argument(
+        "--export-kills",
+        type=_count,
+        help="of an export to an archive, beside appends and retention: that many instead",
+    )
+    spark.add_argument(
         "--flaw", default="", metavar="NAME", help="with --kills: a bug of tests/spark/flaws.py"
     )
     spark.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")

@@ -486,9 +486,16 @@ def spark(arguments: argparse.Namespace) -> Tally:
     except ImportError as error:
         how = "pip install 'rollbook[spark]'"
         return Tally("tests", skipped=[missing_piece("spark", str(error), how)])
+    has_kills = arguments.kills or arguments.export_kills
+    if has_kills and (reason := importlib.import_module("tests.spark.session").why_not()):
+        return Tally("records", skipped=[reason])
+    if arguments.export_kills:
+        exports = importlib.import_module("tests.spark.export_kills")
+        archived: Tally = exports.run(
+            arguments.export_kills, arguments.seed, _progress("kills"), _say
+        )
+        return archived
     if arguments.kills:
-        if reason := importlib.import_module("tests.spark.session").why_not():
-            return Tally("records", skipped=[reason])
         kills = importlib.import_module("tests.spark.kills")
         wanted = arguments.kills, arguments.seed, _progress("kills"), _say
         found: Tally = kills.run(*wanted, arguments.flaw)
