@@ -92,7 +92,7 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
 def http_address_of(config: BookieConfig) -> Address:
     """Where operators ask it. Raises `BadConfig`."""
     return parse_address(
-        config.http, "http", default_host="127.0.0.1", default_port=_DEFAULT_HTTP_PORT
+        config.http, "http", default_host=EVERY_ADDRESS, default_port=_DEFAULT_HTTP_PORT
     )
 
 

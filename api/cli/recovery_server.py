@@ -29,7 +29,7 @@ from rollbook.api.cli.until_stopped import until_stopped
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.addresses import parse_address
+from rollbook.proto.addresses import EVERY_ADDRESS, parse_address
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
@@ -258,7 +258,7 @@ async def _metrics_page(
 
 def _http_of(config: RecoveryServerConfig) -> Address:
     return parse_address(
-        config.http, "http", default_host="127.0.0.1", default_port=_DEFAULT_HTTP_PORT
+        config.http, "http", default_host=EVERY_ADDRESS, default_port=_DEFAULT_HTTP_PORT
     )
 
 

@@ -65,7 +65,9 @@ def _startup_option(command: F) -> F:
     )
 )
 @bookie_options
-@click.option("--http", metavar="HOST:PORT", help="For operators.  [default: nowhere]")
+@click.option(
+    "--http", metavar="HOST:PORT", help="For operators; :PORT is every address.  [default: nowhere]"
+)
 @click.option("--http-token-file", metavar="FILE", help="Who shows this token may operate.")
 @click.option("--http-tls", is_flag=True, help="Speaks TLS there, with --tls-certificate.")
 @click.option("--tls-listen", metavar="HOST:PORT", help="Speaks TLS there.")
@@ -184,7 +186,11 @@ def log(**flags: Any) -> None:
 )
 @click.option("--no-auditor", is_flag=True, help="Do not stand for auditor.")
 @click.option("--no-worker", is_flag=True, help="Make no copies.")
-@click.option("--http", metavar="HOST:PORT", help="For its metrics.  [default: nowhere]")
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="For its metrics; :PORT is every address.  [default: nowhere]",
+)
 @click.option("--insecure", is_flag=True, help="Let it show its metrics off loopback.")
 @click.option(
     "--bookie-token-file",

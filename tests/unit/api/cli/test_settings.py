@@ -14,6 +14,7 @@ from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, Stor
 from rollbook.ledger.config import ClientConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.proto.errors import BadConfig
+from rollbook.proto.ports import Address
 
 _NEEDED: dict[type[Any], dict[str, Any]] = {
     BookieConfig: {"metadata": "zk://a/l"},
@@ -129,3 +130,8 @@ def test_a_level_that_is_none_is_told_with_its_place(tmp_path: Path) -> None:
         with pytest.raises(BadConfig, match="log_level must be debug, info") as refused:
             load(str(file), metadata="sqlite:///m", **_DIRECTORIES.get(section, {}))
         assert f"([{section}] log_level in {file})" in refused.value.message
+
+
+def test_a_port_alone_is_every_address_for_pages_too() -> None:
+    config = BookieConfig(metadata="zk://a/l", http=":8001")
+    assert bookie_settings.http_address_of(config) == Address("0.0.0.0", 8001)
