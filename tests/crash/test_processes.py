@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import bookies
 from tests.support.processes import Child, ChildFailed, Family, family, kill_at_once
+from tests.support.servers import ForkedServer
 
 ECHO = "import sys\nfor line in sys.stdin: print('heard', line, end='', flush=True)"
 TALK = "import itertools\nfor i in itertools.count(): print(i, flush=True)"
-SHORT_S = 10.0
+SHORT_S = 60.0
 
 
 @pytest.fixture
@@ -98,3 +101,42 @@ def test_children_die_with_their_test(children: Family) -> None:
     deadline = time.monotonic() + SHORT_S
     while state_of(pid) not in ("gone", "Z"):
         assert time.monotonic() < deadline
+
+
+def test_a_server_that_was_forked_is_a_child_like_any_other(
+    children: Family, tmp_path: Path
+) -> None:
+    url = f"sqlite://{tmp_path}/metadata.db"
+    initialise = (sys.executable, "-m", "rollbook.api.cli.main", "cluster", "init")
+    assert children.start(*initialise, "--metadata", url).wait() == 0
+    server = bookies.start(children, tmp_path / "bk", url, "--log-level", "error")
+    assert isinstance(server.child._process, ForkedServer)
+    server.wait_ready()
+    assert Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1] == str(
+        os.getpid()
+    )
+    server.child.stop()
+    assert state_of(server.pid) == "T"
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.child.wait(timeout_s=0.01)
+    server.child.resume()
+    server.terminate()
+    assert server.child.wait() == 0
+    assert state_of(server.pid) == "gone"
+
+
+def test_a_server_that_was_forked_dies_with_its_test(children: Family, tmp_path: Path) -> None:
+    test = python(
+        children,
+        "import sys; from pathlib import Path; from tests.support import bookies, processes\n"
+        "with processes.family() as f:\n"
+        "    bookie = bookies.start(f, Path(sys.argv[1]), 'memory://none')\n"
+        "    bookie.stop(); print(bookie.pid, flush=True); input()",
+        str(tmp_path),
+    )
+    pid = int(test.line())
+    os.kill(test.pid, signal.SIGKILL)
+    deadline = time.monotonic() + SHORT_S
+    while state_of(pid) not in ("gone", "Z"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from tests.support import servers
+
 REPOSITORY: Final = Path(__file__).parents[2]
 LINE_TIMEOUT_S: Final = 60.0
 # Only Linux can promise it; elsewhere a child outlives a test that was killed itself.
@@ -34,13 +36,17 @@ class Child:
     """One process; its standard input and output are lines for the test."""
 
     def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
-        self._process = subprocess.Popen(
-            [*_DIES_WITH_US, *command],
-            cwd=REPOSITORY,
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
+        self._process = (
+            servers.ForkedServer(command, environment)
+            if servers.are_forked(command, environment)
+            else subprocess.Popen(
+                [*_DIES_WITH_US, *command],
+                cwd=REPOSITORY,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+            )
         )
         self.pid = self._process.pid
         self._pending = b""

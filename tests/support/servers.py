@@ -1,0 +1,195 @@
+"""`rollbook server …` and `rollbook dev` as children of tests, without the half second and more that their imports take.
+
+A process that has imported what servers need forks for each of them. The server is the tests' own child all the same:
+they wait for it, stop it and are told how it ended, and it dies with them. A server whose log goes to a file, as in
+chaos and interop, is started as a user starts it.
+"""
+
+import atexit
+import ctypes
+import functools
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+_MAIN: Final = "rollbook.api.cli.main"
+_REPOSITORY: Final = Path(__file__).parents[2]
+_PRELOADED: Final = (
+    *("rollbook.api.cli.log_server", "rollbook.api.cli.log_rest", "rollbook.api.cli.log_metrics"),
+    *("rollbook.api.cli.bookie_server", "rollbook.api.cli.recovery_server"),
+    *("rollbook.api.rest.bookie", "rollbook.proto.runtime.metastore.embedded_owner"),
+    "rollbook.api.cli.dev_run",
+)
+_REQUEST_BYTES_MAX: Final = 1 << 17
+_READ_LATE: Final = ("NO_COLOR", "PATH")
+_STDERR: Final = 2
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def are_forked(command: Sequence[str | Path], environment: Mapping[str, str]) -> bool:
+    """Whether it is a server, in an environment that only its own code reads, and once it runs."""
+    is_main = tuple(command[:3]) == (sys.executable, "-m", _MAIN)
+    is_server = is_main and tuple(command[3:4]) in (("server",), ("dev",))
+    ours = all(name.startswith("ROLLBOOK_") or name in _READ_LATE for name in environment)
+    return is_server and ours and sys.platform == "linux"
+
+
+class ForkedServer:
+    """What tests need of `subprocess.Popen`."""
+
+    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+        self.args = command
+        self.returncode: int | None = None
+        their_input, our_end = os.pipe()
+        our_output, their_output = os.pipe()
+        try:
+            words = [str(each) for each in command[3:]]
+            files = [their_input, their_output, _STDERR]
+            self.pid = _forge().fork(words, {**os.environ, **environment}, files)
+        finally:
+            os.close(their_input)
+            os.close(their_output)
+        self.stdin: IO[bytes] = io.FileIO(our_end, "wb")
+        self.stdout: IO[bytes] = io.FileIO(our_output, "rb")
+        self._ends = os.pidfd_open(self.pid)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+                os.close(self._ends)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.poll() is None:
+            poller = select.poll()
+            poller.register(self._ends, select.POLLIN)
+            if not poller.poll(None if timeout is None else 1000 * timeout):
+                raise subprocess.TimeoutExpired([str(each) for each in self.args], timeout or 0.0)
+        found = self.poll()
+        assert found is not None
+        return found
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _forge() -> "_Forge":
+    forge = _Forge()
+    atexit.register(forge.close)
+    return forge
+
+
+class _Forge:
+    """One server at a time."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-m", "tests.support.servers", str(number)]
+            self._process = subprocess.Popen(command, pass_fds=[number], cwd=_REPOSITORY)
+
+    def fork(
+        self, words: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
+    ) -> int:
+        request = json.dumps([words, dict(environment), os.getpid()]).encode()
+        assert len(request) < _REQUEST_BYTES_MAX
+        with self._turn:
+            # Whose parent has ended becomes ours, for as long as this takes.
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._line, [request], files)
+                pid = int(self._line.recv(64))
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        return pid
+
+    def close(self) -> None:
+        self._line.close()
+        self._process.wait()
+
+
+def _prctl(option: int, value: int) -> None:
+    assert ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+
+
+# --- The process that forks ---------------------------------------------------------------------
+
+
+def _serve(line: socket.socket) -> None:
+    """Returns when the tests are gone; and in each server's process, where it shall be run."""
+    while True:
+        request, files, _, _ = socket.recv_fds(line, _REQUEST_BYTES_MAX, 3)
+        if not request:
+            sys.exit()
+        words, environment, tests = json.loads(request)
+        told, tell = os.pipe()
+        between = os.fork()
+        if not between:
+            between = os.getpid()
+            if pid := os.fork():
+                os.write(tell, b"%d" % pid)
+                os._exit(0)
+            os.close(told)
+            os.close(tell)
+            line.close()
+            _await_parent(between, tests)
+            _become(files, words, environment)
+            return
+        os.close(tell)
+        os.waitpid(between, 0)  # From now on its child is the tests'.
+        line.send(os.read(told, 64))
+        for each in (told, *files):
+            os.close(each)
+
+
+def _await_parent(before: int, parent: int) -> None:
+    """Dies with it."""
+    while (now := os.getppid()) == before:
+        time.sleep(0.001)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if now != parent or os.getppid() != parent:
+        os._exit(1)  # It has died before that.
+
+
+def _become(files: Sequence[int], words: Sequence[str], environment: dict[str, str]) -> None:
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["rollbook", *words]
+
+
+if __name__ == "__main__":
+    from rollbook.api.cli import main
+
+    for name in _PRELOADED:
+        with suppress(ImportError):  # Of a product that is older than these tests.
+            importlib.import_module(name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    main.main()
