@@ -1,8 +1,6 @@
 """What attacks cost a real bookie process, and whether others notice."""
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ from rollbook.proto.ids import NO_ENTRY
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import AddReplies
 from tests.hostile.attacks import Attack, Mob, all_have_ended, attacks
-from tests.support import bookies, processes
+from tests.support import bookies, commands, processes
 from tests.support.bookie_client import connect
 from tests.support.bookies import RunningBookie
 
@@ -47,8 +45,7 @@ class Cost:
 @contextmanager
 def bookie(folder: Path, settings: Mapping[str, str] = {}) -> Iterator[RunningBookie]:
     url = f"sqlite://{folder}/metadata.db"
-    command = (sys.executable, "-m", "rollbook.api.cli.main", "cluster", "init", "--metadata", url)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    commands.run("cluster", "init", "--metadata", url).check_returncode()
     with processes.family() as children:
         found = bookies.start(children, folder, url, "--log-level", "error", environment=settings)
         found.wait_ready()

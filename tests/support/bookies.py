@@ -11,13 +11,13 @@ life need not find the old port free.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from rollbook.proto.ports import Address
+from tests.support import commands
 from tests.support.processes import Child, Family
 
 PATIENCE_S: Final = 60.0  # For anything that has to happen, on a busy machine.
@@ -75,8 +75,7 @@ def cpu_s(pid: int) -> float:
 
 def give_out_ids(metadata_url: str) -> None:
     """For tests that write to ledgers without metadata: else a bookie takes its store for an older copy."""
-    command = (sys.executable, "-m", "rollbook.api.cli.main", "cluster", "restored", "--yes")
-    subprocess.run([*command, "--metadata", metadata_url], check=True, stdout=subprocess.DEVNULL)
+    commands.run("cluster", "restored", "--yes", "--metadata", metadata_url).check_returncode()
 
 
 class RunningBookie:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -13,21 +12,16 @@ from rollbook.proto.formats.service_info import describe_bookie
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metastore import open_metadata_store
+from tests.support import commands
 
 B1, B2, B3 = (BookieId(f"b{number}:3181") for number in (1, 2, 3))
 
 
 async def run(*arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollbook.api.cli.main", "cluster", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": ""},
-    )
-    output, errors = await process.communicate()
-    assert process.returncode is not None
-    assert b"Traceback" not in errors, errors.decode()
-    return process.returncode, output.decode(), errors.decode()
+    environment = {"NO_COLOR": "1", "ROLLBOOK_METADATA": ""}
+    done = await asyncio.to_thread(commands.run, "cluster", *arguments, environment=environment)
+    assert b"Traceback" not in done.stderr, done.stderr.decode()
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 async def test_a_cluster_is_made_once_and_shown(tmp_path: Path) -> None:

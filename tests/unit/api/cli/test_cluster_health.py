@@ -1,25 +1,19 @@
 """`rollbook cluster health`: of a running cluster, of one that was left, and how it judges."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollbook.api.cli.cluster_health import judge
-from tests.support.dev import PATIENCE_S, running_dev
+from tests.support import commands
+from tests.support.dev import running_dev
 
 
 def look(folder: Path) -> tuple[int, dict[str, Any]]:
     command = ("cluster", "health", "--metadata", f"sqlite://{folder}/metadata.db", "-o", "json")
-    done = subprocess.run(
-        [sys.executable, "-m", "rollbook.api.cli.main", *command],
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = commands.run(*command)
     assert not done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout)
 

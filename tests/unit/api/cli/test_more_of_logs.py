@@ -18,19 +18,15 @@ from rollbook.api.cli import main as cli
 from rollbook.api.client.client import Client
 from rollbook.api.client.sync import connect
 from rollbook.proto.errors import ConnectionLost, NoSuchNode, RollbookError, Unauthorized
+from tests.support import commands
 from tests.support.dev import PATIENCE_S, RunningDev, running_dev
 from tests.unit.api.cli.shell import Shell
 
 
 def append(server: str, log: str, count: int) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "rollbook.api.cli.main", "log", "append", log, "--create"],
-        input="".join(f"{number}\n" for number in range(count)).encode(),
-        env={**os.environ, "ROLLBOOK_SERVER": server},
-        capture_output=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    lines = "".join(f"{number}\n" for number in range(count)).encode()
+    at = {"ROLLBOOK_SERVER": server}
+    commands.run("log", "append", log, "--create", stdin=lines, environment=at).check_returncode()
 
 
 def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import random
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.core.failures import Loss, after_failure
 from rollbook.recovery.presence import Presence, PresenceNodes
 from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures, RateOrder
+from tests.support import commands
 
 B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
 
@@ -40,15 +39,10 @@ class Site:
     marks: Marks
 
     async def run(self, *words: str, code: int = 0) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "recovery", *words),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "NO_COLOR": "1", "ROLLBOOK_METADATA": self.url},
-        )
-        output, errors = await process.communicate()
-        assert process.returncode == code, errors.decode()
-        return output.decode()
+        environment = {"NO_COLOR": "1", "ROLLBOOK_METADATA": self.url}
+        done = await asyncio.to_thread(commands.run, "recovery", *words, environment=environment)
+        assert done.returncode == code, done.stderr.decode()
+        return done.stdout.decode()
 
     async def json(self, *words: str) -> Any:
         return json.loads(await self.run(*words, "-o", "json"))
