@@ -2,10 +2,10 @@
 
 - **swapped in** (RP1, S14): a bookie that gets a seat has every entry of the seat's share, durably, when
   metadata names it; so no repair lowers the number of copies of any entry.
-- **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, and a marked one that
-  takes entries keeps it.
+- **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, or it is looked at, lacks entries of
+  the seat's share and is read-only; a marked one that takes entries keeps it.
 - **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, and the auditor that marks it
-  was elected and awake for that time, or somebody asked for an audit.
+  was elected and awake for that time, or somebody asked for an audit, or it is there and lacks entries (AU6, AU7).
 - **braked** (AU2): nothing is marked while more than half of the bookies are gone.
 - **hot** (RP5, V5): what failed is not tried again before its time.
 - **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
@@ -304,7 +304,11 @@ class ClusterChecker:
             old in self.drains.get(ledger.ledger_id, ())
             and self.lifecycles.get(old) is LifecycleState.DRAINING
         )
-        if not (is_marked or is_drained):
+        has_room = old not in self.read_only
+        is_looked_at = old in self.drains.get(ledger.ledger_id, ())
+        lacks_some = any(each not in self._durable(old, ledger) for each in share)
+        is_full = is_looked_at and lacks_some and not has_room
+        if not (is_marked or is_drained or is_full):
             self._break(SWAPPED_OUT, f"{where}, and nobody wants it to go")
         since_s = self.writable.get(old, self._now())
         unheard_s = UNHEARD_S
@@ -386,6 +390,9 @@ class ClusterChecker:
             is_asked = self._asked_s > missed_s or now - self._asked_s < UNHEARD_S
             if is_asked:
                 continue
+            ledger = self._facts.ledger(ledger_id)
+            if bookie not in self._missed and ledger.metadata and self._lacking(ledger, bookie):
+                continue  # A check has found that (AU7).
             # One that is back, unheard, was away for long enough before.
             seen_s = self._was_away_s.get(bookie, 0.0)
             if bookie in self._missed:

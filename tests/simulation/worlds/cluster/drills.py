@@ -128,6 +128,27 @@ def blind_auditor(rng: random.Random, at_us: int) -> Happening:
     return steps, faults
 
 
+def unseen_loss(rng: random.Random, at_us: int) -> Happening:
+    """A bookie has lost its closed ledgers, and passes for whole: a check of copies finds that, though bookies are
+    silent for a while.
+    """
+    wiped = Fault(at_us, Kind.WIPE, (M1,), rng.randint(20, 500) * MS)
+    checked_at = at_us + rng.randint(4_500 * MS, 5_500 * MS)
+    steps = [_fill(at_us), _fate(at_us, words.LOSS_UNSEEN), _ask(checked_at, words.CHECK)]
+    silent_at, lasts = checked_at - rng.randint(0, 50 * MS), rng.randint(2_500 * MS, 4_500 * MS)
+    faults = [wiped]
+    if rng.random() < 0.7:
+        faults += [Fault(silent_at, Kind.CUT, (r, m), lasts) for r in (R1, R2) for m in (M1, M2)]
+    return steps, faults
+
+
+def doubts(rng: random.Random, at_us: int) -> Happening:
+    """A bookie was formatted, and is in doubt of ledgers whose writers live."""
+    wiped_at = at_us + rng.randint(4_500 * MS, 5_500 * MS)
+    wiped = Fault(wiped_at, Kind.WIPE, (M1,), rng.randint(20, 500) * MS)
+    return [_fate(0, words.HEALING), _fill(at_us, 1), _hold(at_us, 2, rng.randint(0, 4))], [wiped]
+
+
 def two_losses(rng: random.Random, at_us: int) -> Happening:
     """The second bookie is lost when the first one's ledgers are copied, or when they have been."""
     lost_at = at_us + rng.randint(0, 300 * MS)
@@ -262,17 +283,8 @@ DRILLS: Final[dict[str, Drill]] = {
     drill.__name__: drill
     for drill in (
         *(loss, restarts, reborn, fragile_target, late_return, sleeping_worker, closing_writer),
-        *(
-            dead_writer,
-            blind_auditor,
-            two_losses,
-            flapping,
-            blackout,
-            deaths,
-            departure,
-            called_off,
-        ),
-        *(late_creation, late_obedience, stale_steward, orphans, unheard, no_sources),
-        *(full_targets, quarantine),
+        *(dead_writer, blind_auditor, unseen_loss, doubts, two_losses, flapping, blackout),
+        *(deaths, departure, called_off, late_creation, late_obedience, stale_steward, orphans),
+        *(unheard, no_sources, full_targets, quarantine),
     )
 }

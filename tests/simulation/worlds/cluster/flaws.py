@@ -20,15 +20,20 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Delete, EventKind, Set
 from rollbook.proto.quorum import Quorum
+from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery import steward, worker
+from rollbook.recovery.checks import Checks
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.audit import Losses
+from rollbook.recovery.core.checks import Requests
 from rollbook.recovery.core.drains import DrainFacts, Step
 from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.core.lifecycle import finish
 from rollbook.recovery.core.plan import Action, Seat
 from rollbook.recovery.departures import Verdict
+from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.ledger_healer import LedgerHealer
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair, SeatOutcome
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.worker import Worker
@@ -193,6 +198,28 @@ async def _rest(*_: Any) -> None:
 
 async def _pass(*_: Any) -> None:
     pass
+
+
+# --- Checks and doubts ----------------------------------------------------------------------------
+
+_look_twice = Checks._look_twice
+
+
+async def _judge_those_who_answer(self: Checks, *arguments: Any) -> bool:
+    await _look_twice(self, *arguments)
+    return True
+
+
+_list_entries = Checks._list
+
+
+async def _silence_is_emptiness(self: Checks, bookie: BookieId, ledger_id: LedgerId) -> Any:
+    listed = await _list_entries(self, bookie, ledger_id)
+    return listed if isinstance(listed, EntryList) else EntryList(b"")
+
+
+def _is_never_open(*_: Any) -> bool:
+    return False
 
 
 # --- Drains ---------------------------------------------------------------------------------------
@@ -403,6 +430,48 @@ CLUSTER_MUTANTS: Final = (
         _BUDGET,
         ((steward, "next_step", _do_not_wait), (Steward, "_is_writable", _is_not_writable)),
         drill="late_obedience",
+    ),
+    ClusterMutant(
+        "cluster-safe-if-drained",
+        "A drained bookie may go, though a ledger was made on it after the walk.",
+        _BUDGET,
+        ((Verdict, "is_safe", property(_is_safe_if_drained)),),
+        drill="late_creation",
+    ),
+    ClusterMutant(
+        "cluster-completes-unheard",
+        "A check is called completed though a registered bookie was not heard.",
+        _BUDGET,
+        ((Checks, "_look_twice", _judge_those_who_answer),),
+        drill="unseen_loss",
+    ),
+    ClusterMutant(
+        "cluster-silence-is-emptiness",
+        "A bookie that does not answer is marked as if it had lost its entries.",
+        _BUDGET,
+        ((Checks, "_list", _silence_is_emptiness),),
+        drill="unseen_loss",
+    ),
+    ClusterMutant(
+        "cluster-checks-unasked-only",
+        "Nobody makes the checks that a person asks for.",
+        _BUDGET,
+        ((Requests, "is_open", _is_never_open),),
+        drill="unseen_loss",
+    ),
+    ClusterMutant(
+        "cluster-doubts-stay",
+        "No bookie is asked what it doubts.",
+        _BUDGET,
+        ((DoubtHealing, "_look_at", _pass),),
+        drill="doubts",
+    ),
+    ClusterMutant(
+        "cluster-doubts-fence",
+        "A ledger is closed to end a doubt, though its writer lives.",
+        _BUDGET,
+        ((LedgerHealer, "_may_close", _grace_is_over),),
+        drill="doubts",
     ),
     ClusterMutant(
         "cluster-disobedient",

@@ -28,7 +28,7 @@ from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import Create, Delete, Set
-from rollbook.recovery import departures, server, steward
+from rollbook.recovery import checks, departures, server, steward
 from rollbook.recovery.census import take_census
 from rollbook.recovery.core import drains, failures
 from rollbook.recovery.ledger_repair import LedgerRepair
@@ -101,6 +101,8 @@ _RESTLESS: Final[tuple[Patch, ...]] = (
     (seat_watch, "Absences", partial(Absences, round(ABSENT_S * 1e9))),
     (failures, "PAUSE_S_MAX", 8),
     (drains, "ATTEMPTS_WITHOUT_TARGET", 3),
+    (checks, "_SILENT_S", 1.0),
+    (checks, "_PAUSE_S_MIN", 1.0),
     (server, "_TELL_S", 1e6),  # Nothing rests on what servers say of themselves.
 )
 # Steps that no user sees, by what takes them.
@@ -167,6 +169,7 @@ class _Checker(LedgerChecker):
     def on_formatted(self, bookie: str) -> None:
         super().on_formatted(bookie)
         self._run.judge.on_formatted(bookie)
+        self._run.on_formatted(bookie)
 
 
 class _Run(Stage):
@@ -203,6 +206,7 @@ class _Run(Stage):
             doubts_of=self.cluster.doubts_of,
         )
         self._work = Work(sums, self.judge, self.resolve, self._stop_for_good)
+        self._work.is_healing = any(step.what == words.HEALING for step in case.steps)
         self._staff = Staff(self._work)
         self._nemesis = _Nemesis(self)
 
@@ -219,7 +223,7 @@ class _Run(Stage):
             if name in acting:
                 world.node(name).start(partial(self.live, main))
         for step in self._case.steps:
-            if step.actor == words.FATE:
+            if step.actor == words.FATE and step.what != words.HEALING:
                 world.at(step.at_us / 1e6, self._fate, step.what)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
@@ -261,6 +265,8 @@ class _Run(Stage):
                 self._staff.forget(name)
         await self._do(self._staff.close_everything, 2 * LIVENESS_S)
         await self.within(REPAIRED_S, self._is_repaired, "not all is repaired")
+        if self._work.is_healing:
+            await self._do(self._staff.await_certainty, REPAIRED_S)
         await self._do(self._staff.read_everything, 2 * LIVENESS_S)
         for name in words.RECOVERIES:
             world.node(name).kill()
@@ -395,6 +401,10 @@ class _Run(Stage):
                 self._staff.call_off.set()
                 return _DEAD_S
         return 0.0
+
+    def on_formatted(self, bookie: str) -> None:
+        if self._take_moment(words.LOSS_UNSEEN):
+            self._staff.to_forget.put_nowait(bookie)
 
     def _on_copying(self) -> None:
         if self._take_moment(words.MEMBER_RETURNS):

@@ -22,13 +22,14 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.formats.paths import own_root
 from rollbook.proto.formats.replication import VOTE_PREFIX, pack_vote
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.ports import CreateMode, MetadataStore
+from rollbook.proto.ports import Clock, CreateMode, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import DigestType
-from rollbook.recovery.config import AuditConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.departures import Departures
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
-from rollbook.recovery.tasks import STEWARD
+from rollbook.recovery.tasks import STEWARD, AuditOrders
+from rollbook.recovery.whole import WholeNodes
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node
@@ -58,6 +59,7 @@ CONFIG: Final = RecoveryConfig(
         settle_s=0.05,
     ),
     steward=StewardConfig(tasks_max=4, look_again_s=1.0),
+    heal=HealConfig(look_again_s=0.5, grace_s=GRACE_S, retry_pause_s=RETRY_PAUSE_S),
 )
 
 
@@ -72,6 +74,7 @@ class Work:
     held: dict[str, dict[LedgerId, LedgerWriter]] = field(default_factory=dict)  # By writer.
     made: dict[str, dict[LedgerId, None]] = field(default_factory=dict)
     servers: dict[str, RecoveryServer] = field(default_factory=dict)
+    is_healing: bool = False  # Recovery servers ask bookies what they doubt.
     is_over: bool = False  # The chaos.
 
 
@@ -80,6 +83,7 @@ class Staff(Users):
         super().__init__(work.sums)
         self.work = work
         self.call_off = asyncio.Event()  # Set when the operator is to call the first drain off.
+        self.to_forget: asyncio.Queue[str] = asyncio.Queue()  # Bookies whose loss nobody is to see.
         self._closing: list[asyncio.Task[None]] = []
 
     def mains(self) -> dict[str, Main]:
@@ -187,7 +191,9 @@ class Staff(Users):
     async def recover_all(self, node: Node) -> None:
         async with self._connection(node) as (ledgers, store):
             server = RecoveryServer(
-                *(ledgers, store, node.clock, node.randomness, CONFIG), name=BookieId(node.name)
+                *(ledgers, store, node.clock, node.randomness, CONFIG),
+                name=BookieId(node.name),
+                doubts_of=self._sums.doubts_of if self.work.is_healing else None,
             )
             self.work.servers[node.name] = server
             await server.run()
@@ -216,6 +222,7 @@ class Staff(Users):
             desk = await Desk.open(node, store)
             async with TaskGroup() as group:
                 group.create_task(self._call_off(desk))
+                group.create_task(self._forget_whole(desk))
                 async for step in self._steps(node):  # None of them waits for another.
                     group.create_task(self._act(desk, step.what))
                 await asyncio.Event().wait()
@@ -224,6 +231,11 @@ class Staff(Users):
         await self.call_off.wait()
         for stored in await desk.lifecycles.list():
             await self._act(desk, f"{words.UNDRAIN} {stored.bookie}")
+
+    async def _forget_whole(self, desk: "Desk") -> None:
+        while True:
+            bookie = await self.to_forget.get()
+            await desk.store.delete(desk.whole.path(BookieId(bookie)))
 
     async def _act(self, desk: "Desk", what: str, *, is_forced: bool = False) -> None:
         verb, *rest = what.split()
@@ -244,6 +256,9 @@ class Staff(Users):
                     await desk.marks.enable()
                 case words.ORPHAN:
                     await desk.leave_votes()
+                case words.CHECK:
+                    now_ms = desk.clock.wall_us() // 1000
+                    await desk.orders.ask_for_checks(now_ms, f"{now_ms:032x}")
                 case words.AUDIT:
                     await desk.marks.set_delay(DELAY_S)
         except RollbookError as error:
@@ -306,6 +321,15 @@ class Staff(Users):
             for ledger_id in list(self._sums.ledgers):
                 await self.close_for_good(ledgers, ledger_id)
 
+    async def await_certainty(self, _: Node) -> None:
+        """No bookie doubts anything any more (DH1)."""
+        for bookie in self.work.judge.writable:
+            while (doubts := self._sums.doubts_of(bookie)) is not None:
+                page = await doubts.page(-1, 1)
+                if not page.everything and not page.ledgers:
+                    break
+                await asyncio.sleep(_LOOK_S)
+
     async def read_everything(self, node: Node) -> None:
         async with self.client(node) as ledgers:
             for ledger_id in self._sums.ledgers:
@@ -321,6 +345,9 @@ class Desk:
     lifecycles: LifecycleNodes
     marks: Marks
     store: MetadataStore
+    clock: Clock
+    whole: WholeNodes
+    orders: AuditOrders
 
     async def leave_votes(self) -> None:
         """Of no session, as a backup that was put back leaves them."""
@@ -338,4 +365,7 @@ class Desk:
             except RollbookError:
                 await asyncio.sleep(_PAUSE_S)
         departures = Departures(store, cluster, node.clock, node.randomness)
-        return cls(departures, LifecycleNodes(store, cluster), Marks(store, ROOT), store)
+        return cls(
+            *(departures, LifecycleNodes(store, cluster), Marks(store, ROOT), store, node.clock),
+            *(WholeNodes(store, cluster), AuditOrders(store, cluster)),
+        )

@@ -15,6 +15,7 @@ FATE: Final = "fate"  # What kills a process at one of its steps.
 FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
 DRAIN, UNDRAIN, RETIRE, SAFE = "drain", "undrain", "retire", "safe"
 DISABLE, ENABLE, AUDIT, RECOVER = "disable", "enable", "audit", "recover"
+CHECK: Final = "check"  # All checks of the auditor are asked for.
 ORPHAN: Final = "orphan"  # A vote of no session is left, in both elections.
 DIE: Final = "dies after"
 # What happens when a worker has copied something (to a target), or a steward has walked.
@@ -24,5 +25,7 @@ WORKER_SLEEPS: Final = "the worker sleeps"
 MEMBER_RETURNS: Final = "member-1 returns"
 WRITER_CLOSES: Final = "the writer closes"
 CALLED_OFF: Final = "the drain is called off"
+LOSS_UNSEEN: Final = "a format is not seen"  # Nobody knows any more which bookie it was before.
+HEALING: Final = "recovery servers heal doubts"  # From the beginning on.
 AUDITOR_SLEEPS: Final = "the auditor sleeps"
 STEWARD_SLEEPS: Final = "the steward sleeps alone"
