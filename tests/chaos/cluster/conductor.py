@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.marks import Checked, Marks
 from rollbook.proto.errors import RollbookError
@@ -68,7 +69,8 @@ _COUNTED: Final = {
     "ledger_closed_for_repair": "closed for it",
     "auditor_leads": "auditors",
 }
-_MUST_NOT_BE: Final = ("ledger_unrecoverable", "audit_braked", "recovery_part_failed")
+_BRAKED: Final = "audit_braked"
+_MUST_NOT_BE: Final = ("ledger_unrecoverable", "recovery_part_failed")
 
 Progress = Callable[[str], Callable[[int, int], None]]
 
@@ -91,12 +93,25 @@ class Conductor:
         self._errands: dict[asyncio.Task[None], None] = {}
         self._answers: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._writing: dict[str, int] = {}
+        self._watcher = BookieWatcher(store, cluster.root)
+        self._watching: asyncio.Task[None]
+        self.mostly_away = 0  # So often more than half of the bookies were not registered.
 
     # --- The cast -----------------------------------------------------------------------------
 
     async def begin(self) -> None:
         for names in (BOOKIES, RECOVERY, (RECOVERER, *WRITERS)):
             await self.cast(names)
+        await self._watcher.start()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        live, was_away = self._watcher.current, False
+        while True:
+            is_away = 2 * (len(live.writable) + len(live.read_only)) < len(BOOKIES)
+            self.mostly_away += is_away and not was_away
+            was_away = is_away
+            live = await self._watcher.changed(live)
 
     async def cast(self, names: Iterable[str]) -> None:
         for name in names:
@@ -254,8 +269,10 @@ class Conductor:
         )
         return [] if not verdict.damage.named else [f"{LEAVING} is drained, and not safe to remove"]
 
-    def end(self) -> list[str]:
+    async def end(self) -> list[str]:
         """What is wrong with the processes themselves."""
+        self._watching.cancel()
+        await self._watcher.close()
         for actor in self.actors.values():
             actor.kill()
         wrong = [text for actor in self.actors.values() for text in actor.unasked]
@@ -286,7 +303,7 @@ async def _conduct(
     except TimeoutError:
         whole_s = time.monotonic() - healed_at
         wrong.append(f"not everybody had finished {_PATIENCE_S:g} s after healing")
-    return wrong + conductor.end(), whole_s
+    return wrong + await conductor.end(), whole_s
 
 
 @asynccontextmanager
@@ -316,6 +333,10 @@ def chaos(seconds: float, seed: int, progress: Progress, say: Callable[[str], No
         violations += judgement.violations
         events = conductor.logged()
         violations += [f"{events[each]} times {each}" for each in _MUST_NOT_BE if events[each]]
+        # A machine that does not let bookies run for a session's time takes them away. Each auditor may brake then.
+        if events[_BRAKED] > len(RECOVERY) * conductor.mostly_away:
+            away = f"most bookies were away {conductor.mostly_away} times"
+            violations.append(f"{events[_BRAKED]} times {_BRAKED}, and {away}")
         if judgement.unknown_share > _UNKNOWN_SHARE_MAX:
             share = f"{judgement.unknown_share:.0%}"
             violations.append(f"{share} of all appends ended unknown: that proves too little")
