@@ -3,8 +3,9 @@
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
@@ -19,6 +20,7 @@ from rollbook.logservice.ids import LogName, parse_age_us, parse_cursor_name
 from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError
 
 _BAR: Final = 30
+_LOOK_S: Final = 0.5
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -148,9 +150,11 @@ def _running(
     """With a session."""
     with _reporting(kind, access, report_folder, output) as (report, bar):
         session = _session(kind, master)
+        bar.watch(session)
         try:
             yield session, report, bar
         finally:
+            bar.close()
             session.stop()
 
 
@@ -165,10 +169,12 @@ def _reporting(
             yield report, bar
     except (RollbookError, KeyboardInterrupt) as error:
         report.error = str(error) or "interrupted"
-        raise
-    finally:
         bar.close()
-        _show(report, pages.write(report, report_folder), output)
+        with suppress(RollbookError):  # Such as a full disk, of which the first error says enough.
+            pages.write(report, report_folder)
+        raise
+    bar.close()
+    _show(report, pages.write(report, report_folder), output)
     if report.findings:
         raise ArchiveDamaged(
             f"{len(report.findings)} things are wrong", next_step=f"see {report_folder}/report.html"
@@ -212,21 +218,47 @@ def _show(report: Report, page: str, output: str) -> None:
 
 
 class _Bar:
-    """On a terminal only, and never among the answer."""
+    """On a terminal only, and never among the answer. Between two steps it shows how far Spark's tasks are."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._is_shown, self._is_begun = kind, sys.stderr.isatty(), False
+        self._kind, self._is_shown = kind, sys.stderr.isatty()
+        self._done = self._total = 0
+        self._is_over = threading.Event()
+        self._drawing = threading.Lock()
+        self._watching: threading.Thread | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        if not self._is_shown:
-            return
-        filled = _BAR * done // total if total else _BAR
-        bar = "#" * filled + "-" * (_BAR - filled)
-        self._is_begun = True
-        click.echo(
-            f"\r{self._kind} [{bar}] {done:,} of {total:,} records\033[K", nl=False, err=True
-        )
+        self._done, self._total = done, total
+        self._draw("")
+
+    def watch(self, session: Any) -> None:
+        """From a thread of its own, until it is closed."""
+        if self._is_shown:
+            self._watching = threading.Thread(target=self._follow, args=(session,), daemon=True)
+            self._watching.start()
 
     def close(self) -> None:
-        if self._is_begun:
+        """Idempotent."""
+        self._is_over.set()
+        if self._watching is not None:
+            self._watching.join()
+            self._watching = None
             click.echo("", err=True)
+
+    def _follow(self, session: Any) -> None:
+        tracker = session.sparkContext.statusTracker()
+        while not self._is_over.wait(_LOOK_S):
+            stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+            known = [each for each in stages if each is not None]
+            if known:
+                done = sum(each.numCompletedTasks for each in known)
+                self._draw(f", task {done:,} of {sum(each.numTasks for each in known):,}")
+
+    def _draw(self, tasks: str) -> None:
+        if not self._is_shown:
+            return
+        filled = _BAR * self._done // self._total if self._total else 0
+        bar = "#" * filled + "-" * (_BAR - filled)
+        text = f"{self._kind} [{bar}] {self._done:,} of {self._total:,} records{tasks}"
+        with self._drawing:
+            click.echo(f"\r{text}\033[K", nl=False, err=True)

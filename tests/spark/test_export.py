@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,10 +23,11 @@ from rollbook.proto.errors import (
     LogReplaced,
     NoSuchArchive,
     NoSuchCursor,
+    NoSuchLog,
 )
 from rollbook.proto.quorum import Quorum
 from tests.regressions.lone_server import Site
-from tests.spark.pipes import Pipes, hash_of, xxhash64
+from tests.spark.pipes import Pipes, hash_of, measured, xxhash64
 from tests.spark.test_driven import numbered, replace
 
 SMALL = SplitLimits(records_max=400)
@@ -300,3 +302,41 @@ def test_a_log_without_an_archive_is_audited_by_segment(
     report = pipes.audit()
     assert report.is_ok
     assert report.logs[f"default/{name}"]["records"] == 600  # In files, and in the log.
+
+
+@pytest.mark.parametrize(
+    ("offsets", "times", "fault"),
+    [
+        ([0, 1, 2, 3], [5, 5, 6, 7], ""),
+        ([0, 1, 3, 4], [5, 5, 6, 7], "are not dense"),
+        ([0, 1, 1, 2], [5, 5, 6, 7], "are not dense"),
+        ([0, 2, 1, 3], [5, 5, 6, 7], "are not dense"),
+        ([0, 1, 2, 3], [5, 7, 6, 7], "go back"),
+    ],
+)
+def test_an_audit_finds_gaps_duplicates_and_disorder_in_a_file(
+    tmp_path: Path, offsets: list[int], times: list[int], fault: str
+) -> None:
+    """Of a file that is as it was written: whoever wrote it was wrong."""
+    rows = pa.table(
+        {
+            "offset": pa.array(offsets, pa.int64()),
+            "timestamp": pa.array(times, pa.timestamp("us", "UTC")),
+            "value": pa.array([b"v"] * len(offsets), pa.binary()),
+        }
+    )
+    pq.write_table(rows, tmp_path / "file")
+    piece = scan.FilePiece("file", offsets[0])
+    (found,) = measured({"endpoint": "log://none:1"}, [[(0, piece)]], root=str(tmp_path))
+    assert found.records == 4
+    assert [fault in each for each in found.facts["faults"]] == [True] * bool(fault)
+
+
+def test_an_audit_of_nothing_is_refused(
+    site: Site, client: SyncClient, name: str, tmp_path: Path, pipes: Pipes, log: SyncLog
+) -> None:
+    log.append(b"a")
+    pipes.export()
+    pipes.logs = ("nobody/*",)
+    with pytest.raises(NoSuchLog, match="there is no log with prefix nobody/"):
+        pipes.audit()

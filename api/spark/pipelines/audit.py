@@ -32,6 +32,7 @@ from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.sessions import register
+from rollbook.proto.errors import NoSuchLog
 
 Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
 _TASK_BYTES: Final = 64 * 1024 * 1024
@@ -58,6 +59,8 @@ class Audit:
         chains = self._chains(selection)
         tails = self._way.tails(selection) if self._way else {}
         require_some(selection, [*chains, *tails])
+        if not chains and not tails:
+            raise NoSuchLog(f"there is no log with {selection}", next_step="see rollbook log ls")
         for log in sorted({**chains, **tails}):
             self._plan(log, chains.get(log), tails.get(log))
         tasks = self._tasks()

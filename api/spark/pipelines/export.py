@@ -59,6 +59,8 @@ class Export:
             _logger.info("step_completed: %s up to %d", manifest.log, manifest.next)
         tails = self._way.tails(self._wanted.selection)
         require_some(self._wanted.selection, tails)
+        if not tails:
+            _logger.warning("nothing_to_export: there is no log with %s", self._wanted.selection)
         for log, tail in tails.items():
             self._begin(log, tail)
         starts = {log: self._next(log, tail) for log, tail in tails.items()}
