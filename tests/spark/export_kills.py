@@ -28,7 +28,7 @@ from tests.tally import Tally
 LOG: Final = "kills/orders"
 _CONFIG: Final = LogConfig(quorum=Quorum(1, 1, 1), roll_entries=20, retention_bytes=1024)
 _BATCH: Final = 50
-_PAUSE_S: Final = 0.02
+_PAUSE_S: Final = 0.1
 _STEP_S: Final = 300.0  # At most, until an export has archived something.
 
 
@@ -61,8 +61,9 @@ def run(
             rollbook.connect(site.url) as client,
         ):
             appends = _Appends(client)
-            appends.start()
             pipes = Pipes(site, client, folder / "archive", LOG)
+            pipes.export()  # From now on the log is protected.
+            appends.start()
             for number in range(kills):
                 progress(number, kills)
                 _kill_one(site.url, folder, pipes, chance)

@@ -184,6 +184,7 @@ def test_a_full_disk_is_one_error_and_the_cursor_stays(pipes: Pipes, log: SyncLo
         patch.setattr(scan._Checked, "write", full)
         with pytest.raises(RollbookFailure, match=r"ARCHIVE_UNWRITABLE: .*No space left on device"):
             pipes.export()
+    assert os.listdir(os.path.join(pipes.archive.path, "_steps")) == []
     for call in ("fsync", "rename", "link"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, call, full)

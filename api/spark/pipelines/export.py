@@ -138,7 +138,12 @@ class Export:
         run = os.urandom(8).hex()
         found: dict[str, list[tuple[File, str]]] = {}
         folder = folder_of(self._archive.path, run)
-        for each in self._measure(pieces, folder):
+        try:
+            measured = self._measure(pieces, folder)
+        except BaseException:
+            drop_folder(folder)  # A full disk has room again.
+            raise
+        for each in measured:
             found.setdefault(each.facts["log"], []).append((each.file(), each.facts["path"]))
         for span in spans:
             self._publish(span, found.get(span.log, []))
