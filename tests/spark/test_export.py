@@ -318,7 +318,7 @@ def test_a_log_without_an_archive_is_audited_by_segment(
 def test_an_audit_finds_gaps_duplicates_and_disorder_in_a_file(
     tmp_path: Path, offsets: list[int], times: list[int], fault: str
 ) -> None:
-    """Of a file that is as it was written: whoever wrote it was wrong."""
+    """The bytes are those that were written: the mistake was made before."""
     rows = pa.table(
         {
             "offset": pa.array(offsets, pa.int64()),
