@@ -103,10 +103,7 @@ async def local_cluster(
         running: dict[str, Bookie] = {}
         for number in range(1, max([bookies, *_found(folder)]) + 1):
             name = f"bk-{number}"
-            settings = _bookie_settings(folder, url, number, sizes)
-            running[name] = bookie = await Bookie.open(
-                machine, await open_metadata_store(url), settings
-            )
+            running[name] = bookie = await _open_bookie(machine, folder, url, number, sizes)
             stack.push_async_callback(bookie.close)
             await bookie.register()
         count = len(running)
@@ -122,6 +119,20 @@ async def local_cluster(
             recovery_server(recovery, serves_store=False, doubts_of=local.get)
         )
         yield LocalCluster(url, running, logs)
+
+
+async def _open_bookie(
+    machine: RealMachine, folder: str, url: str, number: int, sizes: Sizes
+) -> Bookie:
+    """It looks for a free port, and listens a while later: somebody else may have taken it meanwhile."""
+    settings = _bookie_settings(folder, url, number, sizes)
+    try:
+        return await Bookie.open(machine, await open_metadata_store(url), settings)
+    except BadConfig:
+        elsewhere = _bookie_settings(folder, url, number, sizes)
+        if elsewhere == settings:
+            raise
+    return await Bookie.open(machine, await open_metadata_store(url), elsewhere)
 
 
 def _end_told(error: BaseException) -> None:

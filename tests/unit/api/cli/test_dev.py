@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rollbook
+from rollbook.api.cli import local_cluster as local_cluster_module
 from rollbook.api.cli import log_server
 from rollbook.api.cli.dev_run import run_all, run_dev
 from rollbook.api.cli.local_cluster import SMALL, local_cluster, usual_or_free
@@ -207,3 +208,23 @@ def test_a_server_that_others_cannot_reach_is_not_registered_for_them() -> None:
     assert refused.value.settings == ("listen", "advertise")
     config = LogServerConfig("zk://a", listen="127.0.0.1:7400", advertise="localhost")
     assert addresses_of(config)[1] == Address("localhost", 7400)
+
+
+async def test_a_port_that_is_taken_while_a_bookie_starts_is_not_insisted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another `rollbook dev` that starts at the same time."""
+    find, found = local_cluster_module.usual_or_free, list[Address]()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(local_cluster_module, "DEFAULT_PORT", taken.getsockname()[1])
+
+        def find_and_lose(usual: Address) -> Address:
+            found.append(usual if not found else find(usual))
+            taken.listen()
+            return found[-1]
+
+        monkeypatch.setattr(local_cluster_module, "usual_or_free", find_and_lose)
+        server = LogServerConfig("", listen="127.0.0.1:0")
+        async with local_cluster(str(tmp_path), 1, server, SMALL) as cluster:
+            assert cluster.bookies["bk-1"].address.port not in (0, found[0].port)
