@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from rollbook.api.spark.core.archive import Chain, Manifest, chain_of
-from rollbook.proto.errors import ArchiveHeld, ArchiveUnwritable, NoSuchArchive
+from rollbook.proto.errors import ArchiveDamaged, ArchiveHeld, ArchiveUnwritable, NoSuchArchive
 
 _ABOUT: Final = "_archive.json"
 _LOCK: Final = "_lock"
@@ -137,6 +137,11 @@ class Archive:
             os.makedirs(folder, exist_ok=True)
             if os.path.exists(self._at(source)):
                 os.rename(self._at(source), self._at(target))
+            elif not os.path.exists(self._at(target)):
+                raise ArchiveDamaged(
+                    f"{self._at(target)} is not there, and an export that was killed has written it",
+                    next_step=f"to export these records again, delete {intent}",
+                )
             folders[folder] = folders[os.path.dirname(folder)] = None
         for folder in (*folders, self.path):
             _sync_folder(folder)

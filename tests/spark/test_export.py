@@ -18,6 +18,7 @@ from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
+    ArchiveDamaged,
     ArchiveHeld,
     ArchiveUnwritable,
     LogReplaced,
@@ -341,3 +342,21 @@ def test_an_audit_of_nothing_is_refused(
     pipes.logs = ("nobody/*",)
     with pytest.raises(NoSuchLog, match="there is no log with prefix nobody/"):
         pipes.audit()
+
+
+def test_a_step_whose_files_are_gone_does_not_count(pipes: Pipes, log: SyncLog, name: str) -> None:
+    """SA4"""
+    log.append_many(numbered(0, 10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            pipes.export()
+    (path,) = Path(pipes.archive.path).rglob("*.parquet")
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ArchiveDamaged, match="is not there, and an export that was killed"):
+        pipes.export()
+    assert pipes.archive.manifests(f"default/{name}") == []
+    path.write_bytes(kept)
+    pipes.export()
+    assert pipes.rows() == expected(0, 10)
