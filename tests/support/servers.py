@@ -2,7 +2,7 @@
 
 A process that has imported what servers need forks for each of them. The server is the tests' own child all the same:
 they wait for it, stop it and are told how it ended, and it dies with them. A server whose log goes to a file, as in
-chaos and interop, is started as a user starts it.
+interop, and what no test of pytest starts, as chaos and benchmarks, is started as a user starts it.
 """
 
 import atexit
@@ -44,7 +44,9 @@ def are_forked(command: Sequence[str | Path], environment: Mapping[str, str]) ->
     is_main = tuple(command[:3]) == (sys.executable, "-m", _MAIN)
     is_server = is_main and tuple(command[3:4]) in (("server",), ("dev",))
     ours = all(name.startswith("ROLLBOOK_") or name in _READ_LATE for name in environment)
-    return is_server and ours and sys.platform == "linux"
+    # Benchmarks measure starts and memory; in chaos a start is one of the faults.
+    is_test = "PYTEST_CURRENT_TEST" in os.environ
+    return is_test and is_server and ours and sys.platform == "linux"
 
 
 class ForkedServer:
