@@ -130,17 +130,18 @@ def everything(arguments: argparse.Namespace) -> Tally:
 
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
-# first ones for sessions, faults and commands, the others for processes.
-_WAITING: Final[tuple[str, ...]] = ("contract", "chaos", "owners", "leaders", "losses", "doors")
-_PATIENT: Final[tuple[str, ...]] = (
-    *("interop", "crash", "hostile", "regressions", "spark", "spark-kills"),
+# first ones for sessions, faults, commands and Spark, the others for processes.
+_WAITING: Final[tuple[str, ...]] = (
+    *("contract", "chaos", "owners", "leaders", "losses", "doors", "spark", "spark-kills"),
 )
+_PATIENT: Final[tuple[str, ...]] = ("interop", "crash", "hostile", "regressions")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 # Each lane that is through takes the next of them, so that all lanes end at about the same time: what
 # takes longest comes first, and what is short last.
 _GIVING_WAY: Final = ("nice", "-n", "10")
 _FIRST: Final = (
-    *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "clusters", "determinism"),
+    *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "logs", "clusters"),
+    *("bookies", "determinism"),
 )
 _LAST: Final = ("fuzz", "rest", "kills", "simulate", "generated")
 
