@@ -35,7 +35,7 @@ _CONNECTOR: Final = Path(__file__).parent / "kafka" / "connector.xml"
 _MIB: Final = 1024 * 1024
 _LOG: Final = LogConfig(tail_cache_bytes=512 * _MIB)
 _FROM_BOOKIES: Final = replace(_LOG, tail_cache_bytes=0)
-_WARM_UP: Final = 5  # Jobs of each side, before its first round.
+_WARM_UP: Final = 5  # Jobs of each side before its first round, or as many as a round takes.
 _PATIENCE_S: Final = 120.0
 _TRIGGERS: Final = 10  # Before those that count: until the JVM has compiled what it will.
 _numbers = count()
@@ -50,7 +50,7 @@ class Size:
     single: int = 100_000  # Blocks of one record.
     written: int = 500_000  # Rows of one job into a sink.
     idle: int = 10_000  # Logs.
-    seconds: float = 20.0  # For latencies.
+    seconds: float = 15.0  # For latencies.
 
 
 FULL: Final = Size()
@@ -321,8 +321,11 @@ def _measure(rig: Rig, sides: Sequence[Side], runs: int, seconds: float, what: s
     """In turns. The least and the highest load average of the rounds."""
     loads = []
     for side in sides:
+        due_s = time.monotonic() + seconds
         for _ in range(_WARM_UP):
             side.job()
+            if time.monotonic() > due_s:
+                break
     for number in range(runs):
         for side in sides:
             show_progress(what, number, runs)
