@@ -7,6 +7,7 @@ nodes as `bench logs` has them. CPU is that of all servers, of the JVM and of al
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -21,6 +22,9 @@ from typing import Any, Final
 import rollbook
 from rollbook.api import spark as rollbook_spark
 from rollbook.api.client.sync import SyncClient, SyncLog
+from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.pipelines.common import Report, Way, selection_of
+from rollbook.api.spark.pipelines.export import Wanted, export
 from rollbook.logservice.log_config import LogConfig
 from tests.bench import Figure, judged, parts_of, show_progress
 from tests.bench.load.spark_sources import PARTITIONS, Clock, Generated
@@ -292,17 +296,17 @@ class Rig:
 
         return run
 
-    def available_now(
-        self, frame: Callable[[], Any], to: str = "noop", *partitions: str
-    ) -> Callable[[], tuple[int, float]]:
+    def available_now(self, frame: Callable[[], Any]) -> Callable[[], tuple[int, float]]:
         """A stream's triggers; that a query starts is not counted."""
 
         def run() -> tuple[int, float]:
-            writer = frame().writeStream.format(to).option("checkpointLocation", self.checkpoint())
-            if to == "parquet":
-                writer = writer.option("path", str(self.folder / f"table-{next(_numbers)}"))
-                writer = writer.partitionBy(*partitions)
-            query = writer.trigger(availableNow=True).start()
+            query = (
+                frame()
+                .writeStream.format("noop")
+                .option("checkpointLocation", self.checkpoint())
+                .trigger(availableNow=True)
+                .start()
+            )
             query.awaitTermination()
             shown = [json.loads(each.json) for each in query.recentProgress]
             rows = sum(each["numInputRows"] for each in shown)
@@ -464,14 +468,20 @@ def _export(rig: Rig, runs: int, seconds: float) -> Iterator[Figure]:
     if not rig.client.lookup(["small"]):
         rig.log("small", rows, 100, _LOG)
 
-    def dated() -> Any:
-        return rig.our_stream("small", rows).selectExpr("*", "to_date(timestamp) AS date")
+    def exported() -> tuple[int, float]:
+        number = next(_numbers)
+        wanted = Wanted(selection_of(("small",)), cursor=f"archive-{number}")
+        archive = Archive(str(rig.folder / f"archive-{number}"))
+        started_s = time.monotonic()
+        way, report = Way({"endpoint": rig.cluster.url}), Report("export")
+        export(rig.spark, archive, way, wanted, report, lambda *_: None)
+        spent_s = time.monotonic() - started_s
+        shutil.rmtree(archive.path)
+        return rows, spent_s
 
-    exported = rig.available_now(dated, "parquet", "log", "date")
-    read = rig.available_now(lambda: rig.our_stream("small", rows))
     sides = [
-        Side("Parquet", exported, rig.our_servers_s),
-        Side("noop", read, rig.our_servers_s),
+        Side("to Parquet", exported, rig.our_servers_s),
+        Side("noop", rig.job(lambda: rig.ours("small"), rows), rig.our_servers_s),
     ]
     yield from _compared(rig, "export, 100 B", sides, {"noop": 0.5}, runs, seconds)
 
