@@ -112,8 +112,13 @@ class Look:
         """The tail, if the log has an owner, and the other parts; each is None if it could not be had in time."""
         due_s = time.monotonic() + _PART_S
         asked = [asyncio.ensure_future(self._ask(word, _PART_S, server)) for word in self._parts]
-        tail = await self._tail_by(await asked[1], due_s - time.monotonic())
-        return tail, list(await asyncio.gather(*asked))
+
+        async def tail() -> words.LogTail | None:
+            return await self._tail_by(await asked[1], due_s - time.monotonic())
+
+        # One gather: if one of them raises, it takes the errors of the others, too.
+        *parts, found = await asyncio.gather(*asked, tail())
+        return found, parts
 
     async def _tail_by(
         self, owners: words.LogOwners | None, timeout_s: float
