@@ -77,3 +77,10 @@ def test_a_mirror_has_each_record_once_and_says_where_it_comes_from(
     audit_mirror(spark, way, way, *names, looked, lambda *_: None)
     assert looked.findings == []
     assert looked.logs[names[1]]["behind"] == 1
+    copy.truncate(31)  # Its checkpoint still says where it is.
+    mirror(spark, way, way, *names, str(tmp_path / "new"), Report("mirror"), lambda *_: None)
+    assert [each.value for each in copy.read()] == [b"later"]
+    copy.append(b"of somebody else")
+    looked = Report("audit")
+    audit_mirror(spark, way, way, *names, looked, lambda *_: None)
+    assert [(each.kind, each.start, each.end) for each in looked.findings] == [("foreign", 32, 33)]

@@ -112,6 +112,9 @@ def test_a_mirror_goes_on_after_the_record_that_its_last_one_comes_from(
     said = {provenance.LOG: provenance.as_text(source, log.uid).encode(), provenance.OFFSET: b"41"}
     target.append(b"v41", headers=said)
     assert start_of(pipes.way, pipes.way, source, copy) == (log.uid, 42)
+    target.truncate(1)  # As retention does: nothing names an offset of the source any more.
+    with pytest.raises(MirrorHeld, match=f"all 1 records of {copy} were truncated"):
+        start_of(pipes.way, pipes.way, source, copy)
     for headers in ({}, said | {provenance.LOG: provenance.as_text(source, "gone").encode()}):
         target.append(b"other", headers=headers)
         with pytest.raises(MirrorHeld, match=f"do not come from {source}"):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rollbook.api.spark.archive import Archive, sizes_in
 from rollbook.api.spark.core import provenance
@@ -187,7 +187,10 @@ def audit_mirror(
     tail = tails[log]
     rows = _of_mirror(spark, to, log, tail.uid, target)
     first, last, foreign = _bounds_of(rows)
-    row = report.logs.setdefault(target, {"mirrors": log, "foreign": foreign})
+    row = report.logs.setdefault(target, {"mirrors": log, "foreign": foreign.records})
+    if foreign.records:
+        what = f"{foreign.records} records do not come from {log}"
+        report.findings.append(Finding(target, foreign.first, foreign.next, "foreign", what))
     start, end = max(first, tail.head), last + 1
     row |= {"first": start, "next": end, "behind": tail.tail - end}
     ranges = ranges_of(way, log, start, min(end, tail.tail))
@@ -214,7 +217,7 @@ def _of_mirror(spark: Any, to: Way, log: str, uid: str, target: str) -> Any:
     register(spark)
 
     def header(name: str) -> str:
-        return f"cast(element_at(filter(headers, h -> h.key = '{name}'), 1).value AS string)"
+        return f"cast(try_element_at(filter(headers, h -> h.key = '{name}'), 1).value AS string)"
 
     rows = spark.read.format("rollbook").options(
         **to.options, log=target, columns="offset,value,headers"
@@ -224,14 +227,24 @@ def _of_mirror(spark: Any, to: Way, log: str, uid: str, target: str) -> Any:
     return rows.load().selectExpr("offset", "value", f"{source} AS source")
 
 
-def _bounds_of(rows: Any) -> tuple[int, int, int]:
-    """The first and the last record of the source, and how many are of another one."""
+class _Foreign(NamedTuple):
+    """Records of a mirror that do not name its source, and between which of its offsets they are."""
+
+    records: int
+    first: int
+    next: int
+
+
+def _bounds_of(rows: Any) -> tuple[int, int, _Foreign]:
+    """The first and the last record of the source, and the records of another origin."""
+    foreign = "CASE WHEN source IS NULL THEN offset END"
     with told_by_spark():
         (found,) = rows.selectExpr(
-            "min(source)", "max(source)", "count_if(source IS NULL)"
+            "min(source)", "max(source)", f"count({foreign})", f"min({foreign})", f"max({foreign})"
         ).collect()
-    first, last, foreign = found
-    return (0 if first is None else first, -1 if last is None else last, foreign)
+    first, last, count, low, high = found
+    others = _Foreign(count, low, high + 1) if count else _Foreign(0, 0, 0)
+    return (0 if first is None else first, -1 if last is None else last, others)
 
 
 def _mirrored(rows: Any, ranges: Sequence[tuple[int, int]]) -> dict[int, Mirrored]:

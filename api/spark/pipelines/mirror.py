@@ -1,8 +1,8 @@
 """A log into another one, also of another cluster: each record once, with headers that say where it comes from.
 
-A stream from the source to the sink, which is exactly-once by its checkpoint. A checkpoint that is new asks the mirror
-itself: it goes on after the record that the last one of the mirror comes from, so that a lost checkpoint loses and
-repeats nothing (SA6).
+A stream from the source to the sink, which is exactly-once by its checkpoint. With a new checkpoint the mirror itself
+says where to start: after the source record that its last record names. A lost checkpoint loses and repeats nothing
+(SA6). A mirror whose records were all truncated cannot say it, and needs the checkpoint that it had.
 """
 
 from typing import Any, Final
@@ -19,16 +19,29 @@ _COLUMNS: Final = "log,offset,timestamp,key,value,event_time,headers"
 _TRIGGER_BYTES: Final = "64m"
 
 
-def start_of(way: Way, to: Way, log: str, target: str) -> tuple[str, int]:
-    """The uid of the source, and its first record that the mirror lacks. Raises `MirrorHeld`."""
+def start_of(
+    way: Way, to: Way, log: str, target: str, *, has_checkpoint: bool = False
+) -> tuple[str, int]:
+    """The uid of the source, and its first record that the mirror lacks. Raises `MirrorHeld`.
+
+    `has_checkpoint`: Spark takes the start from the checkpoint, and ignores this one.
+    """
     selection = Selection(names=(log,))
     tails = way.tails(selection)
     require_some(selection, tails)
     tail = tails[log]
     handle = to.channel.patiently(lambda: to.channel.client.open(target))
     ends_at = to.channel.patiently(lambda: handle.tail_offset("read_barrier"))
-    if ends_at == to.channel.patiently(handle.head_offset):
+    if ends_at == 0:
         return tail.uid, tail.head
+    if ends_at == to.channel.patiently(handle.head_offset):
+        if has_checkpoint:
+            return tail.uid, tail.head
+        raise MirrorHeld(
+            f"all {ends_at} records of {target} were truncated, so none says how far it has mirrored {log}",
+            next_step="give the checkpoint that it had, or mirror into a new log",
+            log=target,
+        )
     last = list(handle.read(ends_at - 1, ends_at))[-1]
     origin = provenance.origin_of(dict(last.headers))
     if origin is None or (origin.log, origin.uid) != (log, tail.uid):
@@ -53,7 +66,7 @@ def mirror(
 ) -> None:
     """`every_s`: on and on, with a batch so often; 0: what is there now."""
     register(spark)
-    uid, start = start_of(way, to, log, target)
+    uid, start = start_of(way, to, log, target, has_checkpoint=_has_begun(spark, checkpoint))
     stream = (
         spark.readStream.format("rollbook")
         .options(**way.options, log=log, columns=_COLUMNS, maxBytesPerTrigger=_TRIGGER_BYTES)
@@ -78,6 +91,16 @@ def mirror(
             _note(query, row, seen, on_progress)
         finally:
             query.stop()
+
+
+def _has_begun(spark: Any, checkpoint: str) -> bool:
+    """Whether a query has noted its first batch there. Spark knows the file system."""
+    hadoop = spark._jvm.org.apache.hadoop.fs
+    offsets = hadoop.Path(checkpoint, "offsets")
+    system = offsets.getFileSystem(spark._jsc.hadoopConfiguration())
+    if not system.exists(offsets):
+        return False
+    return any(each.getPath().getName().isdigit() for each in system.listStatus(offsets))
 
 
 def _headers(log: str, uid: str) -> str:
