@@ -95,9 +95,9 @@ def mirror(
 
 def _has_begun(spark: Any, checkpoint: str) -> bool:
     """Whether a query has noted its first batch there. Spark knows the file system."""
-    hadoop = spark._jvm.org.apache.hadoop.fs
+    hadoop = spark._jvm.org.apache.hadoop.fs  # noqa: SLF001 - Spark has no public way to list files.
     offsets = hadoop.Path(checkpoint, "offsets")
-    system = offsets.getFileSystem(spark._jsc.hadoopConfiguration())
+    system = offsets.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
     if not system.exists(offsets):
         return False
     return any(each.getPath().getName().isdigit() for each in system.listStatus(offsets))
