@@ -167,8 +167,8 @@ def _reporting(
     try:
         with access.advising():
             yield report, bar
-    except (RollbookError, KeyboardInterrupt) as error:
-        report.error = str(error) or "interrupted"
+    except BaseException as error:
+        report.error = _why(error)
         bar.close()
         with suppress(RollbookError):  # Such as a full disk, of which the first error says enough.
             pages.write(report, report_folder)
@@ -179,6 +179,16 @@ def _reporting(
         raise ArchiveDamaged(
             f"{len(report.findings)} things are wrong", next_step=f"see {report_folder}/report.html"
         )
+
+
+def _why(error: BaseException) -> str:
+    """Without the stack of Java that Spark adds to what it raises."""
+    if isinstance(error, RollbookError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 def _session(kind: str, master: str | None) -> Any:
@@ -223,6 +233,7 @@ class _Bar:
     def __init__(self, kind: str) -> None:
         self._kind, self._is_shown = kind, sys.stderr.isatty()
         self._done = self._total = 0
+        self._is_drawn = False
         self._is_over = threading.Event()
         self._drawing = threading.Lock()
         self._watching: threading.Thread | None = None
@@ -243,6 +254,8 @@ class _Bar:
         if self._watching is not None:
             self._watching.join()
             self._watching = None
+        if self._is_drawn:
+            self._is_drawn = False
             click.echo("", err=True)
 
     def _follow(self, session: Any) -> None:
@@ -261,4 +274,5 @@ class _Bar:
         bar = "#" * filled + "-" * (_BAR - filled)
         text = f"{self._kind} [{bar}] {self._done:,} of {self._total:,} records{tasks}"
         with self._drawing:
+            self._is_drawn = True
             click.echo(f"\r{text}\033[K", nl=False, err=True)
