@@ -116,20 +116,27 @@ class Audit:
         self._plan_ranges(log, chain, tail)
 
     def _plan_ranges(self, log: str, chain: Chain | None, tail: Tail) -> None:
-        """By file where the archive has the same records, by segment where it has not."""
+        """By file where the archive has the same records, by segment where it has not.
+
+        Of a file over the head or the tail of the log the rest is read by itself: a manifest has no hash of a part.
+        """
         both = chain.files_in(tail.head, tail.tail) if chain else ()
         row = self._report.logs[log]
         row["compared"] = 0
         for file in both:
-            if tail.head <= file.first and file.next <= tail.tail:
-                span = Span(log, tail.uid, file.first, file.next)
-                self._looks.append(_Look(log, span, file, file.bytes))
-                row["compared"] += file.records
-        assert self._way is not None
-        start = max(tail.head, chain.next if chain else tail.head)
-        for low, high in ranges_of(self._way, log, start, tail.tail):
+            low, high = max(tail.head, file.first), min(file.next, tail.tail)
+            is_whole = (low, high) == (file.first, file.next)
             span = Span(log, tail.uid, low, high)
-            self._looks.append(_Look(log, span, None, (high - low) * _RECORD_BYTES))
+            self._looks.append(_Look(log, span, file if is_whole else None, file.bytes))
+            row["compared"] += file.records if is_whole else 0
+        assert self._way is not None
+        rest = [(tail.head, tail.tail)]
+        if chain is not None:
+            rest = [(tail.head, chain.first), (max(tail.head, chain.next), tail.tail)]
+        for start, end in rest:
+            for low, high in ranges_of(self._way, log, start, end) if end > start else ():
+                span = Span(log, tail.uid, low, high)
+                self._looks.append(_Look(log, span, None, (high - low) * _RECORD_BYTES))
 
     def _tasks(self) -> list[list[Piece]]:
         tasks: list[list[Piece]] = []
