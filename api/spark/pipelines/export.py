@@ -96,11 +96,12 @@ class Export:
         row |= {"first": chain.first if chain else tail.head, "next": self._next(log, tail)}
 
     def _require_own(self, log: str, cursor: SyncCursor) -> None:
+        """A cursor without a blob is a reader's: the export would move it, and lose the reader's place."""
         try:
             found = self._channel.patiently(cursor.get)
         except NoSuchCursor:
             return
-        if found.blob and _archive_in(found.blob) != self._archive.id:
+        if _archive_in(found.blob) != self._archive.id:
             raise ArchiveHeld(
                 f"cursor {self._wanted.cursor} of {log} belongs to another archive or program",
                 next_step="name another one: --cursor NAME",
