@@ -13,16 +13,25 @@ other files under `_steps`. The folder has one path for the driver and all execu
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import quote, unquote
 
 from rollbook.api.spark.core.archive import Chain, Manifest, chain_of
-from rollbook.proto.errors import ArchiveDamaged, ArchiveHeld, ArchiveUnwritable, NoSuchArchive
+from rollbook.proto.errors import (
+    ArchiveDamaged,
+    ArchiveHeld,
+    ArchiveUnwritable,
+    BadConfig,
+    NoSuchArchive,
+    RollbookError,
+    UnsupportedVersion,
+)
 
 _ABOUT: Final = "_archive.json"
 _LOCK: Final = "_lock"
@@ -30,6 +39,8 @@ _MANIFESTS: Final = "_manifests"
 STEPS: Final = "_steps"
 _INTENT: Final = ".intent"
 _VERSION: Final = 1
+_FOLDER: Final = "log="
+_NAME_BYTES_MAX: Final = 255
 
 
 class Archive:
@@ -56,8 +67,13 @@ class Archive:
         except FileNotFoundError:
             return []
 
-    def manifests(self, log: str) -> list[Manifest]:
-        """Raises `ArchiveDamaged`."""
+    def manifests(
+        self, log: str, on_damaged: Callable[[str, RollbookError], None] | None = None
+    ) -> list[Manifest]:
+        """`on_damaged`: takes the name of a manifest that cannot be read, and why; the others are returned.
+
+        Raises `ArchiveDamaged`, `UnsupportedVersion` without it.
+        """
         folder = self._at(_MANIFESTS, _quoted(log))
         try:
             names = sorted(os.listdir(folder))
@@ -66,8 +82,15 @@ class Archive:
         found = []
         for name in names:
             if name.endswith(".json"):
-                with open(os.path.join(folder, name), "rb") as file:
-                    found.append(Manifest.unpack(file.read(), os.path.join(folder, name)))
+                where = os.path.join(folder, name)
+                with open(where, "rb") as file:
+                    data = file.read()
+                try:
+                    found.append(Manifest.unpack(data, where))
+                except (ArchiveDamaged, UnsupportedVersion) as error:
+                    if on_damaged is None:
+                        raise
+                    on_damaged(name, error)
         return found
 
     def chain(self, log: str) -> Chain | None:
@@ -102,7 +125,10 @@ class Archive:
             yield
 
     def complete(self) -> list[Manifest]:
-        """What was begun: steps whose files were all written count, and the files of others go (SA4)."""
+        """What was begun: steps whose files were all written count, and the files of others go (SA4).
+
+        So do those of a step whose records another export has archived first, from a machine without this lock.
+        """
         found = []
         with unwritable():
             for name in sorted(os.listdir(self._at(STEPS))):
@@ -111,13 +137,25 @@ class Archive:
                     with open(where, "rb") as file:
                         said = json.load(file)
                     manifest = Manifest.unpack(said["manifest"].encode(), where)
-                    self._publish(where, manifest, said["moves"])
-                    found.append(manifest)
+                    try:
+                        self._publish(where, manifest, said["moves"])
+                    except ArchiveHeld:
+                        self._drop_moved(manifest.log, said["moves"])
+                    else:
+                        found.append(manifest)
             for name in os.listdir(self._at(STEPS)):
                 shutil.rmtree(self._at(STEPS, name), ignore_errors=True)
                 if os.path.isfile(self._at(STEPS, name)):
                     os.unlink(self._at(STEPS, name))
         return found
+
+    def _drop_moved(self, log: str, moves: Mapping[str, str]) -> None:
+        """Files in their places that no manifest names."""
+        named = {file.path: None for each in self.manifests(log) for file in each.files}
+        for target in moves.values():
+            if target not in named:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._at(target))
 
     def publish(self, manifest: Manifest, moves: Mapping[str, str]) -> None:
         """`moves`: from where each file is, to where the manifest says. It counts when this returns.
@@ -125,7 +163,8 @@ class Archive:
         Raises `ArchiveHeld`, `ArchiveUnwritable`.
         """
         with unwritable():
-            name = f"{_quoted(manifest.log)}@{manifest.name}{_INTENT}"
+            short = hashlib.sha256(manifest.log.encode()).hexdigest()[:32]
+            name = f"{short}@{manifest.name}{_INTENT}"
             intent = {"manifest": manifest.pack().decode(), "moves": dict(moves)}
             self._write(os.path.join(STEPS, name), json.dumps(intent).encode())
             self._publish(self._at(STEPS, name), manifest, moves)
@@ -184,9 +223,19 @@ def _quoted(log: str) -> str:
     return quote(log, safe="")
 
 
+def require_name(log: str) -> None:
+    """Raises `BadConfig`: file systems take no longer name of a folder."""
+    if len(_FOLDER) + len(_quoted(log)) > _NAME_BYTES_MAX:
+        raise BadConfig(
+            f"{log} cannot be archived: its folder would have a name of"
+            f" {len(_FOLDER) + len(_quoted(log))} bytes, and {_NAME_BYTES_MAX} are possible",
+            next_step="name the other logs",
+        )
+
+
 def place_of(log: str, day: str, first: int, end: int, piece: int) -> str:
     """Where a file belongs, below the archive."""
-    return f"log={_quoted(log)}/date={day}/{first:020}-{end:020}-{piece:016x}.parquet"
+    return f"{_FOLDER}{_quoted(log)}/date={day}/{first:020}-{end:020}-{piece:016x}.parquet"
 
 
 def drop_folder(path: str) -> None:

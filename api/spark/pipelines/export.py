@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rollbook.api.client.sync import SyncCursor
-from rollbook.api.spark.archive import Archive, drop_folder
+from rollbook.api.spark.archive import Archive, drop_folder, require_name
 from rollbook.api.spark.core.archive import Chain, File, Manifest, manifest_of
 from rollbook.api.spark.core.options import Selection, SplitLimits
 from rollbook.api.spark.core.plan import Span, next_ends, split
@@ -25,11 +25,24 @@ from rollbook.api.spark.core.seam import is_overtaken
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import Measured, Piece, folder_of, measure
-from rollbook.proto.errors import ArchiveHeld, LogDataLoss, NoSuchCursor
+from rollbook.proto.errors import (
+    ArchiveDamaged,
+    ArchiveHeld,
+    BadConfig,
+    LogDataLoss,
+    LogDeleted,
+    LogReplaced,
+    NoSuchCursor,
+    NoSuchLog,
+    RollbookError,
+)
 
 _logger: Final = logging.getLogger("rollbook.spark")
 Measure = Callable[[Sequence[Sequence[Piece]], str], list[Measured]]
 _STEP_BYTES: Final = 1024 * 1024 * 1024
+_OF_ONE_LOG: Final = (
+    *(ArchiveDamaged, ArchiveHeld, BadConfig, LogDataLoss, LogDeleted, LogReplaced, NoSuchLog),
+)
 
 
 @dataclass(frozen=True)
@@ -54,15 +67,24 @@ class Export:
         self._chains: dict[str, Chain | None] = {}
 
     def run(self, on_progress: Progress) -> None:
-        """All that is there now. Raises `ArchiveUnwritable`, `LogDataLoss`, `LogReplaced`."""
+        """All that is there now. Logs that cannot be exported hold up no others.
+
+        Raises `ArchiveUnwritable` at once; what is wrong with one log, such as `LogReplaced`, at the end.
+        """
         for manifest in self._archive.complete():
             _logger.info("step_completed: %s up to %d", manifest.log, manifest.next)
         tails = self._way.tails(self._wanted.selection)
         require_some(self._wanted.selection, tails)
         if not tails:
             _logger.warning("nothing_to_export: there is no log with %s", self._wanted.selection)
-        for log, tail in tails.items():
-            self._begin(log, tail)
+        failed: dict[str, RollbookError] = {}
+        for log, tail in list(tails.items()):
+            try:
+                self._begin(log, tail)
+            except _OF_ONE_LOG as error:
+                failed[log] = error
+                self._report.logs.setdefault(log, {})["error"] = error.message
+                del tails[log]
         starts = {log: self._next(log, tail) for log, tail in tails.items()}
         total = sum(max(tail.tail - starts[log], 0) for log, tail in tails.items())
         done = 0
@@ -70,6 +92,8 @@ class Export:
         while spans := self._next_spans(tails):
             done += self._step(spans)
             on_progress(done, total)
+        if failed:
+            raise _combined(failed)
 
     def _next(self, log: str, tail: Tail) -> int:
         chain = self._chains[log]
@@ -79,6 +103,7 @@ class Export:
 
     def _begin(self, log: str, tail: Tail) -> None:
         """Its cursor is where its archive ends."""
+        require_name(log)
         chain = self._chains[log] = self._archive.chain(log)
         if chain is not None and chain.uid != tail.uid:
             raise replaced(log, Point(chain.uid, chain.next), tail)
@@ -170,6 +195,17 @@ class Export:
         row["files"] += len(manifest.files)
         row["bytes"] += sum(file.bytes for file in manifest.files)
         row["next"] = manifest.next
+
+
+def _combined(failed: Mapping[str, RollbookError]) -> RollbookError:
+    """The error of the first log, which names the others."""
+    first, *others = failed
+    error = failed[first].copy()
+    if others:
+        error.message += (
+            f"; nor were exported: {', '.join(others)}, for reasons that the report has"
+        )
+    return error
 
 
 def _archive_in(blob: bytes) -> str:
