@@ -30,7 +30,7 @@ from rollbook.api.spark.core.options import access_of, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.failures import shown_in_spark, told_by_spark
 from rollbook.api.spark.fetch import slices_of
-from rollbook.proto.errors import LogDataLoss, RollbookError
+from rollbook.proto.errors import Corrupt, LogDataLoss, RollbookError
 
 ARCHIVED: Final = ("offset", "timestamp", "key", "value", "event_time", "headers", "writer_epoch")
 ROWS: Final = StructType(
@@ -344,20 +344,33 @@ def written(channel: Channel, spans: Sequence[Span], folder: str) -> Iterator["p
 
 
 def _span_rows(channel: Channel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
-    """What is wrong with it is a fact, too, so that all other pieces are looked at."""
+    """What is wrong with it is a fact, too, so that all other pieces are looked at.
+
+    `lost`: which of its records are damaged or gone. `unread`: why it could not be read to its end, which says
+    nothing of its records.
+    """
     sequence, batches = _Sequence(span.start), Batches(_HASHED)
     faults: list[str] = []
+    lost = unread = ""
     try:
         for part in slices_of(channel, [span], True):
             if fault := sequence.fault(part):
                 faults.append(fault)
             for batch in batches.add(part):
                 yield _rows(number, batch)
+    except Corrupt as error:
+        lost = f"{error.code.reason}: {error.message}"
     except RollbookError as error:
-        faults.append(f"{error.code.reason}: {error.message}")
+        unread = f"{error.code.reason}: {error.message}"
     for batch in batches.flush():
         yield _rows(number, batch)
-    facts = {"first_us": sequence.first_us, "last_us": sequence.last_us, "faults": faults[:10]}
+    facts = {
+        "first_us": sequence.first_us,
+        "last_us": sequence.last_us,
+        "faults": faults[:10],
+        "lost": lost,
+        "unread": unread,
+    }
     yield _facts(number, facts)
 
 

@@ -13,18 +13,22 @@ import pytest
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark import scan
 from rollbook.api.spark.archive import Archive
+from rollbook.api.spark.core.archive import Manifest
 from rollbook.api.spark.core.findings import compare
 from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.failures import RollbookFailure
+from rollbook.api.spark.pipelines.common import Way
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     ArchiveDamaged,
     ArchiveHeld,
     ArchiveUnwritable,
+    BadConfig,
     LogReplaced,
     NoSuchArchive,
     NoSuchCursor,
     NoSuchLog,
+    Unavailable,
 )
 from rollbook.proto.quorum import Quorum
 from tests.regressions.lone_server import Site
@@ -279,6 +283,14 @@ def test_an_audit_finds_every_kind_of_damage(pipes: Pipes, log: SyncLog, name: s
     second.write_bytes(kept)
     (manifests / "00000000000000000500.json").write_bytes(first.read_bytes())
     assert "manifests" in pipes.kinds()
+    (manifests / "00000000000000000500.json").unlink()
+    damaged = bytearray(kept)
+    damaged[len(kept) // 2] ^= 1
+    second.write_bytes(damaged)
+    assert pipes.kinds() == ["manifests"]  # And all else was looked at.
+    damaged[0] ^= 1
+    first.write_bytes(damaged)
+    assert pipes.kinds(offline=True) == ["manifests"] * 2
 
 
 def test_an_audit_reads_what_a_log_still_has_of_a_file(
@@ -291,6 +303,76 @@ def test_an_audit_reads_what_a_log_still_has_of_a_file(
     assert report.is_ok
     assert report.logs[f"default/{name}"]["records"] == 100 + 60
     assert report.logs[f"default/{name}"]["compared"] == 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "found", "records"),
+    [
+        ([30, 60, 60], [], 100 + 100 + 40),
+        ([30, 150], [], 100 + 100),
+        ([9, 60, 70], ["unread"], 200),
+    ],
+)
+def test_an_audit_goes_on_where_a_log_was_truncated_while_it_was_read(
+    pipes: Pipes,
+    log: SyncLog,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    heads: list[int],
+    found: list[str],
+    records: int,
+) -> None:
+    """Truncation is not damage, and what is left is read again."""
+    log.append_many(numbered(0, 100))
+    pipes.export()
+    log.append_many(numbered(100, 200))
+    heads, last = list(heads), heads[-1]
+
+    def truncated_first(*arguments: Any, **more: Any) -> Any:
+        if heads and "folder" not in more:
+            pipes.export()
+            log.truncate(heads.pop(0))
+        return measured(*arguments, **more)
+
+    monkeypatch.setattr("tests.spark.pipes.measured", truncated_first)
+    report = pipes.audit()
+    row = report.logs[f"default/{name}"]
+    assert [each.kind for each in report.findings] == found
+    assert (row["truncated"], row["records"]) == (min(last, 100), records)
+
+
+def test_an_audit_that_could_not_read_says_so_and_not_that_records_are_damaged(
+    pipes: Pipes, log: SyncLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append_many(numbered(0, 10))
+    pipes.export()
+
+    def unreachable(*_: Any) -> Any:
+        raise Unavailable("no server answers")
+
+    monkeypatch.setattr("rollbook.api.spark.scan.slices_of", unreachable)
+    (found,) = pipes.audit().findings
+    assert (found.kind, found.what) == ("unread", "UNAVAILABLE: no server answers")
+
+
+def test_an_audit_reads_manifests_again_that_a_running_export_has_overtaken(
+    pipes: Pipes, log: SyncLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append_many(numbered(0, 10))
+    pipes.export()
+    log.append_many(numbered(10, 20))
+    tails, calls = Way.tails, 0
+
+    def late(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            pipes.export()
+            log.truncate(15)
+        return tails(*arguments)
+
+    monkeypatch.setattr(Way, "tails", late)
+    assert pipes.kinds() == []
 
 
 def test_an_audit_finds_records_that_differ_from_the_log(
@@ -358,6 +440,67 @@ def test_an_audit_of_nothing_is_refused(
     pipes.logs = ("nobody/*",)
     with pytest.raises(NoSuchLog, match="there is no log with prefix nobody/"):
         pipes.audit()
+
+
+def test_a_log_that_cannot_be_exported_holds_up_no_others(
+    site: Site, client: SyncClient, name: str, tmp_path: Path
+) -> None:
+    logs = [f"{name}/{letter}" for letter in "abc"]
+    for each in logs:
+        client.open(each, create=True).append_many(numbered(0, 10))
+    client.open(logs[1]).cursor("archive").commit(3)  # A reader's.
+    pipes = Pipes(site, client, tmp_path / "archive", f"{name}/*")
+    with pytest.raises(ArchiveHeld, match=f"cursor archive of {logs[1]} belongs to another"):
+        pipes.export()
+    assert pipes.archive.logs() == [logs[0], logs[2]]
+    client.open(logs[2]).append_many(numbered(10, 20))
+    client.open(logs[0]).cursor("archive").delete()
+    client.open(logs[0]).cursor("archive").commit(0)
+    with pytest.raises(ArchiveHeld, match=f"nor were exported: {logs[1]}, for reasons"):
+        pipes.export()
+    chain = pipes.archive.chain(logs[2])
+    assert chain is not None
+    assert chain.next == 20
+
+
+def test_a_step_that_another_export_has_overtaken_is_dropped(
+    pipes: Pipes, log: SyncLog, name: str
+) -> None:
+    """SA4: the lock of a shared file system may not reach other machines."""
+    log.append_many(numbered(0, 10))
+    link = os.link
+
+    def late(source: str, target: str) -> None:
+        other = Manifest(f"default/{name}", log.uid, 0, 0, ())
+        Path(target).write_bytes(other.pack())
+        link(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", late)
+        with pytest.raises(ArchiveHeld, match="another export has archived"):
+            pipes.export()
+    assert len(files_in(pipes.archive)) == 1
+    assert pipes.archive.complete() == []
+    assert files_in(pipes.archive) == []
+    assert os.listdir(os.path.join(pipes.archive.path, "_steps")) == []
+
+
+@pytest.mark.parametrize(("length", "fits"), [(241, True), (242, False)])
+def test_a_log_with_a_long_name_is_exported_or_refused_at_once(
+    site: Site, client: SyncClient, name: str, tmp_path: Path, length: int, fits: bool
+) -> None:
+    long = f"{name}-".ljust(length, "x")  # default%2F and log= come before it.
+    log = client.open(long, create=True)
+    log.append_many(numbered(0, 10))
+    pipes = Pipes(site, client, tmp_path / "archive", long)
+    if fits:
+        pipes.export()
+        assert pipes.rows() == expected(0, 10)
+        return
+    with pytest.raises(BadConfig, match="256 bytes, and 255 are possible"):
+        pipes.export()
+    with pytest.raises(NoSuchCursor):
+        log.cursor("archive").get()
 
 
 def test_a_step_whose_files_are_gone_does_not_count(pipes: Pipes, log: SyncLog, name: str) -> None:

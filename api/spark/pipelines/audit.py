@@ -27,16 +27,19 @@ from rollbook.api.spark.core.findings import (
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import Tail
+from rollbook.api.spark.core.seam import is_overtaken
 from rollbook.api.spark.failures import told_by_spark
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import FilePiece, Measured, Piece, measure
 from rollbook.api.spark.sessions import register
-from rollbook.proto.errors import NoSuchLog
+from rollbook.proto.errors import NoSuchLog, RollbookError
 
 Measure = Callable[[Sequence[Sequence[Piece]]], list[Measured]]
 _TASK_BYTES: Final = 64 * 1024 * 1024
 _RECORD_BYTES: Final = 100  # Assumed of ranges.
+_UNSEEN: Final = "it was not looked at"
+_TURNS: Final = 3  # For what retention truncates while it is read.
 
 
 @dataclass(frozen=True)
@@ -56,34 +59,55 @@ class Audit:
         self._looks: list[_Look] = []
 
     def run(self, selection: Selection, measure_: Measure, on_progress: Progress) -> None:
-        chains = self._chains(selection)
-        tails = self._way.tails(selection) if self._way else {}
-        require_some(selection, [*chains, *tails])
-        if not chains and not tails:
+        chains, tails = self._pinned(selection)
+        known = {**chains, **tails}
+        require_some(selection, known)
+        if not known:
             raise NoSuchLog(f"there is no log with {selection}", next_step="see rollbook log ls")
-        for log in sorted({**chains, **tails}):
+        for log in sorted(known):
             self._plan(log, chains.get(log), tails.get(log))
-        tasks = self._tasks()
         total = sum(_records(each) for each in self._looks)
         on_progress(0, total)
-        found = {each.piece: each for each in measure_(tasks)}
-        for number, look in enumerate(self._looks):
-            self._judge(look, found.get(number, Measured(number, 0, -1, -1, 0, {})))
+        for turn in range(_TURNS):
+            found = {each.piece: each for each in measure_(self._tasks())}
+            now = self._way.tails(selection) if self._way else {}
+            looks, self._looks = self._looks, []
+            for number, look in enumerate(looks):
+                measured = found.get(number, Measured(number, 0, -1, -1, 0, {}))
+                self._judge(look, measured, now.get(look.log), is_last=turn == _TURNS - 1)
+            if not self._looks:
+                break
         on_progress(total, total)
 
-    def _chains(self, selection: Selection) -> dict[str, Chain]:
+    def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, Tail]]:
+        """As a table does it: manifests first, and both again if an export and a truncation came in between."""
+        for _ in range(_TURNS):
+            findings: list[Finding] = []
+            chains = self._chains(selection, findings)
+            tails = self._way.tails(selection) if self._way else {}
+            if not any(is_overtaken(chains.get(log), tail) for log, tail in tails.items()):
+                break
+        self._report.findings += findings
+        return chains, tails
+
+    def _chains(self, selection: Selection, findings: list[Finding]) -> dict[str, Chain | None]:
         """Also of damaged archives: what is wrong with them is found, and the rest is looked at."""
         if self._archive is None:
             return {}
         assert self._archive.id
-        chains = {}
+        chains: dict[str, Chain | None] = {}
         for log in filter(selection.covers, self._archive.logs()):
-            manifests = self._archive.manifests(log)
-            for fault in faults_of(log, manifests):
-                self._find(Finding(log, manifests[0].first, manifests[-1].next, "manifests", fault))
-            if manifests:
-                ordered = sorted(manifests, key=lambda each: each.first)
-                chains[log] = Chain(log, ordered[0].uid, tuple(ordered))
+            damaged: dict[str, RollbookError] = {}
+            manifests = self._archive.manifests(log, damaged.__setitem__)
+            for name, error in damaged.items():
+                first = int(digits) if (digits := name.partition(".")[0]).isdecimal() else 0
+                findings.append(Finding(log, first, first, "manifests", error.message))
+            ordered = sorted(manifests, key=lambda each: (each.first, each.next))
+            findings += [
+                Finding(log, ordered[0].first, ordered[-1].next, "manifests", fault)
+                for fault in faults_of(log, ordered)
+            ]
+            chains[log] = Chain(log, ordered[0].uid, tuple(ordered)) if ordered else None
         return chains
 
     def _plan(self, log: str, chain: Chain | None, tail: Tail | None) -> None:
@@ -149,27 +173,58 @@ class Audit:
             size += look.bytes
         return tasks
 
-    def _judge(self, look: _Look, found: Measured) -> None:
-        content = Content(found.records, found.xor)
-        faults = list(found.facts.get("faults", ["it was not looked at"]))
+    def _judge(self, look: _Look, found: Measured, now: Tail | None, *, is_last: bool) -> None:
+        """`now`: the log after it was read."""
         row = self._report.logs[look.log]
-        row["records"] = row.get("records", 0) + found.records
+        content = Content(found.records, found.xor)
         if isinstance(look.what, FilePiece):
             assert look.file is not None
+            row["records"] = row.get("records", 0) + found.records
             size, crc = found.facts.get("bytes", -1), found.facts.get("crc", 0)
+            faults = found.facts.get("faults", [_UNSEEN])
             for each in judge_file(look.log, look.file, content, size, crc, faults):
                 self._find(each)
             return
-        start, end = look.what.start, look.what.end
-        findings = judge_span(look.log, start, end, content, faults)
+        span = look.what
+        rest = rest_of(span, found, now)
+        if rest != span:
+            row["truncated"] = row.get("truncated", 0) + rest.start - span.start
+            if rest.start < rest.end and not is_last:
+                self._looks.append(_Look(look.log, rest, None, look.bytes))
+            elif rest.start < rest.end:
+                what = f"the log was truncated {_TURNS} times while it was read"
+                self._find(Finding(look.log, rest.start, rest.end, "unread", what))
+            return
+        row["records"] = row.get("records", 0) + found.records
+        findings = judged(span, found)
         if look.file is not None and not findings:
             archived = Content(look.file.records, look.file.xor)
-            findings = compare(look.log, start, end, content, archived, look.file.path)
+            findings = compare(look.log, span.start, span.end, content, archived, look.file.path)
         for each in findings:
             self._find(each)
 
     def _find(self, finding: Finding) -> None:
         self._report.findings.append(finding)
+
+
+def rest_of(span: Span, found: Measured, now: Tail | None) -> Span:
+    """What is to be read again since the log was truncated while it was read: truncation is not damage."""
+    facts = found.facts
+    if not (facts.get("lost") or facts.get("unread")) or facts.get("faults"):
+        return span
+    if now is None or now.uid != span.uid:  # Deleted.
+        return span._replace(start=span.end)
+    return span._replace(start=min(max(span.start, now.head), span.end))
+
+
+def judged(span: Span, found: Measured) -> list[Finding]:
+    """By itself."""
+    facts = found.facts
+    if unread := facts.get("unread", "" if facts else _UNSEEN):
+        return [Finding(span.log, span.start, span.end, "unread", unread)]
+    faults = [*facts.get("faults", ()), *filter(None, [facts.get("lost")])]
+    content = Content(found.records, found.xor)
+    return judge_span(span.log, span.start, span.end, content, faults)
 
 
 def _records(look: _Look) -> int:
@@ -209,11 +264,18 @@ def audit_mirror(
         [(number, Span(log, tail.uid, low, high))] for number, (low, high) in enumerate(ranges)
     ]
     sources = {each.piece: each for each in measure(spark, way.options, tasks)}
+    now = way.tails(Selection(names=(log,))).get(log)
     mirrored = _mirrored(rows, ranges)
     for number, (low, high) in enumerate(ranges):
-        found = sources.get(number, Measured(number, 0, -1, -1, 0, {"faults": ["not looked at"]}))
+        found = sources.get(number, Measured(number, 0, -1, -1, 0, {}))
+        span = Span(log, tail.uid, low, high)
+        if rest_of(span, found, now) != span:
+            row["truncated"] = row.get("truncated", 0) + high - low
+            continue
+        if findings := judged(span, found):
+            report.findings += findings
+            continue
         content = Content(found.records, found.xor)
-        report.findings += judge_span(log, low, high, content, found.facts.get("faults", ()))
         report.findings += judge_mirror(target, low, high, content, mirrored.get(number))
         row["records"] = row.get("records", 0) + found.records
     on_progress(tail.tail - tail.head, tail.tail - tail.head)
