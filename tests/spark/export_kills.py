@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -81,19 +82,22 @@ def _kill_one(url: str, folder: Path, pipes: Pipes, chance: random.Random) -> No
         *("--report", str(folder / "report"), "--master", "local[2]"),
     )
     before = _archived(pipes)
-    export = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+    errors = folder / "errors"
+    with errors.open("wb") as to:  # A pipe that nobody reads would block it.
+        export = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=to, start_new_session=True
+        )
     due_s = time.monotonic() + _STEP_S
     try:
         while _archived(pipes) == before:
-            assert export.poll() is None, export.stderr.read() if export.stderr else b""
+            assert export.poll() is None, errors.read_text(errors="replace")
             assert time.monotonic() < due_s, "nothing was archived"
             time.sleep(0.05)
         time.sleep(chance.uniform(0, 1.5))
     finally:
-        os.killpg(export.pid, signal.SIGKILL)
-        export.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(export.pid, signal.SIGKILL)
+        export.wait()
 
 
 def _archived(pipes: Pipes) -> int:
