@@ -20,7 +20,18 @@ from rollbook.proto.errors import LogDeleted, NoSuchLog
 
 _INEXACT_S: Final = 10.0  # How often the owner of a log is looked for whose tail may be further on.
 _ASKED_MAX: Final = 20  # Of these, in one trigger.
-_NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/")  # At the start of a pattern: itself.
+_NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/(?![?*{])")  # At the start of a pattern: itself.
+_LITERAL: Final = re.compile(r"\\.|\[\^?\]?[^]]*\]")  # An escaped character, or a class of some.
+_GROUP: Final = re.compile(r"\([^()]*\)")
+
+
+def namespace_of(pattern: str) -> str:
+    """The namespace of all logs that match, with its slash; empty: there may be several."""
+    found = _NAMESPACE.match(pattern)
+    rest, shorter = "", _LITERAL.sub("", pattern)
+    while rest != shorter:
+        rest, shorter = shorter, _GROUP.sub("", shorter)
+    return found[0] if found and "|" not in rest else ""
 
 
 class Tails:
@@ -66,8 +77,8 @@ class Tails:
             return client.tails(selection.names)
         if selection.prefix:
             return client.tails(prefix=selection.prefix)
-        found = _NAMESPACE.match(selection.pattern)
-        return client.tails(prefix=found[0]) if found else client.tails()
+        prefix = namespace_of(selection.pattern)
+        return client.tails(prefix=prefix) if prefix else client.tails()
 
     def _has_news(self, beyond: Mapping[str, int]) -> bool:
         known = self._known

@@ -13,6 +13,8 @@ from rollbook.api.spark.core.options import (
     source_options,
     values_of,
 )
+from rollbook.api.spark.pipelines.common import selection_of
+from rollbook.api.spark.tails import namespace_of
 from rollbook.logservice.ids import Ago, AtOffset, AtTime, Earliest, Latest, Offset
 from rollbook.proto.errors import BadConfig
 
@@ -170,3 +172,39 @@ def test_a_write_into_a_view_passes_over_the_options_for_reads() -> None:
 
 def test_every_option_is_taken_by_something() -> None:
     assert all(option.reads or option.writes for option in OPTIONS)
+
+
+def test_names_beside_a_pattern_mean_only_themselves() -> None:
+    """A dot of a name is no pattern."""
+    found = selection_of(["shop/a.b", "shop/c-*", "web.eu/d", "e.f*"])
+    for log, covers in (
+        ("shop/a.b", True),
+        ("shop/axb", False),
+        ("shop/c-1", True),
+        ("shop/d", False),
+        ("web.eu/d", True),
+        ("webxeu/d", False),
+        ("default/e.f1", True),
+        ("default/exf1", False),
+    ):
+        assert found.covers(log) is covers, log
+    assert namespace_of(found.pattern) == ""
+    assert namespace_of(selection_of(["shop/a.b", "shop/c-*"]).pattern) == "shop/"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "namespace"),
+    [
+        ("shop/.*", "shop/"),
+        ("shop/(a|b(c|d))|web/x", ""),
+        ("shop/(a|b(c|d))[|(]\\|", "shop/"),
+        ("shop/a|web/b", ""),
+        ("shop/?.*", ""),
+        ("sh.p/.*", ""),
+    ],
+)
+def test_a_pattern_is_asked_for_in_its_namespace_only_if_all_of_it_is_there(
+    pattern: str, namespace: str
+) -> None:
+    """Logs of the second alternative were not seen."""
+    assert namespace_of(pattern) == namespace

@@ -1,5 +1,6 @@
 """What all pipelines have: how they reach servers, which logs they mean, and how they say how far they are."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,12 +41,22 @@ def selection_of(names: Sequence[str]) -> Selection:
     elif len(names) == 1:
         given = {"prefix": names[0][:-1]}
     else:
-        patterns = [
-            name[:-1] + ".*" if name.endswith("*") else name
-            for name in (each if "/" in each else f"default/{each}" for each in names)
-        ]
-        given = {"logPattern": "|".join(patterns)}
+        given = {"logPattern": _pattern_of(names)}
     return source_options(values_of({"endpoint": "log://any:1", **given}, {})).selection
+
+
+def _pattern_of(names: Sequence[str]) -> str:
+    """One namespace is outside of the alternatives, so that only its logs are asked for."""
+    wanted: dict[str, list[str]] = {}
+    for name in names:
+        namespace, _, log = (name if "/" in name else f"default/{name}").partition("/")
+        pattern = re.escape(log[:-1]) + ".*" if log.endswith("*") else re.escape(log)
+        wanted.setdefault(namespace, []).append(pattern)
+    by_namespace = [
+        f"{namespace.replace('.', '[.]')}/(?:{'|'.join(logs)})"
+        for namespace, logs in wanted.items()
+    ]
+    return "|".join(by_namespace)
 
 
 @dataclass
