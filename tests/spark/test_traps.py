@@ -1,5 +1,6 @@
 """What befalls a query while it reads: owners that move, records that go, servers that say nothing, tasks that run twice."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -70,17 +71,29 @@ def test_an_owner_that_moves_while_a_task_reads_changes_nothing(
 def test_records_that_are_truncated_while_a_task_reads_fail_it_or_are_left_out(
     site: Site, client: SyncClient, name: str
 ) -> None:
+    """On a slow machine the server may have sent all records before they are truncated: then another log is tried."""
+    assert any(truncated_in_time(site, client, f"{name}-{attempt}") for attempt in range(5))
+
+
+def truncated_in_time(site: Site, client: SyncClient, name: str) -> bool:
     log = filled(client, name)
     head = ROWS - 5
     found, rest = begun(site, name)
     tolerant, rest_of_tolerant = begun(site, name, failOnDataLoss="false")
     log.truncate(head)
-    with pytest.raises(RollbookFailure, match=rf"LOG_DATA_LOSS: .*, {head}\) of default/{name}"):
+    error = ""
+    try:
         found.extend(offset for offsets in rest for offset in offsets)
-    assert found == list(range(len(found)))
+    except RollbookFailure as failure:
+        error = str(failure)
     tolerant += [offset for offsets in rest_of_tolerant for offset in offsets]
+    if ROWS in (len(found), len(tolerant)):
+        assert found == list(range(len(found)))
+        return False
+    assert re.search(rf"LOG_DATA_LOSS: .*, {head}\) of default/{name}", error)
+    assert found == list(range(len(found)))
     assert tolerant == [*range(len(tolerant) - 5), *range(head, ROWS)]
-    assert len(tolerant) < ROWS
+    return True
 
 
 def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
