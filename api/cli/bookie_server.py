@@ -122,7 +122,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
     logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
     settings = _within_limits(settings)
     keep_freed_memory()
-    store = await wait_for_cluster(
+    store, _ = await wait_for_cluster(
         MetadataUrl.parse(settings.bookie.metadata),
         settings.bookie.startup_s,
         lambda: open_store(settings.bookie, serve=True),

@@ -33,7 +33,6 @@ from rollbook.proto.addresses import (
     parse_address,
     require_reachable,
 )
-from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, Randomness
@@ -147,13 +146,12 @@ async def log_server(
                 config, randomness, serve=serves_store, session_timeout_s=timeout_s
             )
 
-        store = await wait_for_cluster(url, config.startup_s, open_store)
+        store, cluster = await wait_for_cluster(url, config.startup_s, open_store)
         stack.push_async_callback(store.close)
         lease = await _open_store(
             config, randomness, serve=False, session_timeout_s=settings.service.lease_s
         )
         stack.push_async_callback(lease.close)
-        cluster = await open_cluster(store, url.ledgers_root, url=url)
         ledgers = await stack.enter_async_context(
             Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
         )

@@ -30,7 +30,6 @@ from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.addresses import EVERY_ADDRESS, parse_address
-from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.metastore.url import Backend, MetadataUrl
@@ -287,9 +286,8 @@ async def recovery_server(
                 randomness=randomness,
             )
 
-        store = await wait_for_cluster(url, config.startup_s, open_store)
+        store, cluster = await wait_for_cluster(url, config.startup_s, open_store)
         stack.push_async_callback(store.close)
-        cluster = await open_cluster(store, url.ledgers_root, url=url)
         transport, ledger = machine.transport, settings.ledger
         if config.tls_authorities:
             files = (config.tls_authorities, config.tls_certificate, config.tls_key)

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import click
 import structlog
 
-from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.cluster import Cluster, open_cluster
 from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
@@ -27,21 +27,20 @@ T = TypeVar("T")
 
 async def wait_for_cluster(
     url: MetadataUrl, startup_s: float, open_store: Callable[[], Awaitable[MetadataStore]]
-) -> MetadataStore:
-    """The metadata store, once it answers and has the cluster of `url`.
+) -> tuple[MetadataStore, Cluster]:
+    """The metadata store and the cluster of `url`, once the store answers and has it.
 
     Retries for `startup_s`, then raises the last `MetadataUnavailable` or `NoSuchCluster`. Any other error is raised
     at once. Cancelling it leaves no store open.
     """
 
-    async def attempt() -> MetadataStore:
+    async def attempt() -> tuple[MetadataStore, Cluster]:
         store = await open_store()
         try:
-            await open_cluster(store, url.ledgers_root, url=url)
+            return store, await open_cluster(store, url.ledgers_root, url=url)
         except BaseException:
             await store.close()
             raise
-        return store
 
     return await retry_while_missing(attempt, startup_s)
 
