@@ -739,7 +739,9 @@ class Users:
             for block in answer.blocks:
                 found += [record.value.decode() for record in Block(block).records()]
             position = answer.next_offset
-            if position >= answer.tail:
+            if answer.is_tail_uncertain:  # It does not say that these are all.
+                await asyncio.sleep(_PAUSE_S)
+            elif position >= answer.tail:
                 break
         strange = [value for value in found if not value.startswith(f"{log}{AGAIN}:")]
         if strange:
