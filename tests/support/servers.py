@@ -157,15 +157,16 @@ def _serve(line: socket.socket) -> None:
                 os.write(tell, b"%d" % pid)
                 os._exit(0)
             os.close(told)
-            os.close(tell)
             line.close()
             _await_parent(between, tests)
+            os.close(tell)  # Only now may the tests stop it: it dies with them.
             _become(files, words, environment)
             return
         os.close(tell)
         os.waitpid(between, 0)  # From now on its child is the tests'.
-        line.send(os.read(told, 64))
-        for each in (told, *files):
+        with open(told, "rb") as pid_of_child:
+            line.send(pid_of_child.read())  # To the end: until the child dies with its new parent.
+        for each in files:
             os.close(each)
 
 
