@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 try:
-    from tests import kinds
+    from tests import kinds, lanes
     from tests.tally import Tally
 except ModuleNotFoundError as error:
     if str(error.name).startswith("tests."):
@@ -33,7 +33,7 @@ def main() -> int:
         print(f"skipped: {reason}")
     print(tally.last_line())
     if tally.skipped and not tally.passed and not tally.failed:
-        return kinds.NOTHING_CHECKED
+        return lanes.NOTHING_CHECKED
     return 0 if tally.holds else 1
 
 

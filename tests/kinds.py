@@ -10,20 +10,15 @@ import json
 import logging
 import os
 import platform
-import re
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 import structlog
 
+from tests import lanes
 from tests.bench import Figure, bare_disk
 from tests.support import curl
 from tests.tally import Tally, clean, missing_piece, progress_line
@@ -48,7 +43,6 @@ BENCHES: Final = {
     )
 }
 SMOKE_SEEDS: Final = 100
-NOTHING_CHECKED: Final = 2  # The exit code of a kind that has nothing to check yet, or here.
 
 
 # --- Several kinds in one go --------------------------------------------------------------------
@@ -65,7 +59,7 @@ def check(_arguments: argparse.Namespace) -> Tally:
     """What one runs before a commit."""
     unit = {"unit": ["tests", "unit"]}
     smoke = {"simulate": ["tests", "simulate", f"--seeds={SMOKE_SEEDS}"]}
-    return _steps(_STYLE | unit | smoke)
+    return lanes.run(_STYLE | unit | smoke)
 
 
 def everything(arguments: argparse.Namespace) -> Tally:
@@ -126,7 +120,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         for names in (_WAITING, _PATIENT, _LAST)
     )
     first_of_all = {name: kinds.pop(name) for name in _FIRST if name in kinds}
-    return _steps({}, waiting, patient, shared=first_of_all | kinds | last)
+    return lanes.run({}, waiting, patient, shared=first_of_all | kinds | last)
 
 
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
@@ -138,108 +132,11 @@ _PATIENT: Final[tuple[str, ...]] = ("interop", "crash", "hostile", "regressions"
 # The others know no time but their own, or have patience: they take what is left of the processors.
 # Each lane that is through takes the next of them, so that all lanes end at about the same time: what
 # takes longest comes first, and what is short last.
-_GIVING_WAY: Final = ("nice", "-n", "10")
 _FIRST: Final = (
     *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "logs", "clusters"),
     *("bookies", "determinism"),
 )
 _LAST: Final = ("fuzz", "rest", "kills", "simulate", "generated")
-
-_Commands = dict[str, list[str]]
-
-
-def _steps(*lanes: _Commands, shared: Mapping[str, list[str]] = {}) -> Tally:
-    """Beside each other; the commands of a lane one after the other, and then what is left of the shared ones."""
-    tally = Tally("kinds")
-    folder = _folder()
-    compiled = os.path.join(folder, "compiled")
-    environment = {**os.environ, "TMPDIR": folder, "PYTHONPYCACHEPREFIX": compiled}
-    # Otherwise each process that starts compiles Rollbook again, for half a second and more.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    left = deque((name, [*_GIVING_WAY, *_python(command)]) for name, command in shared.items())
-
-    def run_lane(commands: _Commands) -> None:
-        for name, command in commands.items():
-            _run(name, _python(command), environment, tally)
-        with contextlib.suppress(IndexError):
-            while True:
-                _run(*left.popleft(), environment, tally)
-
-    with ThreadPoolExecutor(len(lanes)) as threads:
-        for _ in threads.map(run_lane, lanes):
-            pass
-    tally.skipped = clean(tally.skipped)
-    shutil.rmtree(compiled if tally.failed else folder, ignore_errors=True)
-    if tally.failed and os.listdir(folder):
-        print(f"what is left is in {folder}, until the next run")
-    return tally
-
-
-def _folder() -> str:
-    """For all that is written, so that it goes, too, where somebody was killed.
-
-    Its name is short: those of sockets must be. Folders of earlier runs are removed.
-    """
-    everybody = tempfile.gettempdir()
-    for name in os.listdir(everybody):
-        found = _FOLDER.fullmatch(name)
-        if found and not _is_running(int(found[1])):
-            shutil.rmtree(os.path.join(everybody, name), ignore_errors=True)
-    folder = os.path.join(everybody, f"rb-{os.getpid()}")
-    os.mkdir(folder, mode=0o700)
-    return folder
-
-
-_FOLDER: Final = re.compile(r"rb-(\d+)")
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _python(command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", *command]
-
-
-def _run(name: str, command: Sequence[str], environment: Mapping[str, str], tally: Tally) -> None:
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout
-    with process.stdout:
-        said = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.monotonic() - started
-    cpu_s = usage.ru_utime + usage.ru_stime  # With all that it has waited for itself.
-    lines = said.splitlines()
-    reasons = [line.removeprefix("skipped: ") for line in lines if line.startswith("skipped: ")]
-    told = ""
-    if process.returncode == 0:
-        verdict = "ok"
-        tally.passed += 1
-    elif process.returncode == NOTHING_CHECKED and reasons:
-        verdict = "skipped"
-    else:
-        verdict = "FAILED"
-        tally.failed += 1
-        told = f"{said}\n"
-    tally.skipped += reasons
-    last = lines[-1] if lines else ""
-    times = f"{seconds:6.1f} s {cpu_s:6.1f} s of CPU"
-    print(f"{told}{name:<12}{verdict:<8}{times}  {last}\n", end="", flush=True)
-
 
 # --- pytest -------------------------------------------------------------------------------------
 
@@ -302,10 +199,9 @@ def unit(arguments: argparse.Namespace) -> Tally:
 
 def contract(arguments: argparse.Namespace) -> Tally:
     tally = _pytest("tests/contract")
-    if not tally.failed:
-        differential = importlib.import_module("tests.contract.differential")
-        _add(tally, differential.run(arguments.sequences, arguments.seed, _say))
-        tally.unit = "tests+histories"
+    differential = importlib.import_module("tests.contract.differential")
+    _add(tally, differential.run(arguments.sequences, arguments.seed, _say))
+    tally.unit = "tests+histories"
     return tally
 
 
@@ -383,11 +279,10 @@ def crash(arguments: argparse.Namespace) -> Tally:
     if arguments.images is not None:
         return _crash_images(arguments)
     tally = _pytest("tests/crash")
-    if not tally.failed:
-        module = importlib.import_module("tests.crash")
-        sizes = arguments.kills, arguments.cuts, arguments.seed
-        _add(tally, module.run(arguments.of or module.SUBJECTS, *sizes, _say))
-        tally.unit = "tests+crashes"
+    module = importlib.import_module("tests.crash")
+    sizes = arguments.kills, arguments.cuts, arguments.seed
+    _add(tally, module.run(arguments.of or module.SUBJECTS, *sizes, _say))
+    tally.unit = "tests+crashes"
     return tally
 
 

@@ -1,14 +1,11 @@
-"""Kinds of test beside each other, and on a machine that lacks something."""
+"""Kinds of test on a machine that lacks something."""
 
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests import kinds
 from tests.support.processes import REPOSITORY
 
 PATIENCE_S = 60
@@ -61,24 +58,3 @@ def test_what_is_missing_of_the_tests_themselves_is_a_traceback() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
-
-
-def test_each_command_of_lanes_and_what_they_share_runs_once(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A failure is told in full, and fails the whole. What is compiled is kept for all of them, and only so long."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    code = "import sys; assert sys.pycache_prefix and not sys.dont_write_bytecode"
-    compiles = ["timeit", "-n", "1", "-r", "1", code]
-    lanes = {"own": compiles, "broken": ["json.tool", "/nowhere"]}, {"other": compiles}
-    shared = {f"shared-{number}": compiles for number in range(4)}
-    tally = kinds._steps({}, *lanes, shared=shared)
-    assert (tally.passed, tally.failed) == (6, 1)
-    said = capfd.readouterr().out
-    for name in ("own", "other", *shared):
-        assert sum(line.split()[:2] == [name, "ok"] for line in said.splitlines()) == 1
-    assert "broken      FAILED" in said
-    assert "/nowhere" in said
-    assert os.listdir(tmp_path) == [f"rb-{os.getpid()}"]
-    assert os.listdir(tmp_path / f"rb-{os.getpid()}") == []
