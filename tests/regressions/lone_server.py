@@ -17,6 +17,7 @@ from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies, processes
+from tests.support.processes import Child
 
 PATIENCE_S: Final = 30.0
 Answer = tuple[int, dict[str, str], bytes]
@@ -27,6 +28,7 @@ class Site:
     url: str  # Of gRPC,
     place: str  # and of HTTP.
     metadata: str
+    bookie: Child  # It serves the metadata, too.
 
     def ask(self, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
         """Status, headers, body; of an answer that goes on its first event."""
@@ -69,4 +71,4 @@ def running(folder: Path, *flags: str, **settings: float) -> Iterator[Site]:
             },
         )
         place = server.line(PATIENCE_S).split()[1].removeprefix("http://")
-        yield Site(f"log://{bookies.address_in(server.line(PATIENCE_S))}", place, url)
+        yield Site(f"log://{bookies.address_in(server.line(PATIENCE_S))}", place, url, bookie.child)
