@@ -300,7 +300,7 @@ class Steward:
             stuck.update(
                 each.bookie
                 for each in draining
-                if each.bookie in shape and is_stuck(failure, each.lifecycle.since_ms)
+                if each.bookie in shape and is_stuck(failure, each.lifecycle.token)
             )
         return stuck
 

@@ -12,7 +12,7 @@ While the switch is off (`Marks.is_enabled`), nothing new begins.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Never
@@ -20,7 +20,7 @@ from typing import Final, Never
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.marks import Lock, Marks, MarkTree, StoredMark
 from rollbook.proto.errors import (
     BadMetadata,
@@ -223,6 +223,9 @@ class Worker:
         now_ms = self._wall_ms()
         if failure is None or failure.is_due(now_ms):
             return True
+        task = await _read(self._drains, ledger_id)
+        if not failure.counts_for(_tokens(await self._draining(task))):
+            return True  # A drain has begun, or is tried again.
         pause_ms = self._config.look_again_s * 1000
         if failure.next_try_ms is not None:
             pause_ms = min(pause_ms, failure.next_try_ms - now_ms)
@@ -271,6 +274,7 @@ class Worker:
         if mark is None and drain is None:
             return  # Another worker was quicker.
         draining = await self._draining(drain)
+        drains = _tokens(draining)
         bad = await self._bad.read_stored(ledger_id)
         self.stats.running[ledger_id] = 0
         repair = LedgerRepair(
@@ -278,7 +282,7 @@ class Worker:
             self._store,
             lock,
             in_question=mark.mark.missing if mark else (),
-            draining=draining,
+            draining=self._checks(draining),
             looked_at=[each for each in drain.mark.missing if each not in draining]
             if drain
             else (),
@@ -298,9 +302,8 @@ class Worker:
         except (SessionExpired, NoSuchNode):
             raise  # The lock is gone; another worker may have it.
         except RollbookError as error:
-            await self._fail(
-                ledger_id, repair.found, error.code.reason, error.message or str(error)
-            )
+            message = error.message or str(error)
+            await self._fail(ledger_id, repair.found, error.code.reason, message, drains)
             return
         finally:
             del self.stats.running[ledger_id]
@@ -315,11 +318,11 @@ class Worker:
         elif found.awaited and not found.losses and not found.unavailable:
             self._put_off(ledger_id, self._grace_left_s(ledger_id, found.awaited))
         else:
-            await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable)
+            await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable, drains)
 
-    async def _draining(self, task: StoredMark | None) -> dict[BookieId, Check | None]:
+    async def _draining(self, task: StoredMark | None) -> dict[BookieId, StoredLifecycle]:
         """Those of its bookies that drain now, each with the lifecycle that says so."""
-        draining: dict[BookieId, Check | None] = {}
+        draining: dict[BookieId, StoredLifecycle] = {}
         for bookie in task.mark.missing if task else ():
             try:
                 found = await self._lifecycles.read(bookie)
@@ -327,8 +330,15 @@ class Worker:
                 logger.warning("lifecycle_unreadable", bookie=bookie, reason=error.message)
                 continue
             if found.lifecycle.state is LifecycleState.DRAINING:
-                draining[bookie] = Check(self._lifecycles.path(bookie), found.version)
+                draining[bookie] = found
         return draining
+
+    def _checks(self, draining: Mapping[BookieId, StoredLifecycle]) -> dict[BookieId, Check | None]:
+        """That each still drains as it did, when its seat is swapped."""
+        return {
+            bookie: Check(self._lifecycles.path(bookie), found.version)
+            for bookie, found in draining.items()
+        }
 
     def _progress_of(self, ledger_id: LedgerId) -> Callable[[int], None]:
         def on_progress(size: int) -> None:
@@ -361,7 +371,14 @@ class Worker:
             seats=found.seats,
         )
 
-    async def _fail(self, ledger_id: LedgerId, found: Repair, code: str, message: str) -> None:
+    async def _fail(
+        self,
+        ledger_id: LedgerId,
+        found: Repair,
+        code: str,
+        message: str,
+        drains: tuple[str, ...],
+    ) -> None:
         self.stats.failed += 1
         try:
             before = await self._failures.read(ledger_id)
@@ -371,6 +388,7 @@ class Worker:
             code, message = "DATA_LOST", "no holder has a good copy of these entries"
         failure = after_failure(
             *(before, self._wall_ms(), code, message, found.losses),
+            drains=drains,
             first_pause_s=self._config.retry_pause_s,
         )
         await self._failures.write(ledger_id, failure)
@@ -413,6 +431,10 @@ class Worker:
 
     def _wall_ms(self) -> int:
         return self._clock.wall_us() // 1000
+
+
+def _tokens(draining: Mapping[BookieId, StoredLifecycle]) -> tuple[str, ...]:
+    return tuple(found.lifecycle.token for found in draining.values())
 
 
 async def _read(tree: MarkTree, ledger_id: LedgerId) -> StoredMark | None:

@@ -50,8 +50,8 @@ def is_final(failure: Failure) -> bool:
     return failure.code == _NO_TARGET and failure.attempts >= ATTEMPTS_WITHOUT_TARGET
 
 
-def is_stuck(failure: Failure, drained_since_ms: int) -> bool:
-    """Whether it keeps a drain that began then from its end. Bookies may have come since an older failure."""
-    if not is_final(failure):
-        return False
-    return failure.is_unrecoverable or failure.failed_ms >= drained_since_ms
+def is_stuck(failure: Failure, token: str) -> bool:
+    """Whether it keeps the drain with this token from its end. A failure of an older drain does not: a person may
+    have started bookies, or brought copies back, before trying again (RP7).
+    """
+    return is_final(failure) and failure.counts_for([token])

@@ -1,9 +1,13 @@
 """What became of attempts to repair one ledger, and when the next one is due.
 
 JSON, `{"attempts": 3, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…, "next_try_ms": 17…,
-"losses": [[0, 11, ["b1:3181", "b2:3181"]]], "version": 1}`, in a node of its own for each ledger
-(`recovery/tasks.py`). It is kept in our own tree, since a mark has no room for it, and removed with the
+"losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in a node of its own for each
+ledger (`recovery/tasks.py`). It is kept in our own tree, since a mark has no room for it, and removed with the
 repair's success.
+
+`drains` are the tokens of the lifecycles of its bookies that were draining at that attempt. A drain that begins,
+or is tried again, has a new token: then the attempts are counted from one again, and the next one is due at once
+(RP7). No clock is needed for that, so the clocks of a worker and of an operator may differ.
 
 A ledger is *unrecoverable* iff every holder of some of its entries said ABSENT or showed bad bytes: then
 `losses` names those entries and holders. That state has no next try: a person decides. What is UNKNOWN or
@@ -41,10 +45,15 @@ class Failure:
     failed_ms: int = 0
     next_try_ms: int | None = 0  # None: not by itself; a person decides.
     losses: tuple[Loss, ...] = ()
+    drains: tuple[str, ...] = ()  # Tokens of drains that waited for this attempt.
 
     @property
     def is_unrecoverable(self) -> bool:
         return bool(self.losses)
+
+    def counts_for(self, drains: Sequence[str]) -> bool:
+        """Whether none of these drains began later (RP7)."""
+        return all(token in self.drains for token in drains)
 
     def is_due(self, now_ms: int) -> bool:
         """Clocks differ and jump: a next try that lies further away than any pause is due."""
@@ -60,13 +69,16 @@ def after_failure(
     message: str,
     losses: Sequence[Loss] = (),
     *,
+    drains: Sequence[str] = (),
     first_pause_s: float = 5.0,
 ) -> Failure:
-    """The pause doubles up to 10 min."""
-    attempts = (before.attempts if before else 0) + 1
+    """The pause doubles up to 10 min. `drains` of this attempt: those before one of them began do not count (RP7)."""
+    attempts = (before.attempts if before and before.counts_for(drains) else 0) + 1
     pause_s = min(first_pause_s * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     next_try_ms = None if losses else now_ms + int(pause_s * 1000)
-    return Failure(attempts, code, message, now_ms, next_try_ms, tuple(losses[:_LOSSES_MAX]))
+    return Failure(
+        attempts, code, message, now_ms, next_try_ms, tuple(losses[:_LOSSES_MAX]), tuple(drains)
+    )
 
 
 def pack_failure(failure: Failure) -> bytes:
@@ -80,6 +92,7 @@ def pack_failure(failure: Failure) -> bytes:
         "losses": [
             [loss.first_entry, loss.last_entry, list(loss.holders)] for loss in failure.losses
         ],
+        "drains": list(failure.drains),
     }
     return json.dumps(fields, sort_keys=True).encode("ascii")
 
@@ -92,7 +105,8 @@ def unpack_failure(data: bytes) -> Failure:
         version = fields["version"]
         if version != _VERSION:
             raise UnsupportedVersion(f"a failure of version {version!r:.20}")
-        texts = fields["code"], fields["message"]
+        drains = tuple(fields.get("drains", ()))  # Older versions wrote none.
+        texts = fields["code"], fields["message"], *drains
         numbers = [fields["attempts"], fields["failed_ms"], fields["next_try_ms"]]
         losses = tuple(
             Loss(EntryId(first), EntryId(last), tuple(map(parse_bookie_id, holders)))
@@ -106,4 +120,12 @@ def unpack_failure(data: bytes) -> Failure:
     wrong = [each for each in numbers if each is not None and type(each) is not int]
     if wrong or fields["attempts"] is None or fields["failed_ms"] is None:
         raise BadMetadata(f"not a failure of a repair: {data[:80]!r}")
-    return Failure(fields["attempts"], *texts, fields["failed_ms"], fields["next_try_ms"], losses)
+    return Failure(
+        fields["attempts"],
+        fields["code"],
+        fields["message"],
+        fields["failed_ms"],
+        fields["next_try_ms"],
+        losses,
+        drains,
+    )

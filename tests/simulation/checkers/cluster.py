@@ -7,7 +7,7 @@
 - **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, and the auditor that marks it
   was elected and awake for that time, or somebody asked for an audit, or it is there and lacks entries (AU6, AU7).
 - **braked** (AU2): nothing is marked while more than half of the bookies are gone.
-- **hot** (RP5, V5): what failed is not tried again before its time.
+- **hot** (RP5, V5): what failed is not tried again before its time, unless a drain began since.
 - **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
 - **unmarked** (RP6): a mark goes only when each bookie that it names has all of what it is to hold of the
   fragments that were closed when the lock was taken.
@@ -15,6 +15,8 @@
   grace period, and had another bookie to go to.
 - **lifecycle** (LC1): only changes that the state machine has, each by who may make it.
 - **stale** (LC2, EL2): who changes a lifecycle as steward has a vote at that moment.
+- **given up** (RP7): a drain fails only when, since it began, each ledger that names the bookie was found to have lost
+  entries, or failed three times for want of a bookie to copy to.
 - **drained** (LC4): a bookie becomes Drained only if it takes no entries, and every ledger that names it began
   to after the walk.
 - **unsafe** (RM1): a bookie of which safe-to-remove said yes is named by no ledger that named it before
@@ -44,7 +46,7 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import Row
 from rollbook.proto.ports import SessionId
-from rollbook.recovery.core.failures import unpack_failure
+from rollbook.recovery.core.failures import Failure, unpack_failure
 from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
 from rollbook.recovery.whole import WHOLE
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
@@ -63,6 +65,7 @@ NOT_WHOLE: Final = "not whole"
 HASTY: Final = "hasty"
 BRAKED: Final = "braked"
 HOT: Final = "hot"
+GIVEN_UP: Final = "given up"
 
 _STATES = LifecycleState
 _BY_STEWARD: Final = (
@@ -161,6 +164,8 @@ class ClusterChecker:
         self.marks: dict[int, tuple[BookieId, ...]] = {}
         self.drains: dict[int, tuple[BookieId, ...]] = {}
         self.failures: dict[int, float] = {}  # Ledgers, and when each failed last.
+        self._tries: list[tuple[float, int, Failure]] = []  # When which ledger failed, and how.
+        self._began_s: dict[str, float] = {}  # When each bookie's latest drain did.
         self.without_target: dict[int, None] = {}  # Those of them for which bookies lack.
         self.locks: dict[int, _Lock] = {}
         self.lifecycles: dict[str, LifecycleState] = {}
@@ -486,9 +491,11 @@ class ClusterChecker:
             failure = unpack_failure(row.value)
             if failure.code == NotEnoughBookies.code.reason and failure.attempts >= _TRIES:
                 self.without_target[ledger_id] = None
-            failed_s = self.failures.get(ledger_id)
+            self._tries.append((self._now(), ledger_id, failure))
+            failed_s = self.failures.get(ledger_id, -inf)
             self.failures[ledger_id] = self._now()
-            if failed_s is not None and self._now() - failed_s < self._pause_s:
+            has_news = any(began_s >= failed_s for began_s in self._began_s.values())
+            if not has_news and self._now() - failed_s < self._pause_s:
                 self._break(HOT, f"ledger {ledger_id} is tried again at once")
 
     def _on_vote(self, path: str, row: Row | None) -> None:
@@ -519,10 +526,16 @@ class ClusterChecker:
         is_steward = self._facts.are_repairers(by)
         if (before, now) not in (_BY_STEWARD if is_steward else _BY_PERSON):
             self._break(LIFECYCLES, step)
+        if now is LifecycleState.DRAINING:
+            self._began_s[bookie] = self._now()
         if not is_steward:
             return
         if not any(each in self._votes.values() for each in by):
             self._break(STALE, f"{step}, who has no vote")
+        if now is LifecycleState.DRAINING_FAILED:
+            ids = self._naming(bookie, before_s=self._began_s[bookie])
+            if hopeful := [each for each in ids if not self._is_hopeless(each, bookie)]:
+                self._break(GIVEN_UP, f"{step}, and ledgers {hopeful} may still be copied")
         if now is LifecycleState.DRAINED:
             self.tallies.drained += 1
             if self._now() - self.writable.get(bookie, self._now()) > SETTLED_S:
@@ -530,6 +543,15 @@ class ClusterChecker:
             began_s = min(self._census_s.get(each, self._now()) for each in by)
             if older := self._naming(bookie, before_s=began_s):
                 self._break(DRAINED, f"{step}, and ledgers {older} name it")
+
+    def _is_hopeless(self, ledger_id: int, bookie: str) -> bool:
+        began_s = self._began_s[bookie]
+        tries = [
+            failure for at_s, of, failure in self._tries if of == ledger_id and at_s >= began_s
+        ]
+        code = NotEnoughBookies.code.reason
+        without_target = [failure for failure in tries if failure.code == code]
+        return len(without_target) >= _TRIES or any(each.losses for each in tries)
 
     def _on_whole(self, bookie: str, row: Row | None) -> None:
         before = self._whole.get(bookie)

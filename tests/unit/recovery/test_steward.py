@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -288,7 +289,9 @@ async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) ->
     async with site.steward():
         await site.drain(0)
         await site.until_published({each: {0} for each in range(3)})
-        await site.failures.write(LedgerId(0), Failure(1, "DATA_LOST", "", losses=(loss,)))
+        await site.failures.write(
+            LedgerId(0), Failure(1, "DATA_LOST", "", losses=(loss,), drains=("0a",))
+        )
         await site.failures.write(LedgerId(1), Failure(3, "BOOKIE_UNREACHABLE", "b1 is away"))
         await asyncio.sleep(0.1)
         assert (await site.lifecycle_of(0)).state is DRAINING
@@ -308,7 +311,7 @@ async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
     """RP7, LC1: the failure that ended it stays to be read, and goes when a person tries again or calls it off."""
     await make_closed(site, range(1), 0, 1)
     await site.lose(0)
-    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", failed_ms=2**42)
+    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", drains=("0a",))
     async with site.steward():
         await site.drain(0)
         await site.until_published({0: {0}})
@@ -322,6 +325,26 @@ async def test_a_drain_that_is_tried_again_is_tried(site: DrainSite) -> None:
         await site.until_published({0: {0}})
         assert await site.failures.read(LedgerId(0)) is None
         assert (await site.lifecycle_of(0)).state is DRAINING
+
+
+async def test_a_drain_that_is_tried_again_does_not_fail_by_the_last_try(site: DrainSite) -> None:
+    """RP7: the failure of a ledger that is marked, too, stays, and ends no later drain."""
+    await make_closed(site, range(1), 0, 1)
+    await site.lose(0)
+    await site.marks.mark(LedgerId(0), [B[1]], 1)
+    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", drains=("0a",))
+    async with site.steward():
+        await site.drain(0)
+        await site.failures.write(LedgerId(0), no_target)
+        await site.until_state(0, FAILED)
+        stored = await site.lifecycles.read(B[0])
+        await site.put(stored, lifecycle.retry(stored.lifecycle, "ee", 5, ledgers=1))
+        await site.until_published({0: {0}})
+        assert await site.failures.read(LedgerId(0)) == no_target, "the mark is owed"
+        await asyncio.sleep(0.1)
+        assert (await site.lifecycle_of(0)).state is DRAINING
+        await site.failures.write(LedgerId(0), replace(no_target, drains=("ee",)))
+        await site.until_state(0, FAILED)
 
 
 async def test_metadata_that_cannot_be_read_may_name_anybody(site: DrainSite) -> None:

@@ -23,7 +23,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery import server as server_module
 from rollbook.recovery.config import AuditConfig, WorkerConfig
-from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.server import PartState, RecoveryConfig, RecoveryServer
 from rollbook.recovery.tasks import DrainTasks, Failures, RateOrder
@@ -518,6 +518,25 @@ async def test_what_another_worker_failed_at_just_before_is_not_tried_at_once(
         assert await site.failures.read(ledger_id) == failure
         assert await site.marked() == [ledger_id]
         assert await site.marks.locked() == set()
+
+
+async def test_a_drain_that_begins_makes_a_failed_ledger_due(cluster: LocalCluster) -> None:
+    """RP7: and so does one that is tried again; attempts before it do not count."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5, ensemble=4, write=4)
+        await site.drains.mark(ledger_id, [LOST], 1)
+        later_ms = SystemClock().wall_us() // 1000 + 300_000
+        await site.failures.write(ledger_id, Failure(7, "QUORUM_UNAVAILABLE", "", 1, later_ms))
+        await site.worker.work_once()
+        attempts = []
+        for _ in range(2):
+            await site.drain()
+            for worker in (site.make_worker(), site.make_worker()):
+                await worker.work_once()
+            failure = await site.failures.read(ledger_id)
+            assert failure is not None
+            attempts.append((failure.attempts, failure.drains))
+        assert attempts == [(1, ("2",)), (1, ("0",))]
 
 
 async def test_unreachable_copies_wait_and_are_not_called_lost(cluster: LocalCluster) -> None:

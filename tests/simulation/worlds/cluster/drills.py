@@ -12,6 +12,7 @@ from tests.simulation.schedule import Fault, Kind, Step
 from tests.simulation.worlds.cluster import words
 
 MS: Final = 1000
+CHAOS_END_US: Final = 12_000 * MS
 M1, M2, M3 = (f"member-{number}" for number in (1, 2, 3))
 S1, S2 = (f"stranger-{number}" for number in (1, 2))
 WRITER = words.WRITERS[0]
@@ -205,6 +206,17 @@ def called_off(rng: random.Random, at_us: int) -> Happening:
     return [*steps, _ask(at_us + rng.randint(0, 500 * MS), f"{words.DRAIN} {M1}")], []
 
 
+def tried_again(rng: random.Random, at_us: int) -> Happening:
+    """A drain fails because no bookie takes copies, and is tried again; its ledgers are marked, too."""
+    lasts = CHAOS_END_US - at_us
+    faults = [_kill(at_us, name, lasts) for name in (M2, S1)]
+    begun_at = at_us + rng.randint(1_700 * MS, 2_000 * MS)
+    steps = [_fill(at_us, rng.randint(1, 2), quorum="4 3 2")]
+    steps += [_ask(begun_at, f"{words.FORCE} {M1}")]
+    steps += [_ask(begun_at + at * MS, f"{words.FORCE} {M1}") for at in range(3_200, 6_000, 400)]
+    return steps, faults
+
+
 def late_creation(rng: random.Random, at_us: int) -> Happening:
     """A ledger is made long after its bookies were picked, one of which is drained meanwhile."""
     late = rng.randint(300 * MS, 450 * MS)
@@ -284,7 +296,16 @@ DRILLS: Final[dict[str, Drill]] = {
     for drill in (
         *(loss, restarts, reborn, fragile_target, late_return, sleeping_worker, closing_writer),
         *(dead_writer, blind_auditor, unseen_loss, doubts, two_losses, flapping, blackout),
-        *(deaths, departure, called_off, late_creation, late_obedience, stale_steward, orphans),
+        *(
+            deaths,
+            departure,
+            called_off,
+            tried_again,
+            late_creation,
+            late_obedience,
+            stale_steward,
+            orphans,
+        ),
         *(unheard, no_sources, full_targets, quarantine),
     )
 }

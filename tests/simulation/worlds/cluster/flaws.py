@@ -4,7 +4,7 @@ Each is a patch of a real class: a rule of `recovery/DESIGN.md` that is left out
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from rollbook.ledger.seat_watch import SeatWatch
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
+from rollbook.proto.cluster.lifecycle_nodes import StoredLifecycle
 from rollbook.proto.cluster.marks import MarkTree, StoredMark
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.formats.lifecycle import LifecycleState
@@ -26,8 +27,8 @@ from rollbook.recovery.checks import Checks
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.audit import Losses
 from rollbook.recovery.core.checks import Requests
-from rollbook.recovery.core.drains import DrainFacts, Step
-from rollbook.recovery.core.failures import after_failure
+from rollbook.recovery.core.drains import DrainFacts, Step, is_final
+from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.core.lifecycle import finish
 from rollbook.recovery.core.plan import Action, Seat
 from rollbook.recovery.departures import Verdict
@@ -120,15 +121,17 @@ def _remember_waits(self: Worker, ledger_id: LedgerId, end: Any) -> float:
     return self._config.grace_s - (now_ns - since.setdefault(ledger_id, now_ns)) / 1e9
 
 
-async def _take_all_for_draining(self: Worker, task: StoredMark | None) -> dict[BookieId, None]:
-    return dict.fromkeys(task.mark.missing if task else ())
+async def _take_all_for_draining(
+    self: Worker, task: StoredMark | None
+) -> dict[BookieId, StoredLifecycle]:
+    missing = task.mark.missing if task else ()
+    return {bookie: await self._lifecycles.read(bookie) for bookie in missing}
 
 
-_draining = Worker._draining
-
-
-async def _forget_the_lifecycle(self: Worker, task: StoredMark | None) -> dict[BookieId, None]:
-    return dict.fromkeys(await _draining(self, task))
+def _forget_the_lifecycle(
+    self: Worker, draining: Mapping[BookieId, StoredLifecycle]
+) -> dict[BookieId, None]:
+    return dict.fromkeys(draining)
 
 
 async def _unmark_whatever_it_says(self: MarkTree, stored: StoredMark, lock: Any) -> bool:
@@ -139,6 +142,15 @@ async def _unmark_whatever_it_says(self: MarkTree, stored: StoredMark, lock: Any
 def _retry_at_once(*arguments: Any, **options: Any) -> Any:
     failure = after_failure(*arguments, **options)
     return replace(failure, next_try_ms=failure.failed_ms)
+
+
+def _count_all_attempts(before: Failure | None, *arguments: Any, **options: Any) -> Failure:
+    before = before and replace(before, drains=options["drains"])
+    return after_failure(before, *arguments, **options)
+
+
+def _is_final(failure: Failure, token: str) -> bool:
+    return is_final(failure)
 
 
 def _is_complete(self: Repair) -> bool:
@@ -337,14 +349,17 @@ CLUSTER_MUTANTS: Final = (
         "cluster-tasks-are-drains",
         "A bookie that is only to be looked at is replaced as if it drained.",
         _BUDGET,
-        ((Worker, "_draining", _take_all_for_draining),),
+        (
+            (Worker, "_draining", _take_all_for_draining),
+            (Worker, "_checks", _forget_the_lifecycle),
+        ),
         drill="reborn",
     ),
     ClusterMutant(
         "cluster-drains-go-on",
         "A drain that was called off during the copy takes the seat all the same.",
         _BUDGET,
-        ((Worker, "_draining", _forget_the_lifecycle),),
+        ((Worker, "_checks", _forget_the_lifecycle),),
         drill="called_off",
     ),
     ClusterMutant(
@@ -360,6 +375,20 @@ CLUSTER_MUTANTS: Final = (
         _BUDGET,
         ((worker, "after_failure", _retry_at_once),),
         drill="no_sources",
+    ),
+    ClusterMutant(
+        "cluster-attempts-add-up",
+        "A drain that is tried again fails after one attempt: those of the last time count.",
+        _BUDGET,
+        ((worker, "after_failure", _count_all_attempts),),
+        drill="tried_again",
+    ),
+    ClusterMutant(
+        "cluster-fails-by-the-last-drain",
+        "A drain that is tried again fails by what ended the last one.",
+        _BUDGET,
+        ((steward, "is_stuck", _is_final),),
+        drill="tried_again",
     ),
     ClusterMutant(
         "cluster-writers-stay",

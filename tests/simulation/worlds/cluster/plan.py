@@ -20,7 +20,7 @@ from tests.simulation.schedule import (
     draw,
     log_uniform,
 )
-from tests.simulation.worlds.cluster.drills import DRILLS
+from tests.simulation.worlds.cluster.drills import CHAOS_END_US, DRILLS
 from tests.simulation.worlds.cluster.words import (
     APPEND,
     AUDIT,
@@ -46,7 +46,7 @@ from tests.simulation.worlds.cluster.words import (
 WORLD: Final = "cluster"
 PEACE_US: Final = 1_000_000  # Cluster and bookies are made in peace.
 FULL_US: Final = 1_800_000  # Ledgers are made.
-CHAOS_US: Final[Span] = (FULL_US, 12_000_000)
+CHAOS_US: Final[Span] = (FULL_US, CHAOS_END_US)
 _BOOKIES_MIN: Final = 5
 _DRILL_ODDS: Final = 0.5
 MS: Final = 1000

@@ -244,6 +244,8 @@ class Staff(Users):
             match verb:
                 case words.DRAIN:
                     await desk.departures.drain(bookies, is_forced=is_forced)
+                case words.FORCE:
+                    await desk.departures.drain(bookies, is_forced=True)
                 case words.UNDRAIN:
                     await desk.departures.undrain(bookies[0])
                 case words.RETIRE:

@@ -13,6 +13,7 @@ OPERATOR: Final = words.OPERATOR
 FATE: Final = "fate"  # What kills a process at one of its steps.
 
 FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
+FORCE: Final = "force"  # A drain for which too few bookies remain.
 DRAIN, UNDRAIN, RETIRE, SAFE = "drain", "undrain", "retire", "safe"
 DISABLE, ENABLE, AUDIT, RECOVER = "disable", "enable", "audit", "recover"
 CHECK: Final = "check"  # All checks of the auditor are asked for.

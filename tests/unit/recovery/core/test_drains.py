@@ -39,10 +39,12 @@ def test_what_trying_again_can_hardly_help() -> None:
 
 
 def test_a_drain_that_is_tried_again_does_not_fail_by_what_was_before() -> None:
-    """RP7: bookies may have come since; what is lost is lost all the same."""
-    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", failed_ms=100)
-    assert is_stuck(no_target, 100)
-    assert not is_stuck(no_target, 101)
-    assert not is_stuck(Failure(1, "QUORUM_UNAVAILABLE", "", failed_ms=100), 100)
+    """RP7: bookies may have come since, or copies that were lost."""
+    no_target = Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", "", drains=("a", "b"))
+    assert is_stuck(no_target, "a")
+    assert is_stuck(no_target, "b")
+    assert not is_stuck(no_target, "c")
+    assert not is_stuck(Failure(1, "QUORUM_UNAVAILABLE", "", drains=("a",)), "a")
     loss = Loss(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
-    assert is_stuck(Failure(1, "DATA_LOST", "", failed_ms=100, losses=(loss,)), 101)
+    assert is_stuck(Failure(1, "DATA_LOST", "", losses=(loss,), drains=("a",)), "a")
+    assert not is_stuck(Failure(1, "DATA_LOST", "", losses=(loss,), drains=("a",)), "b")

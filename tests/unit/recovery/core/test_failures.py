@@ -44,9 +44,26 @@ def test_a_next_try_further_away_than_any_pause_is_due() -> None:
 def test_a_failure_is_written_and_read() -> None:
     for failure in (
         after_failure(None, 1700, "DATA_LOST", "kein Rückweg", [LOSS]),
-        after_failure(Failure(4), 1700, "OVERLOADED", "busy"),
+        after_failure(Failure(4), 1700, "OVERLOADED", "busy", drains=("4e0c", "77")),
     ):
         assert unpack_failure(pack_failure(failure)) == failure
+
+
+def test_attempts_before_a_drain_began_do_not_count_for_it() -> None:
+    """RP7: nor does one that ends begin anything."""
+    attempts, failure = [], None
+    for drains in ((), (), ("a",), ("a",), ("a", "b"), ("b", "a"), ("b",), ("c",), ()):
+        failure = after_failure(failure, 1000, "X", "x", drains=drains)
+        attempts.append(failure.attempts)
+    assert attempts == [1, 2, 1, 2, 1, 2, 3, 1, 2]
+
+
+def test_a_failure_of_an_older_version_counts_for_no_drain() -> None:
+    fields = json.loads(pack_failure(after_failure(None, 1, "X", "x")))
+    del fields["drains"]
+    failure = unpack_failure(json.dumps(fields).encode())
+    assert failure.counts_for(())
+    assert not failure.counts_for(("a",))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +72,7 @@ def test_a_failure_is_written_and_read() -> None:
         *(("attempts", None), ("attempts", "1"), ("code", 1), ("failed_ms", None)),
         *(("next_try_ms", 1.5), ("losses", None), ("losses", [[1]]), ("losses", [[1, "2", []]])),
         *(("losses", [[1, 2, [""]]]), ("losses", [[1, 2, 3]])),
+        *(("drains", None), ("drains", [1])),
     ],
 )
 def test_damage_is_refused(field: str, value: object) -> None:
