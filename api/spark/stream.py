@@ -28,6 +28,7 @@ from rollbook.api.spark.core.progress import (
     begin,
     ends_of,
     initial,
+    moved,
     unpack,
 )
 from rollbook.api.spark.failures import shown_in_spark
@@ -77,10 +78,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with shown_in_spark():
-            found = unpack(end)
+            live = self._alive()
+            found = live.unpacked(end)
             if start == end or found is None:
                 return []
-            return [TaskPartition(task) for task in self._alive().tasks(found)]
+            return [TaskPartition(task) for task in live.tasks(found)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         spans = partition.spans if isinstance(partition, TaskPartition) else ()
@@ -115,6 +117,9 @@ class _Live:
         self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
         self._frozen: dict[str, Tail] | None = None  # Under AvailableNow.
         self._seen: Mapping[str, Tail] = {}
+        self._last: tuple[dict[str, Any], BatchEnd] | None = (
+            None  # The end that was packed last, or unpacked.
+        )
         self._starts: Points | None = None  # Of the first batch, once they are resolved.
         self._triggered_s = time.monotonic()
         self._moved_s: dict[str, float] = {}
@@ -123,31 +128,55 @@ class _Live:
         self._frozen = self._tails.ask()
 
     def report(self) -> dict[str, Any]:
-        points = {name: Point(tail.uid, tail.tail) for name, tail in self._seen.items()}
+        """Of the logs that have more than the last end."""
+        known = self._last[1].ends if self._last else {}
+        tails = {name: self._seen[name] for name in moved(known, self._seen) if name in self._seen}
+        points = {name: Point(tail.uid, tail.tail) for name, tail in tails.items()}
         return BatchEnd({}, points).packed()
 
     def next_end(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
-        previous = unpack(start)
+        previous = self.unpacked(start)
         if previous is None:
             return self._first_end(is_limited)
         known = previous.ends
         if self._frozen is not None:
             tails: Mapping[str, Tail] = self._frozen
         else:
-            beyond = {name: point.next for name, point in known.items()}
-            tails = self._tails.wait(beyond, self._options.poll_wait_s)
+            tails = self._tails.wait(known, self._options.poll_wait_s)
         self._seen = tails
-        beginning = begin(known, tails)
+        names = moved(known, tails)
+        if not names:
+            return start
+        beginning = begin(
+            {name: known[name] for name in names if name in known},
+            {name: tails[name] for name in names if name in tails},
+        )
         for loss in beginning.losses:
             if self._options.fails_on_data_loss:
                 raise loss
             _logger.warning("records_skipped: %s", loss)
         starts = beginning.starts
-        ends = self._ends(starts, tails, is_limited, is_first=False)
-        if starts == known and ends == known:
+        ends = {**known, **self._ends(starts, tails, is_limited, is_first=False)}
+        for name in names:
+            if name not in starts:
+                del ends[name]
+        if ends == known:
             return start
         self._triggered_s = time.monotonic()
-        return BatchEnd(starts, ends).packed()
+        return self._packed(BatchEnd.of(starts, ends))
+
+    def unpacked(self, offset: dict[str, Any]) -> BatchEnd | None:
+        """With thousands of logs it takes a while, and Spark mostly hands back what it got last."""
+        if self._last is None or self._last[0] != offset:
+            found = unpack(offset)
+            if found is None:
+                return None
+            self._last = offset, found
+        return self._last[1]
+
+    def _packed(self, end: BatchEnd) -> dict[str, Any]:
+        self._last = end.packed(), end
+        return self._last[0]
 
     def _first_end(self, is_limited: bool) -> dict[str, Any]:
         """At once, and with its start beside it: from then on the start is in the checkpoint (SK1)."""
@@ -166,15 +195,15 @@ class _Live:
             )
             self._starts = {name: Point(tail.uid, starts[name]) for name, tail in tails.items()}
         ends = self._ends(self._starts, tails, is_limited, is_first=True)
-        return BatchEnd(self._starts, ends).packed()
+        return self._packed(BatchEnd.of(self._starts, ends))
 
     def _ends(
         self, starts: Points, tails: Mapping[str, Tail], is_limited: bool, *, is_first: bool
     ) -> dict[str, Point]:
         options = self._options
         first = {name: point.next for name, point in starts.items()}
-        last = {name: tail.tail for name, tail in tails.items()}
-        backlogs = {name: last.get(name, 0) - at for name, at in first.items()}
+        last = {name: tails[name].tail for name in starts}
+        backlogs = {name: last[name] - at for name, at in first.items()}
         behind = [name for name, backlog in backlogs.items() if backlog > 0]
         if is_limited and options.rows_min and self._frozen is None and not is_first:
             waited_s = time.monotonic() - self._triggered_s
@@ -203,7 +232,7 @@ class _Live:
 
     def move_cursors(self, end: dict[str, Any]) -> None:
         """Others see what a batch has read. A failure to publish it does not end the query."""
-        found = unpack(end)
+        found = self.unpacked(end)
         now_s, options = time.monotonic(), self._options
         for name, point in (found.ends if found else {}).items():
             moved_s = self._moved_s.get(name)

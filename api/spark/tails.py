@@ -7,13 +7,13 @@ be further on, which its next owner finds.
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from rollbook.api.client.sync import SyncTailsWatch
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Selection
-from rollbook.api.spark.core.progress import Tail
+from rollbook.api.spark.core.progress import Points, Tail, moved
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
@@ -53,17 +53,17 @@ class Tails:
         self._ask_for([*missing, *self._inexact])
         return dict(self._known)
 
-    def wait(self, beyond: Mapping[str, int], wait_s: float) -> dict[str, Tail]:
-        """The same as soon as a log has records beyond, or another log appears or goes; after `wait_s` at the latest."""
+    def wait(self, known: Points, wait_s: float) -> dict[str, Tail]:
+        """The same as soon as a log has more than is known, or another log appears or goes; after `wait_s` at the latest."""
         if self._watch is None:
             return self.ask()
         due_s = time.monotonic() + wait_s
         self._take_news(self._watch, 0)
-        while not self._has_news(beyond) and (left_s := due_s - time.monotonic()) > 0:
+        while not moved(known, self._known) and (left_s := due_s - time.monotonic()) > 0:
             self._take_news(self._watch, left_s)
-        missing = [name for name in beyond if name not in self._known]
+        missing = [name for name in known if name not in self._known]
         self._ask_for([*missing[:_ASKED_MAX], *self._stale()])
-        unheard = {name: Tail("", 0, beyond[name]) for name in missing[_ASKED_MAX:]}
+        unheard = {name: Tail("", 0, known[name].next) for name in missing[_ASKED_MAX:]}
         return {**unheard, **self._known}
 
     def close(self) -> None:
@@ -79,12 +79,6 @@ class Tails:
             return client.tails(prefix=selection.prefix)
         prefix = namespace_of(selection.pattern)
         return client.tails(prefix=prefix) if prefix else client.tails()
-
-    def _has_news(self, beyond: Mapping[str, int]) -> bool:
-        known = self._known
-        return known.keys() != beyond.keys() or any(
-            tail.tail > beyond[name] for name, tail in known.items()
-        )
 
     def _take_news(self, watch: SyncTailsWatch, wait_s: float) -> None:
         if (news := watch.next(wait_s)) is not None:

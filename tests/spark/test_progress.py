@@ -13,6 +13,7 @@ from rollbook.api.spark.core.progress import (
     begin,
     ends_of,
     initial,
+    moved,
     unpack,
 )
 from rollbook.proto.errors import (
@@ -76,6 +77,22 @@ def test_what_is_gone_is_named(
     assert found.starts == ({"ns/a": start} if start else {})
 
 
+def test_only_logs_with_news_are_looked_at() -> None:
+    """An idle one costs a trigger nothing, whatever number of them there is."""
+    known = {f"ns/{name}": Point("u", 5) for name in "abcdefg"}
+    tails = {
+        "ns/a": Tail("u", 0, 5),
+        "ns/b": Tail("u", 0, 6),
+        "ns/c": Tail("other", 0, 5),
+        "ns/d": Tail("", 0, 5),  # Its server does not say which one it is.
+        "ns/e": Tail("u", 0, 3),  # Known late.
+        "ns/f": Tail("u", 5, 5),
+        "ns/new": Tail("v", 0, 0),
+    }
+    assert moved(known, tails) == ["ns/b", "ns/c", "ns/g", "ns/new"]
+    assert moved({"ns/a": Point("u", 5)}, {}) == ["ns/a"]
+
+
 def test_a_tail_that_is_known_late_is_no_loss() -> None:
     found = begin({"ns/a": Point("u", 5)}, {"ns/a": Tail("u", 0, 3)})
     assert (found.starts, found.losses) == ({"ns/a": Point("u", 5)}, [])
@@ -100,9 +117,13 @@ def test_batches_follow_each_other_without_a_hole_while_logs_come_and_grow(seed:
         for log, point in starts.items():
             assert point.next == read.get(log, 0)
             read[log] = ends[log].next
-        end = unpack(json.loads(json.dumps(BatchEnd(starts, ends).packed())))
-        assert end == BatchEnd(starts, ends)
+        end = unpack(json.loads(json.dumps(BatchEnd.of(starts, ends).packed())))
+        assert end == BatchEnd.of(starts, ends)
+        assert end.starts.keys() == {log for log in starts if starts[log] != ends[log]}
         known = dict(end.ends)
+        assert moved(known, tails) == sorted(
+            log for log in tails if known[log].next < tails[log].tail
+        )
 
 
 def test_lag_is_what_is_left_of_our_logs() -> None:
@@ -111,5 +132,9 @@ def test_lag_is_what_is_left_of_our_logs() -> None:
     kafkas = ('{"topic":{"0":5}}', '{"topic":{"0":2}}')
     found = lag_of([(latest, end), kafkas, (None, None), ("3", "2")])
     assert found == Lag(7, {"ns/a": 3, "ns/b": 4})  # Nothing is read of the log that replaced b.
+    news = json.dumps(
+        {"v": 1, "from": {}, "logs": {"ns/b": ["v", 4]}}
+    )  # Of logs that go on beyond the end.
+    assert lag_of([(news, end)]) == Lag(1, {"ns/a": 0, "ns/b": 1})
     slower = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 1], "ns/b": ["w", 4]}})
     assert lag_of([(latest, end), (latest, slower)]).logs["ns/a"] == 9

@@ -17,12 +17,12 @@ class Lag:
 def lag_of(sources: Iterable[tuple[Any, Any]]) -> Lag:
     """Of the sources that are ours: pairs of latest and end offset, as Spark shows them.
 
-    A log that two sources read counts with the slower one.
+    The latest offset has the logs that go on beyond the end. A log that two sources read counts with the slower one.
     """
     logs: dict[str, int] = {}
     for latest, end in sources:
-        tails, ends = _logs(latest), _logs(end)
-        for log, (uid, tail) in tails.items():
+        ends = _logs(end)
+        for log, (uid, tail) in {**ends, **_logs(latest)}.items():
             known_uid, at = ends.get(log, (uid, tail))
             behind = max(tail - at, 0) if known_uid == uid else tail
             logs[log] = max(logs.get(log, 0), behind)

@@ -1,12 +1,13 @@
 """How far a stream is: what Spark keeps of it in its checkpoint, and how it goes on.
 
     {"v": 1, "start": "latest"}                                      before the first batch
-    {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: what it
-             "logs": {"ns/log": [uid, next]}}                        reads from where up to where
+    {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: the logs that it reads,
+             "logs": {"ns/log": [uid, next]}}                        each from where, and where all logs end
 
 Spark asks for the initial offset twice, and again after a crash in the first batch. So it is what the options say,
 which never changes; the first end resolves it, and has the start of its batch beside it, in Spark's own
-checkpoint (SK1). Every end has, since logs may appear in any batch. A uid tells a log from another one that was created
+checkpoint (SK1). Every end has, since logs may appear in any batch; what it does not read it has once, so that idle
+logs cost little. A uid tells a log from another one that was created
 later under its name: offsets of the one mean other records in the other (SK2).
 """
 
@@ -53,8 +54,14 @@ Points = Mapping[str, Point]
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
+    """`starts`: of the logs that the batch reads; `ends`: of all logs."""
+
     starts: Points
     ends: Points
+
+    @classmethod
+    def of(cls, starts: Points, ends: Points) -> Self:
+        return cls({name: at for name, at in starts.items() if at.next < ends[name].next}, ends)
 
     def packed(self) -> dict[str, Any]:
         return {"v": VERSION, "from": _packed(self.starts), "logs": _packed(self.ends)}
@@ -88,6 +95,19 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidRequest(f"{str(offset)[:120]} is no offset of this source") from None
     return BatchEnd(starts, ends)
+
+
+def moved(known: Points, tails: Mapping[str, Tail]) -> list[str]:
+    """The logs of which there is news: all others are where the last batch ended. In order."""
+    found = [
+        name
+        for name, tail in tails.items()
+        if (point := known.get(name)) is None
+        or tail.tail > point.next
+        or (tail.uid != point.uid and tail.uid and point.uid)
+    ]
+    found += [name for name in known if name not in tails]
+    return sorted(found)
 
 
 class Beginning(NamedTuple):
