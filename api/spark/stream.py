@@ -27,6 +27,7 @@ from rollbook.api.spark.core.progress import (
     Tail,
     begin,
     ends_of,
+    idle_wait_s,
     initial,
     moved,
     unpack,
@@ -142,7 +143,7 @@ class _Live:
         if self._frozen is not None:
             tails: Mapping[str, Tail] = self._frozen
         else:
-            tails = self._tails.wait(known, self._options.poll_wait_s)
+            tails = self._tails.wait(known, self._wait_s(len(known)))
         self._seen = tails
         names = moved(known, tails)
         if not names:
@@ -164,6 +165,10 @@ class _Live:
             return start
         self._triggered_s = time.monotonic()
         return self._packed(BatchEnd.of(starts, ends))
+
+    def _wait_s(self, logs: int) -> float:
+        given = self._options.poll_wait_s
+        return idle_wait_s(logs) if given is None else given
 
     def unpacked(self, offset: dict[str, Any]) -> BatchEnd | None:
         """With thousands of logs it takes a while, and Spark mostly hands back what it got last."""
@@ -210,7 +215,7 @@ class _Live:
             is_little = sum(backlogs[name] for name in behind) < options.rows_min
             if is_little and waited_s < options.delay_s_max:
                 # There is news, so that the tails have not waited; Spark asks again after 10 ms.
-                time.sleep(min(options.poll_wait_s, options.delay_s_max - waited_s))
+                time.sleep(min(self._wait_s(len(starts)), options.delay_s_max - waited_s))
                 return dict(starts)
         bytes_max = options.bytes_max if is_limited else 0
         ends = next_ends(

@@ -38,7 +38,7 @@ def test_defaults() -> None:
     assert found.columns == ("log", "offset", "timestamp", "key", "value")
     assert found.starting is None
     assert found.fails_on_data_loss
-    assert found.poll_wait_s == 0.5
+    assert found.poll_wait_s is None
     assert found.split.bytes_max == 128 * 1024 * 1024
 
 

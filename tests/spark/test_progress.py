@@ -12,6 +12,7 @@ from rollbook.api.spark.core.progress import (
     Tail,
     begin,
     ends_of,
+    idle_wait_s,
     initial,
     moved,
     unpack,
@@ -138,3 +139,8 @@ def test_lag_is_what_is_left_of_our_logs() -> None:
     assert lag_of([(news, end)]) == Lag(1, {"ns/a": 0, "ns/b": 1})
     slower = json.dumps({"v": 1, "from": {}, "logs": {"ns/a": ["u", 1], "ns/b": ["w", 4]}})
     assert lag_of([(latest, end), (latest, slower)]).logs["ns/a"] == 9
+
+
+def test_an_idle_query_waits_longer_for_more_logs() -> None:
+    assert idle_wait_s(1) == pytest.approx(0.75, abs=0.01)
+    assert idle_wait_s(10_000) == pytest.approx(2.75)

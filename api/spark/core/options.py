@@ -366,7 +366,7 @@ class SourceOptions:
     cursor: str
     is_protected: bool
     columns: tuple[str, ...]
-    poll_wait_s: float
+    poll_wait_s: float | None  # None: `idle_wait_s`.
     given: tuple[str, ...]  # The names of all options that were given.
 
     def require_for(self, kind: str) -> None:
@@ -459,7 +459,7 @@ def source_options(values: Mapping[str, Any]) -> SourceOptions:
         cursor=values.get("cursor", ""),
         is_protected=values.get("protect", False),
         columns=columns,
-        poll_wait_s=values.get("pollWait", 0.5),
+        poll_wait_s=values.get("pollWait"),
         given=tuple(name for name in values if name != ENDPOINT),
     )
 
