@@ -231,15 +231,17 @@ class ClusterChecker:
                     return False
             if not metadata.is_closed:
                 members = metadata.fragments[-1].ensemble
-                bad = [each for each in members if each in lost or self._is_doubtful(each, ledger)]
-                others = [each for each in bad if each != bookie]
+                if any(each != bookie and self._is_bad(each, ledger, lost) for each in members):
+                    return False  # Its writer may choose this bookie before the loss is seen.
                 # With an ack quorum of 1 no recovery is certain without the bookie.
-                if bookie in members and (others or metadata.quorum.ack == 1):
+                if bookie in members and metadata.quorum.ack == 1:
                     return False
         return True
 
-    def _is_doubtful(self, bookie: str, ledger: LedgerFacts) -> bool:
-        return ledger.ledger_id in self._doubted.get(bookie, {})
+    def _is_bad(self, bookie: str, ledger: LedgerFacts, lost: Sequence[str]) -> bool:
+        """Whether the bookie can never say for certain what it had of the ledger."""
+        is_doubtful = ledger.ledger_id in self._doubted.get(bookie, {})
+        return is_doubtful or bookie in lost or bookie in self._unformatted
 
     def _durable(self, bookie: str, ledger: LedgerFacts) -> dict[int, int]:
         return self._facts.kept(bookie, ledger.ledger_id).durable
@@ -285,6 +287,7 @@ class ClusterChecker:
         for bookie in members:
             self._named_s.setdefault((ledger_id, bookie), self._now())
         self._look_for_scarcity(ledger_id)
+        self._look_for_darkness()
 
     def _on_swapped(
         self, ledger: LedgerFacts, before: LedgerMetadata, seat: tuple[int, int], by: Authors
@@ -588,6 +591,10 @@ class ClusterChecker:
         elif bookie in self._missed:
             self._was_away_s[bookie] = self._now() - self._missed.pop(bookie)
             self._back_s[bookie] = self._now()
+        self._look_for_darkness()
+
+    def _look_for_darkness(self) -> None:
+        """Of the bookies that hold ledgers or serve: one that gave up its last seat counts no more (AU2)."""
         named = dict.fromkeys(name for _, name in self._named_s)
         gone = [each for each in named if each in self._missed]
         population = len({**named, **self.writable, **self.read_only})

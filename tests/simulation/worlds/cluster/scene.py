@@ -332,11 +332,14 @@ class _Run(Stage):
         if node.name not in self.cluster.stay_down:
             node.restart()
 
-    def _stop_for_good(self, name: str) -> None:
+    def _stop_for_good(self, name: str) -> bool:
         """It may go, safe-to-remove said: nothing excuses what goes with it."""
+        if len(self.cluster.names) - len(self.cluster.stay_down) <= _STANDING_MIN:
+            return False
         self.tell(f"{name} is taken away")
         self.wipe(self.world.node(name), is_lost=True)
         self.checker.facts.forgive_nothing(name)
+        return True
 
     def hinder(self, fault: Fault) -> None:
         """For as long as the fault lasts, and for the time in which its end is noticed."""

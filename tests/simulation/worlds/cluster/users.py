@@ -70,7 +70,7 @@ class Work:
     sums: Sums
     judge: ClusterChecker
     resolve: Callable[[str], str]  # Who `member-1` is.
-    stop_for_good: Callable[[str], None]  # A bookie that may go: its machine is taken away.
+    stop_for_good: Callable[[str], bool]  # A bookie that may go; False: too few others are left.
     held: dict[str, dict[LedgerId, LedgerWriter]] = field(default_factory=dict)  # By writer.
     made: dict[str, dict[LedgerId, None]] = field(default_factory=dict)
     servers: dict[str, RecoveryServer] = field(default_factory=dict)
@@ -267,7 +267,7 @@ class Staff(Users):
             self._sums.tell(f"operator: {what}: {error!r}")
 
     async def _retire(self, desk: "Desk", bookie: BookieId) -> None:
-        """The bookie is drained; when it may go it is gone, with its disk."""
+        """The bookie is drained; when it may go it is gone, with its disk, unless others were lost meanwhile."""
         await desk.departures.drain([bookie])
         while not self.work.is_over:
             await asyncio.sleep(_LOOK_S)
@@ -283,7 +283,9 @@ class Staff(Users):
                 self._sums.tell(f"operator: {error!r}")
         else:
             return
-        self.work.stop_for_good(bookie)
+        if not self.work.stop_for_good(bookie):
+            await desk.departures.undrain(bookie)
+            return
         while True:
             try:
                 await desk.departures.remove([bookie])
