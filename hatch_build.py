@@ -11,6 +11,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+_NAMES = ("aio", "errors", "spark", "wal")  # `import rollbook.NAME`
+
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic only in its stubs.
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -19,7 +21,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic 
         root = Path(self.root)
         at_root = {  # What `import rollbook` shows, and that it has types.
             root / "api" / "_root.py": "rollbook/__init__.py",
-            root / "api" / "_spark.py": "rollbook/spark.py",
+            **{root / "api" / f"_{name}.py": f"rollbook/{name}.py" for name in _NAMES},
             root / "api" / "py.typed": "rollbook/py.typed",
         }
         if version != "editable":

@@ -47,6 +47,10 @@ class RollbookError(Exception):
         parts = (self.message or (self.__doc__ or "").partition("\n")[0], subject, self.next_step)
         return " · ".join(part for part in parts if part)
 
+    def __repr__(self) -> str:
+        ids = "".join(f", {name}={value!r}" for name, value in self.ids.items())
+        return f"{type(self).__name__}({self.message!r}, outcome={self.outcome.value}{ids})"
+
     def copy(self) -> Self:
         """The same for somebody else: each gathers a traceback of its own."""
         copy = type(self)()

@@ -14,6 +14,7 @@ from typing import Final
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.doorkeeper import Caller
+from rollbook.api.access.idempotency import with_own_keys
 from rollbook.api.access.refusals import refusal_of, size_of
 from rollbook.logservice.words import AppendResult, Bind, CoreStream, StreamAppend
 from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Unauthorized
@@ -59,7 +60,7 @@ class GuardedStream:
             now_ns = self._now_ns()
             for each in appends:
                 meter.take(*size_of(each.block), now_ns)
-        self._inner.submit(allowed, appends)
+        self._inner.submit(allowed, with_own_keys(appends, self._caller))
 
     def _may(self, bind: Bind) -> bool:
         principal = self._caller.principal

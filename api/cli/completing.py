@@ -9,8 +9,7 @@ from typing import Final
 
 import click
 
-from rollbook.api.cli.context_file import at_context
-from rollbook.api.cli.context_option import named_of
+from rollbook.api.cli.context_option import at_context, named_of
 from rollbook.api.cli.log import DEFAULT_SERVER
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.metadata_option import metadata_that_is_meant

@@ -42,7 +42,7 @@ def add(
     name: str, server: str, insecure: bool, metadata: str | None, use: bool, **files: Any
 ) -> None:
     """Name a cluster, or name it anew. The first one is used from now on."""
-    from rollbook.api.cli import context_file
+    from rollbook.api import context_file
     from rollbook.api.cli.cluster_work import parse_url
     from rollbook.api.client.url import parse_log_url
 
@@ -64,7 +64,7 @@ def add(
 @_name
 def use(name: str) -> None:
     """Say which one is meant where no server is named."""
-    from rollbook.api.cli import context_file
+    from rollbook.api import context_file
 
     context_file.find(name)
     context_file.save(context_file.Contexts(name, context_file.load().contexts))
@@ -80,7 +80,7 @@ def use(name: str) -> None:
 @list_output_option
 def ls(output: str) -> None:
     """List them."""
-    from rollbook.api.cli import context_file
+    from rollbook.api import context_file
     from rollbook.api.cli.output import tell_rows
     from rollbook.proto.metastore.url import shown_url
 
@@ -102,7 +102,7 @@ def ls(output: str) -> None:
 @_name
 def rm(name: str) -> None:
     """Forget one."""
-    from rollbook.api.cli import context_file
+    from rollbook.api import context_file
 
     context_file.find(name)
     known = context_file.load()

@@ -1,16 +1,24 @@
 """`--context`, and the names that complete it."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
+if TYPE_CHECKING:
+    from rollbook.api.cli.log_access import LogAccess
+
+_FOR_ACCESS: Final = (
+    *("token_file", "tls_authorities", "tls_certificate", "tls_key"),
+    "insecure",
+)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def names_of_contexts(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from rollbook.api.cli.context_file import load
+    from rollbook.api.context_file import load
     from rollbook.proto.errors import BadConfig
 
     try:
@@ -40,3 +48,21 @@ def context_option(unless: str) -> Callable[[F], F]:
         shell_complete=names_of_contexts,
         help=f"One of `rollbook context ls`, where no {unless} is named.",
     )
+
+
+def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
+    """`name`: None is the current one, if there is one. `is_named`: a server was. Raises `BadConfig`."""
+    from rollbook.api.context_file import find, load
+    from rollbook.proto.errors import InvalidRequest
+
+    if name and is_named:
+        raise InvalidRequest("either --context or --server (ROLLBOOK_CONTEXT, ROLLBOOK_SERVER)")
+    name = name or load().current
+    if not name:
+        return access
+    context = find(name)
+    taken: dict[str, Any] = {"server": context.server}
+    for each in _FOR_ACCESS:
+        if not getattr(access, each) and (value := getattr(context, each)):
+            taken[each] = value
+    return replace(access, context=name, of_context=frozenset(taken), **taken)

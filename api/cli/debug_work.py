@@ -20,11 +20,11 @@ from rollbook import __version__
 from rollbook.api.cli import debug_metrics
 from rollbook.api.cli.cluster_health import look_at_health
 from rollbook.api.cli.cluster_work import look_at_cluster, parse_url
-from rollbook.api.cli.context_file import find
 from rollbook.api.cli.context_option import named_of
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.metadata_option import Metadata, metadata_that_is_meant
 from rollbook.api.client.client import Client
+from rollbook.api.context_file import find
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig, Overloaded, RollbookError

@@ -107,7 +107,7 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
             is_named, names_context = named_of(click.get_current_context(), "server")
             name = context if names_context else None
             if name or (server is not None and not is_named):  # Else no context was meant.
-                from rollbook.api.cli.context_file import at_context
+                from rollbook.api.cli.context_option import at_context
 
                 access = at_context(access, name, is_named=is_named)
             return command(access, **more)

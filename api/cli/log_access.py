@@ -11,10 +11,10 @@ import click
 
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.target import token_of_file
 from rollbook.api.client.unreached import Obstacle, obstacle_of
 from rollbook.logservice.words import Outage
 from rollbook.proto.errors import (
-    BadConfig,
     BeyondTail,
     Guarded,
     Interrupted,
@@ -32,7 +32,6 @@ from rollbook.proto.printable import harmless
 
 T = TypeVar("T")
 
-_TOKEN_BYTES_MAX: Final = 4096
 _NAMED: Final = (
     *("context", "server", "token_file"),
     *("tls_authorities", "tls_certificate", "tls_key"),
@@ -77,7 +76,7 @@ class LogAccess:
 
     async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
         """`settings` are those of the client that this work needs."""
-        async with connect(
+        client = connect(
             self.server,
             LogClientConfig(
                 timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s), **settings
@@ -87,8 +86,9 @@ class LogAccess:
             certificate=self.tls_certificate or "",
             key=self.tls_key or "",
             insecure=self.insecure,
-        ) as client:
-            client.owners.outages.on_look = _Waiting(self.server).tell
+        )
+        client.owners.outages.on_look = _Waiting(self.server).tell
+        async with client:
             try:
                 return await work(client)
             except asyncio.CancelledError:
@@ -97,16 +97,7 @@ class LogAccess:
                 raise
 
     def token(self) -> str:
-        if not self.token_file:
-            return ""
-        try:
-            with open(self.token_file, encoding="utf-8") as file:
-                token = file.readline(_TOKEN_BYTES_MAX + 1).strip()  # As servers read it.
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"cannot read the token: {error}") from error
-        if not (token.isascii() and token.isprintable()):  # No header could hold it.
-            raise BadConfig(f"the token in {self.token_file} has characters that no token has")
-        return token
+        return token_of_file(self.token_file or "")
 
     @property
     def flags(self) -> str:

@@ -82,7 +82,7 @@ def metadata_that_is_meant(
                 "either --context or --metadata (ROLLBOOK_CONTEXT, ROLLBOOK_METADATA)"
             )
         return Metadata(url)
-    from rollbook.api.cli.context_file import find, load
+    from rollbook.api.context_file import find, load
     from rollbook.proto.errors import BadConfig
 
     if not context and not os.environ.get("ROLLBOOK_SERVER"):  # It may be of another cluster.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.context_file import at_context
+from rollbook.api.cli.context_option import at_context
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.output import as_table
 from rollbook.api.spark.archive import Archive

@@ -4,17 +4,20 @@ from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.log import Log
-from rollbook.api.client.reader import EventReader, RecordBatch
+from rollbook.api.client.reader import EventReader, RecordBatch, Tail
 from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.writer import Writer
+from rollbook.logservice.core.block import Record
 
 __all__ = [
     "Client",
     "Cursor",
     "EventReader",
     "Log",
+    "Record",
     "RecordBatch",
     "Submission",
+    "Tail",
     "TailsWatch",
     "Writer",
     "connect",

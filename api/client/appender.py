@@ -7,16 +7,18 @@ epoch, which fences that append; so does one that the log has forgotten (`produc
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rollbook.api.client.append_line import AppendLine, AppendLines
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
 from rollbook.api.client.retrying import Pauses, in_doubt, may_retry
+from rollbook.api.client.texts import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
 from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
 from rollbook.logservice.core.block import Codec, Headers, pack_block, with_producer
 from rollbook.logservice.ids import LogName, ProducerRef
@@ -24,6 +26,7 @@ from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.errors import (
     ClientClosed,
     EntryTooLarge,
+    InvalidRequest,
     Outcome,
     ProducerGap,
     QuorumTimeout,
@@ -40,24 +43,41 @@ class Records:
     """Of one batch."""
 
     values: Sequence[bytes]
-    keys: Sequence[bytes | None] | None = None
-    headers: Sequence[Headers | None] | None = None
-    event_times: Sequence[int | None] | None = None
+    keys: Sequence[Text | None] | None = None
+    headers: Sequence[TextHeaders | None] | None = None
+    event_times: Sequence[int | datetime | None] | None = None
 
     def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
         try:
-            return pack_block(
-                self.values,
-                keys=self.keys,
-                headers=self.headers,
-                event_times=self.event_times,
-                producer=producer,
-                codec=codec,
-            )
-        except TypeError:  # Not looked for beforehand: that would cost each of a million records.
+            return _packed(self, producer, codec)
+        except (TypeError, InvalidRequest):  # Looked for now: before, it would cost each record.
             _require_bytes("record", self.values)
-            _require_bytes("key", [each for each in self.keys or () if each is not None])
-            raise
+            plain = self._plain()
+            _require_bytes("key", [each for each in plain.keys or () if each is not None])
+            for headers in plain.headers or ():
+                _require_bytes("header", (headers or {}).values())
+            return _packed(plain, producer, codec)
+
+    def _plain(self) -> "Records":
+        """The same records, without text and datetimes."""
+        keys, headers, times = self.keys, self.headers, self.event_times
+        return Records(
+            self.values,
+            None if keys is None else [as_bytes(each) for each in keys],
+            None if headers is None else [each and headers_as_bytes(each) for each in headers],
+            None if times is None else [as_us(each) for each in times],
+        )
+
+
+def _packed(records: Records, producer: ProducerRef, codec: Codec) -> bytes:
+    return pack_block(
+        records.values,
+        keys=cast("Sequence[bytes | None] | None", records.keys),
+        headers=cast("Sequence[Headers | None] | None", records.headers),
+        event_times=cast("Sequence[int | None] | None", records.event_times),
+        producer=producer,
+        codec=codec,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +90,7 @@ class Framed:
         return with_producer(self.block, producer)
 
 
-def _require_bytes(what: str, column: Sequence[object]) -> None:
+def _require_bytes(what: str, column: Iterable[object]) -> None:
     for each in column:
         if not isinstance(each, bytes | bytearray | memoryview):
             hint = ": say .encode()" if isinstance(each, str) else ""

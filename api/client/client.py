@@ -14,15 +14,26 @@ from rollbook.api.client.forks import on_used
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.meeting import Meeting
 from rollbook.api.client.owners import Owners
-from rollbook.api.client.positions import milliseconds_of
+from rollbook.api.client.positions import listed, milliseconds_of
+from rollbook.api.client.retrying import may_retry
 from rollbook.api.client.tails import TailsWatch
+from rollbook.api.client.target import Target, token_of_file, unnamed_target
 from rollbook.api.client.unacked import Loss, attach, error_of
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.grpc.methods import BY_REQUEST
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName, parse_prefix
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import ClientClosed, Outcome, RecordsUnacked, RollbookError
+from rollbook.proto.errors import (
+    BadConfig,
+    ClientClosed,
+    ConnectionLost,
+    Outcome,
+    QuorumTimeout,
+    RecordsUnacked,
+    RollbookError,
+    ServerUnreachable,
+)
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
@@ -46,28 +57,48 @@ W = TypeVar("W", bound=Ending)
 
 
 def connect(
-    url: str,
+    url: str | None = None,
     config: LogClientConfig = DEFAULTS,
     *,
     token: str = "",
+    token_file: str = "",
     authorities: str = "",
     certificate: str = "",
     key: str = "",
     insecure: bool = False,
+    wait_s: float = 0.0,
 ) -> "Client":
-    """`log://host:port,host:port`, or without `log://`; with `log+tls://` certificates are checked against
-    `authorities`, a PEM file, or what the machine trusts. Nothing is sent until something is asked for.
-    `insecure`: the token may go over the network in the clear.
+    """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
 
-    Raises `BadConfig`. Whoever connects calls `close`, or uses `async with`.
+    With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine trusts;
+    `certificate` and `key` are shown to servers that ask for one. Without a URL it is the cluster that the
+    shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, else the current context, else this machine.
+    `token_file` holds the `token` in its first line. `insecure`: the token may go over the network in the clear.
+
+        async with rollbook.aio.connect("log://127.0.0.1:7400") as client:
+            log = await client.open("orders", create=True)
+
+    `async with` asks the servers once, as `Client.check` does, and raises at once what is wrong: nothing listens
+    (`ServerUnreachable`), a port speaks TLS, a token is unknown (`Unauthorized`). `wait_s`: servers that cannot be
+    reached are tried again for this many seconds. Raises `BadConfig`.
     """
-    parsed = parse_log_url(url)
+    if token and token_file:
+        raise BadConfig("both token and token_file are given", next_step="leave one of them out")
+    shown = checked_token(token) or token_of_file(token_file)
+    target = unnamed_target() if url is None else Target(url)
+    target = target.overridden(shown, authorities, certificate, key, insecure)
+    parsed = parse_log_url(target.url)
     security = Security(
-        parsed.uses_tls, authorities, certificate, key, checked_token(token), insecure
+        parsed.uses_tls,
+        target.authorities,
+        target.certificate,
+        target.key,
+        target.token,
+        target.insecure,
     )
     security.require_tls_is_used()
     security.require_safe(parsed.servers)
-    return Client(parsed.servers, config, security)
+    return Client(parsed.servers, config, security, wait_s)
 
 
 class Client:
@@ -76,8 +107,15 @@ class Client:
     Who is cancelled while he waits for a change has not called it off; who only asked leaves nothing behind.
     """
 
-    def __init__(self, servers: Iterable[str], config: LogClientConfig, security: Security) -> None:
+    def __init__(
+        self,
+        servers: Iterable[str],
+        config: LogClientConfig,
+        security: Security,
+        wait_s: float = 0.0,
+    ) -> None:
         on_used()
+        self._wait_s = wait_s
         keep_pieces_of_messages()
         self.config = config
         self.owners = Owners(servers)
@@ -90,6 +128,10 @@ class Client:
         self.has_cancelled_change = False  # Nobody heard what became of it.
         self._guard: AsyncGenerator[None, None] | None = None
         self._meeting = Meeting(self.owners, self._addresses)
+
+    def __repr__(self) -> str:
+        state = " (closed)" if self._calls.is_closed else ""
+        return f"<Client of {', '.join(self.owners.servers)}{state}>"
 
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
@@ -109,6 +151,50 @@ class Client:
         except asyncio.CancelledError:
             self.has_cancelled_change |= changes
             raise
+
+    async def check(self) -> None:
+        """Asks all servers that were named, until one of them answers. `async with` does it.
+
+        Raises at once why none can be reached (`ServerUnreachable`), after `connect_s` if they are silent
+        (`QuorumTimeout`), and `Unauthorized`.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self.config.connect_s
+        patient_until = loop.time() + self._wait_s
+        while (failure := await self._why_unreachable(due)) is not None:
+            is_silent = isinstance(failure, QuorumTimeout)
+            if loop.time() >= (max(due, patient_until) if is_silent else patient_until):
+                raise failure
+            await asyncio.sleep(self.config.retry_pause_s_max)
+
+    async def _why_unreachable(self, due: float) -> RollbookError | None:
+        """None: one of them has answered. Raises an answer that repeating will not change."""
+        left_s = max(due - asyncio.get_running_loop().time(), self.config.retry_pause_s_max)
+        attempt_s = min(left_s, self.config.attempt_s)
+        asking = [
+            asyncio.ensure_future(self._calls.try_once(words.GetLimits(), each, attempt_s))
+            for each in self.owners.servers
+        ]
+        failures: list[RollbookError] = []
+        try:
+            for answer in asyncio.as_completed(asking):
+                try:
+                    await answer
+                except RollbookError as error:
+                    if isinstance(error, ServerUnreachable | QuorumTimeout | ConnectionLost):
+                        failures.append(error)
+                    elif not may_retry(error):
+                        raise
+                    else:  # It serves, and will answer soon.
+                        return None
+                else:
+                    return None
+        finally:
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        silent = [each for each in failures if isinstance(each, QuorumTimeout)]
+        return silent[0] if silent else self.owners.nobody_answers(failures[-1])
 
     # --- Logs ---------------------------------------------------------------------------------
 
@@ -134,7 +220,12 @@ class Client:
         return [each.address for each in await self.servers()]
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
-        """Names, in their order: of one namespace or of all, as many as begin with `prefix`."""
+        """Names, in their order: all, those of one namespace, or those that begin with `prefix`.
+
+        `"shop"` is the namespace, `"shop/ord*"` and `"ord*"` (in `default`) are prefixes, `"*"` is all of them.
+        Raises `InvalidRequest`.
+        """
+        namespace, prefix = listed(namespace, prefix)
         start_after = ""
         while True:
             page: words.LogNames = await self.ask(words.ListLogs(namespace, prefix, start_after))
@@ -291,6 +382,11 @@ class Client:
                 await self._close(None)
 
     async def __aenter__(self) -> Self:
+        try:
+            await self.check()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

@@ -1,10 +1,14 @@
 """A named position of a log."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final, TypeVar, overload
 
 from rollbook.logservice import words
 from rollbook.logservice.ids import CursorName, LogName, parse_offset
+from rollbook.proto.errors import NoSuchCursor
+
+D = TypeVar("D")
+REQUIRED: Final[Any] = object()  # There is no default.
 
 
 class Cursor:
@@ -21,10 +25,18 @@ class Cursor:
     def __repr__(self) -> str:
         return f"<Cursor {self.name} of {self.log}>"
 
-    async def get(self) -> words.Cursor:
-        """Raises `NoSuchCursor`."""
-        found: words.Cursor = await self._ask(words.GetCursor(self.log, self.name, self._uid))
-        return found
+    @overload
+    async def get(self) -> words.Cursor: ...
+    @overload
+    async def get(self, default: D) -> words.Cursor | D: ...
+    async def get(self, default: Any = REQUIRED) -> Any:
+        """Where it stands. `default` is returned if there is no such cursor; without one it raises `NoSuchCursor`."""
+        try:
+            return await self._ask(words.GetCursor(self.log, self.name, self._uid))
+        except NoSuchCursor:
+            if default is REQUIRED:
+                raise
+            return default
 
     async def commit(
         self,

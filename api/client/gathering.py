@@ -11,6 +11,7 @@ from typing import Final
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.retrying import again
+from rollbook.api.client.texts import Text, TextHeaders, as_bytes, headers_as_bytes
 from rollbook.logservice.core.block import Headers, check_event_time, check_header_name
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
@@ -109,8 +110,8 @@ class Gathering:
     def add(
         self,
         value: bytes,
-        key: bytes | None,
-        headers: Headers | None,
+        key: Text | None,
+        headers: TextHeaders | None,
         event_time_us: int | None,
     ) -> int:
         """Its index in `newest`; 0: that is a new one.
@@ -138,8 +139,8 @@ class Gathering:
     def _add_with_care(
         self,
         value: bytes,
-        key: bytes | None,
-        headers: Headers | None,
+        key: Text | None,
+        headers: TextHeaders | None,
         event_time_us: int | None,
     ) -> int:
         """Whatever the record is, and whether the open batch has room for it or not."""
@@ -149,7 +150,9 @@ class Gathering:
         if has_extras:
             if event_time_us is not None:
                 check_event_time(event_time_us)
-            size += _extra_bytes(key, headers)
+            plain_key: bytes | None = as_bytes(key)
+            plain_headers = headers_as_bytes(headers) if headers else None
+            size += _extra_bytes(plain_key, plain_headers)
             if size > self._bytes_max:
                 raise EntryTooLarge(
                     f"a record of {size} bytes with its key and headers", limit=self._bytes_max
@@ -162,7 +165,7 @@ class Gathering:
         index = len(self._values)
         self._values.append(value)
         if has_extras:
-            batch.add_extras(index, key, headers, event_time_us)
+            batch.add_extras(index, plain_key, plain_headers, event_time_us)
         return index
 
     def take(self, *, only_full: bool) -> Batch | None:

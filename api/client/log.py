@@ -15,14 +15,23 @@ from rollbook.api.client.positions import (
     condition_of,
     milliseconds_of,
     position_of,
+    producer_of_key,
 )
-from rollbook.api.client.reader import EventReader, RecordBatch, Whom, batches_of, records_of
+from rollbook.api.client.reader import (
+    EventReader,
+    RecordBatch,
+    Tail,
+    Whom,
+    batches_of,
+    records_of,
+)
 from rollbook.api.client.spread import AnyServer, Run, runs_of
 from rollbook.api.client.sync_writer import SyncWriter
+from rollbook.api.client.texts import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.writer import Writer
 from rollbook.api.nearest import did_you_mean
 from rollbook.logservice import words
-from rollbook.logservice.core.block import Headers, Record, producer_of
+from rollbook.logservice.core.block import Record, producer_of
 from rollbook.logservice.ids import (
     LogName,
     Offset,
@@ -70,9 +79,11 @@ class Log:
         self,
         value: bytes,
         *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        key: Text | None = None,
+        headers: TextHeaders | None = None,
+        event_time: datetime | None = None,
         event_time_us: int | None = None,
+        idempotency_key: str | None = None,
         expect: int | None = None,
         epoch: int | None = None,
         must_be_empty: bool = False,
@@ -80,9 +91,15 @@ class Log:
     ) -> words.AppendAck:
         """Durable when it returns; retried without duplicates until the timeout.
 
-        `expect`: it gets exactly this offset; `epoch`: of an exclusive writer. An error's
-        `outcome` says whether it may have been appended. Cancelled, it may have been, too.
+        `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8. `event_time` has a time zone;
+        `event_time_us` is the same as microseconds since 1970. `idempotency_key`: a record with a key that the log
+        has seen lately (`dedupe_age_s`) is not appended again, also after the program was started again; the ack has
+        `is_duplicate`, and the offset of the first one. `expect`: it gets exactly this offset; `epoch`: of an
+        exclusive writer. An error's `outcome` says whether it may have been appended. Cancelled, it may have been, too.
+
+        Raises `InvalidRequest`, `EntryTooLarge`, `LogSealed`, `OffsetMismatch`, `DuplicateDiffers`, `QuorumTimeout`.
         """
+        event_time_us = event_time_us_of(event_time, event_time_us)
         records = Records(
             (value,),
             None if key is None else (key,),
@@ -90,16 +107,20 @@ class Log:
             None if event_time_us is None else (event_time_us,),
         )
         condition = condition_of(expect, epoch, must_be_empty)
+        if idempotency_key is not None:
+            once = producer_of_key(idempotency_key)
+            return await self._appender.append_as(once, records, condition, timeout_s)
         return await self._appender.append(records, condition, timeout_s)
 
     async def append_many(
         self,
         values: Sequence[bytes],
         *,
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Headers | None] | None = None,
-        event_times: Sequence[int | None] | None = None,
+        keys: Sequence[Text | None] | None = None,
+        headers: Sequence[TextHeaders | None] | None = None,
+        event_times: Sequence[int | datetime | None] | None = None,
         producer: ProducerRef | None = None,
+        idempotency_key: str | None = None,
         expect: int | None = None,
         epoch: int | None = None,
         must_be_empty: bool = False,
@@ -107,6 +128,7 @@ class Log:
     ) -> words.AppendAck:
         """One atomic batch: all of them or none. Else as `append`, also if it is cancelled.
 
+        `event_times` are datetimes, or microseconds since 1970. `idempotency_key` is that of the whole batch.
         `producer`: the number of this batch, which the caller chooses and repeats, also after a crash. A batch that
         the log has is not appended again: the ack has `is_duplicate`, and the offsets of the first one. Number 0
         begins an epoch; append one batch of a producer after the other.
@@ -119,6 +141,10 @@ class Log:
         """
         records = Records(values, keys, headers, event_times)
         condition = condition_of(expect, epoch, must_be_empty)
+        if idempotency_key is not None:
+            if producer is not None:
+                raise InvalidRequest("a batch has a producer or an idempotency_key, not both")
+            producer = producer_of_key(idempotency_key)
         if producer is not None:
             ref = checked_producer(producer)
             return await self._appender.append_as(ref, records, condition, timeout_s)
@@ -223,14 +249,19 @@ class Log:
         return self.events(run.start, until=run.end, whom=whom)
 
     def tail(
-        self, start: Start = "latest", *, skip_truncated: bool = False
-    ) -> AsyncIterator[Record]:
-        """Follows the log, and ends when it is sealed. Raises `Truncated` and `ReaderStalled`.
+        self,
+        start: Start = "latest",
+        *,
+        skip_truncated: bool = False,
+        timeout: float | None = None,
+    ) -> Tail:
+        """Follows the log, and ends when it is sealed. Raises `Truncated`.
 
-        `skip_truncated`: it goes on at the head instead, and logs a warning that names the records it skipped;
-        `events` has them as a `Gap`.
+        `timeout`: it ends also when no record came for this many seconds. While the log's server is away it waits, for
+        ever if there is no `timeout`, and logs what it waits for. `skip_truncated`: it goes on at the head instead,
+        and logs a warning that names the records it skipped; `events` has them as a `Gap`.
         """
-        return records_of(self.events(start, skip_truncated=skip_truncated))
+        return Tail(self.events(start, skip_truncated=skip_truncated), timeout)
 
     def tail_batches(
         self, start: Start = "latest", *, skip_truncated: bool = False

@@ -4,6 +4,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from rollbook.logservice.ids import (
+    ONCE,
+    PRODUCER_ID_BYTES_MAX,
     Ago,
     AtCursor,
     AtOffset,
@@ -15,6 +17,7 @@ from rollbook.logservice.ids import (
     ProducerRef,
     parse_offset,
     parse_position,
+    parse_prefix,
     parse_writer_epoch,
     time_us_of,
 )
@@ -47,6 +50,23 @@ def position_of(start: Start) -> Position:
             raise InvalidRequest(f"{start!r:.80} is no position")
 
 
+def listed(namespace: str, prefix: str) -> tuple[str, str]:
+    """Of a list of logs: `ns`, `ns/`, `ns/pre*`, `pre*` of the namespace `default`, `*`. Raises `InvalidRequest`."""
+    if not namespace or namespace == "*":
+        return "", prefix
+    pattern = namespace.removesuffix("*")
+    if "/" not in namespace and pattern == namespace:
+        return namespace, prefix
+    if prefix:
+        raise InvalidRequest(f"logs({namespace!r}, {prefix!r}): the prefix is said twice")
+    if "*" in pattern or (pattern == namespace and not namespace.endswith("/")):
+        raise InvalidRequest(
+            f"{namespace!r:.80} is no pattern of logs",
+            next_step='write "namespace", "namespace/prefix*", "prefix*" or "*"',
+        )
+    return parse_prefix(pattern)
+
+
 def milliseconds_of(seconds: float, what: str) -> int:
     """Raises `InvalidRequest` for what no length of time is."""
     if not 0 <= seconds <= _SECONDS_MAX:
@@ -62,6 +82,16 @@ def condition_of(expect: int | None, epoch: int | None, must_be_empty: bool) -> 
         must_be_empty,
         None if epoch is None else parse_writer_epoch(epoch),
     )
+
+
+def producer_of_key(key: str) -> ProducerRef:
+    """A batch with this idempotency key, as over HTTP. Raises `InvalidRequest`."""
+    longest = PRODUCER_ID_BYTES_MAX - len(ONCE)
+    if type(key) is not str or not key.isascii() or not 1 <= len(key) <= longest:
+        raise InvalidRequest(
+            f"an idempotency key is text of 1 to {longest} ASCII characters, not {key!r:.80}"
+        )
+    return ProducerRef(ONCE + key.encode(), 0, 0)
 
 
 def checked_producer(producer: ProducerRef) -> ProducerRef:

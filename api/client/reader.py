@@ -60,6 +60,9 @@ class RecordBatch:
     def __len__(self) -> int:
         return self.next_offset - self.base_offset
 
+    def __repr__(self) -> str:
+        return f"<RecordBatch of {len(self)} records: offsets {self.base_offset} to {self.next_offset - 1}>"
+
     def values(self) -> list[bytes]:
         """The fastest way to all of them."""
         found: list[bytes] = []
@@ -157,6 +160,10 @@ class EventReader:
 
     async def aclose(self) -> None:
         """Hangs up: the server is told to send no more. At once, cancelled or not."""
+        self.let_go()
+
+    def let_go(self) -> None:
+        """As `aclose`, on the client's loop."""
         self.is_over = True
         self._hang_up()
 
@@ -366,6 +373,99 @@ async def records_of(reader: EventReader) -> AsyncIterator[Record]:
                 yield record
     finally:
         await reader.aclose()
+
+
+class Tail:
+    """Records as they come: `async for record in tail`, or `await tail.poll(timeout)`. Close it with `aclose`.
+
+    It waits for the log's server for as long as that is away, and says on the logger what it waits for.
+    """
+
+    def __init__(self, reader: EventReader, timeout: float | None = None) -> None:
+        self._reader = reader
+        self._timeout = timeout
+        self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
+        self._ahead: asyncio.Task[Event | None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the log is sealed and was read to its end, or the tail was closed."""
+        return self._reader.is_over and self._ahead is None
+
+    async def poll(self, timeout: float | None = None) -> Record | None:  # noqa: ASYNC109  # It polls.
+        """The next record. None: none came within this many seconds, or `is_over`.
+
+        Raises `Truncated`, `DataLost`. Cancelled, it misses nothing: ask again.
+        """
+        while (record := next(self._records, None)) is None:
+            if not await self._take(timeout):
+                return None
+        return record
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Ends when the log is sealed, or no record came for as long as `timeout` says."""
+        while True:
+            for record in self._records:
+                yield record
+            if not await self._take(self._timeout):
+                return
+
+    async def __anext__(self) -> Record:
+        if (record := await self.poll(self._timeout)) is None:
+            raise StopAsyncIteration
+        return record
+
+    async def aclose(self) -> None:
+        """The server is asked to send no more. Idempotent. At once, cancelled or not."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+        self._records = iter(())
+        self._reader.let_go()
+
+    def __del__(self) -> None:
+        """What is left by its program, such as a task that was cancelled, is closed by the loop."""
+        if not self._loop.is_closed() and not self._reader.is_over:
+            if self._ahead is not None:
+                self._loop.call_soon_threadsafe(self._ahead.cancel)
+            self._loop.call_soon_threadsafe(self._reader.let_go)
+
+    async def _take(self, timeout: float | None) -> bool:  # noqa: ASYNC109  # Of `poll`.
+        """Waits for the next records; False: none came in that time, or there are no more."""
+        due = None if timeout is None else self._loop.time() + timeout
+        while (event := await self._next_event(due)) is not None:
+            if (records := records_in(event)) is not None:
+                self._records = records
+                return True
+        return False
+
+    async def _next_event(self, due: float | None) -> Event | None:
+        while True:
+            ahead = self._ahead = self._ahead or self._loop.create_task(self._reader.next())
+            left = None if due is None else max(due - self._loop.time(), 0)
+            await asyncio.wait((ahead,), timeout=left)  # Cancelled, it goes on for the next call.
+            if not ahead.done():
+                return None
+            self._ahead = None
+            try:
+                return ahead.result()
+            except ReaderStalled as stalled:
+                warn_of_waiting(stalled)
+
+
+def records_in(event: Event) -> Iterator[Record] | None:
+    """None: there are none in it. Raises `DataLost`; truncated records that are skipped are logged."""
+    if isinstance(event, RecordBatch):
+        return iter(event.records())
+    if isinstance(event, words.Gap):
+        require_truncated(event)
+        warn_of_skipped(event)
+    return None
+
+
+def warn_of_waiting(stalled: ReaderStalled) -> None:
+    _logger.warning("tail_waits: %s", stalled)
 
 
 def require_truncated(gap: words.Gap) -> None:

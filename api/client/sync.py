@@ -19,15 +19,17 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from time import monotonic
 from types import FunctionType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from rollbook.api.client import client as aio
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.cursor import REQUIRED, Cursor, D
 from rollbook.api.client.forks import is_own_process, on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
@@ -35,34 +37,50 @@ from rollbook.api.client.reader import (
     Event,
     EventReader,
     RecordBatch,
+    records_in,
     require_truncated,
     warn_of_skipped,
+    warn_of_waiting,
 )
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.tails import TailsWatch
+from rollbook.api.client.texts import Text, TextHeaders
 from rollbook.api.client.unacked import attach
 from rollbook.logservice import words
-from rollbook.logservice.core.block import Headers, Record
+from rollbook.logservice.core.block import Record
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId
 from rollbook.logservice.log_config import LogConfig
-from rollbook.proto.errors import ClientClosed, RecordsUnacked, RollbookError
+from rollbook.proto.errors import ClientClosed, ReaderStalled, RecordsUnacked, RollbookError
 from rollbook.proto.runtime.loop_thread import LoopThread
 
 F = TypeVar("F")
 
 
 def connect(
-    url: str,
+    url: str | None = None,
     config: LogClientConfig = aio.DEFAULTS,
     *,
     token: str = "",
+    token_file: str = "",
     authorities: str = "",
     certificate: str = "",
     key: str = "",
     insecure: bool = False,
+    wait_s: float = 0.0,
 ) -> "SyncClient":
-    """As `rollbook.aio.connect`; the caller calls `close`, or uses `with`. What is open when the
-    interpreter exits is closed then.
+    """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
+
+    With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine trusts;
+    `certificate` and `key` are shown to servers that ask for one. Without a URL it is the cluster that the
+    shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, else the current context, else this machine.
+    `token_file` holds the `token` in its first line. `insecure`: the token may go over the network in the clear.
+
+        with rollbook.connect("log://127.0.0.1:7400") as client:
+            log = client.open("orders", create=True)
+
+    It asks the servers once, and raises at once what is wrong: nothing listens (`ServerUnreachable`), a port speaks
+    TLS, a token is unknown (`Unauthorized`). `wait_s`: servers that cannot be reached are tried again for this
+    many seconds. Raises `BadConfig`. Close it, or use `with`; a client that is open when the interpreter exits is closed then.
     """
     on_used()
     thread = _shared_thread()
@@ -71,12 +89,15 @@ def connect(
             url,
             config,
             token=token,
+            token_file=token_file,
             authorities=authorities,
             certificate=certificate,
             key=key,
             insecure=insecure,
+            wait_s=wait_s,
         )
     )
+    thread.run(client.__aenter__())  # Closes it where it fails.
     _clients.add(client)
     return SyncClient(thread, client)
 
@@ -136,6 +157,9 @@ class SyncClient:
 
     def open(self, name: str | LogName, create: LogConfig | bool = False) -> "SyncLog":
         return SyncLog(self._thread, self._thread.run(self._client.open(name, create)))
+
+    def __repr__(self) -> str:
+        return repr(self._client)
 
     def logs(self, namespace: str = "", prefix: str = "") -> Iterator[LogName]:
         names = self._client.logs(namespace, prefix)
@@ -250,9 +274,11 @@ class SyncLog:
         self,
         value: bytes,
         *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        key: Text | None = None,
+        headers: TextHeaders | None = None,
+        event_time: datetime | None = None,
         event_time_us: int | None = None,
+        idempotency_key: str | None = None,
         expect: int | None = None,
         epoch: int | None = None,
         must_be_empty: bool = False,
@@ -262,7 +288,9 @@ class SyncLog:
             value,
             key=key,
             headers=headers,
+            event_time=event_time,
             event_time_us=event_time_us,
+            idempotency_key=idempotency_key,
             expect=expect,
             epoch=epoch,
             must_be_empty=must_be_empty,
@@ -274,10 +302,11 @@ class SyncLog:
         self,
         values: Sequence[bytes],
         *,
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Headers | None] | None = None,
-        event_times: Sequence[int | None] | None = None,
+        keys: Sequence[Text | None] | None = None,
+        headers: Sequence[TextHeaders | None] | None = None,
+        event_times: Sequence[int | datetime | None] | None = None,
         producer: ProducerRef | None = None,
+        idempotency_key: str | None = None,
         expect: int | None = None,
         epoch: int | None = None,
         must_be_empty: bool = False,
@@ -289,6 +318,7 @@ class SyncLog:
             headers=headers,
             event_times=event_times,
             producer=producer,
+            idempotency_key=idempotency_key,
             expect=expect,
             epoch=epoch,
             must_be_empty=must_be_empty,
@@ -336,9 +366,15 @@ class SyncLog:
         for make in self._thread.run(self._log.readers_anywhere(start, end)):
             yield from self._batches(make)
 
-    def tail(self, start: Start = "latest", *, skip_truncated: bool = False) -> Iterator[Record]:
-        for batch in self.tail_batches(start, skip_truncated=skip_truncated):
-            yield from batch.records()
+    def tail(
+        self,
+        start: Start = "latest",
+        *,
+        skip_truncated: bool = False,
+        timeout: float | None = None,
+    ) -> "SyncTail":
+        make = partial(self._log.events, start, skip_truncated=skip_truncated)
+        return SyncTail(self._thread, self._thread.call(make), timeout)
 
     def tail_batches(
         self, start: Start = "latest", *, skip_truncated: bool = False
@@ -453,6 +489,100 @@ class SyncLog:
         return self._thread.run(self._log.journal(limit))
 
 
+class SyncTail:
+    """Records as they come: `for record in tail`, or `tail.poll(timeout)`. Close it, or leave it to the garbage collector.
+
+    It waits for the log's server for as long as that is away, and says on the logger what it waits for.
+    """
+
+    def __init__(
+        self, thread: LoopThread, reader: EventReader, timeout: float | None = None
+    ) -> None:
+        self._thread = thread
+        self._reader = reader
+        self._timeout = timeout
+        self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
+        self._ahead: Future[Event | None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the log is sealed and was read to its end, or the tail was closed."""
+        return self._reader.is_over and self._ahead is None
+
+    def poll(self, timeout: float | None = None) -> Record | None:
+        """The next record. None: none came within this many seconds, or `is_over`. Raises `Truncated`, `DataLost`."""
+        while (record := next(self._records, None)) is None:
+            if not self._take(timeout):
+                return None
+        return record
+
+    def __iter__(self) -> Iterator[Record]:
+        """Ends when the log is sealed, or no record came for as long as `timeout` says."""
+        while True:
+            yield from self._records
+            if not self._take(self._timeout):
+                return
+
+    def __next__(self) -> Record:
+        if (record := self.poll(self._timeout)) is None:
+            raise StopIteration
+        return record
+
+    def close(self) -> None:
+        """The server is asked to send no more. Idempotent."""
+        self._ahead, ahead = None, self._ahead
+        if ahead is not None:
+            ahead.cancel()
+        self._records = iter(())
+        self._thread.start(self._reader.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if is_own_process():
+            self.close()
+
+    def _take(self, timeout: float | None) -> bool:
+        """Waits for the next records; False: none came in that time, or there are no more."""
+        due = None if timeout is None else monotonic() + timeout
+        while (event := self._next_event(due)) is not None:
+            if (records := records_in(event)) is not None:
+                self._records = records
+                return True
+        return False
+
+    def _next_event(self, due: float | None) -> Event | None:
+        """The one after it is fetched while it is looked at."""
+        while not self.is_over:
+            ahead = self._ahead or self._thread.submit(self._reader.next())
+            self._ahead = ahead
+            try:
+                event = ahead.result(None if due is None else max(due - monotonic(), 0))
+            except TimeoutError:
+                return None
+            except ReaderStalled as stalled:
+                self._ahead = None
+                warn_of_waiting(stalled)
+                continue
+            except RollbookError:
+                self._ahead = None
+                raise
+            self._ahead = None
+            if event is not None:
+                self._ahead = self._thread.submit(self._reader.next())
+            return event
+        return None
+
+
 @in_words_of(TailsWatch)
 class SyncTailsWatch:
     """`TailsWatch`, call by call; from any thread."""
@@ -517,8 +647,12 @@ class SyncCursor:
     def __repr__(self) -> str:
         return repr(self._cursor)
 
-    def get(self) -> words.Cursor:
-        return self._thread.run(self._cursor.get())
+    @overload
+    def get(self) -> words.Cursor: ...
+    @overload
+    def get(self, default: D) -> words.Cursor | D: ...
+    def get(self, default: Any = REQUIRED) -> Any:
+        return self._thread.run(self._cursor.get(default))
 
     def commit(
         self,

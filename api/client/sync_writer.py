@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,8 +13,8 @@ from rollbook.api.client.forks import is_own_process, require_own_process
 from rollbook.api.client.gathering import Gathering, Tally
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.retrying import again
+from rollbook.api.client.texts import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.unacked import Loss, attach, on_collected, on_ended, take_loss
-from rollbook.logservice.core.block import Headers
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, Overloaded, RollbookError
@@ -94,6 +95,11 @@ class SyncWriter:
         self._is_pumping = False
         self._pipeline = thread.call(lambda: make_pipeline(self))
 
+    def __repr__(self) -> str:
+        tally = self._gathering.tally
+        said = f"{tally.acked} acknowledged, {self._gathering.pending} on their way"
+        return f"<Writer of {self._name}: {said}{f', {tally.unacked} failed' if tally.unacked else ''}>"
+
     def __del__(self) -> None:
         gathering = getattr(self, "_gathering", None)
         if gathering is not None and is_own_process():
@@ -108,14 +114,17 @@ class SyncWriter:
         self,
         value: bytes,
         *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        key: Text | None = None,
+        headers: TextHeaders | None = None,
+        event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
         """On its way without any flush, once there is room; its `result()` is its offset.
 
         Raises `EntryTooLarge`, and what has ended the writer.
         """
+        if event_time is not None:
+            event_time_us = event_time_us_of(event_time, event_time_us)
         while True:
             try:
                 return self.try_submit(value, key=key, headers=headers, event_time_us=event_time_us)
@@ -126,11 +135,14 @@ class SyncWriter:
         self,
         value: bytes,
         *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        key: Text | None = None,
+        headers: TextHeaders | None = None,
+        event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
         """As `submit`, but raises `Overloaded` if there is no room now."""
+        if event_time is not None:
+            event_time_us = event_time_us_of(event_time, event_time_us)
         gathering = self._gathering
         with self._lock:
             index = gathering.add(value, key, headers, event_time_us)

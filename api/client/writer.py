@@ -7,6 +7,7 @@ lone record waits for nobody, and a flood travels in large batches.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -16,8 +17,8 @@ from rollbook.api.client.forks import is_own_process
 from rollbook.api.client.gathering import Gathering, Tally
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.retrying import again
+from rollbook.api.client.texts import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.unacked import Loss, attach, on_collected, on_ended, take_loss
-from rollbook.logservice.core.block import Headers
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
@@ -47,6 +48,11 @@ class Writer:
         self._is_pumping = False
         self._waiting: deque[asyncio.Future[None]] = deque()  # For room.
 
+    def __repr__(self) -> str:
+        tally = self._gathering.tally
+        said = f"{tally.acked} acknowledged, {self._gathering.pending} on their way"
+        return f"<Writer of {self._name}: {said}{f', {tally.unacked} failed' if tally.unacked else ''}>"
+
     def __del__(self) -> None:
         gathering = getattr(self, "_gathering", None)
         if gathering is not None and is_own_process():
@@ -66,14 +72,17 @@ class Writer:
         self,
         value: bytes,
         *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        key: Text | None = None,
+        headers: TextHeaders | None = None,
+        event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
         """On its way without any flush; awaiting it gives its offset.
 
         Raises `Overloaded` if there is no room, `EntryTooLarge`, and what has ended the writer.
         """
+        if event_time is not None:
+            event_time_us = event_time_us_of(event_time, event_time_us)
         gathering = self._gathering
         index = gathering.add(value, key, headers, event_time_us)
         if not index and not self._is_pumping:
@@ -94,14 +103,21 @@ class Writer:
         self,
         value: bytes,
         *,
-        key: bytes | None = None,
-        headers: Headers | None = None,
+        key: Text | None = None,
+        headers: TextHeaders | None = None,
+        event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
         """`submit`, after waiting for room. Cancelled, it was not submitted."""
         while not self._gathering.has_room:
             await self.ready()
-        return self.submit(value, key=key, headers=headers, event_time_us=event_time_us)
+        return self.submit(
+            value,
+            key=key,
+            headers=headers,
+            event_time=event_time,
+            event_time_us=event_time_us,
+        )
 
     async def flush(self) -> None:
         """Waits until all that was submitted is durable. Raises what has ended the writer.

@@ -1,15 +1,16 @@
 """What routes take from paths, queries and headers, said once: parsed here, described to OpenAPI."""
 
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Annotated, Final
 
 from fastapi import Depends, Header, Path, Query, Request
 
 from rollbook.api.access.doorkeeper import CALLER
+from rollbook.api.access.idempotency import once
 from rollbook.api.rest.door import TIMEOUT_MS, TIMEOUT_MS_MAX, Asking, Forward
 from rollbook.logservice.ids import (
     INT64_MAX,
+    ONCE,
     PRODUCER_EPOCH_MAX,
     PRODUCER_ID_BYTES_MAX,
     CursorName,
@@ -26,7 +27,6 @@ from rollbook.logservice.words import NO_CURSOR, Condition
 from rollbook.proto.errors import InvalidRequest
 
 _NAME_PATTERN: Final = {"pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}
-_ONCE: Final = "once:"  # So that nobody's producer meets an idempotency key.
 
 _Name = Annotated[str, Path(json_schema_extra=_NAME_PATTERN)]
 
@@ -109,25 +109,15 @@ async def _producer(
     if idempotency_key is not None:
         if given != (None, None, None):
             raise InvalidRequest("it has one of a producer and an Idempotency-Key")
-        if not 1 <= len(idempotency_key) <= PRODUCER_ID_BYTES_MAX - len(_ONCE):
-            longest = PRODUCER_ID_BYTES_MAX - len(_ONCE)
+        if not 1 <= len(idempotency_key) <= PRODUCER_ID_BYTES_MAX - len(ONCE):
+            longest = PRODUCER_ID_BYTES_MAX - len(ONCE)
             raise InvalidRequest(f"an Idempotency-Key has 1 to {longest} characters")
-        return ProducerRef(_once(idempotency_key), 0, 0)
+        return ProducerRef(once(idempotency_key, CALLER.get()), 0, 0)
     if given == (None, None, None):
         return None
     if producer_id is None or producer_seq is None:
         raise InvalidRequest("a producer has Producer-Id and Producer-Seq, and perhaps an epoch")
     return ProducerRef(producer_id.encode("latin-1"), producer_epoch or 0, producer_seq)
-
-
-def _once(key: str) -> bytes:
-    """A key is its caller's alone; where callers have no names it is everybody's."""
-    caller = CALLER.get()
-    if caller.doorkeeper is None:
-        return (_ONCE + key).encode("latin-1")
-    name = caller.principal.name
-    scoped = f"{len(name)} {name} {key}".encode()
-    return f"{_ONCE}{blake2b(scoped, digest_size=29).hexdigest()}".encode()
 
 
 async def _of_one_record(

@@ -38,6 +38,7 @@ class Channel:
             authorities=_file(access.authorities),
             certificate=_file(access.certificate),
             key=_file(access.key),
+            wait_s=timeout_s,
         )
 
     def ask(self, word: Any) -> Any:

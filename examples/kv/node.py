@@ -123,7 +123,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ends in order, and hands over.
     try:
         with (
-            rollbook.connect(url) as client,
+            rollbook.connect(url, wait_s=30) as client,
             wal.StateMachine(
                 client, "kv", store, holder=address, snapshot_every=snapshot_every
             ) as machine,

@@ -51,6 +51,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise, repeat
@@ -82,6 +83,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MAGIC: Final = b"RBK\x01"  # The last byte is the version.
 HEADER_BYTES: Final = 72
 OPENED_BYTES_MAX: Final = (
@@ -186,6 +188,18 @@ class Record(NamedTuple):
     headers: Headers
     timestamp_us: int  # The server's: one for a whole batch, never lower than the one before.
     event_time_us: int | None  # The producer's own.
+
+    @property
+    def timestamp(self) -> datetime:
+        """`timestamp_us`, in UTC."""
+        return _EPOCH + timedelta(microseconds=self.timestamp_us)
+
+    @property
+    def event_time(self) -> datetime | None:
+        """`event_time_us`, in UTC."""
+        if self.event_time_us is None:
+            return None
+        return _EPOCH + timedelta(microseconds=self.event_time_us)
 
 
 @dataclass(slots=True)  # Not frozen, since that costs: one is made for every append.

@@ -22,7 +22,8 @@ COMPOSITION_ROOTS = {
 }
 # What a core may use besides `rollbook.proto` values: nothing that touches the machine.
 PURE = {
-    *("abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum"),
+    *("abc", "array", "ast", "bisect", "collections", "contextlib", "copy", "dataclasses"),
+    *("datetime", "enum"),
     *(
         "difflib",
         "functools",

@@ -11,12 +11,13 @@ import click
 import pytest
 
 from rollbook.api.cli import completing
-from rollbook.api.cli.context_file import Context, Contexts, at_context, load, path, save
+from rollbook.api.cli.context_option import at_context
 from rollbook.api.cli.log import with_access
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.cli.log_owning import acquire_writer
 from rollbook.api.cli.main import rollbook
 from rollbook.api.client.url import parse_log_url
+from rollbook.api.context_file import Context, Contexts, load, path, save
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.errors import (

@@ -98,7 +98,7 @@ def test_what_is_refused_leaves_the_batch_as_it_was() -> None:
     with pytest.raises(EntryTooLarge):
         add(gathering, bytes(101))
     with pytest.raises(InvalidRequest):
-        add(gathering, b"keyed", key="text")
+        add(gathering, b"keyed", key=7)
     with pytest.raises(InvalidRequest):
         add(gathering, ["a list"])
     assert add(gathering, b"second") == (batch, 1)

@@ -1,6 +1,7 @@
 """What a program does with a log."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import (
     BadConfig,
     Guarded,
+    InvalidRequest,
     LogExists,
     LogSealed,
     MetadataConflict,
@@ -49,11 +51,106 @@ async def test_text_is_no_record_and_it_is_said_what_to_do(site: Site, values: A
     log = await site.client("a").open("orders", create=True)
     with pytest.raises(TypeError, match=r"a record is bytes, not str: say \.encode\(\)"):
         await log.append_many(values)
-    with pytest.raises(TypeError, match=r"a key is bytes, not str: say \.encode\(\)"):
-        await log.append_many([b"a", b"b"], keys=[None, "k"])  # type: ignore[list-item]  # As it is.
+    with pytest.raises(TypeError, match="a key is bytes, not int"):
+        await log.append_many([b"a", b"b"], keys=[None, 7])  # type: ignore[list-item]  # As it is.
+    with pytest.raises(TypeError, match="a header is bytes, not NoneType"):
+        await log.append(b"a", headers={"h": None})  # type: ignore[dict-item]  # As it is.
     with pytest.raises(TypeError, match="a record is bytes, not NoneType"):
         await log.append(None)  # type: ignore[arg-type]  # As it is.
     assert (await log.append(b"x")).first_offset == 0
+
+
+async def test_text_and_datetimes_are_encoded_alike_everywhere(site: Site) -> None:
+    time, key = datetime(2026, 1, 31, 12, tzinfo=UTC), "k\u00e9y"
+    headers: dict[str, str | bytes] = {"h": "v", "b": b"b"}
+    log = await site.client("a").open("orders", create=True)
+    await log.append(b"1", key=key, headers=headers, event_time=time)
+    await log.append_many([b"2"], keys=[key], headers=[headers], event_times=[time])
+    async with log.writer() as writer:
+        writer.submit(b"3", key=key, headers=headers, event_time=time)
+        await writer.send(b"4", key=key, headers=headers, event_time=time)
+        for wrong in (
+            {"event_time": time, "event_time_us": 1},
+            {"event_time": time.replace(tzinfo=None)},
+        ):
+            with pytest.raises(InvalidRequest):
+                writer.submit(b"x", **wrong)
+        with pytest.raises(InvalidRequest, match="UTF-8"):
+            writer.submit(b"x", key="\ud800")
+    found = [record async for record in log.read()]
+    assert [each.value for each in found] == [b"1", b"2", b"3", b"4"]
+    for each in found:
+        assert (each.key, dict(each.headers)) == (key.encode(), {"h": b"v", "b": b"b"})
+        assert each.event_time == time
+        assert each.timestamp.timestamp() == pytest.approx(each.timestamp_us / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (("",), ["a/one", "a/two", "default/ten"]),
+        (("*",), ["a/one", "a/two", "default/ten"]),
+        (("a",), ["a/one", "a/two"]),
+        (("a/",), ["a/one", "a/two"]),
+        (("a/*",), ["a/one", "a/two"]),
+        (("a/t*",), ["a/two"]),
+        (("t*",), ["default/ten"]),
+        (("a", "o"), ["a/one"]),
+    ],
+)
+async def test_logs_are_listed_by_pattern(
+    site: Site, said: tuple[str, ...], meant: list[str]
+) -> None:
+    client = site.client("a")
+    for name in ("a/one", "a/two", "ten"):
+        await client.open(name, create=True)
+    assert [str(name) async for name in client.logs(*said)] == meant
+
+
+@pytest.mark.parametrize("said", [("a/b",), ("a/*b*",), ("*/b*",), ("a/b*", "c")])
+async def test_what_is_no_pattern_of_logs_is_refused(site: Site, said: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequest):
+        await anext(site.client("a").logs(*said))
+
+
+async def test_a_tail_is_polled_and_may_end_by_its_timeout(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    tail = log.tail("earliest", timeout=0.05)
+    assert await tail.poll(0) is None
+    assert [record async for record in tail] == []
+    await log.append_many([b"1", b"2", b"3"])
+    first = await tail.poll(30)
+    assert first is not None
+    assert first.value == b"1"
+    async for record in tail:  # What is left of a batch stays where it is.
+        assert record.value == b"2"
+        break
+    assert [record.value async for record in tail] == [b"3"]
+    assert not tail.is_over
+    await log.seal()
+    assert await tail.poll(30) is None
+    assert tail.is_over
+
+
+async def test_a_cursor_has_a_default(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    assert await log.cursor("none").get(None) is None
+    assert await log.cursor("none").get(default=7) == 7
+    await log.cursor("some").commit(0)
+    found = await log.cursor("some").get(default=None)
+    assert found is not None
+    assert found.offset == 0
+
+
+async def test_a_record_with_a_key_is_appended_once(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    first = await log.append(b"x", idempotency_key="payment-1")
+    again = await log.append(b"x", idempotency_key="payment-1")
+    assert (again.first_offset, again.is_duplicate) == (first.first_offset, True)
+    assert not (await log.append(b"x", idempotency_key="payment-2")).is_duplicate
+    for wrong in ("", "k" * 60, "\u00e9", 7):
+        with pytest.raises(InvalidRequest, match="an idempotency key is text"):
+            await log.append(b"x", idempotency_key=wrong)  # type: ignore[arg-type]  # One is a number.
 
 
 async def test_an_address_needs_no_scheme(site: Site) -> None:

@@ -1,14 +1,19 @@
 """A client learns in time who else can be asked, and says so when there is nobody."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from rollbook.api.client.client import connect
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owners import Owners
+from rollbook.api.grpc.config import GrpcConfig
+from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.errors import InvalidRequest, Outcome, ServerUnreachable
-from tests.unit.api.client.conftest import Site
+from rollbook.proto.runtime.tls import TlsFiles
+from tests.support.certificates import Authority
+from tests.unit.api.client.conftest import LOOPBACK, Site
 
 
 async def test_the_others_are_asked_for_again_soon_if_that_failed(site: Site) -> None:
@@ -25,13 +30,39 @@ async def test_the_others_are_asked_for_again_soon_if_that_failed(site: Site) ->
 
 
 async def test_a_client_that_nobody_ever_answered_says_what_to_do() -> None:
-    async with connect(
-        "log://127.0.0.1:1", LogClientConfig(connect_s=0.1, timeout_s=3600)
-    ) as client:
-        with pytest.raises(ServerUnreachable, match="no log server answers") as found:
-            await client.open("orders")
+    client = connect("log://127.0.0.1:1", LogClientConfig(connect_s=0.1, timeout_s=3600))
+    with pytest.raises(ServerUnreachable, match="no log server answers") as found:
+        await client.open("orders")
+    await client.close()
     assert "rollbook dev" in found.value.next_step
     assert found.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_entering_a_client_asks_its_servers(site: Site, tmp_path: Path) -> None:
+    """One of them is enough; if none can be reached it is said at once why, or after `wait_s`."""
+    authority = Authority.make(tmp_path)
+    files = authority.issue("server", "IP:127.0.0.1")
+    config = GrpcConfig(LOOPBACK, tls=TlsFiles(files.certificate, files.key))
+    tls = await GrpcServer.start(site.cores["a"], config)
+    plain = site.cluster.addresses["a"]
+    steps = {
+        "log://127.0.0.1:1": "start one",
+        f"log://{tls.address}": r"log\+tls://",
+        f"log+tls://{tls.address}": "authorities=",
+        f"log+tls://{plain}": r"without \+tls",
+    }
+    hour = LogClientConfig(connect_s=3600, timeout_s=3600)
+    try:
+        async with asyncio.timeout(60):
+            for url, step in steps.items():
+                with pytest.raises(ServerUnreachable, match=step):
+                    await connect(url, hour).__aenter__()
+            with pytest.raises(ServerUnreachable):
+                await connect("log://127.0.0.1:1", hour, wait_s=0.1).__aenter__()
+            async with connect(f"log://127.0.0.1:1,{plain}", hour) as client:
+                assert client.owners.servers == ("127.0.0.1:1", plain)
+    finally:
+        await tls.close(0)
 
 
 async def test_a_server_that_is_gone_for_a_while_is_waited_for(site: Site) -> None:

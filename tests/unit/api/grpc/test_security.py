@@ -60,7 +60,7 @@ def client_of(
     server: GrpcServer, scheme: str = "log+tls", timeout_s: float = 60.0, **security: str
 ) -> Client:
     config = LogClientConfig(timeout_s=timeout_s, attempt_s=timeout_s / 2)
-    return connect(f"{scheme}://{server.address}", config, insecure=False, **security)
+    return connect(f"{scheme}://{server.address}", config, insecure=False, **security)  # type: ignore[arg-type]  # Texts, all of them.
 
 
 async def test_with_the_token_over_tls(server: GrpcServer, files: TlsFiles) -> None:

@@ -16,13 +16,10 @@ import json
 import os
 import tempfile
 import tomllib
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-from rollbook.proto.errors import BadConfig, InvalidRequest
-
-if TYPE_CHECKING:
-    from rollbook.api.cli.log_access import LogAccess
+from rollbook.proto.errors import BadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class Contexts:
 
 
 KEYS: Final = tuple(each.name for each in fields(Context))
-_FOR_ACCESS: Final = tuple(key for key in KEYS if key not in ("server", "metadata"))
 
 
 def path() -> str:
@@ -101,18 +97,3 @@ def find(name: str) -> Context:
     if found is None:
         raise BadConfig(f"there is no context {name}", next_step="rollbook context ls")
     return found
-
-
-def at_context(access: "LogAccess", name: str | None, *, is_named: bool) -> "LogAccess":
-    """`name`: None is the current one, if there is one. `is_named`: a server was. Raises `BadConfig`."""
-    if name and is_named:
-        raise InvalidRequest("either --context or --server (ROLLBOOK_CONTEXT, ROLLBOOK_SERVER)")
-    name = name or load().current
-    if not name:
-        return access
-    context = find(name)
-    taken: dict[str, Any] = {"server": context.server}
-    for each in _FOR_ACCESS:
-        if not getattr(access, each) and (value := getattr(context, each)):
-            taken[each] = value
-    return replace(access, context=name, of_context=frozenset(taken), **taken)

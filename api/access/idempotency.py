@@ -1,0 +1,50 @@
+"""Idempotency keys: a batch with one is appended once, however often it is repeated.
+
+A key is a producer's id, `once:` and the key, with one batch. Where callers have names a key is its caller's alone: the
+id has a digest of both. HTTP makes such an id itself; in a stream of gRPC the client's id is replaced here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Final
+
+from rollbook.api.access.doorkeeper import Caller
+from rollbook.logservice.core.block import HEADER_BYTES, producer_of, with_producer
+from rollbook.logservice.ids import ONCE
+from rollbook.logservice.words import StreamAppend
+from rollbook.proto.errors import Invalid
+
+_DIGEST_BYTES: Final = 29
+
+
+def once(key: str, caller: Caller) -> bytes:
+    """The producer's id."""
+    if caller.doorkeeper is None:
+        return ONCE + key.encode("latin-1")
+    name = caller.principal.name
+    scoped = f"{len(name)} {name} {key}".encode()
+    return ONCE + blake2b(scoped, digest_size=_DIGEST_BYTES).hexdigest().encode()
+
+
+def with_own_keys(appends: Sequence[StreamAppend], caller: Caller) -> Sequence[StreamAppend]:
+    """The same appends; those with a key have the id that is their caller's."""
+    if caller.doorkeeper is None or not any(map(_has_key, appends)):
+        return appends
+    return [_with_own_key(each, caller) if _has_key(each) else each for each in appends]
+
+
+def _has_key(append: StreamAppend) -> bool:
+    return append.block.startswith(ONCE, HEADER_BYTES)
+
+
+def _with_own_key(append: StreamAppend, caller: Caller) -> StreamAppend:
+    try:
+        producer = producer_of(append.block)
+        if producer is None:  # It is a record that begins so.
+            return append
+        key = producer.id.removeprefix(ONCE).decode("latin-1")
+        block = with_producer(append.block, replace(producer, id=once(key, caller)))
+    except Invalid:  # The log refuses it, and says why.
+        return append
+    return replace(append, block=block)

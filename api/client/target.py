@@ -1,0 +1,81 @@
+"""Which cluster a program means, and what it shows there: as it says, or as the shell would choose.
+
+connect("log://…")      that one, with what `connect` is given, and nothing from the environment
+connect()               ROLLBOOK_SERVER with ROLLBOOK_TOKEN_FILE; else the context ROLLBOOK_CONTEXT, or the
+                        current one of `rollbook context ls`; else this machine
+"""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rollbook.api.client.channels import checked_token
+from rollbook.api.context_file import find, load
+from rollbook.proto.errors import BadConfig
+
+DEFAULT_SERVER: Final = "log://127.0.0.1:7400"
+_TOKEN_BYTES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    url: str = DEFAULT_SERVER
+    token: str = ""
+    authorities: str = ""
+    certificate: str = ""
+    key: str = ""
+    insecure: bool = False
+
+    def overridden(
+        self, token: str, authorities: str, certificate: str, key: str, insecure: bool
+    ) -> "Target":
+        """By what a program says itself."""
+        return replace(
+            self,
+            token=token or self.token,
+            authorities=authorities or self.authorities,
+            certificate=certificate or self.certificate,
+            key=key or self.key,
+            insecure=insecure or self.insecure,
+        )
+
+
+def unnamed_target() -> Target:
+    """Where a program that names no server connects to. Raises `BadConfig`."""
+    server, name = (os.environ.get(each, "") for each in ("ROLLBOOK_SERVER", "ROLLBOOK_CONTEXT"))
+    token_file = os.environ.get("ROLLBOOK_TOKEN_FILE", "")
+    if server and name:
+        raise BadConfig(
+            "both ROLLBOOK_SERVER and ROLLBOOK_CONTEXT are set", next_step="unset one of them"
+        )
+    if server:
+        return Target(server, token_of_file(token_file))
+    if not (name := name or load().current):
+        return Target(token=token_of_file(token_file))
+    context = find(name)
+    return Target(
+        context.server,
+        token_of_file(token_file or context.token_file),
+        context.tls_authorities,
+        context.tls_certificate,
+        context.tls_key,
+        context.insecure,
+    )
+
+
+def token_of_file(path: str) -> str:
+    """Its first line, as servers read it; empty without a path. Raises `BadConfig`."""
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            line = file.readline(_TOKEN_BYTES_MAX + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"cannot read the token: {error}") from error
+    try:
+        token = checked_token(line)
+    except BadConfig:
+        raise BadConfig(f"the token in {path} has characters that no token has") from None
+    if not token:
+        raise BadConfig(f"the token file {path} is empty", next_step="rollbook access token")
+    return token

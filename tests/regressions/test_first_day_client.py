@@ -1,0 +1,225 @@
+"""What somebody who knows other log services expects of `import rollbook` on the first day."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import rollbook
+from rollbook.api.access.core.principals import digest_of
+from rollbook.proto import errors
+from rollbook.proto.errors import (
+    BadConfig,
+    NoSuchLog,
+    RollbookError,
+    ServerUnreachable,
+    Unauthorized,
+)
+from tests.regressions import lone_server
+from tests.regressions.defects import defect
+from tests.regressions.lone_server import Site
+
+_TOKENS = {"one": "one" * 8, "two": "two" * 8}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Two principals; each may do everything."""
+    folder = tmp_path_factory.mktemp("site")
+    sections = (
+        f'[principals.{name}]\ntokens = [{{ sha256 = "{digest_of(token)}" }}]\n'
+        'admin = ["*"]\nread = ["*"]\nappend = ["*"]\n'
+        for name, token in _TOKENS.items()
+    )
+    (folder / "access.toml").write_text("".join((*sections, "# end\n")))
+    for name, token in _TOKENS.items():
+        (folder / f"{name}.token").write_text(f"{token}\n")
+    with lone_server.running(folder, "--access-file", str(folder / "access.toml")) as found:
+        yield found
+
+
+def token_file(site: Site, name: str) -> str:
+    return str(Path(site.metadata.removeprefix("sqlite://")).with_name(f"{name}.token"))
+
+
+_NAMES = """
+import rollbook.errors, rollbook.aio, rollbook.wal
+from rollbook.errors import NoSuchLog
+from rollbook import Client, Cursor, Log, LogName, Record, RecordBatch, Writer, WriterMode, errors
+from rollbook.aio import Client, Cursor, Log, Record, RecordBatch, Writer, connect
+assert errors.NoSuchLog is NoSuchLog and issubclass(NoSuchLog, rollbook.RollbookError)
+import sys
+with rollbook.connect(sys.argv[1], token=sys.argv[2]) as client:
+    log = client.open("names", create=True)
+    with log.writer() as writer:
+        assert type(writer) is rollbook.Writer
+    assert type(client) is rollbook.Client and type(log) is rollbook.Log
+    assert type(log.cursor("c")) is rollbook.Cursor
+"""
+
+
+@defect(
+    "public-names-are-elsewhere",
+    "Programs had to import types and errors from `rollbook.api…` and `rollbook.proto…`.",
+)
+def test_public_names_are_in_the_package(site: Site) -> None:
+    command = [sys.executable, "-c", _NAMES, site.url, _TOKENS["one"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@defect(
+    "connect-needs-a-url",
+    "`rollbook.connect()` did not connect to the server or the context that the shell uses.",
+)
+@pytest.mark.parametrize("named", ["server", "context"])
+def test_connecting_without_a_url_is_as_in_the_shell(
+    site: Site, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("ROLLBOOK_SERVER", "ROLLBOOK_CONTEXT", "ROLLBOOK_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    if named == "server":
+        monkeypatch.setenv("ROLLBOOK_SERVER", site.url)
+        monkeypatch.setenv("ROLLBOOK_TOKEN_FILE", token_file(site, "one"))
+    else:
+        (tmp_path / "rollbook").mkdir()
+        (tmp_path / "rollbook" / "contexts.toml").write_text(
+            f'current = "here"\n[contexts.here]\nserver = "{site.url}"\n'
+            f'token_file = "{token_file(site, "one")}"\n'
+        )
+    with rollbook.connect() as client:  # type: ignore[call-arg,unused-ignore]  # Once it was required.
+        assert client.open("unnamed", create=True).tail_offset() == 0
+
+
+@defect("client-reads-no-token-file", "A program had to read the file of its token by itself.")
+def test_a_token_may_be_in_a_file(site: Site, tmp_path: Path) -> None:
+    with rollbook.connect(site.url, token_file=token_file(site, "one")) as client:
+        client.open("with-file", create=True)
+    (tmp_path / "empty").write_text("")
+    for wrong in (tmp_path / "empty", tmp_path / "none"):
+        with pytest.raises(BadConfig, match=str(wrong)):
+            rollbook.connect(site.url, token_file=str(wrong))
+
+
+@defect(
+    "connect-says-nothing-of-a-wrong-server",
+    "`connect` succeeded where nothing listens or the token is unknown; the first call failed after ten seconds.",
+)
+def test_connecting_fails_at_once_with_the_reason(site: Site) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(ServerUnreachable, match="refused"):
+        rollbook.connect("log://127.0.0.1:1")
+    with pytest.raises(Unauthorized, match="token"):
+        rollbook.connect(site.url, token="nobody knows it")
+    with pytest.raises(RollbookError, match="HTTP"):
+        rollbook.connect(f"log://{site.place}")
+    assert time.monotonic() - began_s < 8
+
+
+@defect(
+    "client-has-no-idempotency-key",
+    "HTTP appends a record with an Idempotency-Key once; the Python client could not.",
+)
+def test_a_key_makes_an_append_happen_once_for_its_caller(site: Site) -> None:
+    acks = []
+    for _ in range(2):  # Two lives of the program.
+        with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
+            log = client.open("shop/paid", create=True)
+            acks.append(log.append(b"10 EUR", idempotency_key="payment-1"))
+    assert [ack.is_duplicate for ack in acks] == [False, True]
+    assert acks[0].first_offset == acks[1].first_offset
+    with rollbook.connect(site.url, token=_TOKENS["two"]) as client:  # Its key is another one.
+        ack = client.open("shop/paid").append(b"10 EUR", idempotency_key="payment-1")
+        assert not ack.is_duplicate
+    status, _, _ = site.ask(  # Over HTTP it is the same key.
+        "/v1/namespaces/shop/logs/paid/records",
+        "POST",
+        b"10 EUR",
+        authorization=f"Bearer {_TOKENS['one']}",
+        idempotency_key="payment-1",
+        content_type="application/octet-stream",
+    )
+    assert status in (200, 201)
+    with rollbook.connect(site.url, token=_TOKENS["two"]) as client:
+        assert client.open("shop/paid").tail_offset() == 2
+
+
+@defect(
+    "tail-cannot-be-polled",
+    "A loop over `log.tail()` could not look at anything else until the next record came.",
+)
+def test_a_tail_is_polled(site: Site) -> None:
+    with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
+        log = client.open("polled", create=True)
+        log.append_many([b"1", b"2", b"3"])
+        with log.tail("earliest", timeout=0.2) as tail:
+            first = tail.poll(30)
+            assert first is not None
+            assert first.value == b"1"
+            assert [record.value for record in tail] == [b"2", b"3"]
+            assert tail.poll(0) is None
+            log.append(b"4")
+            assert next(tail).value == b"4"
+            assert not tail.is_over
+            log.seal()
+            assert tail.poll(30) is None
+            assert tail.is_over
+
+
+@defect(
+    "text-and-times-differ-by-door",
+    "A text as key was refused here and failed in the middle there; an event time was a number only.",
+)
+def test_keys_headers_and_times_are_taken_as_people_have_them(site: Site) -> None:
+    happened = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
+        log = client.open("text", create=True)
+        log.append(b"1", key="käse", headers={"h": "ü"}, event_time=happened)
+        with log.writer() as writer:
+            writer.submit(b"2", key="käse", headers={"h": "ü"}, event_time=happened)
+        log.append_many([b"3"], keys=["käse"], headers=[{"h": "ü"}], event_times=[happened])
+        for record in log.read():
+            assert record.key == "käse".encode()
+            assert dict(record.headers) == {"h": "ü".encode()}
+            assert record.event_time == happened
+        assert [str(each) for each in client.logs("default/tex*")] == ["default/text"]
+        assert log.cursor("c").get(default=None) is None
+
+
+@defect(
+    "batch-and-error-look-like-nothing",
+    "`repr` of a client, a writer, a batch and an error said nothing that helps; batches and errors did not pickle.",
+)
+def test_what_a_program_holds_can_be_shown_copied_and_pickled(site: Site) -> None:
+    with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
+        log = client.open("shown", create=True)
+        log.append_many([b"1", b"2"])
+        (batch,) = log.read_batches()
+        batch.values()
+        for same in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
+            assert same.records() == batch.records()
+        assert repr(batch) == "<RecordBatch of 2 records: offsets 0 to 1>"
+        assert site.url.removeprefix("log://") in repr(client)
+        with log.writer() as writer:
+            writer.submit(b"3").result()
+            assert "1 acknowledged" in repr(writer)
+        with pytest.raises(NoSuchLog) as caught:
+            client.open("none")
+    for error in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert (str(error), error.ids, error.outcome) == (
+            str(caught.value),
+            caught.value.ids,
+            caught.value.outcome,
+        )
+    assert "not_applied" in repr(caught.value)
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, RollbookError):
+            found = pickle.loads(pickle.dumps(kind("why", next_step="what", log="a/b")))
+            assert (type(found), found.next_step, found.ids) == (kind, "what", {"log": "a/b"})
