@@ -170,7 +170,7 @@ class Run:
 
     async def _kill_owner(self) -> None:
         """The log server that owns the log."""
-        async with rollbook.aio.connect(self._url) as client:
+        async with rollbook.aio.connect(self._url, wait_s=60) as client:
             (owner,) = await client.lookup(["kv"])
         (name,) = (name for name, door in self._doors.items() if door == owner.address)
         self.struck[-1] = self.struck[-1]._replace(owner_died=True)
@@ -179,7 +179,7 @@ class Run:
 
     async def _until_truncated(self) -> None:
         """Behind a snapshot, for which a slow machine may have had too little work done."""
-        async with rollbook.aio.connect(self._url) as client:
+        async with rollbook.aio.connect(self._url, wait_s=60) as client:
             log = await client.open("kv")
             while not (head := await log.head_offset()):
                 await asyncio.sleep(_LOOK_AGAIN_S)

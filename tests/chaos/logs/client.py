@@ -350,7 +350,7 @@ async def live(role: str, url: str, path: Path) -> None:
             lines.put_nowait(line)
 
     loop.add_reader(0, hear)
-    async with aio.connect(url) as client:
+    async with aio.connect(url, wait_s=60) as client:
         actor = ROLES[role](client, HistoryFile(path), path.name)
         say("ready")
         if isinstance(actor, Auditor):
