@@ -8,7 +8,8 @@ the same query appends meanwhile.
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -32,6 +33,7 @@ from rollbook.proto.errors import (
 
 _logger: Final = logging.getLogger("rollbook.spark")
 _BLOCK_BYTES_MAX: Final = 6 * 1024 * 1024  # So that a message of gRPC holds one.
+_AHEAD: Final = 4  # Blocks on their way at a time.
 _ROUNDS: Final = 3
 _whole: dict[
     tuple[str, str, str], int
@@ -69,6 +71,9 @@ class LogSink:
         self._records_max = config.batch_records_max
         self._key = (channel.access.endpoint, self._log.uid, batch.query)
         self._first = self._end = -1  # Of the batch, in the log.
+        self._sent: dict[
+            int, Future[words.AppendAck]
+        ] = {}  # By number, those that are on their way.
 
     def append(self, rows: Rows) -> None:
         """All of the batch is in the log when it returns. Raises `SinkReplayDiverged`."""
@@ -123,15 +128,20 @@ class LogSink:
         self._append_rest(rows, done, last_seq + 1)
 
     def _append_rest(self, rows: Rows, start: int, seq: int) -> None:
-        for first, last in cut(start, len(rows), rows.size, self._bytes_max, self._records_max):
-            seq = self._append_block(rows, first, last, seq) + 1
+        runs = cut(start, len(rows), rows.size, self._bytes_max, self._records_max)
+        try:
+            for index, (first, last) in enumerate(runs):
+                if index:  # The log has taken one, so that it takes those after it.
+                    self._send_ahead(rows, runs[index : index + _AHEAD], seq)
+                seq = self._append_block(rows, first, last, seq) + 1
+        finally:
+            self._await_sent()
 
     def _append_block(self, rows: Rows, first: int, last: int, seq: int) -> int:
         """Its number: 0 where the log has forgotten the producer, and what it has of the batch is known."""
         while True:
-            block = rows.pack(first, last, self._batch.ref(seq), self._codec)
             try:
-                ack = self._channel.patiently(partial(self._log.append_block, block))
+                ack = self._sent_before(seq) or self._append_alone(rows, first, last, seq)
             except ProducerGap as error:
                 if error.ids.get("expected") != 0 or seq == 0 or first == 0:
                     raise
@@ -143,6 +153,32 @@ class LogSink:
                 self._first = ack.first_offset
             self._end = ack.next_offset
             return seq
+
+    def _append_alone(self, rows: Rows, first: int, last: int, seq: int) -> words.AppendAck:
+        block = rows.pack(first, last, self._batch.ref(seq), self._codec)
+        return self._channel.patiently(partial(self._log.append_block, block))
+
+    def _send_ahead(self, rows: Rows, runs: Sequence[tuple[int, int]], seq: int) -> None:
+        """The log takes blocks of a producer in the order of their numbers, whatever happens to one of them."""
+        thread, log = self._log.inside()
+        for number, (first, last) in enumerate(runs, seq):
+            if number not in self._sent:
+                block = rows.pack(first, last, self._batch.ref(number), self._codec)
+                self._sent[number] = thread.submit(log.append_block(block))
+
+    def _sent_before(self, seq: int) -> words.AppendAck | None:
+        """None: it was not, or it failed, and then it goes again, alone."""
+        sent = self._sent.pop(seq, None)
+        try:
+            return None if sent is None else sent.result()
+        except RollbookError as error:
+            _logger.info("block_sent_again: %d of %s: %s", seq, self._name, error)
+            self._await_sent()
+            return None
+
+    def _await_sent(self) -> None:
+        sent, self._sent = self._sent, {}
+        wait(sent.values())
 
     # --- What the log has ---------------------------------------------------------------------
 

@@ -13,12 +13,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from rollbook.api.client.log import Log
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark import appends
 from rollbook.api.spark.columns import HEADERS
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.logservice.ids import ProducerRef
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.words import AppendAck
+from rollbook.proto.errors import OutcomeUnknown, RollbookError, Unavailable
 from rollbook.proto.quorum import Quorum
 from tests.regressions.lone_server import Site
 from tests.spark.drive import Sink, forget_process, write_batch
@@ -120,6 +123,7 @@ def test_a_batch_that_was_half_written_is_completed(
     forget_process()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(appends.LogSink, "_append_block", killed)
+        patch.setattr(appends, "_AHEAD", 0)
         with pytest.raises(KeyboardInterrupt):
             sink.commit(messages, 7)
     log.append(b"another")
@@ -128,6 +132,43 @@ def test_a_batch_that_was_half_written_is_completed(
     found = values(log)
     found.remove(b"another")
     assert found == expected(*([(0, 7)] if is_marked else []), (7, 27))
+
+
+@pytest.mark.parametrize("failing", range(1, 6))
+@pytest.mark.parametrize("error", [Unavailable, OutcomeUnknown])
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_block_that_fails_among_those_sent_ahead_is_sent_again(
+    site: Site,
+    client: SyncClient,
+    name: str,
+    failing: int,
+    error: type[RollbookError],
+    is_marked: bool,
+) -> None:
+    """SK6: those behind it were refused, or are found; each row is there once, in order."""
+    log = client.open(name, create=SMALL)
+    sink = sink_of(site, name)
+    if is_marked:
+        sink.run(0, rows(0, 2))
+    write, sent = Log.append_block, 0
+
+    async def failed(self: Log, block: bytes, **_: Any) -> AppendAck:
+        nonlocal sent
+        sent += 1
+        if sent != failing:
+            return await write(self, block)
+        if error is OutcomeUnknown:
+            await write(self, block)  # Only its answer is lost.
+        raise error
+
+    messages = sink.write(rows(2, 20), rows(20, 32))
+    if not is_marked:
+        forget_process()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Log, "append_block", failed)
+        sink.commit(messages, 1)
+    assert sent > 6
+    assert values(log) == expected((0 if is_marked else 2, 32))
 
 
 def test_no_memory_of_producers_is_needed(site: Site, client: SyncClient, name: str) -> None:
@@ -155,6 +196,7 @@ def test_a_producer_that_was_forgotten_goes_on(site: Site, client: SyncClient, n
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(appends.LogSink, "_append_block", killed)
+        patch.setattr(appends, "_AHEAD", 0)
         with pytest.raises(KeyboardInterrupt):
             sink.commit(messages, 0)
     time.sleep(1.2)
