@@ -83,7 +83,7 @@ def mark_bookies_drained(metadata: Metadata, names: Sequence[str], yes: bool, ou
 def is_removal_safe(metadata: Metadata, names: Sequence[str], output: str) -> bool:
     bookies = _parse(names)
     verdict = _run(metadata, lambda departures: departures.judge(bookies))
-    show_facts(_facts_of(verdict), output)
+    show_facts(facts_of(verdict), output)
     return verdict.is_safe
 
 
@@ -96,7 +96,7 @@ def remove_bookies(
         metadata, lambda departures: departures.remove(bookies, ledgers_given_up=given_up)
     )
     if output != "table":
-        show_facts({**_facts_of(verdict), "removed": True}, output)
+        show_facts({**facts_of(verdict), "removed": True}, output)
         return
     click.echo(f"{', '.join(bookies)} removed; an id is used again by format or rejoin")
 
@@ -125,7 +125,7 @@ def _show(found: Sequence[StoredLifecycle], output: str) -> None:
     show_rows(_COLUMNS, rows, output)
 
 
-def _facts_of(verdict: Verdict) -> dict[str, Any]:
+def facts_of(verdict: Verdict) -> dict[str, Any]:
     return {
         "safe_to_remove": verdict.is_safe,
         "bookies": [

@@ -30,18 +30,20 @@ CODES: Final = {"healthy": 0, "degraded": 8, "unavailable": 5}
 def look_at_health(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The verdict; everybody, one row each."""
 
-    async def look(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
-        bookies = [{"kind": "bookie", **each} for each in await list_bookies(store, cluster)]
-        servers = await _log_servers(store, cluster.own_root)
-        found = [*bookies, *servers]
-        reached = await asyncio.gather(*(_is_reached(each["address"]) for each in found))
-        for each, is_reached in zip(found, reached, strict=True):
-            if not is_reached and each["state"] != "down":
-                each["state"] = "unreachable"
-        return found
-
-    found = run_on_store(url, look)
+    found = run_on_store(url, find_members)
     return judge(found), found
+
+
+async def find_members(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
+    """Bookies and log servers, one row each, each asked whether it can be reached."""
+    bookies = [{"kind": "bookie", **each} for each in await list_bookies(store, cluster)]
+    servers = await _log_servers(store, cluster.own_root)
+    found = [*bookies, *servers]
+    reached = await asyncio.gather(*(_is_reached(each["address"]) for each in found))
+    for each, is_reached in zip(found, reached, strict=True):
+        if not is_reached and each["state"] != "down":
+            each["state"] = "unreachable"
+    return found
 
 
 def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def verify_ledgers(
                 if not every:
                     raise
                 continue  # Deleted meanwhile.
-            facts = _verdict_facts(ledger_id, verdict)
+            facts = verdict_facts(ledger_id, verdict)
             found.append(facts)
             if output == "ndjson":
                 show_rows((), [facts], output)
@@ -63,7 +63,7 @@ async def _verify_one(
         return await ledgers.verify(ledger_id, password_of(password), on_progress=advance)
 
 
-def _verdict_facts(ledger_id: int, verdict: Verdict) -> dict[str, Any]:
+def verdict_facts(ledger_id: int, verdict: Verdict) -> dict[str, Any]:
     word = "sound" if verdict.is_sound else "degraded"
     if verdict.in_doubt:
         word = "in doubt"

@@ -16,6 +16,7 @@ from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import NoSuchLedger, RecoveryIncomplete
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
 from rollbook.proto.ids import LedgerId
+from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.wire.digest import DigestType
 
 _METADATA_READS: Final = 64  # At once.
@@ -33,7 +34,7 @@ def list_ledgers(access: Access, long: bool, start: int, limit: int | None, outp
             more = [{"ledger_id": each} for each in piece]
             if has_more:
                 found = await asyncio.gather(*(_read_or_none(ledgers, each) for each in piece))
-                more = [_row(each) | _rest(each) for each in found if each is not None]
+                more = [facts_of_ledger(each) for each in found if each is not None]
             if output in ("ndjson", "name", "raw"):  # As they come: there may be millions.
                 tell_rows((), more, output, "ledger_id")
             else:
@@ -92,6 +93,21 @@ def _rest(stored: StoredLedger) -> dict[str, Any]:
     }
 
 
+def facts_of_ledger(stored: StoredLedger) -> dict[str, Any]:
+    return _row(stored) | _rest(stored)
+
+
+def fragments_of(metadata: LedgerMetadata) -> list[dict[str, Any]]:
+    return [
+        {
+            "first_entry": fragment.first_entry,
+            "last_entry": metadata.last_entry_of(index),
+            "ensemble": list(fragment.ensemble),
+        }
+        for index, fragment in enumerate(metadata.fragments)
+    ]
+
+
 def _when(ms: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms / 1000))
 
@@ -105,15 +121,8 @@ def show_ledger(access: Access, ledger_id: int, output: str) -> None:
     if output == "raw":
         print_bytes(pack_ledger_metadata(metadata))
         return
-    fragments = [
-        {
-            "first_entry": fragment.first_entry,
-            "last_entry": metadata.last_entry_of(index),
-            "ensemble": list(fragment.ensemble),
-        }
-        for index, fragment in enumerate(metadata.fragments)
-    ]
-    facts = _row(stored) | _rest(stored)
+    fragments = fragments_of(metadata)
+    facts = facts_of_ledger(stored)
     if output != "table":
         show_facts({**facts, "fragments": fragments}, output)
         return
@@ -188,19 +197,24 @@ def recover_ledgers(
             instead="a log server recovers it as it takes the log over; to move the log: rollbook log "
             "transfer {0} SERVER",
         )
-        rows: list[dict[str, Any]] = []
-        for ledger_id in ledger_ids:
-            async with await ledgers.open_recover(ledger_id, password_of(password)) as reader:
-                metadata = reader.metadata
-                rows.append(
-                    {
-                        "ledger_id": ledger_id,
-                        "state": metadata.state.value,
-                        "last_entry": metadata.last_entry,
-                        "length": metadata.length,
-                    }
-                )
-        return rows
+        return [
+            await recover_ledger(ledgers, ledger_id, password_of(password))
+            for ledger_id in ledger_ids
+        ]
 
     columns = ("ledger_id", "state", "last_entry", "length")
     tell_rows(columns, access.run(recover), output, "last_entry")
+
+
+async def recover_ledger(
+    ledgers: Ledgers, ledger_id: int, password: bytes | None
+) -> dict[str, Any]:
+    """Fences it, finds its last entry and closes it."""
+    async with await ledgers.open_recover(ledger_id, password) as reader:
+        metadata = reader.metadata
+        return {
+            "ledger_id": ledger_id,
+            "state": metadata.state.value,
+            "last_entry": metadata.last_entry,
+            "length": metadata.length,
+        }

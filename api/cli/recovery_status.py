@@ -44,58 +44,56 @@ _COLUMNS: Final = ("ledger_id", "task", "bookies", "since", "locked_by", "attemp
 _WIDE: Final = ("code", "message", "lost")
 
 
-def show_status(metadata: Metadata, output: str) -> None:
-    async def look(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
-        marks, failures = Marks(store, cluster.root), Failures(store, cluster)
-        times = CheckTimes(store, cluster, marks)
-        failed = [
-            failure
-            async for ledger_id in _upto(failures.ids())
-            if (failure := await _failure(failures, ledger_id)) is not None
-        ]
-        processes = await PresenceNodes(store, cluster).list()
-        audit = next((each.audit for each in processes if each.audit), {})
-        doubts: Mapping[str, Any] = next(
-            (each.drains.get("doubts", {}) for each in processes if each.drains), {}
-        )
-        delay = await _delay(marks)
-        return {
-            "autorecovery": "enabled" if await marks.is_enabled() else "paused",
-            "auditor": await _auditors(store, cluster).leader(),
-            "steward": await _stewards(store, cluster).leader(),
-            "delay_s": delay if delay is not None else f"{_DEFAULT_DELAY_S} (not written yet)",
-            "ledgers_marked": await _count(marks),
-            "ledgers_to_drain": await _count(DrainTasks(store, cluster)),
-            "ledgers_locked": len(await marks.locked()),
-            "repairs_failed": len(failed),
-            "ledgers_unrecoverable": sum(each.is_unrecoverable for each in failed),
-            "bookies_missing": ", ".join(await _missing(store, cluster)),
-            "audit_braked": audit.get("is_braked"),
-            "bookies_leaving": ", ".join(
-                f"{each.bookie} ({each.lifecycle.state.value})"
-                for each in await LifecycleNodes(store, cluster).list()
-                if not each.lifecycle.takes_entries
-            ),
-            **{
-                f"checked_{kind.value}": _as_time(await times.completed_ms(kind))
-                for kind in CheckKind
-            },
-            "checks": [
-                {"check": check, **{name: state.get(name) for name in _CHECK_COLUMNS[1:]}}
-                for check, state in audit.get("checks", {}).items()
-            ],
-            "bookies_in_doubt": [
-                {"bookie": bookie, **{name: state.get(name) for name in _DOUBT_COLUMNS[1:]}}
-                for bookie, state in sorted(doubts.items())
-            ],
-            "processes": [
-                {"process": each.name, "part": part, **state}
-                for each in processes
-                for part, state in sorted(each.parts.items())
-            ],
-        }
+async def read_status(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
+    marks, failures = Marks(store, cluster.root), Failures(store, cluster)
+    times = CheckTimes(store, cluster, marks)
+    failed = [
+        failure
+        async for ledger_id in _upto(failures.ids())
+        if (failure := await _failure(failures, ledger_id)) is not None
+    ]
+    processes = await PresenceNodes(store, cluster).list()
+    audit = next((each.audit for each in processes if each.audit), {})
+    doubts: Mapping[str, Any] = next(
+        (each.drains.get("doubts", {}) for each in processes if each.drains), {}
+    )
+    delay = await _delay(marks)
+    return {
+        "autorecovery": "enabled" if await marks.is_enabled() else "paused",
+        "auditor": await _auditors(store, cluster).leader(),
+        "steward": await _stewards(store, cluster).leader(),
+        "delay_s": delay if delay is not None else f"{_DEFAULT_DELAY_S} (not written yet)",
+        "ledgers_marked": await _count(marks),
+        "ledgers_to_drain": await _count(DrainTasks(store, cluster)),
+        "ledgers_locked": len(await marks.locked()),
+        "repairs_failed": len(failed),
+        "ledgers_unrecoverable": sum(each.is_unrecoverable for each in failed),
+        "bookies_missing": ", ".join(await _missing(store, cluster)),
+        "audit_braked": audit.get("is_braked"),
+        "bookies_leaving": ", ".join(
+            f"{each.bookie} ({each.lifecycle.state.value})"
+            for each in await LifecycleNodes(store, cluster).list()
+            if not each.lifecycle.takes_entries
+        ),
+        **{f"checked_{kind.value}": _as_time(await times.completed_ms(kind)) for kind in CheckKind},
+        "checks": [
+            {"check": check, **{name: state.get(name) for name in _CHECK_COLUMNS[1:]}}
+            for check, state in audit.get("checks", {}).items()
+        ],
+        "bookies_in_doubt": [
+            {"bookie": bookie, **{name: state.get(name) for name in _DOUBT_COLUMNS[1:]}}
+            for bookie, state in sorted(doubts.items())
+        ],
+        "processes": [
+            {"process": each.name, "part": part, **state}
+            for each in processes
+            for part, state in sorted(each.parts.items())
+        ],
+    }
 
-    facts = run_on_store(metadata.url, look)
+
+def show_status(metadata: Metadata, output: str) -> None:
+    facts = run_on_store(metadata.url, read_status)
     if output != "table":
         show_facts(facts, output)
         return
@@ -110,34 +108,40 @@ def show_status(metadata: Metadata, output: str) -> None:
             show_rows(columns, rows, output)
 
 
+async def read_tasks(
+    store: MetadataStore, cluster: Cluster, *, failed: bool = False, limit: int | None = None
+) -> list[dict[str, Any]]:
+    marks, failures = Marks(store, cluster.root), Failures(store, cluster)
+    rows: list[dict[str, Any]] = []
+    for task, tree in (("repair", marks), ("drain", DrainTasks(store, cluster))):
+        async for ledger_id in tree.ids():
+            if limit is not None and len(rows) >= limit:
+                return rows
+            failure = await _failure(failures, ledger_id)
+            if failure is None and failed:
+                continue
+            row = {
+                "ledger_id": ledger_id,
+                "task": task,
+                "bookies": [],
+                "since": None,
+                "locked_by": await marks.holder(ledger_id),
+                **_as_facts(failure),
+            }
+            try:
+                if (found := await tree.read(ledger_id)) is None:
+                    continue  # It was done meanwhile.
+                row["bookies"] = list(found.mark.missing)
+                row["since"] = _as_time(found.mark.marked_ms)
+            except BadMetadata as error:
+                row["message"] = error.message
+            rows.append(row)
+    return rows
+
+
 def list_tasks(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None:
     async def look(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
-        marks, failures = Marks(store, cluster.root), Failures(store, cluster)
-        rows: list[dict[str, Any]] = []
-        for task, tree in (("repair", marks), ("drain", DrainTasks(store, cluster))):
-            async for ledger_id in tree.ids():
-                if limit is not None and len(rows) >= limit:
-                    return rows
-                failure = await _failure(failures, ledger_id)
-                if failure is None and failed:
-                    continue
-                row = {
-                    "ledger_id": ledger_id,
-                    "task": task,
-                    "bookies": [],
-                    "since": None,
-                    "locked_by": await marks.holder(ledger_id),
-                    **_as_facts(failure),
-                }
-                try:
-                    if (found := await tree.read(ledger_id)) is None:
-                        continue  # It was done meanwhile.
-                    row["bookies"] = list(found.mark.missing)
-                    row["since"] = _as_time(found.mark.marked_ms)
-                except BadMetadata as error:
-                    row["message"] = error.message
-                rows.append(row)
-        return rows
+        return await read_tasks(store, cluster, failed=failed, limit=limit)
 
     rows = run_on_store(metadata.url, look)
     if output == "table":
@@ -145,22 +149,27 @@ def list_tasks(metadata: Metadata, failed: bool, limit: int | None, output: str)
     tell_rows(_COLUMNS, rows, output, "ledger_id", _WIDE)
 
 
-def audit_now(metadata: Metadata, anyway: bool, output: str) -> None:
+async def ask_for_audit(
+    store: MetadataStore, cluster: Cluster, *, anyway: bool = False
+) -> dict[str, Any]:
     """By writing the delay again, which BookKeeper's auditor understands, too; ours makes all its checks."""
+    marks, orders = Marks(store, cluster.root), AuditOrders(store, cluster)
+    missing = await _missing(store, cluster)
+    token = f"{random.SystemRandom().getrandbits(128):032x}"
+    now_ms = SystemClock().wall_us() // 1000
+    await orders.ask_for_checks(now_ms, token, approved=missing if anyway else None)
+    delay = await _delay(marks)
+    await marks.set_delay(_DEFAULT_DELAY_S if delay is None else delay)
+    return {
+        "auditor": await _auditors(store, cluster).leader(),
+        "bookies_missing": ", ".join(missing),
+        "approved": anyway,
+    }
 
+
+def audit_now(metadata: Metadata, anyway: bool, output: str) -> None:
     async def ask(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
-        marks, orders = Marks(store, cluster.root), AuditOrders(store, cluster)
-        missing = await _missing(store, cluster)
-        token = f"{random.SystemRandom().getrandbits(128):032x}"
-        now_ms = SystemClock().wall_us() // 1000
-        await orders.ask_for_checks(now_ms, token, approved=missing if anyway else None)
-        delay = await _delay(marks)
-        await marks.set_delay(_DEFAULT_DELAY_S if delay is None else delay)
-        return {
-            "auditor": await _auditors(store, cluster).leader(),
-            "bookies_missing": ", ".join(missing),
-            "approved": anyway,
-        }
+        return await ask_for_audit(store, cluster, anyway=anyway)
 
     show_facts(run_on_store(metadata.url, ask), output)
 
@@ -175,36 +184,54 @@ def show_auditor(metadata: Metadata, output: str) -> None:
     show_facts(run_on_store(metadata.url, look), output)
 
 
+async def turn_switch(store: MetadataStore, cluster: Cluster, *, enables: bool) -> None:
+    marks = Marks(store, cluster.root)
+    await (marks.enable() if enables else marks.disable())
+
+
 def switch(metadata: Metadata, enables: bool) -> None:
     async def turn(store: MetadataStore, cluster: Cluster) -> None:
-        marks = Marks(store, cluster.root)
-        await (marks.enable() if enables else marks.disable())
+        await turn_switch(store, cluster, enables=enables)
 
     run_on_store(metadata.url, turn)
 
 
+async def delay_of(
+    store: MetadataStore, cluster: Cluster, seconds: int | None = None
+) -> dict[str, Any]:
+    """`seconds`: set it first."""
+    marks = Marks(store, cluster.root)
+    if seconds is not None:
+        await marks.set_delay(seconds)
+    found = await _delay(marks)
+    return {"delay_s": _DEFAULT_DELAY_S if found is None else found}
+
+
 def delay(metadata: Metadata, seconds: int | None, output: str) -> None:
     async def look(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
-        marks = Marks(store, cluster.root)
-        if seconds is not None:
-            await marks.set_delay(seconds)
-        found = await _delay(marks)
-        return {"delay_s": _DEFAULT_DELAY_S if found is None else found}
+        return await delay_of(store, cluster, seconds)
 
     tell(run_on_store(metadata.url, look), output, "delay_s")
+
+
+async def rate_of(
+    store: MetadataStore, cluster: Cluster, bytes_per_s: int | None = None
+) -> dict[str, Any]:
+    """`bytes_per_s`: set it first; 0 is unlimited."""
+    order = RateOrder(store, cluster)
+    if bytes_per_s is not None:
+        await order.write(bytes_per_s)
+    found = await order.read()
+    if found is None:
+        found = WorkerConfig().bytes_per_s_max
+    return {"bytes_per_s": found or _UNLIMITED}
 
 
 def rate(metadata: Metadata, bytes_per_s: str | None, output: str) -> None:
     wanted = None if bytes_per_s is None else _rate_of(bytes_per_s)
 
     async def look(store: MetadataStore, cluster: Cluster) -> dict[str, Any]:
-        order = RateOrder(store, cluster)
-        if wanted is not None:
-            await order.write(wanted)
-        found = await order.read()
-        if found is None:
-            found = WorkerConfig().bytes_per_s_max
-        return {"bytes_per_s": found or _UNLIMITED}
+        return await rate_of(store, cluster, wanted)
 
     tell(run_on_store(metadata.url, look), output, "bytes_per_s")
 
