@@ -85,6 +85,7 @@ class RecoveryServer:
     ) -> None:
         """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts."""
         self.stats = stats or RecoveryStats()
+        self.ledgers = ledgers
         cluster = ledgers.cluster
         self.name = name
         self.parts: dict[str, PartState] = {}

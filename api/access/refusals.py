@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollbook.api.access.core.grants import rights_for
+from rollbook.api.access.core.grants import Duty, rights_for
 from rollbook.logservice.core.block import HEADER_BYTES, opened_bytes_of, span_of
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.logservice.words import GetServerStats
@@ -20,11 +20,18 @@ def refusal_of(principal: str, word: Any) -> Unauthorized:
             log=str(word.log),
             right=wanted,
         )
+    return refusal_of_duty(
+        principal, Duty.LOOK if isinstance(word, GetServerStats) else Duty.REMOVE
+    )
+
+
+def refusal_of_duty(principal: str, duty: Duty) -> Unauthorized:
+    section = f"[principals.{principal}] of the access file"
     wanted = "admin of all logs"
     advice = f'write admin = ["*"] and no `deny` in {section}'
-    if isinstance(word, GetServerStats):
-        wanted = f"{wanted}, or monitor"
-        advice = f"write monitor = true in {section}"
+    if duty is not Duty.REMOVE:
+        wanted = f"{wanted}, or {duty.value}"
+        advice = f"write {duty.value} = true in {section}"
     return Unauthorized(
         f"{principal} does not operate this cluster: that takes {wanted}",
         next_step=advice,

@@ -44,6 +44,7 @@ def group() -> None:
 @click.option("--admin", multiple=True, metavar="LOGS", help="Likewise: make, truncate, delete …")
 @click.option("--deny", multiple=True, metavar="LOGS", help="Not these, whatever else is said.")
 @click.option("--monitor", is_flag=True, help="May see what servers count (/metrics).")
+@click.option("--operate", is_flag=True, help="May drain bookies and steer repair; sees all that.")
 @click.option("--certificate", multiple=True, metavar="NAME", help="Shown in place of a token.")
 @click.option("--days", type=WholeNumber(min=1), help="The token expires.  [default: never]")
 @click.option("--append-records-per-s", type=WholeNumber(min=1), metavar="N")

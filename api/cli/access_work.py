@@ -25,7 +25,7 @@ from rollbook.proto.runtime.config import read_config_file
 
 _TOKEN_BYTES: Final = 32
 _LISTS: Final = ("read", "append", "admin", "deny")
-_COLUMNS: Final = ("name", *_LISTS, "monitor", "expires")
+_COLUMNS: Final = ("name", *_LISTS, "monitor", "operate", "expires")
 _WIDE: Final = ("quotas", "tokens", "certificates")
 
 
@@ -33,10 +33,10 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
     certificates: Sequence[str] = what.pop("certificate")
     if certificates and days:
         raise InvalidRequest("--days is of tokens; a certificate has its own end")
-    if not (what["read"] or what["append"] or what["admin"] or what["monitor"]):
+    if not any(what[each] for each in ("read", "append", "admin", "monitor", "operate")):
         raise InvalidRequest(
             f"{name} could do nothing",
-            next_step="say --read, --append or --admin LOGS, or --monitor",
+            next_step="say --read, --append or --admin LOGS, --monitor or --operate",
         )
     secret = "" if certificates else new_token()
     table: dict[str, Any] = {each: list(what.pop(each)) for each in _LISTS}
@@ -89,6 +89,7 @@ def show(path: str, output: str) -> None:
             "admin": list(each.grants.admin),
             "deny": list(each.grants.deny),
             "monitor": each.grants.monitor,
+            "operate": each.grants.operate,
             "quotas": {key: n for key, n in asdict(each.quotas).items() if n is not None},
             "tokens": len(each.tokens),
             "expires": [time_of(each.expires_us) for each in each.tokens if each.expires_us],

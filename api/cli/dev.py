@@ -41,12 +41,24 @@ from rollbook.api.cli.output import examples
     metavar="HOST:PORT",
     help="Of HTTP.  [default: 127.0.0.1:7480, or a free port if that is taken]",
 )
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Of management and dashboard.  [default: 127.0.0.1:7500, or a free port if that is taken]",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
-def group(bookies: int, data: str, listen: str | None, rest: str | None, log_level: str) -> None:
+def group(
+    bookies: int,
+    data: str,
+    listen: str | None,
+    rest: str | None,
+    http: str | None,
+    log_level: str,
+) -> None:
     """Run a whole cluster here: bookies, a log server, the embedded metadata store.
 
     It prints where it is, and runs until it is told to stop (Ctrl-C).
     """
     from rollbook.api.cli.dev_run import run_dev  # `--help` is quick.
 
-    run_dev(bookies, data, listen, rest, log_level)
+    run_dev(bookies, data, listen, rest, http, log_level)

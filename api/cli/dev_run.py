@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.local_cluster import (
+    DASHBOARD_PORT,
     LARGE,
     SMALL,
     LocalCluster,
@@ -34,15 +35,24 @@ _STOP_S_MAX: Final = 30
 _HOST: Final = "127.0.0.1"
 
 
-def run_dev(bookies: int, data: str, listen: str | None, rest: str | None, log_level: str) -> None:
+def run_dev(
+    bookies: int,
+    data: str,
+    listen: str | None,
+    rest: str | None,
+    http: str | None,
+    log_level: str,
+) -> None:
     """For people: it says where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
     folder = _folder(data)
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
     usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
-    http = _on_this_machine("--rest", rest, usual)
-    config = LogServerConfig(metadata="", listen=where, rest=http)
-    _run(_serve(folder, bookies, config, SMALL, _say_to_people))
+    config = LogServerConfig(
+        metadata="", listen=where, rest=_on_this_machine("--rest", rest, usual)
+    )
+    dashboard = _on_this_machine("--http", http, usual and DASHBOARD_PORT)
+    _run(_serve(folder, bookies, config, SMALL, dashboard, _say_to_people))
 
 
 def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
@@ -64,10 +74,10 @@ def _folder(data: str) -> str:
     return os.path.abspath(data)
 
 
-def run_all(bookies: int, data: str, config: LogServerConfig, log_level: str) -> None:
+def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
     """For scripts: one line when it serves."""
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
-    _run(_serve(_folder(data), bookies, config, LARGE, _say_to_scripts))
+    _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
 
 
 def _run(serving: Coroutine[Any, Any, None]) -> None:
@@ -81,9 +91,10 @@ async def _serve(
     bookies: int,
     config: LogServerConfig,
     sizes: Sizes,
+    http: str,
     say: Callable[[LocalCluster], None],
 ) -> None:
-    async with local_cluster(data, bookies, config, sizes) as cluster:
+    async with local_cluster(data, bookies, config, sizes, http) as cluster:
         calm_collector()
         with suppress(OSError):  # Nobody has to listen.
             say(cluster)
@@ -95,6 +106,7 @@ def _say_to_people(cluster: LocalCluster) -> None:
     bookies = ", ".join(f"{name} {each.address}" for name, each in cluster.bookies.items())
     click.echo(f"logs      log://{cluster.logs.address}")
     click.echo(f"rest      {cluster.logs.http}/v1")
+    click.echo(f"dashboard {cluster.dashboard}")
     click.echo(f"metadata  {cluster.url}")
     click.echo(f"bookies   {bookies}")
     _say_ready(cluster)
@@ -103,6 +115,8 @@ def _say_to_people(cluster: LocalCluster) -> None:
 def _say_to_scripts(cluster: LocalCluster) -> None:
     if cluster.logs.http:
         click.echo(f"rest {cluster.logs.http}")
+    if cluster.dashboard:
+        click.echo(f"dashboard {cluster.dashboard}")
     _say_ready(cluster)
 
 

@@ -30,7 +30,7 @@ def list_ledgers(access: Access, long: bool, start: int, limit: int | None, outp
 
     async def collect(ledgers: Ledgers) -> None:
         rows: list[dict[str, Any]] = []
-        async for piece in _in_pieces(ledgers.list(start), _METADATA_READS, limit):
+        async for piece in in_pieces(ledgers.list(start), _METADATA_READS, limit):
             more = [{"ledger_id": each} for each in piece]
             if has_more:
                 found = await asyncio.gather(*(_read_or_none(ledgers, each) for each in piece))
@@ -46,7 +46,7 @@ def list_ledgers(access: Access, long: bool, start: int, limit: int | None, outp
     access.run(collect, needs_bookies=False)
 
 
-async def _in_pieces(
+async def in_pieces(
     ids: AsyncIterator[LedgerId], size: int, limit: int | None
 ) -> AsyncIterator[list[LedgerId]]:
     piece: list[LedgerId] = []

@@ -19,8 +19,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.failures import explain_error
-from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server
+from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server, tls_files
 from rollbook.api.cli.real_machine import RealMachine
 from rollbook.api.cli.recovery_server import (
     RecoveryServerConfig,
@@ -32,6 +33,7 @@ from rollbook.bookie.admin import Admin
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
+from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
 from rollbook.proto.ids import BookieId
@@ -40,10 +42,14 @@ from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import end_process
+from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.tasks import first_of
 from rollbook.recovery.doubts import BookieDoubts
+from rollbook.recovery.server import RecoveryServer
+from rollbook.recovery.stats import PART
 
 BOOKIES_MAX: Final = 16
+DASHBOARD_PORT: Final = 7500
 _MIB: Final = 1024 * 1024
 _LEASE_S: Final = 30.0  # There is no other server to take over while this machine is held up.
 _HOST: Final = "127.0.0.1"
@@ -70,6 +76,7 @@ class LocalCluster:
     url: str  # Of the metadata.
     bookies: dict[str, Bookie]
     logs: RunningLogServer
+    dashboard: str = ""  # Its URL; empty: HTTP management was not asked for.
 
     async def failed(self) -> BaseException:
         """What makes it impossible for a bookie to go on."""
@@ -78,9 +85,10 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    folder: str, bookies: int, server: LogServerConfig, sizes: Sizes
+    folder: str, bookies: int, server: LogServerConfig, sizes: Sizes, http: str = ""
 ) -> AsyncIterator[LocalCluster]:
-    """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at.
+    """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at. `http`: where management
+    and the dashboard are served, with the certificate and the tokens of the log server.
 
     Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of ours,
     and what keeps a part from starting.
@@ -115,10 +123,37 @@ async def local_cluster(
             BookieId(name): LocalDoubts(Admin(bookie, machine.disk, machine.clock))
             for name, bookie in running.items()
         }
-        await stack.enter_async_context(
+        repair = await stack.enter_async_context(
             recovery_server(recovery, serves_store=False, doubts_of=local.get)
         )
-        yield LocalCluster(url, running, logs)
+        dashboard = await stack.enter_async_context(_dashboard(repair, url, server, http))
+        yield LocalCluster(url, running, logs, dashboard)
+
+
+@asynccontextmanager
+async def _dashboard(
+    repair: RecoveryServer, url: str, server: LogServerConfig, http: str
+) -> AsyncIterator[str]:
+    if not http:
+        yield ""
+        return
+    # FastAPI takes a third of a second to load.
+    from rollbook.api.cli.management import management
+    from rollbook.api.rest.server import HttpConfig
+
+    metrics = Metrics()
+    metrics.add(PART, repair.stats)
+    metrics.add_process()
+    tls = tls_files(server)
+    config = HttpConfig(
+        parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT),
+        server.token_file or None,
+        tls,
+        knows_callers=bool(server.access_file),
+    )
+    doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
+    async with management(repair.ledgers, url, config, doorkeeper, metrics) as where:
+        yield f"{'https' if tls else 'http'}://{where}"
 
 
 async def _open_bookie(

@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from rollbook import __version__
+from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie_settings import (
     RECOVERY_SECTIONS,
@@ -32,6 +33,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.addresses import EVERY_ADDRESS, parse_address
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.allocator import keep_freed_memory
@@ -42,7 +44,7 @@ from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import SocketTransport
-from rollbook.proto.runtime.tls import client_context
+from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtsOf
@@ -75,8 +77,14 @@ class RecoveryServerConfig:
     )
     tls_certificate: str = ""  # A file; shown to bookies that want one.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
-    http: str = ""  # Where Prometheus asks for its metrics over HTTP; empty: nowhere.
-    insecure: bool = False  # Lets anybody who reaches `http` off loopback read its metrics.
+    http: str = ""  # Serves management, the dashboard and metrics over HTTP; empty: nowhere.
+    only_http: bool = False  # Neither votes nor works: for clusters with BookKeeper's autorecovery.
+    http_token_file: str = ""  # Who shows this token over HTTP may do everything.
+    access_file: str = ""  # Who may do what over HTTP: `rollbook access`.
+    http_tls_certificate: str = ""  # A file; HTTP speaks TLS with it.
+    http_tls_key: str = ""  # A file; empty: it is in the certificate's.
+    # Shows metrics off loopback without TLS and token. Management is never served like that.
+    insecure: bool = False
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = (
         10.0  # With the metadata store. Longer: a dead server's locks stay longer.
@@ -100,9 +108,20 @@ class RecoveryServerConfig:
                 "a key is of no use without tls_certificate",
                 settings=("tls_key", "tls_certificate"),
             )
-        if self.no_auditor and self.no_worker:
+        if self.http_tls_key and not self.http_tls_certificate:
             raise BadConfig(
-                "with no auditor and no worker nothing is left to run",
+                "a key is of no use without http_tls_certificate",
+                settings=("http_tls_key", "http_tls_certificate"),
+            )
+        if self.only_http and not self.http:
+            raise BadConfig(
+                "only_http needs http: where it listens",
+                settings=("only_http", "http"),
+                next_step="say --http 127.0.0.1:7500",
+            )
+        if self.no_auditor and self.no_worker and not self.only_http:
+            raise BadConfig(
+                "with no auditor and no worker nothing is left to run; for HTTP alone say only_http",
                 settings=("no_auditor", "no_worker"),
             )
 
@@ -125,8 +144,8 @@ class RecoverySettings:
             self.worker,
             self.steward,
             self.heal,
-            runs_auditor=not self.server.no_auditor,
-            runs_worker=not self.server.no_worker,
+            runs_auditor=not (self.server.no_auditor or self.server.only_http),
+            runs_worker=not (self.server.no_worker or self.server.only_http),
         )
 
 
@@ -205,10 +224,29 @@ def _check_server(config: RecoveryServerConfig) -> None:
                 next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
             )
     if config.http:
-        _http_of(config)
+        _require_locked(config)
     if config.name:
         with BadConfig.about("name"):
             parse_bookie_id(config.name)
+
+
+def _require_locked(config: RecoveryServerConfig) -> None:
+    """Off loopback management takes TLS and a token (MG2)."""
+    has_lock = config.http_tls_certificate or config.http_token_file or config.access_file
+    if _is_local_or_locked(config) or (config.insecure and not has_lock):
+        return
+    raise BadConfig(
+        f"HTTP on {_http_of(config)} would be open to the network",
+        settings=("http", "http_tls_certificate", "http_token_file", "access_file", "insecure"),
+        next_step="give it http_tls_certificate with http_token_file or access_file, listen on 127.0.0.1, "
+        "or say insecure alone to show metrics and nothing else",
+    )
+
+
+def _is_local_or_locked(config: RecoveryServerConfig) -> bool:
+    has_token = config.http_token_file or config.access_file
+    is_locked = bool(config.http_tls_certificate and has_token)
+    return is_locked or is_loopback(_http_of(config).host)
 
 
 def run_recovery_server(flags: Mapping[str, Any]) -> None:
@@ -227,32 +265,45 @@ async def _serve(settings: RecoverySettings) -> None:
     ):
         calm_collector()
         logger.info("recovery_server_started", server=server.name, version=__version__)
-        where = await stack.enter_async_context(_metrics_page(settings.server, server.stats))
-        pages = f" (http on {where})" if where else ""
-        say_ready(f"ready: recovery server {server.name}, {' and '.join(server.kinds)}{pages}")
+        pages = await stack.enter_async_context(_pages(settings.server, server))
+        what = " and ".join(server.kinds) or "HTTP alone"
+        say_ready(f"ready: recovery server {server.name}, {what}{pages}")
         await asyncio.Event().wait()
 
 
 @asynccontextmanager
-async def _metrics_page(
-    config: RecoveryServerConfig, stats: RecoveryStats
-) -> AsyncIterator[Address | None]:
-    """Where its metrics are; None if nowhere."""
+async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncIterator[str]:
+    """What is served over HTTP, and where, for people: without locks off loopback, metrics and nothing else."""
     if not config.http:
-        yield None
+        yield ""
         return
-    from rollbook.api.rest.metrics_page import start_metrics_page  # FastAPI: a third of a second.
+    # FastAPI takes a third of a second to load.
+    from rollbook.api.cli.management import management
+    from rollbook.api.rest.metrics_page import start_metrics_page
+    from rollbook.api.rest.server import HttpConfig
 
-    metrics = Metrics()
-    metrics.add(PART, stats)
+    address, metrics = _http_of(config), Metrics()
+    metrics.add(PART, server.stats)
     metrics.add_process()
-    page = await start_metrics_page(
-        "Rollbook recovery server", metrics, _http_of(config), insecure=config.insecure
+    if not _is_local_or_locked(config):
+        page = await start_metrics_page("Rollbook recovery server", metrics, address, insecure=True)
+        try:
+            yield f" (metrics on {page.address})"
+        finally:
+            await page.close()
+        return
+    http = HttpConfig(
+        address,
+        config.http_token_file or None,
+        TlsFiles(config.http_tls_certificate, config.http_tls_key)
+        if config.http_tls_certificate
+        else None,
+        knows_callers=bool(config.access_file),
     )
-    try:
-        yield page.address
-    finally:
-        await page.close()
+    doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
+    shown = str(MetadataUrl.parse(config.metadata))
+    async with management(server.ledgers, shown, http, doorkeeper, metrics) as where:
+        yield f" (http on {where})"
 
 
 def _http_of(config: RecoveryServerConfig) -> Address:

@@ -177,6 +177,7 @@ def log(**flags: Any) -> None:
     epilog=examples(
         "rollbook server recovery --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook server recovery --metadata zk://zk1,zk2,zk3/ledgers --no-auditor",
+        "rollbook server recovery --metadata zk://zk1,zk2,zk3/ledgers --http 127.0.0.1:7500",
         "rollbook server recovery --config recovery.toml --log-level debug",
     )
 )
@@ -189,9 +190,16 @@ def log(**flags: Any) -> None:
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="For its metrics; :PORT is every address.  [default: nowhere]",
+    help="Serves management, dashboard and metrics; :PORT is every address.  [default: nowhere]",
 )
-@click.option("--insecure", is_flag=True, help="Let it show its metrics off loopback.")
+@click.option("--only-http", is_flag=True, help="Neither vote nor copy: serve --http alone.")
+@click.option("--http-token-file", metavar="FILE", help="Who shows this token may do everything.")
+@click.option("--access-file", metavar="FILE", help="Who may do what: `rollbook access`.")
+@click.option("--http-tls-certificate", metavar="FILE", help="Of --http, with the chain.")
+@click.option(
+    "--http-tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+)
+@click.option("--insecure", is_flag=True, help="Show metrics off loopback without TLS and token.")
 @click.option(
     "--bookie-token-file",
     metavar="FILE",
@@ -244,9 +252,14 @@ def recovery(**flags: Any) -> None:
     show_default=True,
     help="All on this machine's disk: they guard against rot, not against its loss.",
 )
+@click.option(
+    "--http", metavar="HOST:PORT", help="Serves management and dashboard.  [default: nowhere]"
+)
 @_log_server_options
 @_log_level_option
-def everything(data: str, bookies: int, log_level: str | None, **flags: Any) -> None:
+def everything(
+    data: str, bookies: int, http: str | None, log_level: str | None, **flags: Any
+) -> None:
     """Run a whole cluster on this machine, in this process.
 
     As `rollbook dev` does, with the memory of a server, on the port that it was given.
@@ -255,4 +268,5 @@ def everything(data: str, bookies: int, log_level: str | None, **flags: Any) -> 
     from rollbook.logservice.config import LogServerConfig
 
     given = {name: value for name, value in flags.items() if value}
-    run_all(bookies, data, LogServerConfig(metadata="", **given), log_level or "info")
+    config = LogServerConfig(metadata="", **given)
+    run_all(bookies, data, config, http or "", log_level or "info")

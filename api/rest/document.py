@@ -51,7 +51,10 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     "ensure_log": ("ETag", "Location?", "Log-Uid"),
     **dict.fromkeys(("get_log", "update_log"), ("ETag", "Log-Uid")),
     **dict.fromkeys(("get_cursor", "commit_cursor"), ("ETag",)),
-    **dict.fromkeys(("trigger_gc", "trigger_scrub", "verify_ledger"), ("Location",)),
+    **dict.fromkeys(
+        ("trigger_gc", "trigger_scrub", "verify_ledger", "start_verify", "start_recover"),
+        ("Location",),
+    ),
 }
 _BY_STATUS: Final = {
     "307": ("Location", "Log-Owner", "Log-Epoch"),
@@ -66,6 +69,11 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "server": "log-1",
     "offset": 1700,
     "ledger_id": 7,
+    "bookie_id": "bk-2",
+    "bookie": "bk-2",
+    "state": "closed",
+    "short": True,
+    "give_up": 12,
     "operation_id": "gc-1",
     "prefix": "ord",
     "page_token": "",

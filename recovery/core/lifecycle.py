@@ -76,6 +76,19 @@ def revert(found: Lifecycle, token: str, now_ms: int, reason: str) -> Lifecycle:
     return _next(found, _DRAINING, token, now_ms, reason)
 
 
+def allowed_from(state: LifecycleState) -> tuple[LifecycleState, ...]:
+    """The states that a person may ask for. To drain again is to retry."""
+    return _ALLOWED[state]
+
+
+_ALLOWED: Final = {
+    _ACTIVE: (_DRAINING,),
+    _DRAINING: (_ACTIVE,),
+    _DRAINED: (_ACTIVE,),
+    _FAILED: (_DRAINING, _ACTIVE, _DRAINED),
+}
+
+
 def _next(
     found: Lifecycle, state: LifecycleState, token: str, now_ms: int, reason: str = ""
 ) -> Lifecycle:
@@ -89,6 +102,7 @@ def _require(found: Lifecycle, verb: str, *states: LifecycleState) -> None:
         raise LifecycleConflict(
             f"cannot {verb} a bookie that is {found.state.value}; it has to be {allowed}",
             state=found.state.value,
+            allowed=tuple(each.value for each in allowed_from(found.state)),
         )
 
 

@@ -10,7 +10,8 @@ A principal has a list of logs for each right, and one of logs that are not his 
 
 What is said nowhere is refused, and no right implies another. Any right on a log shows its tail, its state
 and its owner. Servers and their limits are shown to everybody who is somebody; what a server counts, and
-draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. A list of
+draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. `operate` is
+for bookies and repair (`Duty`): it includes `monitor`, and gives no right on any log. A list of
 logs tells of those on which one has a right, and what one has no right on is refused in the same words
 whether it exists or not.
 """
@@ -29,6 +30,14 @@ _PATTERN: Final = re.compile(rf"\*|{NAME}/(?:\*|{NAME}\*?)", re.ASCII)
 EVERY_LOG: Final = "*"
 
 
+class Duty(Enum):
+    """What a principal may do with the cluster itself, over HTTP management and in the dashboard."""
+
+    LOOK = "monitor"
+    OPERATE = "operate"  # Drain, audit, pause repairs, set their pace, verify and recover ledgers.
+    REMOVE = 'admin = ["*"]'  # Remove bookies, call them drained, override a refusal.
+
+
 class Right(Enum):
     READ = "read"
     APPEND = "append"
@@ -44,6 +53,7 @@ class Grants:
     admin: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     monitor: bool = False  # May see what servers count, names of logs included.
+    operate: bool = False  # May act on bookies and repair; includes `monitor`.
 
     def __post_init__(self) -> None:
         for pattern in (*self.read, *self.append, *self.admin, *self.deny):
@@ -64,6 +74,11 @@ class Grants:
     def is_operator(self) -> bool:
         """Of the whole cluster."""
         return EVERY_LOG in self.admin and not self.deny
+
+    def may_manage(self, duty: Duty) -> bool:
+        if self.is_operator or (self.operate and duty is not Duty.REMOVE):
+            return True
+        return self.monitor and duty is Duty.LOOK
 
     @property
     def shows_all(self) -> bool:
@@ -201,7 +216,7 @@ def may_ask(grants: Grants, word: Any) -> bool:
         return grants.may_any(rights, str(word.log))
     if kind in _SHOWN_TO_ALL:
         return True
-    if kind is words.GetServerStats and grants.monitor:
+    if kind is words.GetServerStats and grants.may_manage(Duty.LOOK):
         return True
     return kind in _FOR_OPERATORS and grants.is_operator
 

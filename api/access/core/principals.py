@@ -31,9 +31,9 @@ SECTION: Final = "principals"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _RIGHTS: Final = ("read", "append", "admin", "deny")
-_MONITOR: Final = "monitor"
+_FLAGS: Final = ("monitor", "operate")
 _QUOTAS: Final = tuple(each.name for each in fields(Quotas))
-_KEYS: Final = ("tokens", "certificates", _MONITOR, *_RIGHTS, *_QUOTAS)
+_KEYS: Final = ("tokens", "certificates", *_FLAGS, *_RIGHTS, *_QUOTAS)
 
 _NO_QUOTAS: Final = Quotas()
 
@@ -129,7 +129,7 @@ def _parse(name: str, table: Any) -> Principal:
             name,
             Grants(
                 **{key: _strings(table[key], key) for key in _RIGHTS if key in table},
-                monitor=_flag(table.get(_MONITOR, False), _MONITOR),
+                **{key: _flag(table[key], key) for key in _FLAGS if key in table},
             ),
             Quotas(**{key: _number(table[key], key) for key in _QUOTAS if key in table}),
             tuple(map(_token, _list(table.get("tokens", []), "tokens"))),

@@ -37,18 +37,20 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDev]:
 def run(page: str, dev: RunningDev, folder: Path) -> list[str]:
     """Block by block: each has its time."""
     (rest,) = re.findall(r"^rest +http://(\S+)/v1$", dev.said, re.MULTILINE)
+    (dashboard,) = re.findall(r"^dashboard +http://(\S+)$", dev.said, re.MULTILINE)
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder)}
     if page != "operations.md":  # That one names a context.
         environment["ROLLBOOK_SERVER"] = f"log://{dev.address}"
     told: list[str] = []
     for block in pages.blocks(DOCS / page, "sh"):
         script = block.replace("127.0.0.1:7400", dev.address).replace("127.0.0.1:7480", rest)
+        script = script.replace("127.0.0.1:7500", dashboard)
         told += pages.run(["sh", "-euc", script], folder, environment).splitlines()
     return told
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ["tutorial.md", "services.md"])
+@pytest.mark.parametrize("page", ["tutorial.md", "services.md", "dashboard.md"])
 def test_what_is_typed_says_what_is_shown(page: str, dev: RunningDev, tmp_path: Path) -> None:
     assert run(page, dev, tmp_path) == "".join(pages.blocks(DOCS / page, "text")).splitlines()
 

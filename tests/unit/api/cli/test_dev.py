@@ -148,9 +148,9 @@ async def test_a_place_that_can_hold_no_data_is_told_in_one_line(tmp_path: Path)
 @pytest.mark.parametrize("listen", ["0.0.0.0:7400", "example.org", "[::]:0"])
 def test_dev_is_for_this_machine_alone(listen: str, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="serves this machine alone"):
-        run_dev(1, str(tmp_path / "data"), listen, None, "error")
+        run_dev(1, str(tmp_path / "data"), listen, None, None, "error")
     with pytest.raises(BadConfig, match="serves this machine alone") as found:
-        run_dev(1, str(tmp_path / "data"), "127.0.0.1:0", listen, "error")
+        run_dev(1, str(tmp_path / "data"), "127.0.0.1:0", listen, None, "error")
     assert found.value.next_step.startswith("say --rest 127.0.0.1:")
     assert not (tmp_path / "data").exists()
 

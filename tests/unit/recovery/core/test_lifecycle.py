@@ -52,6 +52,17 @@ def test_only_these_steps_are_taken(name: str, state: LifecycleState) -> None:
             STEPS[name](found)
 
 
+def test_a_refusal_names_the_states_that_a_person_may_ask_for() -> None:
+    """LC1."""
+    for state in LifecycleState:
+        steps = ("drain", "retry", "cancel", "mark_drained")
+        wanted = {ALLOWED[step, state] for step in steps if (step, state) in ALLOWED}
+        assert set(lifecycle.allowed_from(state)) == wanted
+    with pytest.raises(LifecycleConflict) as refused:
+        STEPS["mark_drained"](Lifecycle(DRAINING, "00", 1))
+    assert refused.value.ids["allowed"] == ("active",)
+
+
 def test_a_failed_drain_says_why_and_a_retry_forgets_it() -> None:
     """B8."""
     draining = lifecycle.drain(Lifecycle(), "aa", 1, ledgers=5, is_forced=True)

@@ -1,0 +1,425 @@
+"""HTTP management of a cluster (`/api/v1`): what `rollbook cluster`, `bookie`, `ledger` and `recovery` do, for programs.
+
+The cluster is handed in as a `ClusterAdmin`; nothing is decided here. Each route says which duty it takes
+(`api/access/core/grants.py`), and each act goes to the audit.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Final, Protocol
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Response
+from fastapi.responses import PlainTextResponse
+
+from rollbook import __version__
+from rollbook.api.access.core.grants import Duty
+from rollbook.api.access.managing import Managing
+from rollbook.api.rest.bookie_models import OperationState
+from rollbook.api.rest.cluster_models import (
+    Audited,
+    BadLedgers,
+    BookieIds,
+    BookieLifecycle,
+    Cluster,
+    ClusterBookie,
+    ClusterBookies,
+    ClusterHealth,
+    ClusterLedgers,
+    ClusterOperations,
+    Delay,
+    LedgerWithPlaces,
+    Rate,
+    Recovery,
+    Removal,
+    Switch,
+    WantedAudit,
+    WantedLifecycle,
+    WantedRate,
+)
+from rollbook.api.rest.operations import Facts, RunningOperations
+from rollbook.api.rest.problems import describe_problems, new_app
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LifecycleConflict,
+    MetadataConflict,
+    MetadataUnavailable,
+    Missing,
+    NoSuchLedger,
+    NotConfirmed,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Overloaded,
+)
+from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.proto.ids import LEDGER_ID_MAX
+from rollbook.proto.metadata import LedgerState
+from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+
+OPEN_PATHS: Final = ("/heartbeat",)
+PAGE: Final = 100
+_PREFIX: Final = "/api/v1"
+_LEDGERS_MAX: Final = 2**31 - 1
+
+
+class ClusterAdmin(Protocol):
+    """One cluster, as its operators see it. Every method raises `MetadataUnavailable` while the store is away."""
+
+    async def cluster(self) -> Facts:
+        """Answers without the store, too."""
+
+    async def health(self) -> Facts: ...
+
+    async def bookies(self) -> Sequence[Facts]:
+        """By id."""
+
+    async def bookie(self, name: str) -> Facts:
+        """Raises `Missing`."""
+
+    async def set_lifecycle(
+        self, name: str, state: LifecycleState, *, force: bool = False
+    ) -> Facts: ...
+
+    async def judge_removal(self, names: Sequence[str]) -> Facts: ...
+
+    async def remove(self, name: str, given_up: int | None) -> Facts: ...
+
+    async def ledgers(
+        self,
+        after: int,
+        limit: int,
+        *,
+        state: str | None = None,
+        bookie: str | None = None,
+        short: bool | None = None,
+    ) -> tuple[Sequence[Facts], int | None]: ...
+
+    async def ledger(self, ledger_id: int) -> Facts:
+        """Raises `NoSuchLedger`."""
+
+    async def bad_ledgers(self, after: int, limit: int) -> tuple[Sequence[Facts], int | None]: ...
+
+    async def verify(self, ledger_id: int) -> Facts: ...
+
+    async def recover(self, ledger_id: int) -> Facts: ...
+
+    async def recovery(self) -> Facts: ...
+
+    async def audit(self, *, anyway: bool) -> Facts: ...
+
+    async def set_switch(self, *, enabled: bool) -> None: ...
+
+    async def set_delay(self, seconds: int) -> Facts: ...
+
+    async def set_rate(self, bytes_per_s: int) -> Facts: ...
+
+
+BookieName = Annotated[str, Path(min_length=1, max_length=255)]
+LedgerNumber = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
+_Limit = Annotated[int, Query(ge=1, le=1000)]
+_After = Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)]
+_AWAY: Final = (MetadataUnavailable,)
+_ACTS: Final = (MetadataUnavailable, OutcomeUnknown, MetadataConflict)
+
+
+def make_app(
+    admin: ClusterAdmin, managing: Managing, operations: RunningOperations, metrics: Metrics
+) -> FastAPI:
+    app = new_app(
+        "Rollbook cluster",
+        "Bookies, ledgers and repair of one cluster: what they do, and what they can be made to do.",
+        __version__,
+        OPEN_PATHS,
+    )
+
+    def needs(duty: Duty) -> Any:
+        async def check() -> None:
+            managing.require(duty)
+
+        return Depends(check)
+
+    looks = [needs(Duty.LOOK)]
+    app.include_router(_probes(metrics, looks))
+    for routes in (
+        _cluster(admin),
+        _bookies(admin),
+        _ledgers(admin),
+        _recovery(admin),
+        _operations(operations),
+    ):
+        app.include_router(routes, prefix=_PREFIX, dependencies=looks)
+    app.include_router(_bookie_acts(admin, managing), prefix=_PREFIX)
+    app.include_router(_ledger_acts(admin, managing, operations), prefix=_PREFIX)
+    app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
+    return app
+
+
+def _probes(metrics: Metrics, looks: Sequence[Any]) -> APIRouter:
+    routes = APIRouter(tags=["probes"])
+
+    @routes.get("/heartbeat", response_class=PlainTextResponse)
+    async def heartbeat() -> str:
+        """OK, as long as anybody answers at all."""
+        return "OK\n"
+
+    @routes.get("/metrics", response_class=PlainTextResponse, dependencies=looks)
+    async def read_metrics() -> Response:
+        """For Prometheus."""
+        parts = []
+        for part in metrics.exposition():
+            parts.append(part)
+            await asyncio.sleep(0)
+        return Response(b"".join(parts), media_type=CONTENT_TYPE)
+
+    return routes
+
+
+# --- Looking ----------------------------------------------------------------------------------
+
+
+def _cluster(admin: ClusterAdmin) -> APIRouter:
+    routes = APIRouter(tags=["cluster"])
+
+    @routes.get("/cluster")
+    async def get_cluster() -> Cluster:
+        """Also while the metadata store is away."""
+        return Cluster.model_validate(await admin.cluster())
+
+    @routes.get("/cluster/health", responses=describe_problems(*_AWAY))
+    async def get_health() -> ClusterHealth:
+        """Asks every member whether it can be reached; two seconds at most."""
+        return ClusterHealth.model_validate(await admin.health())
+
+    return routes
+
+
+def _bookies(admin: ClusterAdmin) -> APIRouter:
+    routes = APIRouter(tags=["bookies"])
+
+    @routes.get("/bookies", responses=describe_problems(*_AWAY))
+    async def list_bookies(
+        after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
+    ) -> ClusterBookies:
+        """Those with an id above `after`, by id."""
+        found = [each for each in await admin.bookies() if each["id"] > after]
+        last = found[limit - 1]["id"] if len(found) > limit else None
+        return ClusterBookies.model_validate({"bookies": found[:limit], "next_after": last})
+
+    @routes.get("/bookies/{bookie_id}", responses=describe_problems(Missing, *_AWAY))
+    async def get_bookie(bookie_id: BookieName) -> ClusterBookie:
+        return ClusterBookie.model_validate(await admin.bookie(bookie_id))
+
+    @routes.get("/bookies/{bookie_id}/lifecycle", responses=describe_problems(Missing, *_AWAY))
+    async def get_lifecycle(bookie_id: BookieName) -> BookieLifecycle:
+        return lifecycle_of(await admin.bookie(bookie_id))
+
+    return routes
+
+
+def lifecycle_of(bookie: Facts) -> BookieLifecycle:
+    return BookieLifecycle(
+        bookie=bookie["id"],
+        state=bookie["lifecycle"],
+        since_ms=bookie["lifecycle_since_ms"],
+        **{
+            name: bookie[name] for name in ("reason", "ledgers_at_start", "ledgers_left", "allowed")
+        },
+    )
+
+
+def _ledgers(admin: ClusterAdmin) -> APIRouter:
+    routes = APIRouter(tags=["ledgers"])
+
+    @routes.get("/ledgers", responses=describe_problems(InvalidRequest, *_AWAY))
+    async def list_ledgers(
+        state: Annotated[LedgerState | None, Query()] = None,
+        bookie: Annotated[str | None, Query(max_length=255)] = None,
+        short: Annotated[bool | None, Query()] = None,
+        after: _After = -1,
+        limit: _Limit = PAGE,
+    ) -> ClusterLedgers:
+        """Those with an id above `after`, ascending. A page of a rare kind may be empty and have a next one."""
+        wanted = state.value if state else None
+        found, next_after = await admin.ledgers(
+            *(after, limit), state=wanted, bookie=bookie, short=short
+        )
+        return ClusterLedgers.model_validate({"ledgers": found, "next_after": next_after})
+
+    @routes.get("/ledgers/bad", responses=describe_problems(*_AWAY))
+    async def list_bad_ledgers(after: _After = -1, limit: _Limit = PAGE) -> BadLedgers:
+        """Entries with a bad copy, as a check found, or with no copy, as a repair found. `limit` counts ledgers."""
+        found, next_after = await admin.bad_ledgers(after, limit)
+        return BadLedgers.model_validate({"entries": found, "next_after": next_after})
+
+    @routes.get("/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger, *_AWAY))
+    async def get_ledger(ledger_id: LedgerNumber) -> LedgerWithPlaces:
+        return LedgerWithPlaces.model_validate(await admin.ledger(ledger_id))
+
+    return routes
+
+
+def _recovery(admin: ClusterAdmin) -> APIRouter:
+    routes = APIRouter(tags=["recovery"])
+
+    @routes.get("/recovery", responses=describe_problems(*_AWAY))
+    async def get_recovery() -> Recovery:
+        """Auditor, steward, workers, tasks, switch, delay and rate."""
+        return Recovery.model_validate(await admin.recovery())
+
+    return routes
+
+
+def _operations(operations: RunningOperations) -> APIRouter:
+    routes = APIRouter(tags=["operations"])
+
+    @routes.get("/operations")
+    async def list_operations() -> ClusterOperations:
+        """Of this server since its start, the newest first; the last hundred."""
+        found = [each.describe() for each in operations.newest_first()]
+        return ClusterOperations.model_validate({"operations": found})
+
+    @routes.get("/operations/{operation_id}", responses=describe_problems(Missing))
+    async def get_operation(operation_id: str) -> OperationState:
+        return OperationState.model_validate(operations.find(operation_id).describe())
+
+    return routes
+
+
+# --- Acting -----------------------------------------------------------------------------------
+
+
+def duty_of(wanted: WantedLifecycle) -> Duty:
+    """To drain and to undrain is operating; a refusal is overridden by administrators alone."""
+    return Duty.REMOVE if wanted.force or wanted.state == "drained" else Duty.OPERATE
+
+
+def _bookie_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
+    routes = APIRouter(tags=["bookies"])
+
+    @routes.put(
+        "/bookies/{bookie_id}/lifecycle",
+        responses=describe_problems(Missing, LifecycleConflict, NotEnoughBookies, *_ACTS),
+    )
+    async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> BookieLifecycle:
+        """A transition that is not allowed is 409; `ids.allowed` has those that are."""
+        about = {"bookie": bookie_id, "state": wanted.state, "force": wanted.force}
+        with managing.act(duty_of(wanted), "SetLifecycle", **about):
+            state = LifecycleState(wanted.state)
+            found = await admin.set_lifecycle(bookie_id, state, force=wanted.force)
+        return lifecycle_of(found)
+
+    @routes.post("/bookies:safe-to-remove", responses=describe_problems(InvalidRequest, *_AWAY))
+    async def judge_removal(wanted: BookieIds) -> Removal:
+        """Whether these bookies may go, all together. Reads the metadata of all ledgers and changes nothing."""
+        managing.require(Duty.LOOK)
+        return Removal.model_validate(await admin.judge_removal(wanted.bookies))
+
+    @routes.delete(
+        "/bookies/{bookie_id}",
+        responses=describe_problems(Missing, InvalidRequest, NotConfirmed, *_ACTS),
+    )
+    async def remove_bookie(
+        bookie_id: BookieName,
+        give_up: Annotated[int | None, Query(ge=0, le=_LEDGERS_MAX)] = None,
+    ) -> Removal:
+        """Refused while it runs or a ledger names it. `give_up`: the number of ledgers that fall below their ack
+        quorum, as the refusal said.
+        """
+        with managing.act(Duty.REMOVE, "RemoveBookie", bookie=bookie_id, give_up=give_up):
+            return Removal.model_validate(await admin.remove(bookie_id, give_up))
+
+    return routes
+
+
+def _ledger_acts(
+    admin: ClusterAdmin, managing: Managing, operations: RunningOperations
+) -> APIRouter:
+    routes = APIRouter(tags=["ledgers"])
+
+    def answer(response: Response, started: Facts) -> OperationState:
+        response.status_code = 202
+        response.headers["location"] = f"{_PREFIX}/operations/{started['id']}"
+        return OperationState.model_validate(started)
+
+    @routes.post(
+        "/ledgers/{ledger_id}:verify", status_code=202, responses=describe_problems(Overloaded)
+    )
+    async def start_verify(ledger_id: LedgerNumber, response: Response) -> OperationState:
+        """Reads every copy from every bookie that should have one; mends nothing."""
+        return answer(response, begin_verify(admin, managing, operations, ledger_id))
+
+    @routes.post(
+        "/ledgers/{ledger_id}:recover", status_code=202, responses=describe_problems(Overloaded)
+    )
+    async def start_recover(ledger_id: LedgerNumber, response: Response) -> OperationState:
+        """Stops its writer, finds where it ends and closes it there. Refused for a segment of a log."""
+        return answer(response, begin_recover(admin, managing, operations, ledger_id))
+
+    return routes
+
+
+def begin_verify(
+    admin: ClusterAdmin, managing: Managing, operations: RunningOperations, ledger_id: int
+) -> Facts:
+    return _begin(managing, operations, "VerifyLedger", "verify", ledger_id, admin.verify)
+
+
+def begin_recover(
+    admin: ClusterAdmin, managing: Managing, operations: RunningOperations, ledger_id: int
+) -> Facts:
+    return _begin(managing, operations, "RecoverLedger", "recover", ledger_id, admin.recover)
+
+
+def _begin(
+    managing: Managing,
+    operations: RunningOperations,
+    method: str,
+    verb: str,
+    ledger_id: int,
+    work: Callable[[int], Awaitable[Facts]],
+) -> Facts:
+    """It goes on in the background; one that runs already for this ledger is joined."""
+    kind = f"{verb}-{ledger_id}"
+
+    async def work_to_its_end() -> Facts:
+        about = {"ledger_id": ledger_id, "operation": operation.id}
+        with managing.act(Duty.OPERATE, method, **about):
+            return await work(ledger_id)
+
+    with managing.act(Duty.OPERATE, method, only_begins=True, ledger_id=ledger_id) as begun:
+        begun["joins"] = operations.is_running(kind)
+        operation = operations.start(kind, work_to_its_end)
+        begun["operation"] = operation.id
+    return operation.describe()
+
+
+def _recovery_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
+    routes = APIRouter(tags=["recovery"])
+
+    @routes.post("/recovery:audit", responses=describe_problems(*_ACTS))
+    async def audit(wanted: WantedAudit | None = None) -> Audited:
+        """The auditor looks for missing bookies now, and makes all its checks."""
+        anyway = wanted is not None and wanted.anyway
+        duty = Duty.REMOVE if anyway else Duty.OPERATE
+        with managing.act(duty, "Audit", anyway=anyway):
+            return Audited.model_validate(await admin.audit(anyway=anyway))
+
+    @routes.put("/recovery/switch", responses=describe_problems(*_ACTS))
+    async def set_switch(wanted: Switch) -> Switch:
+        """Of repair in the whole cluster; BookKeeper's autorecovery obeys it, too."""
+        with managing.act(Duty.OPERATE, "SetRecoverySwitch", enabled=wanted.enabled):
+            await admin.set_switch(enabled=wanted.enabled)
+        return wanted
+
+    @routes.put("/recovery/delay", responses=describe_problems(*_ACTS))
+    async def set_delay(wanted: Delay) -> Delay:
+        """How long a bookie is missing before its copies are made elsewhere."""
+        with managing.act(Duty.OPERATE, "SetLostBookieDelay", delay_s=wanted.delay_s):
+            return Delay.model_validate(await admin.set_delay(wanted.delay_s))
+
+    @routes.put("/recovery/rate", responses=describe_problems(*_ACTS))
+    async def set_rate(wanted: WantedRate) -> Rate:
+        """Of each worker; all of them follow it within moments."""
+        with managing.act(Duty.OPERATE, "SetRecoveryRate", bytes_per_s=wanted.bytes_per_s):
+            return Rate.model_validate(await admin.set_rate(wanted.bytes_per_s))
+
+    return routes

@@ -1,0 +1,212 @@
+"""What HTTP management shows and takes, in snake_case. Times are milliseconds since 1970."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollbook import __version__
+from rollbook.api.rest.bookie_models import OperationState
+from rollbook.proto.formats.lifecycle import LifecycleState
+
+_BOOKIE_ID_MAX = 255
+_BOOKIES_MAX = 1000
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Cluster(_Shown):
+    instance_id: str = Field(examples=["2f9f3a1e-7f0e-4a9b-8c45-2f3f7a9d1b77"])
+    metadata: str = Field(examples=["zk://zk1,zk2,zk3/ledgers"])
+    ledgers_root: str = Field(examples=["/ledgers"])
+    own_root: str = Field(examples=["/rollbook/ledgers"])
+    layout: str = Field(examples=["hierarchical"])
+    release: str = Field(examples=[__version__])
+    metadata_reachable: bool = Field(examples=[True])
+
+
+class ClusterHealth(_Shown):
+    """`rollbook cluster health`."""
+
+    health: Literal["healthy", "degraded", "unavailable"] = Field(examples=["degraded"])
+    bookies: str = Field(examples=["3 of 4 writable"])
+    log_servers: str = Field(examples=["2 of 2 reachable"])
+    new_logs: str = Field(examples=["have all their copies"])
+    degraded_logs: int = Field(examples=[0])
+    lost_segments: int = Field(examples=[0])
+    members: list[dict[str, Any]] = Field(
+        examples=[
+            [{"kind": "bookie", "id": "bk-4", "state": "down", "address": None, "incarnation": ""}]
+        ]
+    )
+
+
+class ClusterBookie(_Shown):
+    id: str = Field(examples=["bk-2"])
+    state: Literal["writable", "read-only", "down"] = Field(examples=["read-only"])
+    address: str | None = Field(examples=["10.0.0.5:3181"])
+    http: str | None = Field(examples=["10.0.0.5:8001"])
+    incarnation: str = Field(examples=["5f0c2a"])
+    lifecycle: LifecycleState = Field(examples=["draining"])
+    lifecycle_since_ms: int | None = Field(examples=[1_795_219_200_000])
+    reason: str | None = Field(examples=[None])
+    ledgers_at_start: int | None = Field(examples=[12_000])  # That named it when its drain began.
+    ledgers_left: int | None = Field(examples=[3_100])  # As the steward counted last.
+    allowed: list[LifecycleState] = Field(examples=[["active"]])
+
+
+class ClusterBookies(_Shown):
+    bookies: list[ClusterBookie]
+    next_after: str | None = Field(examples=[None])  # What `after` is for the next page.
+
+
+class BookieLifecycle(_Shown):
+    bookie: str = Field(examples=["bk-2"])
+    state: LifecycleState = Field(examples=["draining"])
+    since_ms: int | None = Field(examples=[1_795_219_200_000])
+    reason: str | None = Field(examples=[None])
+    ledgers_at_start: int | None = Field(examples=[12_000])
+    ledgers_left: int | None = Field(examples=[3_100])
+    allowed: list[LifecycleState] = Field(examples=[["active"]])
+
+
+class WantedLifecycle(_Shown):
+    """`draining` also tries again after a drain that failed; `active` cancels, and undoes a drain."""
+
+    state: Literal["draining", "active", "drained"] = Field(examples=["draining"])
+    force: bool = Field(False, examples=[False])  # Drain though some ledgers have no other bookie.
+
+
+class BookieIds(_Shown):
+    bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
+
+
+class Removal(_Shown):
+    """Whether bookies may go, all of them together."""
+
+    safe_to_remove: bool = Field(examples=[False])
+    bookies: list[str] = Field(examples=[["bk-2 (draining, named by 3100 ledgers)"]])
+    ledgers_naming_them: int = Field(examples=[3_100])
+    below_ack_quorum_without_them: int = Field(examples=[0])
+    without_a_copy_without_them: int = Field(examples=[0])
+    ledgers_unreadable: int = Field(examples=[0])
+    taking_entries: list[str] = Field(examples=[[]])
+
+
+class ClusterLedger(_Shown):
+    ledger_id: int = Field(examples=[7])
+    state: str = Field(examples=["closed"])
+    quorum: str = Field(examples=["3/3/2"])  # Ensemble, write and ack quorum.
+    digest: str | None = Field(examples=["crc32c"])
+    last_entry: int | None = Field(examples=[2_998])
+    length: int | None = Field(examples=[1_024_000])
+    fragments: int = Field(examples=[2])
+    created: str = Field(examples=["2026-11-20T10:00:00Z"])
+    version: int = Field(examples=[3])
+    has_password: bool = Field(examples=[False])
+    custom: dict[str, str] = Field(examples=[{"application": "orders"}])
+
+
+class ClusterLedgers(_Shown):
+    """A page may have few rows, or none, and another one after it."""
+
+    ledgers: list[ClusterLedger]
+    next_after: int | None = Field(examples=[None])
+
+
+class LedgerFragment(_Shown):
+    first_entry: int = Field(examples=[0])
+    last_entry: int | None = Field(examples=[2_998])
+    ensemble: list[str] = Field(examples=[["bk-1", "bk-2", "bk-3"]])
+    places: list[str] = Field(examples=[["writable", "read-only", "down"]])  # Of those bookies.
+
+
+class LedgerWithPlaces(_Shown):
+    ledger_id: int = Field(examples=[7])
+    state: str = Field(examples=["closed"])
+    quorum: str = Field(examples=["3/3/2"])
+    digest: str | None = Field(examples=["crc32c"])
+    last_entry: int | None = Field(examples=[2_998])
+    length: int | None = Field(examples=[1_024_000])
+    created: str = Field(examples=["2026-11-20T10:00:00Z"])
+    version: int = Field(examples=[3])
+    has_password: bool = Field(examples=[False])
+    custom: dict[str, str] = Field(examples=[{"application": "orders"}])
+    fragments: list[LedgerFragment]
+    short: bool = Field(examples=[True])  # It is marked, since it lacks copies.
+    missing: list[str] = Field(examples=[["bk-3"]])
+    short_since_ms: int | None = Field(examples=[1_795_219_200_000])
+    repair_problem: str | None = Field(examples=[None])  # Of the last repair.
+    lost: list[str] = Field(examples=[["10-12"]])  # Entries without a copy.
+
+
+class BadEntries(_Shown):
+    ledger_id: int = Field(examples=[7])
+    kind: Literal["bad copy", "no copy"] = Field(examples=["bad copy"])
+    said_by: Literal["auditor", "worker"] = Field(examples=["auditor"])
+    bookies: str = Field(examples=["bk-3"])
+    first_entry: int = Field(examples=[10])
+    last_entry: int = Field(examples=[12])
+    since_ms: int | None = Field(examples=[1_795_219_200_000])
+
+
+class BadLedgers(_Shown):
+    entries: list[BadEntries]
+    next_after: int | None = Field(examples=[None])
+
+
+class Recovery(BaseModel):
+    """`rollbook recovery status`, the rate, and the first hundred tasks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    autorecovery: Literal["enabled", "paused"] = Field(examples=["enabled"])
+    auditor: str | None = Field(examples=["recovery-1"])
+    steward: str | None = Field(examples=["recovery-1"])
+    delay_s: int | str = Field(examples=[300])
+    bytes_per_s: int | str = Field(examples=[67_108_864])
+    ledgers_marked: int | str = Field(examples=[12])
+    ledgers_to_drain: int | str = Field(examples=[0])
+    ledgers_locked: int = Field(examples=[4])
+    repairs_failed: int = Field(examples=[0])
+    ledgers_unrecoverable: int = Field(examples=[0])
+    bookies_missing: str = Field(examples=["bk-4"])
+    processes: list[dict[str, Any]] = Field(
+        examples=[[{"process": "recovery-1", "part": "worker", "state": "running"}]]
+    )
+    tasks: list[dict[str, Any]] = Field(
+        examples=[[{"ledger_id": 7, "task": "repair", "bookies": ["bk-4"]}]]
+    )
+
+
+class WantedAudit(_Shown):
+    """`anyway`: mark what the missing bookies have, though most of the cluster is missing."""
+
+    anyway: bool = Field(False, examples=[False])
+
+
+class Audited(_Shown):
+    auditor: str | None = Field(examples=["recovery-1"])
+    bookies_missing: str = Field(examples=["bk-4"])
+    approved: bool = Field(examples=[False])
+
+
+class Switch(_Shown):
+    enabled: bool = Field(examples=[False])
+
+
+class Delay(_Shown):
+    delay_s: int = Field(ge=0, le=2**31 - 1, examples=[300])
+
+
+class WantedRate(_Shown):
+    bytes_per_s: int = Field(ge=0, lt=10**17, examples=[67_108_864])  # 0: unlimited.
+
+
+class Rate(_Shown):
+    bytes_per_s: int | Literal["unlimited"] = Field(examples=["unlimited"])
+
+
+class ClusterOperations(_Shown):
+    operations: list[OperationState]

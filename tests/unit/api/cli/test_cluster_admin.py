@@ -1,0 +1,121 @@
+"""What HTTP management finds in a real cluster: bookies and metadata in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.cli.cluster_admin import ClusterAdmin, StoreWatch
+from rollbook.proto.errors import (
+    LifecycleConflict,
+    MetadataUnavailable,
+    Missing,
+    NoSuchLedger,
+    NotEnoughBookies,
+)
+from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.recovery.tasks import BadCopies
+from tests.support.ledger_cluster import LocalCluster
+from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of
+
+DRAINING, ACTIVE = LifecycleState.DRAINING, LifecycleState.ACTIVE
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    names = ("bk-1", "bk-2", "bk-3", "bk-4")
+    async with asyncio.timeout(PATIENCE_S), LocalCluster(tmp_path, names) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def desk_of(cluster: LocalCluster) -> AsyncIterator[tuple[Site, ClusterAdmin, StoreWatch]]:
+    async with site_of(cluster) as site:
+        watch = StoreWatch(site.ledgers.store)
+        yield site, ClusterAdmin(site.ledgers, watch, cluster.url), watch
+
+
+async def test_ledgers_are_found_by_state_by_bookie_and_by_mark(cluster: LocalCluster) -> None:
+    """MG3: page by page."""
+    async with desk_of(cluster) as (site, admin, _):
+        ids = [await site.write(1, is_closed=number != 3) for number in range(5)]
+        await site.mark(ids[1])
+        rows, rest = await admin.ledgers(-1, 3, bookie=LOST)
+        assert ([row["ledger_id"] for row in rows], rest) == (ids[:3], ids[2])
+        rows, rest = await admin.ledgers(ids[2], 3, bookie=LOST)
+        assert ([row["ledger_id"] for row in rows], rest) == (ids[3:], None)
+        for wanted, expected in (
+            ({"state": "open"}, [ids[3]]),
+            ({"short": True}, [ids[1]]),
+            ({"short": False, "bookie": str(LOST)}, [ids[0], *ids[2:]]),
+            ({"bookie": "bk-9"}, []),
+        ):
+            rows, _ = await admin.ledgers(-1, 100, **wanted)
+            assert [row["ledger_id"] for row in rows] == expected, wanted
+        found = await admin.ledger(ids[1])
+        assert (found["short"], found["missing"]) == (True, [LOST])
+        assert found["fragments"][0]["places"] == ["writable"] * 3
+        with pytest.raises(NoSuchLedger):
+            await admin.ledger(10**6)
+        bad = BadCopies(site.store, site.ledgers.cluster)
+        await bad.prepare()
+        await bad.add(ids[1], {LOST: [EntryId(0)]})
+        (row,), rest = await admin.bad_ledgers(-1, 100)
+        assert (row["ledger_id"], row["bookies"], row["first_entry"], rest) == (
+            ids[1],
+            LOST,
+            0,
+            None,
+        )
+        assert (await admin.verify(ids[0]))["verdict"] == "sound"
+        assert (await admin.recover(ids[3]))["state"] == "closed"
+
+
+async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> None:
+    async with desk_of(cluster) as (site, admin, _):
+        await site.write(5)
+        found = await admin.set_lifecycle(LOST, DRAINING)
+        assert (found["lifecycle"], found["ledgers_at_start"]) == ("draining", 1)
+        with pytest.raises(LifecycleConflict) as conflict:
+            await admin.set_lifecycle(LOST, DRAINING)
+        assert conflict.value.ids["allowed"] == ("active",)
+        assert (await admin.judge_removal([LOST]))["ledgers_naming_them"] == 1
+        assert (await admin.set_lifecycle(LOST, ACTIVE))["allowed"] == ["draining"]
+        await admin.set_lifecycle("bk-1", DRAINING)
+        with pytest.raises(NotEnoughBookies):
+            await admin.set_lifecycle(LOST, DRAINING)
+        with pytest.raises(Missing, match="bk-9"):
+            await admin.set_lifecycle("bk-9", DRAINING)
+
+
+async def test_recovery_is_steered(cluster: LocalCluster) -> None:
+    async with desk_of(cluster) as (site, admin, _):
+        await site.mark(await site.write(1))
+        await admin.set_switch(enabled=False)
+        assert (await admin.set_delay(60), await admin.set_rate(0)) == (
+            {"delay_s": 60},
+            {"bytes_per_s": "unlimited"},
+        )
+        await admin.audit(anyway=False)
+        found = await admin.recovery()
+        assert (found["autorecovery"], found["delay_s"]) == ("paused", 60)
+        assert (found["ledgers_marked"], len(found["tasks"])) == (1, 1)
+        assert (await admin.health())["health"] == "healthy"
+
+
+async def test_while_the_store_is_away_nothing_is_asked_of_it(cluster: LocalCluster) -> None:
+    """At once: no deadline is waited for."""
+    async with desk_of(cluster) as (_, admin, watch):
+        watch.is_connected = False
+        async with asyncio.timeout(1):
+            for ask in (admin.bookies, admin.recovery, admin.health):
+                with pytest.raises(MetadataUnavailable):
+                    await ask()
+            with pytest.raises(MetadataUnavailable):
+                await admin.set_lifecycle(BookieId("bk-1"), DRAINING)
+            with pytest.raises(MetadataUnavailable):
+                await admin.verify(0)
+        assert (await admin.cluster())["metadata_reachable"] is False

@@ -1,0 +1,82 @@
+"""HTTP management as processes: a bookie is drained over HTTP while a cluster serves."""
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from click.testing import CliRunner
+
+import rollbook
+from rollbook.api.cli.server import group
+from rollbook.proto.errors import BadConfig
+from tests.support import pages
+from tests.support.dev import running_dev
+from tests.support.processes import REPOSITORY
+
+PATIENCE_S = 60.0
+USUAL = "http://127.0.0.1:7500/api/v1"
+
+
+def drain_by_curl() -> str:
+    """As the page has it, up to where the bookie is stopped: those of `rollbook dev` cannot be."""
+    section = (
+        (REPOSITORY / "docs" / "operations.md").read_text().partition("\n## Scale down by curl")[2]
+    )
+    (block, *_) = re.findall(r"(?ms)^```bash\n(.*?)^```", section)
+    return str(block).partition("systemctl")[0]
+
+
+def ask(method: str, url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(url, data, {"content-type": "application/json"}, method=method)
+    with urlopen(request, timeout=PATIENCE_S) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) -> None:
+    with running_dev(tmp_path / "data", 4) as dev:
+        found = re.search(r"^dashboard (http://127\.0\.0\.1:\d+)$", dev.said, re.MULTILINE)
+        assert found, dev.said
+        api = f"{found[1]}/api/v1"
+        with rollbook.connect(f"log://{dev.address}") as client:
+            log = client.open("orders", create=True)
+            log.append(b"before")
+            (named,) = ask("GET", f"{api}/ledgers?state=open")["ledgers"]
+            ensemble = ask("GET", f"{api}/ledgers/{named['ledger_id']}")["fragments"][0]["ensemble"]
+            bookie = f"{api}/bookies/{ensemble[0]}"
+            script = drain_by_curl().replace("bk-4", ensemble[0]).replace(USUAL, api)
+            with ThreadPoolExecutor(1) as pool:
+                shell = pool.submit(pages.run, ["sh", "-euc", script], tmp_path, os.environ)
+                while not shell.done():
+                    log.append(b"meanwhile")
+                assert '"safe_to_remove":true' in shell.result()
+            with pytest.raises(HTTPError) as refused:
+                ask("DELETE", bookie)
+            assert json.loads(refused.value.read())["detail"] == f"{ensemble[0]} still runs"
+            assert next(iter(log.read(0, 1))).value == b"before"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--http", ":0", "--http-token-file", "token"], "open to the network"),
+        (["--http", ":0", "--insecure", "--http-token-file", "token"], "open to the network"),
+        (["--http", ":0"], "open to the network"),
+        (["--only-http"], "only_http needs http"),
+        (["--http", "127.0.0.1:0", "--http-tls-key", "x"], "http_tls_certificate"),
+    ],
+)
+def test_flags_that_make_no_sense_or_open_it_to_all_are_refused(
+    flags: list[str], said: str
+) -> None:
+    """MG2: before anything is started."""
+    command = ["recovery", "--metadata", "sqlite:///m", *flags]
+    result = CliRunner().invoke(group, command, standalone_mode=False)
+    assert isinstance(result.exception, BadConfig)
+    assert said in str(result.exception)

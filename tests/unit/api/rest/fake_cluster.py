@@ -1,0 +1,234 @@
+"""A cluster without servers, as HTTP management and the dashboard ask it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollbook.proto.errors import (
+    LifecycleConflict,
+    MetadataUnavailable,
+    Missing,
+    NoSuchLedger,
+    NotConfirmed,
+    RollbookError,
+)
+from rollbook.proto.formats.lifecycle import LifecycleState
+
+Facts = dict[str, Any]
+
+
+def a_bookie(name: str, **more: Any) -> Facts:
+    return {
+        "id": name,
+        "state": "writable",
+        "address": "10.0.0.5:3181",
+        "http": None,
+        "incarnation": "5f0c",
+        "lifecycle": "active",
+        "lifecycle_since_ms": None,
+        "reason": None,
+        "ledgers_at_start": None,
+        "ledgers_left": None,
+        "allowed": ["draining"],
+        **more,
+    }
+
+
+def a_ledger(ledger_id: int, **more: Any) -> Facts:
+    return {
+        "ledger_id": ledger_id,
+        "state": "closed",
+        "quorum": "3/3/2",
+        "digest": "crc32c",
+        "last_entry": 9,
+        "length": 1000,
+        "fragments": 1,
+        "created": "2026-11-20T10:00:00Z",
+        "version": 3,
+        "has_password": False,
+        "custom": {},
+        **more,
+    }
+
+
+@dataclass
+class FakeCluster:
+    """`calls` has what it was asked to change."""
+
+    rows: list[Facts] = field(default_factory=lambda: [a_bookie("bk-1"), a_bookie("bk-2")])
+    ledger_rows: list[Facts] = field(default_factory=lambda: [a_ledger(7)])
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    raises: RollbookError | None = None
+    is_away: bool = False
+    verdict: str = "healthy"
+
+    def _ask(self) -> None:
+        if self.is_away:
+            raise MetadataUnavailable(next_step="check that the metadata store runs")
+
+    def _act(self, *call: Any) -> None:
+        self._ask()
+        if self.raises:
+            raise self.raises
+        self.calls.append(call)
+
+    async def cluster(self) -> Facts:
+        return {
+            "instance_id": "2f9f",
+            "metadata": "zk://zk1/ledgers",
+            "ledgers_root": "/ledgers",
+            "own_root": "/rollbook",
+            "layout": "hierarchical",
+            "release": "1",
+            "metadata_reachable": not self.is_away,
+        }
+
+    async def health(self) -> Facts:
+        self._ask()
+        return {
+            "health": self.verdict,
+            "bookies": "2 of 2 writable",
+            "log_servers": "none",
+            "new_logs": "have all their copies",
+            "degraded_logs": 0,
+            "lost_segments": 0,
+            "members": [
+                {"kind": "bookie", "id": each["id"], "state": "writable"} for each in self.rows
+            ],
+        }
+
+    async def bookies(self) -> Sequence[Facts]:
+        self._ask()
+        return self.rows
+
+    async def bookie(self, name: str) -> Facts:
+        self._ask()
+        for row in self.rows:
+            if row["id"] == name:
+                return row
+        raise Missing(f"the cluster knows no bookie {name}", bookie=name)
+
+    async def set_lifecycle(
+        self, name: str, state: LifecycleState, *, force: bool = False
+    ) -> Facts:
+        row = await self.bookie(name)
+        if state.value not in row["allowed"]:
+            raise LifecycleConflict("it cannot", state=row["lifecycle"], allowed=row["allowed"])
+        self._act("lifecycle", name, state.value, force)
+        row.update(lifecycle=state.value, allowed=["active"])
+        return row
+
+    async def judge_removal(self, names: Sequence[str]) -> Facts:
+        self._ask()
+        return {
+            "safe_to_remove": False,
+            "bookies": [f"{name} (active, named by 3 ledgers)" for name in names],
+            "ledgers_naming_them": 3,
+            "below_ack_quorum_without_them": 1,
+            "without_a_copy_without_them": 0,
+            "ledgers_unreadable": 0,
+            "taking_entries": list(names),
+        }
+
+    async def remove(self, name: str, given_up: int | None) -> Facts:
+        await self.bookie(name)
+        if given_up != 1:
+            raise NotConfirmed("3 ledgers name it; without it 1 falls below its ack quorum")
+        self._act("remove", name, given_up)
+        return await self.judge_removal([name])
+
+    async def ledgers(
+        self,
+        after: int,
+        limit: int,
+        *,
+        state: str | None = None,
+        bookie: str | None = None,
+        short: bool | None = None,
+    ) -> tuple[Sequence[Facts], int | None]:
+        self._ask()
+        found = [row for row in self.ledger_rows if row["ledger_id"] > after]
+        found = [row for row in found if state in (None, row["state"])]
+        last = found[limit - 1]["ledger_id"] if len(found) > limit else None
+        return found[:limit], last
+
+    async def ledger(self, ledger_id: int) -> Facts:
+        self._ask()
+        for row in self.ledger_rows:
+            if row["ledger_id"] == ledger_id:
+                places = {"first_entry": 0, "last_entry": 9, "ensemble": ["bk-1", "bk-2"]}
+                return row | {
+                    "fragments": [places | {"places": ["writable", "down"]}],
+                    "short": True,
+                    "missing": ["bk-2"],
+                    "short_since_ms": 1_795_219_200_000,
+                    "repair_problem": None,
+                    "lost": [],
+                }
+        raise NoSuchLedger(ledger_id=ledger_id)
+
+    async def bad_ledgers(self, after: int, limit: int) -> tuple[Sequence[Facts], int | None]:
+        self._ask()
+        row = {
+            "ledger_id": 7,
+            "kind": "bad copy",
+            "said_by": "auditor",
+            "bookies": "bk-2",
+            "first_entry": 3,
+            "last_entry": 4,
+            "since_ms": None,
+        }
+        return [row] if after < 7 else [], None
+
+    async def verify(self, ledger_id: int) -> Facts:
+        self._act("verify", ledger_id)
+        return {"ledger_id": ledger_id, "verdict": "sound"}
+
+    async def recover(self, ledger_id: int) -> Facts:
+        self._act("recover", ledger_id)
+        return {"ledger_id": ledger_id, "state": "closed"}
+
+    async def recovery(self) -> Facts:
+        self._ask()
+        return {
+            "autorecovery": "enabled",
+            "auditor": "recovery-1",
+            "steward": "recovery-1",
+            "delay_s": 300,
+            "bytes_per_s": "unlimited",
+            "ledgers_marked": 1,
+            "ledgers_to_drain": 0,
+            "ledgers_locked": 0,
+            "repairs_failed": 0,
+            "ledgers_unrecoverable": 0,
+            "bookies_missing": "",
+            "bookies_leaving": "",
+            "processes": [{"process": "recovery-1", "part": "worker", "state": "running"}],
+            "tasks": [
+                {
+                    "ledger_id": 7,
+                    "task": "repair",
+                    "bookies": ["bk-2"],
+                    "since": None,
+                    "locked_by": None,
+                    "attempts": 0,
+                    "next_try": None,
+                    "message": None,
+                }
+            ],
+        }
+
+    async def audit(self, *, anyway: bool) -> Facts:
+        self._act("audit", anyway)
+        return {"auditor": "recovery-1", "bookies_missing": "", "approved": anyway}
+
+    async def set_switch(self, *, enabled: bool) -> None:
+        self._act("switch", enabled)
+
+    async def set_delay(self, seconds: int) -> Facts:
+        self._act("delay", seconds)
+        return {"delay_s": seconds}
+
+    async def set_rate(self, bytes_per_s: int) -> Facts:
+        self._act("rate", bytes_per_s)
+        return {"bytes_per_s": bytes_per_s or "unlimited"}

@@ -1,0 +1,299 @@
+"""HTTP management: every route, every role, and what else may come of a request."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.core.grants import Duty, Grants
+from rollbook.api.access.core.principals import digest_of
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.managing import Managing
+from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.operations import RunningOperations
+from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.proto.errors import OutcomeUnknown
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import Metrics
+from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
+from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
+
+API = "/api/v1"
+LOOPBACK = Address("127.0.0.1", 0)
+LIFECYCLE = f"{API}/bookies/bk-1/lifecycle"
+# Every route that acts, with the least right that opens it.
+ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
+    ("PUT", LIFECYCLE): ({"state": "draining"}, Duty.OPERATE, "SetLifecycle"),
+    ("DELETE", f"{API}/bookies/bk-2?give_up=1"): (None, Duty.REMOVE, "RemoveBookie"),
+    ("POST", f"{API}/ledgers/7:verify"): (None, Duty.OPERATE, "VerifyLedger"),
+    ("POST", f"{API}/ledgers/7:recover"): (None, Duty.OPERATE, "RecoverLedger"),
+    ("POST", f"{API}/recovery:audit"): (None, Duty.OPERATE, "Audit"),
+    ("PUT", f"{API}/recovery/switch"): ({"enabled": False}, Duty.OPERATE, "SetRecoverySwitch"),
+    ("PUT", f"{API}/recovery/delay"): ({"delay_s": 60}, Duty.OPERATE, "SetLostBookieDelay"),
+    ("PUT", f"{API}/recovery/rate"): ({"bytes_per_s": 0}, Duty.OPERATE, "SetRecoveryRate"),
+}
+OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
+    ("PUT", LIFECYCLE): ({"state": "draining", "force": True}, Duty.REMOVE, "SetLifecycle"),
+    ("POST", f"{API}/recovery:audit"): ({"anyway": True}, Duty.REMOVE, "Audit"),
+}
+LOOKS = (
+    *("cluster", "cluster/health", "bookies", "bookies/bk-1", "bookies/bk-1/lifecycle", "ledgers"),
+    *("ledgers/bad", "ledgers/7", "recovery", "operations"),
+)
+ROLES = {
+    "nobody": Grants(("*",), ("*",)),
+    "looker": Grants(monitor=True),
+    "hand": Grants(operate=True),
+    "boss": Grants(admin=("*",)),
+    "denied": Grants(admin=("*",), deny=("team/salaries",)),
+}
+
+
+@asynccontextmanager
+async def served(
+    cluster: FakeCluster, doorkeeper: Doorkeeper | None = None
+) -> AsyncIterator[Client]:
+    operations = RunningOperations()
+    audit = doorkeeper.audit if doorkeeper else Audit(lambda: 0)
+    app = make_app(cluster, Managing(audit), operations, Metrics())
+    config = HttpConfig(LOOPBACK, knows_callers=doorkeeper is not None)
+    server = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
+    try:
+        yield Client(server.address)
+    finally:
+        await server.close()
+        await operations.close()
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+async def client(cluster: FakeCluster) -> AsyncIterator[Client]:
+    async with served(cluster) as client:
+        yield client
+
+
+def access_file(folder: Path) -> str:
+    lines = []
+    for name, grants in ROLES.items():
+        flags = {"monitor": grants.monitor, "operate": grants.operate}
+        lists = {each: list(getattr(grants, each)) for each in ("read", "append", "admin", "deny")}
+        lines.append(f'[principals.{name}]\ntokens = [{{ sha256 = "{digest_of(name)}" }}]')
+        lines += [f"{key} = {json.dumps(value)}" for key, value in (flags | lists).items() if value]
+    path = folder / "access.toml"
+    path.write_text("\n".join([*lines, "# end", ""]))
+    path.chmod(0o600)
+    return str(path)
+
+
+async def ask(client: Client, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    if body is None:
+        return await client.ask(method, path, b"", **headers)
+    headers["content-type"] = "application/json"
+    return await client.ask(method, path, json.dumps(body).encode(), **headers)
+
+
+def document() -> dict[str, Any]:
+    return make_app(
+        FakeCluster(), Managing(Audit(lambda: 0)), RunningOperations(), Metrics()
+    ).openapi()
+
+
+# --- Looking ----------------------------------------------------------------------------------
+
+
+async def test_what_is_shown(cluster: FakeCluster, client: Client) -> None:
+    for path in LOOKS:
+        assert (await client.get(f"{API}/{path}")).status == 200, path
+    bookies = (await client.get(f"{API}/bookies?limit=1")).json
+    assert ([each["id"] for each in bookies["bookies"]], bookies["next_after"]) == (
+        ["bk-1"],
+        "bk-1",
+    )
+    rest = (await client.get(f"{API}/bookies?after=bk-1")).json
+    assert ([each["id"] for each in rest["bookies"]], rest["next_after"]) == (["bk-2"], None)
+    assert (await client.get(f"{API}/bookies/bk-9")).reason == "NOT_FOUND"
+    assert (await client.get(f"{API}/ledgers/8")).reason == "LEDGER_NOT_FOUND"
+    for wrong in ("ledgers?state=broken", "ledgers?after=x", "ledgers?colour=red", "ledgers/x"):
+        assert (await client.get(f"{API}/{wrong}")).status == 400, wrong
+
+
+async def test_ledgers_come_in_pages_of_a_hundred(cluster: FakeCluster, client: Client) -> None:
+    cluster.ledger_rows = [a_ledger(number) for number in range(250)]
+    seen: list[int] = []
+    after: Any = -1
+    for size in (100, 100, 50):
+        page = (await client.get(f"{API}/ledgers?after={after}&state=closed")).json
+        assert len(page["ledgers"]) == size
+        seen += [each["ledger_id"] for each in page["ledgers"]]
+        after = page["next_after"]
+    assert seen == list(range(250))
+    assert after is None
+
+
+async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(
+    cluster: FakeCluster, client: Client
+) -> None:
+    cluster.is_away = True
+    for path in LOOKS:
+        answer = await client.get(f"{API}/{path}")
+        if path in ("cluster", "operations"):
+            assert answer.status == 200
+        else:
+            assert (answer.status, answer.reason) == (503, "METADATA_UNAVAILABLE"), path
+    assert (await client.get(f"{API}/cluster")).json["metadata_reachable"] is False
+    drain = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
+    assert (drain.status, drain.json["outcome"]) == (503, "not_applied")
+
+
+# --- Acting -----------------------------------------------------------------------------------
+
+
+async def test_a_transition_that_is_not_allowed_names_those_that_are(
+    cluster: FakeCluster, client: Client
+) -> None:
+    drained = await ask(client, "PUT", LIFECYCLE, {"state": "drained"})
+    assert (drained.status, drained.reason) == (409, "LIFECYCLE_CONFLICT")
+    assert drained.json["ids"]["allowed"] == ["draining"]
+    draining = (await ask(client, "PUT", LIFECYCLE, {"state": "draining"})).json
+    assert (draining["state"], draining["allowed"]) == ("draining", ["active"])
+    for wrong in ({"state": "draining-failed"}, {"state": "gone"}, {"colour": "red"}, {}):
+        assert (await ask(client, "PUT", LIFECYCLE, wrong)).status == 400, wrong
+    assert cluster.calls == [("lifecycle", "bk-1", "draining", False)]
+
+
+async def test_a_bookie_is_removed_with_the_number_that_the_refusal_named(
+    cluster: FakeCluster, client: Client
+) -> None:
+    refused = await ask(client, "DELETE", f"{API}/bookies/bk-2")
+    assert (refused.status, refused.reason) == (400, "NOT_CONFIRMED")
+    assert (await ask(client, "DELETE", f"{API}/bookies/bk-2?give_up=1")).status == 200
+    asked = await ask(
+        client, "POST", f"{API}/bookies:safe-to-remove", {"bookies": ["bk-1", "bk-2"]}
+    )
+    assert (asked.status, asked.json["safe_to_remove"]) == (200, False)
+    assert cluster.calls == [("remove", "bk-2", 1)]
+
+
+async def test_a_lost_reply_is_told_as_unknown(cluster: FakeCluster, client: Client) -> None:
+    cluster.raises = OutcomeUnknown("no reply", next_step="GET …/lifecycle says what it is now")
+    answer = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
+    assert (answer.status, answer.json["outcome"]) == (503, "unknown")
+    assert "lifecycle" in answer.json["next_step"]
+
+
+async def test_verifying_goes_on_in_the_background(cluster: FakeCluster, client: Client) -> None:
+    started = await ask(client, "POST", f"{API}/ledgers/7:verify")
+    assert started.status == 202
+    async with asyncio.timeout(DEADLINE_S):
+        while (found := (await client.get(started.headers["location"])).json)["state"] == "running":
+            await asyncio.sleep(0.01)
+    assert found["result"] == {"ledger_id": 7, "verdict": "sound"}
+    assert (await client.get(f"{API}/operations/verify-7-9")).status == 404
+
+
+# --- Rights -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_every_route_and_every_role(role: str, tmp_path: Path) -> None:
+    """MG1: `monitor` looks, `operate` acts, `admin = "*"` removes and overrides."""
+    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    shown = {"authorization": f"Bearer {role}"}
+    async with served(FakeCluster(), doorkeeper) as client:
+        client.headers = shown
+        for path in (*(f"{API}/{each}" for each in LOOKS), "/metrics"):
+            expected = 200 if ROLES[role].may_manage(Duty.LOOK) else 403
+            assert (await client.get(path)).status == expected, path
+        safe = await ask(client, "POST", f"{API}/bookies:safe-to-remove", {"bookies": ["bk-1"]})
+        assert safe.status == (200 if ROLES[role].may_manage(Duty.LOOK) else 403)
+        for table in (ACTS, OVERRIDES):
+            for (method, path), (body, duty, name) in table.items():
+                with structlog.testing.capture_logs() as logs:
+                    answer = await ask(client, method, path, body)
+                told = [each for each in logs if each.get("method") == name]
+                assert {each["principal"] for each in told} == {role}, path
+                if ROLES[role].may_manage(duty):
+                    assert answer.status in (200, 202, 409), path
+                    events = {"act_begun", "act_done", "act_failed"}
+                    assert {each["event"] for each in told} <= events
+                else:
+                    assert (answer.status, answer.reason) == (403, "UNAUTHORIZED"), path
+                    assert [each["event"] for each in told] == ["access_refused"]
+        client.headers = {}
+        assert (await client.get(f"{API}/bookies")).status == 401
+        assert (await client.get("/heartbeat")).status == 200
+
+
+def test_duties_and_grants() -> None:
+    found = {
+        role: [duty for duty in Duty if grants.may_manage(duty)] for role, grants in ROLES.items()
+    }
+    assert found == {
+        "nobody": [],
+        "looker": [Duty.LOOK],
+        "hand": [Duty.LOOK, Duty.OPERATE],
+        "boss": list(Duty),
+        "denied": [],
+    }
+
+
+async def test_a_page_of_another_origin_changes_nothing(
+    cluster: FakeCluster, client: Client
+) -> None:
+    for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+        answer = await ask(client, "PUT", LIFECYCLE, {"state": "draining"}, **headers)
+        assert answer.status in (403, 421)
+    assert cluster.calls == []
+
+
+# --- OpenAPI ----------------------------------------------------------------------------------
+
+
+def test_every_route_that_acts_is_in_the_table_of_roles() -> None:
+    real = {
+        "{bookie_id}": "bk-1",
+        "{ledger_id}": "7",
+    }
+    tested = {(method, path.partition("?")[0].replace("bk-2", "bk-1")) for method, path in ACTS}
+    tested.add(("POST", f"{API}/bookies:safe-to-remove"))
+    acting = set()
+    for path, operations in document()["paths"].items():
+        for name, value in real.items():
+            path = path.replace(name, value)
+        acting |= {(method.upper(), path) for method in operations if method != "get"}
+    assert acting == tested
+
+
+def test_openapi_has_an_example_of_everything() -> None:
+    found = document()
+    schemas = found["components"]["schemas"]
+    assert set(re.findall(r"#/components/schemas/(\w+)", str(found))) == set(schemas)
+    for name, schema in schemas.items():
+        for field, value in schema.get("properties", {}).items():
+            assert "examples" in value or "$ref" in str(value), f"{name}.{field}"
+    ids = [each["operationId"] for paths in found["paths"].values() for each in paths.values()]
+    assert len(ids) == len(set(ids)) > 20
+    for operations in found["paths"].values():
+        for operation in operations.values():
+            assert "422" not in operation["responses"]
+            for parameter in operation.get("parameters", ()):
+                assert "example" in parameter
+
+
+async def test_hostile_names_come_back_as_they_are(cluster: FakeCluster, client: Client) -> None:
+    name = "<script>\u202e\x00alert(1)</script>" + "x" * 65536
+    cluster.rows = [a_bookie(name)]
+    answer = await client.get(f"{API}/bookies")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json["bookies"][0]["id"] == name
