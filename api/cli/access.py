@@ -40,8 +40,8 @@ def group() -> None:
 @click.argument("name")
 @_FILE
 @click.option("--read", multiple=True, metavar="LOGS", help="ns/log, ns/prefix* or *; repeated.")
-@click.option("--append", multiple=True, metavar="LOGS", help="Likewise.")
-@click.option("--admin", multiple=True, metavar="LOGS", help="Likewise: make, truncate, delete …")
+@click.option("--append", multiple=True, metavar="LOGS", help="Logs, as for --read.")
+@click.option("--admin", multiple=True, metavar="LOGS", help="Logs to make, truncate, delete …")
 @click.option("--deny", multiple=True, metavar="LOGS", help="Not these, whatever else is said.")
 @click.option("--monitor", is_flag=True, help="May see what servers count (/metrics).")
 @click.option("--operate", is_flag=True, help="May drain bookies and steer repair; sees all that.")

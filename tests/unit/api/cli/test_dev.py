@@ -160,9 +160,9 @@ def test_a_directory_without_a_name_is_not_where_one_stands(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadConfig, match="--data is empty"):
-        run_dev(1, "", "127.0.0.1:0", None, "error")
+        run_dev(1, "", "127.0.0.1:0", None, None, "error")
     with pytest.raises(BadConfig, match="--data is empty"):
-        run_all(1, "", LogServerConfig("", listen="127.0.0.1:0"), "error")
+        run_all(1, "", LogServerConfig("", listen="127.0.0.1:0"), "", "error")
     assert not any(tmp_path.iterdir())
 
 
