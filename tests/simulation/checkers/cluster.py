@@ -5,9 +5,12 @@
 - **swapped out** (RP2): a bookie that loses a seat by a repair is marked or drained, or it is looked at, lacks entries of
   the seat's share and is read-only; a marked one that takes entries keeps it.
 - **hasty** (AU1): a bookie is marked only when it was not registered for the whole delay, and the auditor that marks it
-  was elected and awake for that time, or somebody asked for an audit, or it is there and lacks entries (AU6, AU7).
+  was elected and awake for that time, or somebody asked for an audit, or it is there and lacks entries (AU6), in a
+  fragment that ended before the first of two looks (AU7).
 - **braked** (AU2): nothing is marked while more than half of the bookies are gone.
-- **hot** (RP5, V5): what failed is not tried again before its time, unless a drain began since.
+- **hot** (RP5, DH2, V5): what failed is not tried again before its time, unless a drain began since it began, and no bookie is
+  healed again before its time.
+- **reported twice** (DH4): that a bookie lost entries is reported once, by each process that heals it.
 - **unlocked** (MK2, MK3): who swaps a seat or removes a mark holds the ledger's lock.
 - **unmarked** (RP6): a mark goes only when each bookie that it names has all of what it is to hold of the
   fragments that were closed when the lock was taken.
@@ -25,7 +28,7 @@
   closed when it lost its disk.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -46,6 +49,7 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import Row
 from rollbook.proto.ports import SessionId
+from rollbook.recovery.checks import SECOND_LOOK_S
 from rollbook.recovery.core.failures import Failure, unpack_failure
 from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
 from rollbook.recovery.whole import WHOLE
@@ -66,6 +70,7 @@ HASTY: Final = "hasty"
 BRAKED: Final = "braked"
 HOT: Final = "hot"
 GIVEN_UP: Final = "given up"
+REPORTED_TWICE: Final = "reported twice"
 
 _STATES = LifecycleState
 _BY_STEWARD: Final = (
@@ -164,6 +169,7 @@ class ClusterChecker:
         self.marks: dict[int, tuple[BookieId, ...]] = {}
         self.drains: dict[int, tuple[BookieId, ...]] = {}
         self.failures: dict[int, float] = {}  # Ledgers, and when each failed last.
+        self._failures: dict[int, Failure] = {}  # The latest of each ledger.
         self._tries: list[tuple[float, int, Failure]] = []  # When which ledger failed, and how.
         self._began_s: dict[str, float] = {}  # When each bookie's latest drain did.
         self.without_target: dict[int, None] = {}  # Those of them for which bookies lack.
@@ -183,6 +189,11 @@ class ClusterChecker:
         self._forgotten: dict[str, dict[int, None]] = {}  # Closed ledgers that a format forgets,
         self._doubted: dict[str, dict[int, None]] = {}  # and those that it doubts.
         self._whole: dict[str, bytes] = {}
+        self.racks: dict[str, str] = {}  # Of bookies, if recovery servers know them.
+        self._checks_asked_s = -1.0
+        self._ended_s: dict[tuple[int, int], float] = {}  # Since when a fragment's end is known.
+        self._healing_failed_s: dict[tuple[int, str], float] = {}  # By healer and bookie.
+        self._losses_told: dict[tuple[str, str], tuple[int, float]] = {}  # By process and bookie.
         self._scarce_s: dict[int, float] = {}  # When a ledger's writer had nowhere to go.
 
     # --- What is done to bookies --------------------------------------------------------------
@@ -206,6 +217,14 @@ class ClusterChecker:
             metadata = ledger.metadata
             if metadata and not metadata.is_closed and metadata.names(BookieId(bookie)):
                 doubted[ledger.ledger_id] = None
+
+    def on_spoiled(self, bookie: str, ledger_id: int, entry_id: int) -> None:
+        """It has bytes that fail their digest, and lists them: no copy until they are written again (AU9)."""
+        kept = self._facts.kept(bookie, ledger_id)
+        kept.durable.pop(entry_id, None)
+        kept.gone[entry_id] = None
+        self._facts.spoilt[bookie, ledger_id] = None
+        self._forgotten.setdefault(bookie, {})[ledger_id] = None
 
     def is_being_healed(self, bookie: str) -> bool:
         """Whether it has not got back yet what went with an earlier disk."""
@@ -246,6 +265,54 @@ class ClusterChecker:
     def _durable(self, bookie: str, ledger: LedgerFacts) -> dict[int, int]:
         return self._facts.kept(bookie, ledger.ledger_id).durable
 
+    # --- Checks and healings --------------------------------------------------------------------
+
+    @property
+    def needs_checks(self) -> bool:
+        """At the end: only they find what was done."""
+        return bool(self._facts.spoilt or self.racks)
+
+    def on_checks_asked(self) -> None:
+        self._checks_asked_s = self._now()
+
+    def on_healing(self, healer: int, bookie: str) -> None:
+        failed_s = self._healing_failed_s.pop((healer, bookie), -inf)
+        is_another = self._back_s.get(bookie, -inf) >= failed_s  # It may not be the same any more.
+        if not is_another and self._now() - failed_s < self._pause_s:
+            self._break(HOT, f"{bookie} is healed again at once")
+
+    def on_healing_failed(self, healer: int, bookie: str) -> None:
+        self._healing_failed_s[healer, bookie] = self._now()
+
+    def on_loss_told(self, process: str, bookie: str, ledgers: int) -> None:
+        told, at_s = self._losses_told.get((process, bookie), (0, -inf))
+        self._losses_told[process, bookie] = ledgers, self._now()
+        if told == ledgers and self._back_s.get(bookie, -inf) < at_s:
+            self._break(REPORTED_TWICE, f"{process} reports again what {bookie} has lost")
+
+    def is_given_up_of(self, bookie: str, doubted: Iterable[int]) -> bool:
+        """Whether the bookie doubts just those ledgers that have lost their last copies with it (DH4)."""
+        given_up = [
+            ledger.ledger_id
+            for ledger in self._facts.ledgers.values()
+            if ledger.is_doomed and self._facts.kept(bookie, ledger.ledger_id).gone
+        ]
+        return sorted(doubted) == sorted(given_up)
+
+    def _badly_placed(self) -> list[int]:
+        """Ledgers that ended before checks were asked for, with all copies of a fragment in one rack for no reason."""
+        placed = []
+        for (ledger_id, first_entry), ended_s in self._ended_s.items():
+            metadata = self._facts.ledger(ledger_id).metadata
+            if metadata is None or not ended_s < self._checks_asked_s:
+                continue
+            ensemble = metadata.fragment_of(EntryId(first_entry)).ensemble
+            racks = dict.fromkeys(self.racks[each] for each in ensemble)
+            others = [each for each in self.writable if self.racks[each] not in racks]
+            if len(racks) == 1 and others and metadata.quorum.write > 1:
+                placed.append(ledger_id)
+        return placed
+
     # --- What is asked and answered ------------------------------------------------------------
 
     def on_census(self, process: str) -> None:
@@ -270,6 +337,10 @@ class ClusterChecker:
         """Its metadata was `before`."""
         now = ledger.metadata
         self._note_names(ledger.ledger_id, now)
+        for index, fragment in enumerate(now.fragments if now else ()):
+            if now and now.last_entry_of(index) is not None:
+                key = ledger.ledger_id, int(fragment.first_entry)
+                self._ended_s.setdefault(key, self._now())
         if now is None or before is None:
             return
         is_repair = self._facts.are_repairers(by)
@@ -316,7 +387,8 @@ class ClusterChecker:
         is_looked_at = old in self.drains.get(ledger.ledger_id, ())
         lacks_some = any(each not in self._durable(old, ledger) for each in share)
         is_full = is_looked_at and lacks_some and not has_room
-        if not (is_marked or is_drained or is_full):
+        is_spread = self.marks.get(ledger.ledger_id) == () and self._is_spread(before, now, index)
+        if not (is_marked or is_drained or is_full or is_spread):
             self._break(SWAPPED_OUT, f"{where}, and nobody wants it to go")
         since_s = self.writable.get(old, self._now())
         unheard_s = UNHEARD_S
@@ -325,6 +397,14 @@ class ClusterChecker:
         if is_marked and not is_drained and since_s < self._now() - unheard_s:
             self._break(SWAPPED_OUT, f"{where}, which is registered")
         self._check_lock(ledger.ledger_id, by, where)
+
+    def _is_spread(self, before: LedgerMetadata, now: LedgerMetadata, index: int) -> bool:
+        """Whether the copies were in one rack, and are in two (AU10)."""
+        counts = [
+            len(dict.fromkeys(self.racks.get(each) for each in metadata.fragments[index].ensemble))
+            for metadata in (before, now)
+        ]
+        return counts == [1, 2]
 
     def _check_lock(self, ledger_id: int, by: Authors, what: str) -> None:
         lock = self.locks.get(ledger_id)
@@ -399,7 +479,7 @@ class ClusterChecker:
             if is_asked:
                 continue
             ledger = self._facts.ledger(ledger_id)
-            if bookie not in self._missed and ledger.metadata and self._lacking(ledger, bookie):
+            if bookie not in self._missed and self._lacked_at_first(ledger, bookie):
                 continue  # A check has found that (AU7).
             # One that is back, unheard, was away for long enough before.
             seen_s = self._was_away_s.get(bookie, 0.0)
@@ -410,6 +490,19 @@ class ClusterChecker:
                 self._break(HASTY, f"{what}, who saw {bookie} missing for {seen_s:.2f} s only")
         if self._dark_s is not None and now - self._dark_s > self._delay_s:
             self._break(BRAKED, f"ledger {ledger_id} is marked for {', '.join(bookies)}")
+
+    def _lacked_at_first(self, ledger: LedgerFacts, bookie: str) -> bool:
+        """Whether the bookie lacks what it should have had when a check looked for the first time."""
+        if ledger.metadata is None:
+            return False
+        first_s = self._now() - SECOND_LOOK_S + HEARD_S
+        ended = {
+            int(fragment.first_entry): int(last)
+            for index, fragment in enumerate(ledger.metadata.fragments)
+            if (last := ledger.metadata.last_entry_of(index)) is not None
+            and self._ended_s[ledger.ledger_id, int(fragment.first_entry)] < first_s
+        }
+        return bool(self._lacking(ledger, bookie, ended))
 
     def _seen_missing_s(self, bookie: str, by: Authors) -> float:
         """For how long one of them led as auditor and was awake while the bookie is missing; short naps do not matter."""
@@ -494,10 +587,12 @@ class ClusterChecker:
             failure = unpack_failure(row.value)
             if failure.code == NotEnoughBookies.code.reason and failure.attempts >= _TRIES:
                 self.without_target[ledger_id] = None
-            self._tries.append((self._now(), ledger_id, failure))
+            before = self._failures.get(ledger_id)
             failed_s = self.failures.get(ledger_id, -inf)
+            self._tries.append((self._now(), ledger_id, failure))
+            self._failures[ledger_id] = failure
             self.failures[ledger_id] = self._now()
-            has_news = any(began_s >= failed_s for began_s in self._began_s.values())
+            has_news = before is not None and not before.counts_for(failure.drains)
             if not has_news and self._now() - failed_s < self._pause_s:
                 self._break(HOT, f"ledger {ledger_id} is tried again at once")
 
@@ -613,8 +708,10 @@ class ClusterChecker:
             ("failures", self.failures),
             ("locks", self.locks),
         ):
-            if found:
-                return f"there are {what} of ledgers {list(found)}"
+            if ids := [each for each in found if not self._facts.ledger(each).is_doomed]:
+                return f"there are {what} of ledgers {ids}"
+        if self.racks and (ids := self._badly_placed()):
+            return f"copies of ledgers {ids} are in one rack"
         for ledger in self._facts.ledgers.values():
             metadata = ledger.metadata
             if metadata is None or ledger.is_doomed:

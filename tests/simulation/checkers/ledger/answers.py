@@ -188,6 +188,8 @@ class AnswerRules:
                 body, None if entry_id is None else EntryId(entry_id)
             )
         except DigestMismatch as error:
+            if (bookie, ledger.ledger_id) in self._facts.spoilt:
+                return int.from_bytes(bytes(body[8:16]))
             self._break(BYTES, f"{bookie} answers for ledger {ledger.ledger_id}: {error}")
             raise
         if entry.payload != ledger.payload(entry.entry_id):

@@ -112,6 +112,7 @@ class Facts:
         self.ledgers: dict[int, LedgerFacts] = {}
         self.destroyed: dict[str, None] = {}  # Bookies whose disk we took away.
         self.damaged: dict[str, None] = {}  # And those of which we spoilt a part.
+        self.spoilt: dict[tuple[str, int], None] = {}  # Of which ledgers one was given bad bytes.
         self.repairers: tuple[str, ...] = ()  # Nodes that may repair closed fragments.
         self._kept: dict[tuple[str, int], BookieFacts] = {}
 

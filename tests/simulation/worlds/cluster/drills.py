@@ -150,6 +150,39 @@ def doubts(rng: random.Random, at_us: int) -> Happening:
     return [_fate(0, words.HEALING), _fill(at_us, 1), _hold(at_us, 2, rng.randint(0, 4))], [wiped]
 
 
+def late_copies(rng: random.Random, at_us: int) -> Happening:
+    """Ledgers are checked while the third copies of their last entries are still on their way."""
+    late = rng.randint(500 * MS, 1_200 * MS)
+    first, at_us = _fill(at_us, 1), at_us + 1_500 * MS
+    fill = Step(at_us, WRITER, f"{words.FILL} 3 6 24 3 3 2")
+    slow = [
+        Fault(at_us - 100 * MS, Kind.SLOW_LINK, (WRITER, b), 2_000 * MS, late) for b in (M1, S1)
+    ]
+    checks = [_ask(at_us + at * MS, words.CHECK) for at in (100, 200, 300)]
+    return [first, fill, *checks, _ask(at_us + 4_000 * MS, f"{words.DRAIN} {M1}")], slow
+
+
+def bad_copy(rng: random.Random, at_us: int) -> Happening:
+    """A bookie has an entry whose bytes are bad, and lists it: only its bytes tell."""
+    spoilt_at = at_us + rng.randint(0, 500 * MS)
+    steps = [_fill(at_us, 2), _ask(spoilt_at, f"{words.SPOIL} {M1}")]
+    return [*steps, _ask(spoilt_at + rng.randint(500, 1_500) * MS, words.CHECK)], []
+
+
+def racks(rng: random.Random, at_us: int) -> Happening:
+    """Recovery servers know in which racks bookies are, and writers do not."""
+    known = rng.choice((words.ONE_RACK, words.TWO_RACKS))
+    steps = [_fate(0, known), _fill(at_us, 5, 3, "2 2 2")]
+    return [*steps, _ask(at_us + rng.randint(0, 500 * MS), words.CHECK)], []
+
+
+def last_copies(rng: random.Random, at_us: int) -> Happening:
+    """A bookie is formatted that had the only copies of a fragment; its writer has left it."""
+    steps = [_fate(0, words.HEALING), _fate(at_us, words.GIVEN_UP), _hold(at_us, 1, 4, "1 1 1")]
+    wiped = Fault(at_us + rng.randint(0, 300 * MS), Kind.WIPE, (M1,), 6_000 * MS)
+    return [*steps, _fill(at_us + 100 * MS, 1)], [wiped]
+
+
 def two_losses(rng: random.Random, at_us: int) -> Happening:
     """The second bookie is lost when the first one's ledgers are copied, or when they have been."""
     lost_at = at_us + rng.randint(0, 300 * MS)
@@ -296,6 +329,7 @@ DRILLS: Final[dict[str, Drill]] = {
     for drill in (
         *(loss, restarts, reborn, fragile_target, late_return, sleeping_worker, closing_writer),
         *(dead_writer, blind_auditor, unseen_loss, doubts, two_losses, flapping, blackout),
+        *(late_copies, bad_copy, racks, last_copies),
         *(
             deaths,
             departure,

@@ -22,13 +22,14 @@ from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Delete, EventKind, Set
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery import steward, worker
+from rollbook.recovery import checks, doubt_healing, ledger_healer, steward, worker
 from rollbook.recovery.checks import Checks
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.audit import Losses
 from rollbook.recovery.core.checks import Requests
 from rollbook.recovery.core.drains import DrainFacts, Step, is_final
 from rollbook.recovery.core.failures import Failure, after_failure
+from rollbook.recovery.core.healing import WHOLE, judge
 from rollbook.recovery.core.lifecycle import finish
 from rollbook.recovery.core.plan import Action, Seat
 from rollbook.recovery.departures import Verdict
@@ -37,6 +38,7 @@ from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.ledger_healer import LedgerHealer
 from rollbook.recovery.ledger_repair import LedgerRepair, Repair, SeatOutcome
 from rollbook.recovery.steward import Steward
+from rollbook.recovery.tasks import BadCopies
 from rollbook.recovery.worker import Worker
 from tests.simulation.worlds.cluster.scene import ClusterScene
 from tests.support.planting import Patch
@@ -232,6 +234,59 @@ async def _silence_is_emptiness(self: Checks, bookie: BookieId, ledger_id: Ledge
 
 def _is_never_open(*_: Any) -> bool:
     return False
+
+
+async def _look_once(self: Checks, ledger_id: LedgerId, state: Any, gate: Any, judge: Any) -> bool:
+    metadata = await self._read(ledger_id, state)
+    if metadata is None:
+        return True
+    found = await judge(metadata)
+    if found.to_mark:
+        await self._mark(ledger_id, found.to_mark, state, gate)
+    return not found.silent
+
+
+_add_bad = BadCopies.add
+
+
+async def _name_late(self: BadCopies, *arguments: Any) -> None:
+    async def add() -> None:
+        await asyncio.sleep(_LATE_S)
+        await _add_bad(self, *arguments)
+
+    _named_late.append(asyncio.create_task(add()))
+
+
+_LATE_S: Final = 0.5
+_named_late: list[asyncio.Task[None]] = []
+
+
+async def _nothing_is_bad(*_: Any) -> None:
+    return None
+
+
+async def _racks_do_not_matter(*_: Any) -> bool:
+    return True
+
+
+def _anybody_will_do(*_: Any) -> tuple[int, BookieId]:
+    return 0, BookieId("b1")
+
+
+def _is_due_once(self: DoubtHealing, bookie: BookieId) -> bool:
+    return bookie not in self._failures
+
+
+_on_healing = DoubtHealing._on_healing
+
+
+def _tell_each_time(self: DoubtHealing, bookie: BookieId, state: Any, healing: Any) -> None:
+    state.lost = 0
+    _on_healing(self, bookie, state, healing)
+
+
+def _give_up(window: Any, wanted: Any, held: Any, said: Any, accepted: Any) -> Any:
+    return judge(window, wanted, held, said, [WHOLE])
 
 
 # --- Drains ---------------------------------------------------------------------------------------
@@ -501,6 +556,69 @@ CLUSTER_MUTANTS: Final = (
         _BUDGET,
         ((LedgerHealer, "_may_close", _grace_is_over),),
         drill="doubts",
+    ),
+    ClusterMutant(
+        "cluster-heals-hot",
+        "A healing that left something is repeated without a pause.",
+        _BUDGET,
+        ((doubt_healing, "after_failure", _retry_at_once),),
+        drill="doubts",
+    ),
+    ClusterMutant(
+        "cluster-heals-once",
+        "A healing that left something is not repeated.",
+        _BUDGET,
+        ((DoubtHealing, "_is_due", _is_due_once),),
+        drill="doubts",
+    ),
+    ClusterMutant(
+        "cluster-tells-losses-again",
+        "Entries that have no copy are reported by each healing.",
+        _BUDGET,
+        ((DoubtHealing, "_on_healing", _tell_each_time),),
+        drill="last_copies",
+    ),
+    ClusterMutant(
+        "cluster-gives-up",
+        "A healing that nobody asked for ends the doubt about entries that have no copy.",
+        _BUDGET,
+        ((ledger_healer, "judge", _give_up),),
+        drill="last_copies",
+    ),
+    ClusterMutant(
+        "cluster-looks-once",
+        "A copy that is still on its way is marked as short.",
+        _BUDGET,
+        ((Checks, "_look_twice", _look_once),),
+        drill="late_copies",
+    ),
+    ClusterMutant(
+        "cluster-bad-copies-named-late",
+        "A ledger is marked before its bad entries are named: the worker finds its lists whole.",
+        _BUDGET,
+        ((BadCopies, "add", _name_late),),
+        drill="bad_copy",
+    ),
+    ClusterMutant(
+        "cluster-lists-are-believed",
+        "A bad entry is not written again because its bookie lists it.",
+        _BUDGET,
+        ((BadCopies, "read_stored", _nothing_is_bad),),
+        drill="bad_copy",
+    ),
+    ClusterMutant(
+        "cluster-racks-unseen",
+        "Copies stay in one rack.",
+        _BUDGET,
+        ((Checks, "_look_at_racks", _racks_do_not_matter),),
+        drill="racks",
+    ),
+    ClusterMutant(
+        "cluster-marks-what-nobody-can-spread",
+        "A ledger is marked for its racks though no bookie of another rack is there.",
+        _BUDGET,
+        ((checks, "pick_for_racks", _anybody_will_do),),
+        drill="racks",
     ),
     ClusterMutant(
         "cluster-disobedient",

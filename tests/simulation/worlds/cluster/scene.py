@@ -26,11 +26,12 @@ from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
-from rollbook.proto.ids import LedgerId
+from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Create, Delete, Set
-from rollbook.recovery import checks, departures, server, steward
+from rollbook.recovery import checks, departures, doubt_healing, server, steward
 from rollbook.recovery.census import take_census
 from rollbook.recovery.core import drains, failures
+from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.ledger_repair import LedgerRepair
 from rollbook.recovery.server import RecoveryServer
 from rollbook.recovery.steward import Steward
@@ -139,6 +140,8 @@ class _Nemesis(Nemesis):
         names = fault.nodes
         if any(name not in world.nodes or name in run.cluster.stay_down for name in names):
             return None
+        if fault.kind is Kind.WIPE:
+            run.give_up()
         if fault.kind in (Kind.ROT, Kind.WIPE) and not run.may_lose(names[0]):
             return None
         if fault.kind is Kind.ROT:
@@ -205,8 +208,13 @@ class _Run(Stage):
             *(self.world, self.history, self.checker, case, self.tell, self.broken),
             doubts_of=self.cluster.doubts_of,
         )
-        self._work = Work(sums, self.judge, self.resolve, self._stop_for_good)
-        self._work.is_healing = any(step.what == words.HEALING for step in case.steps)
+        self._work = Work(sums, self.judge, self.resolve, self.may_lose, self._stop_for_good)
+        whats = [step.what for step in case.steps]
+        self._work.is_healing = words.HEALING in whats
+        if words.ONE_RACK in whats or words.TWO_RACKS in whats:
+            near = len(self.cluster.names) if words.ONE_RACK in whats else _NEAR
+            for place, name in enumerate(self.cluster.names):
+                self.judge.racks[name] = "near" if place < near else "far"
         self._staff = Staff(self._work)
         self._nemesis = _Nemesis(self)
 
@@ -223,7 +231,7 @@ class _Run(Stage):
             if name in acting:
                 world.node(name).start(partial(self.live, main))
         for step in self._case.steps:
-            if step.actor == words.FATE and step.what != words.HEALING:
+            if step.actor == words.FATE and step.what not in words.FROM_THE_BEGINNING:
                 world.at(step.at_us / 1e6, self._fate, step.what)
         self._nemesis.schedule(self._case.faults)
         await asyncio.sleep(CHAOS_S - world.now)
@@ -315,6 +323,12 @@ class _Run(Stage):
             return False
         standing = len(self.cluster.names) - len(self.cluster.stay_down) - len(self._leaving())
         return standing > _STANDING_MIN and self.judge.may_lose(name, self.cluster.stay_down)
+
+    def give_up(self) -> None:
+        """What is lost of the first ledger has no copy elsewhere, if its moment has come."""
+        ledgers = self._work.sums.ledgers
+        if ledgers and self._take_moment(words.GIVEN_UP):
+            self.checker.on_doomed(ledgers[0])
 
     def _leaving(self) -> list[str]:
         down = self.cluster.stay_down
@@ -536,6 +550,24 @@ class _Run(Stage):
                 run._sleeps[self.name].append((fell_s, run.world.now))
             resume(self)
 
+        heal, fail = DoubtHealing._heal, DoubtHealing._fail
+
+        async def heal_and_tell(self: DoubtHealing, bookie: BookieId, *arguments: Any) -> None:
+            run.judge.on_healing(id(self), bookie)
+            await heal(self, bookie, *arguments)
+
+        def fail_and_tell(self: DoubtHealing, bookie: BookieId, *arguments: Any) -> None:
+            run.judge.on_healing_failed(id(self), bookie)
+            fail(self, bookie, *arguments)
+
+        class Logger:
+            """Of healings: what is reported to a person as lost."""
+
+            def error(self, _: str, *, bookie: BookieId, ledgers: int, **__: Any) -> None:
+                run.judge.on_loss_told(run.world.loop.lane().name, bookie, ledgers)
+
+            info = warning = staticmethod(lambda *_, **__: None)
+
         change = Steward._change
 
         async def change_at_last(self: Steward, *arguments: Any) -> None:
@@ -556,6 +588,9 @@ class _Run(Stage):
         return [
             (RecoveryServer, "_keep_running", keep_running),
             (LedgerRepair, "_copy", copy_and_tell),
+            (DoubtHealing, "_heal", heal_and_tell),
+            (DoubtHealing, "_fail", fail_and_tell),
+            (doubt_healing, "logger", Logger()),
             (Node, "pause", fall_asleep),
             (Node, "resume", wake),
             (Steward, "_change", change_at_last),
@@ -567,6 +602,7 @@ class _Run(Stage):
 _LEDGERS: Final = f"{ROOT}/"
 _TOLD: Final = ("/rollbook/", f"{ROOT}/underreplication", f"{ROOT}/available/")
 _DEAD_S: Final = 0.3
+_NEAR: Final = 3  # Bookies of the first of two racks.
 _MOMENT_S: Final = 0.001
 _ASLEEP_S: Final = 2.6  # Longer than a session lasts.
 _LINGERING_S: Final = 3.0  # A bookie that lost its disk is formatted when its session is over.

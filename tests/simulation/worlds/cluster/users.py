@@ -8,10 +8,11 @@ that off, takes those away that may go.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.cluster import open_cluster
@@ -21,12 +22,13 @@ from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.formats.paths import own_root
 from rollbook.proto.formats.replication import VOTE_PREFIX, pack_vote
-from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, BookieId, LedgerId
 from rollbook.proto.ports import Clock, CreateMode, MetadataStore
 from rollbook.proto.tasks import TaskGroup
-from rollbook.proto.wire.digest import DigestType
+from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.departures import Departures
+from rollbook.recovery.restorer import Restorer
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
 from rollbook.recovery.tasks import STEWARD, AuditOrders
 from rollbook.recovery.whole import WholeNodes
@@ -44,6 +46,7 @@ GRACE_S: Final = 4.0
 RETRY_PAUSE_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _LOOK_S: Final = 0.2
+_DOUBTS_MAX: Final = 100
 _STEP_S: Final = 8.0  # A step that takes longer is given up, for what comes next.
 
 CONFIG: Final = RecoveryConfig(
@@ -70,6 +73,7 @@ class Work:
     sums: Sums
     judge: ClusterChecker
     resolve: Callable[[str], str]  # Who `member-1` is.
+    may_lose: Callable[[str], bool]  # Whether this bookie may lose some of its copies.
     stop_for_good: Callable[[str], bool]  # A bookie that may go; False: too few others are left.
     held: dict[str, dict[LedgerId, LedgerWriter]] = field(default_factory=dict)  # By writer.
     made: dict[str, dict[LedgerId, None]] = field(default_factory=dict)
@@ -188,6 +192,14 @@ class Staff(Users):
 
     # --- Recovery -----------------------------------------------------------------------------
 
+    def _config(self, node: Node) -> ClientConfig:
+        """Writers know of no racks."""
+        config = super()._config(node)
+        if node.name not in words.RECOVERIES:
+            return config
+        racks = (f"{bookie}={rack}" for bookie, rack in self.work.judge.racks.items())
+        return replace(config, racks=tuple(racks))
+
     async def recover_all(self, node: Node) -> None:
         async with self._connection(node) as (ledgers, store):
             server = RecoveryServer(
@@ -218,8 +230,8 @@ class Staff(Users):
     # --- The operator -------------------------------------------------------------------------
 
     async def operate(self, node: Node) -> None:
-        async with self._connection(node) as (_, store):
-            desk = await Desk.open(node, store)
+        async with self._connection(node) as (ledgers, store):
+            desk = await Desk.open(node, store, ledgers)
             async with TaskGroup() as group:
                 group.create_task(self._call_off(desk))
                 group.create_task(self._forget_whole(desk))
@@ -258,8 +270,11 @@ class Staff(Users):
                     await desk.marks.enable()
                 case words.ORPHAN:
                     await desk.leave_votes()
+                case words.SPOIL:
+                    await self._spoil(desk, bookies[0])
                 case words.CHECK:
                     now_ms = desk.clock.wall_us() // 1000
+                    self.work.judge.on_checks_asked()
                     await desk.orders.ask_for_checks(now_ms, f"{now_ms:032x}")
                 case words.AUDIT:
                     await desk.marks.set_delay(DELAY_S)
@@ -294,6 +309,28 @@ class Staff(Users):
                 self._sums.tell(f"operator: {error!r}")
                 await asyncio.sleep(_LOOK_S)
 
+    async def _spoil(self, desk: "Desk", bookie: BookieId) -> None:
+        """It takes bytes that fail the digest of their writer, for the first entry: it cannot know."""
+        ledger_id = self._sums.ledgers[0]
+        if not self.work.may_lose(bookie):
+            return
+        while not self.work.is_over:
+            self.work.judge.on_spoiled(bookie, ledger_id, FIRST_ENTRY)
+            wrong = LedgerDigest(DigestType.CRC32, PASSWORD, ledger_id)
+            restorer = Restorer(
+                *(bookie, wrong, ledger_key(PASSWORD), desk.ledgers.bookies, desk.ledgers.config)
+            )
+            try:
+                entry = Entry(ledger_id, FIRST_ENTRY, NO_ENTRY, 100, b"x" * 100)
+                await restorer.put([entry], 0)
+                await restorer.flush()
+                return
+            except RollbookError as error:
+                self._sums.tell(f"operator: {error!r}")
+                await asyncio.sleep(_LOOK_S)
+            finally:
+                restorer.close()
+
     async def _is_safe(self, desk: "Desk", bookie: BookieId) -> bool:
         asked_s = self._world.now
         verdict = await desk.departures.judge([bookie])
@@ -306,9 +343,11 @@ class Staff(Users):
         """What people did is undone or brought to its end: a drain that failed is tried once more, then called off, as
         are all others while copies wait for a bookie to go to.
         """
-        async with self._connection(node) as (_, store):
-            desk = await Desk.open(node, store)
+        async with self._connection(node) as (ledgers, store):
+            desk = await Desk.open(node, store, ledgers)
             await desk.marks.enable()
+            if self.work.judge.needs_checks:
+                await self._act(desk, words.CHECK)
             tried: dict[BookieId, None] = {}
             while True:
                 for stored in await desk.lifecycles.list():
@@ -323,20 +362,24 @@ class Staff(Users):
     async def close_everything(self, node: Node) -> None:
         async with self.client(node) as ledgers:
             for ledger_id in list(self._sums.ledgers):
-                await self.close_for_good(ledgers, ledger_id)
+                if not self._checker.facts.ledger(ledger_id).is_doomed:
+                    await self.close_for_good(ledgers, ledger_id)
 
     async def await_certainty(self, _: Node) -> None:
-        """No bookie doubts anything any more (DH1)."""
-        for bookie in self.work.judge.writable:
+        """No bookie doubts anything any more (DH1), but entries that have no copy (DH4)."""
+        judge = self.work.judge
+        for bookie in judge.writable:
             while (doubts := self._sums.doubts_of(bookie)) is not None:
-                page = await doubts.page(-1, 1)
-                if not page.everything and not page.ledgers:
+                page = await doubts.page(-1, _DOUBTS_MAX)
+                if not page.everything and judge.is_given_up_of(bookie, page.ledgers):
                     break
                 await asyncio.sleep(_LOOK_S)
 
     async def read_everything(self, node: Node) -> None:
         async with self.client(node) as ledgers:
             for ledger_id in self._sums.ledgers:
+                if self._checker.facts.ledger(ledger_id).is_doomed:
+                    continue
                 last = await self.close_for_good(ledgers, ledger_id)
                 await self.read_for_sure(ledgers, ledger_id, last)
 
@@ -352,6 +395,7 @@ class Desk:
     clock: Clock
     whole: WholeNodes
     orders: AuditOrders
+    ledgers: Ledgers
 
     async def leave_votes(self) -> None:
         """Of no session, as a backup that was put back leaves them."""
@@ -361,7 +405,7 @@ class Desk:
             await self.store.create(path, vote, CreateMode.PERSISTENT_SEQUENTIAL)
 
     @classmethod
-    async def open(cls, node: Node, store: MetadataStore) -> "Desk":
+    async def open(cls, node: Node, store: MetadataStore, ledgers: Ledgers) -> "Desk":
         while True:
             try:
                 cluster = await open_cluster(store, ROOT)
@@ -371,5 +415,5 @@ class Desk:
         departures = Departures(store, cluster, node.clock, node.randomness)
         return cls(
             *(departures, LifecycleNodes(store, cluster), Marks(store, ROOT), store, node.clock),
-            *(WholeNodes(store, cluster), AuditOrders(store, cluster)),
+            *(WholeNodes(store, cluster), AuditOrders(store, cluster), ledgers),
         )

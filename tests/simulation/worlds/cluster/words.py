@@ -16,6 +16,9 @@ FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
 FORCE: Final = "force"  # A drain for which too few bookies remain.
 DRAIN, UNDRAIN, RETIRE, SAFE = "drain", "undrain", "retire", "safe"
 DISABLE, ENABLE, AUDIT, RECOVER = "disable", "enable", "audit", "recover"
+SPOIL: Final = (
+    "spoil"  # The bookie's copy of the first entry: it takes bytes that fail their digest.
+)
 CHECK: Final = "check"  # All checks of the auditor are asked for.
 ORPHAN: Final = "orphan"  # A vote of no session is left, in both elections.
 DIE: Final = "dies after"
@@ -28,5 +31,9 @@ WRITER_CLOSES: Final = "the writer closes"
 CALLED_OFF: Final = "the drain is called off"
 LOSS_UNSEEN: Final = "a format is not seen"  # Nobody knows any more which bookie it was before.
 HEALING: Final = "recovery servers heal doubts"  # From the beginning on.
+ONE_RACK: Final = "recovery servers know one rack"  # From the beginning on.
+TWO_RACKS: Final = "recovery servers know two racks"  # From the beginning on.
+GIVEN_UP: Final = "the first ledger may lose its last copies"
 AUDITOR_SLEEPS: Final = "the auditor sleeps"
 STEWARD_SLEEPS: Final = "the steward sleeps alone"
+FROM_THE_BEGINNING: Final = (HEALING, ONE_RACK, TWO_RACKS)

@@ -149,12 +149,7 @@ class Users:
             self._sums.on_broken(LEFTOVERS, f"{node.name} has closed its client, and left: {names}")
 
     async def _connected(self, node: Node, store: MetadataStore) -> Ledgers:
-        case = self._sums.case
-        config = replace(
-            CONFIG,
-            protocol_version=plan.version_of(case),
-            writer_window_entries=plan.window_of(case),
-        )
+        config = self._config(node)
         while True:
             try:
                 cluster = await open_cluster(store, ROOT)
@@ -165,6 +160,14 @@ class Users:
                 return ledgers
             except RollbookError:
                 await asyncio.sleep(_PAUSE_S)
+
+    def _config(self, _: Node) -> ClientConfig:
+        case = self._sums.case
+        return replace(
+            CONFIG,
+            protocol_version=plan.version_of(case),
+            writer_window_entries=plan.window_of(case),
+        )
 
     async def _steps(self, node: Node) -> AsyncIterator[Step]:
         """Its own, each when it is due; those of an earlier life are over."""
