@@ -54,7 +54,7 @@ locks:
 	uv export --quiet --frozen --no-emit-project --only-group docs --output-file requirements-docs.lock
 	uv export --quiet --frozen --no-emit-project --only-group build --output-file requirements-build.lock
 
-.venv/.run: pyproject.toml uv.lock
+.venv/.run: pyproject.toml uv.lock hatch_build.py
 	@test -n "$(UV)$(PYTHON)" || { echo 'Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3'; exit 1; }
 ifneq ($(UV),)
 	$(UV) sync --frozen --no-dev

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import click
 
+from rollbook.api.cli.lazy import AliasGroup
 from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import examples, list_output_option
 
@@ -13,12 +14,13 @@ _FILE: Final = click.option(
 
 
 @click.group(
+    cls=AliasGroup,
     epilog=examples(
         "umask 077  # What is made from now on is yours alone.",
         "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
         "rollbook access ls --file access.toml",
         "rollbook server log --metadata sqlite:///metadata.db --access-file access.toml",
-    )
+    ),
 )
 def group() -> None:
     """Say who may do what to which logs.

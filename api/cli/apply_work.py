@@ -1,5 +1,6 @@
 """What `rollbook apply` does."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,13 +17,13 @@ from rollbook.api.cli.log_work import (
     seconds_in,
     shown_setting,
 )
-from rollbook.api.cli.output import tell_rows
+from rollbook.api.cli.output import tell, tell_rows
 from rollbook.api.client.client import Client
 from rollbook.api.nearest import SHOWN, did_you_mean
 from rollbook.logservice import words
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
-from rollbook.proto.errors import BadConfig, NoSuchLog, RollbookError
+from rollbook.proto.errors import BadConfig, InvalidRequest, NoSuchLog, RollbookError
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.config import read_config_file
 
@@ -190,3 +191,53 @@ async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) 
         await client.ask(words.EnsureLog(log, config if settings else None, fields))
     else:
         await client.ask(words.UpdateLog(log, config, fields))
+
+
+# --- One log, from the command line -----------------------------------------------------------
+
+
+def set_log(
+    access: LogAccess,
+    log: str,
+    settings: Sequence[str],
+    dry_run: bool,
+    anyway: bool,
+    yes: bool,
+    output: str,
+) -> None:
+    name, wanted = LogName.parse(log), fields_of(dict(map(_typed, settings)))
+    shortened: list[str] = []
+
+    async def plan(client: Client) -> dict[str, Any]:
+        await client.ask(words.GetLog(name))  # Nothing is made here.
+        await require_bookies(client, wanted.get("quorum"), anyway or dry_run)
+        return await _plan(client, name, wanted, shortened)
+
+    row = access.run(plan, log)
+    if not dry_run and row["changes"]:
+        if shortened:
+            ask_whether(f"delete records sooner than before in {', '.join(shortened)}", yes)
+        access.run(lambda client: _do(client, name, row["act"], wanted), log)
+    tell({"log": row["log"], "done": not dry_run, "changes": row["changes"]}, output, "log")
+
+
+def _typed(text: str) -> tuple[str, Any]:
+    """As the file of `apply` would have it. Raises `InvalidRequest`, `BadConfig`."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidRequest(
+            f"{text[:SHOWN]!r} is no KEY=VALUE", next_step="write retention_age=7d"
+        )
+    if key in (*_COUNTS, *_COPIES) and value.isdecimal():
+        return key, int(value)
+    if key in ("exclusive", "degraded_segments") and value in ("true", "false"):
+        return key, value == "true"
+    if key == "labels":
+        pairs = [each.partition("=") for each in value.split(",") if each]
+        if wrong := [each[0] for each in pairs if not each[1]]:
+            raise InvalidRequest(
+                f"the label {wrong[0][:SHOWN]!r} is no NAME=VALUE",
+                next_step="write labels=team=checkout,env=prod",
+            )
+        return key, {label: text for label, _, text in pairs}
+    return key, value

@@ -6,17 +6,19 @@ from typing import Any
 import click
 
 from rollbook.api.cli.context_option import names_of_contexts
+from rollbook.api.cli.lazy import AliasGroup
 from rollbook.api.cli.output import examples, list_output_option
 
 _name = click.argument("name", shell_complete=names_of_contexts)
 
 
 @click.group(
+    cls=AliasGroup,
     epilog=examples(
         "rollbook context add prod --server log+tls://log-1:7400 --token-file prod.token",
         "rollbook context use prod",
         "rollbook log ls --context prod",
-    )
+    ),
 )
 def group() -> None:
     """Name clusters, and say which one is meant where no server is named."""

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rollbook.api.cli.lazy import AliasGroup
 from rollbook.api.cli.log import (
     completed_by,
     log_argument,
@@ -20,11 +21,12 @@ _name_argument: Final = click.argument("name", shell_complete=completed_by("name
 
 
 @click.group(
+    cls=AliasGroup,
     epilog=examples(
         "rollbook cursor set orders billing 1700",
         "rollbook cursor ls orders",
         "rollbook log read orders --from cursor:billing",
-    )
+    ),
 )
 def group() -> None:
     """Look at, move and remove cursors: named positions that a log keeps.

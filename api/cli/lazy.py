@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import click
 
@@ -15,7 +15,19 @@ class Place(NamedTuple):
     help: str
 
 
-class LazyGroup(click.Group):
+_ALIASES: Final = {"list": "ls", "info": "show", "describe": "show", "delete": "rm", "remove": "rm"}
+
+
+class AliasGroup(click.Group):
+    """Knows its commands by the names that other tools give them, too; `--help` shows ours."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands or cmd_name not in _ALIASES:
+            return super().get_command(ctx, cmd_name)
+        return super().get_command(ctx, _ALIASES[cmd_name])
+
+
+class LazyGroup(AliasGroup):
     def __init__(self, *arguments: Any, places: Mapping[str, Place], **how: Any) -> None:
         super().__init__(*arguments, **how)
         self.places = places

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rollbook.api.cli.lazy import AliasGroup
 from rollbook.api.cli.metadata_option import Metadata, with_metadata
 from rollbook.api.cli.numbers import Number, WholeNumber
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
@@ -22,11 +23,12 @@ _ID: Final = WholeNumber(min=0, max=2**63 - 1)
 
 
 @click.group(
+    cls=AliasGroup,
     epilog=examples(
         "rollbook ledger append --metadata zk://zk1,zk2,zk3/ledgers < lines.txt",
         "rollbook ledger read 42 --metadata zk://zk1,zk2,zk3/ledgers",
         "rollbook ledger verify --all --metadata sqlite:///var/lib/rollbook/metadata.db",
-    )
+    ),
 )
 def group() -> None:
     """Look at, write, read, recover and verify ledgers."""

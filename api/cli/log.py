@@ -37,7 +37,8 @@ _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME
 def group() -> None:
     """Make, append to, read, follow and truncate logs.
 
-    A log is `name` or `namespace/name`; without a namespace it is in `default`.
+    A log is `name` or `namespace/name`; without a namespace it is in `default`. `list`, `info`, `describe` and
+    `delete` are `ls`, `show`, `show` and `rm`.
     """
 
 
@@ -241,6 +242,32 @@ def show(access: "LogAccess", **how: Any) -> None:
 
 
 @group.command(
+    "set",
+    epilog=examples(
+        "rollbook log set orders retention_age=7d",
+        "rollbook log set orders retention_bytes=none labels=team=checkout,env=prod",
+        "rollbook log set wal exclusive=true description='the journal of the shop' -o json",
+    ),
+)
+@log_argument
+@click.argument("settings", metavar="KEY=VALUE…", nargs=-1, required=True)
+@with_access
+@click.option("--dry-run", is_flag=True, help="Only say what would be changed.")
+@anyway_option
+@yes_option
+@bare_output_option
+def change(access: "LogAccess", **how: Any) -> None:
+    """Change settings of a log: those named, together; the others stay as they are.
+
+    They are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries, exclusive,
+    labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is the log's name.
+    """
+    from rollbook.api.cli import apply_work
+
+    apply_work.set_log(access, **how)
+
+
+@group.command(
     epilog=examples(
         "rollbook log segments orders",
         "rollbook log segments orders -o json | jq '.[].ledger_id'",
@@ -282,8 +309,10 @@ def journal(access: "LogAccess", **how: Any) -> None:
     epilog=examples(
         "rollbook log append orders < lines.txt",
         "rollbook log append orders 'one record' 'another one'",
-        "rollbook log append copy --create --frame ndjson < orders.ndjson",
-        "rollbook log append orders --frame whole --create < image.png",
+        "rollbook log append orders paid --key 4711 --header source=shop --event-time 2026-01-31T10:00:00Z",
+        "rollbook log append copy --create --format ndjson < orders.ndjson",
+        "rollbook log append orders --producer import-2026-01 --expect 0 < lines.txt",
+        "rollbook log append orders --format whole --create < image.png",
         "rollbook log append wal --holder me < lines.txt",
         "rollbook log append wal --holder me --steal < lines.txt",
     )
@@ -292,15 +321,36 @@ def journal(access: "LogAccess", **how: Any) -> None:
 @click.argument("values", nargs=-1)
 @with_access
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
+@click.option("--key", metavar="TEXT", help="Of each record.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Of each record; may be repeated.",
+)
+@click.option("--event-time", metavar="TIME", help="Of each record: 2026-01-31T10:00:00Z.")
+@click.option(
+    *("--format", "--frame", "frame"),
+    type=click.Choice(("lines", "ndjson", "json", "nul", "len32", "whole", "lf")),
+    default="lines",
+    show_default=True,
+    help="Of the input. ndjson and json: records as `log read -o ndjson` and `-o json` write them, with key, headers "
+    "and event time. nul, len32, whole: as --frame of `log read`. lf is lines.",
+)
+@click.option(
+    "--producer",
+    metavar="NAME",
+    help="Names this input: given again with the same name, it is appended once, also after a crash.",
+)
+@click.option(
+    "--expect",
+    type=WholeNumber(0),
+    metavar="OFFSET",
+    help="The first record gets exactly this offset.",
+)
 @click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
 @click.option("--steal", is_flag=True, help="Fence another writer that holds an exclusive log.")
-@click.option(
-    "--frame",
-    type=click.Choice((*_FRAMES, "ndjson")),
-    default="lf",
-    show_default=True,
-    help="As for `read`; ndjson: each line is a record as `log read -o ndjson` writes it.",
-)
 @bare_output_option
 def append(access: "LogAccess", **how: Any) -> None:
     """Append records: those named, or standard input, each line one. In order, each exactly once.
@@ -363,6 +413,7 @@ def read(access: "LogAccess", **how: Any) -> None:
 @group.command(
     epilog=examples(
         "rollbook log tail orders",
+        "rollbook log tail orders -n 20",
         "rollbook log tail orders --from earliest -o raw",
         "rollbook log tail orders --from cursor:billing --limit 100 -o ndjson",
         r"rollbook log tail orders -f '%o\t%v{base64}\n'",
@@ -379,6 +430,13 @@ def read(access: "LogAccess", **how: Any) -> None:
     shell_complete=completed_by("positions"),
     help=f"{_POSITIONS}.",
 )
+@click.option(
+    "-n",
+    "--lines",
+    type=WholeNumber(0),
+    metavar="N",
+    help="As --from -N: after the last N records.",
+)
 @click.option("--skip-truncated", is_flag=True, help="Go on at the head if the rest is gone.")
 @_limit_option
 @_frame_option
@@ -387,6 +445,10 @@ def read(access: "LogAccess", **how: Any) -> None:
 def tail(access: "LogAccess", **how: Any) -> None:
     """Print the last records, and those to come, until the log is sealed."""
     _require_one_dress(how["template"])
+    if (lines := how.pop("lines")) is not None:
+        if _is_named("start"):
+            raise click.UsageError("-n says where to begin: leave out --from")
+        how["start"] = f"-{lines}" if lines else "latest"
     from rollbook.api.cli import log_records
 
     log_records.print_records(access, follows=True, end=None, **how)
@@ -504,7 +566,7 @@ def transfer(access: "LogAccess", **how: Any) -> None:
     epilog=examples(
         "rollbook log rm orders",
         "rollbook log rm shop/orders shop/carts --yes",
-        "rollbook log rm orders --grace 0s --yes",
+        "rollbook log rm orders --now --yes",
     )
 )
 @click.argument("logs", nargs=-1, required=True, shell_complete=completed_by("names_of_logs"))
@@ -512,10 +574,17 @@ def transfer(access: "LogAccess", **how: Any) -> None:
 @click.option(
     "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"
 )
+@click.option(
+    "--now", is_flag=True, help="As --grace 0s: its records are freed, and its name, at once."
+)
 @yes_option
 @bare_output_option
 def rm(access: "LogAccess", **how: Any) -> None:
     """Delete logs: gone at once for everybody, their records after a time of grace."""
+    if how.pop("now"):
+        if _is_named("grace"):
+            raise click.UsageError("--now is --grace 0s: leave out one of them")
+        how["grace"] = "0s"
     from rollbook.api.cli import log_work
 
     log_work.remove_logs(access, **how)

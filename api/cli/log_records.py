@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final
 
 import click
@@ -23,6 +23,7 @@ from rollbook.api.cli.record_input import (
     framed,
     input_bytes,
     record_of_json,
+    records_of_json,
     standard_input,
 )
 from rollbook.api.client.batches import Submission
@@ -32,16 +33,23 @@ from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch, batches_of
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.block import Record
-from rollbook.logservice.ids import WriterEpoch, parse_position
+from rollbook.logservice.ids import AtTime, ProducerRef, WriterEpoch, parse_position
 from rollbook.logservice.words import Gap
 from rollbook.proto.errors import (
+    DuplicateTooOld,
     Interrupted,
+    InvalidRequest,
     Outcome,
     RollbookError,
     WriterHeld,
 )
 
 _PREVIEW_CHARS: Final = 80
+_PLAIN: Final = InputRecord(b"")
+_BATCH_RECORDS: Final = (
+    500  # Of numbered batches: never changed, since the same input has the same batches.
+)
+_BATCH_BYTES: Final = 128 * 1024
 _INTERRUPTED_S: Final = (
     2.0  # Longer: fewer records in doubt, and a longer wait for who pressed Ctrl-C.
 )
@@ -55,13 +63,28 @@ def append_input(
     holder: str | None,
     steal: bool,
     frame: str,
+    key: str | None,
+    headers: Sequence[str],
+    event_time: str | None,
+    producer: str | None,
+    expect: int | None,
     output: str,
 ) -> None:
+    each_has = _each_has(key, headers, event_time)
+    if each_has != _PLAIN and frame in ("json", "ndjson") and not values:
+        raise InvalidRequest(
+            f"each record of {frame} says its own key, headers and time",
+            next_step="leave out --key, --header and --event-time",
+        )
+    source = _Source(values, frame, each_has)
+
     async def append(client: Client) -> dict[str, Any]:
         opened = await client.open(log, create=create)
         epoch = None if holder is None else await _epoch_for(opened, holder, steal, access.flags)
+        if producer is not None or expect is not None:
+            return await append_numbered(opened, source, log, producer, expect, epoch)
         async with opened.writer(epoch=epoch) as writer:
-            first = await _append_all(writer, values, log, frame)
+            first = await _append_all(writer, source, log)
         tally = writer.tally
         return {
             "log": log,
@@ -71,6 +94,50 @@ def append_input(
         }
 
     tell(access.run(append, log), output, "next_offset")
+
+
+def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -> InputRecord:
+    """What the options say of each record. Raises `InvalidRequest`."""
+    pairs: dict[str, bytes] = {}
+    for each in headers:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise InvalidRequest(
+                f"--header has {each[:80]!r}, which is no NAME=VALUE",
+                next_step="write --header source=shop",
+            )
+        pairs[name] = os.fsencode(value)
+    at = None if event_time is None else parse_position(f"ts:{event_time.removeprefix('ts:')}")
+    time_us = at.timestamp_us if isinstance(at, AtTime) else None
+    return InputRecord(b"", None if key is None else os.fsencode(key), pairs or None, time_us)
+
+
+class _Source:
+    """The records that a command is given: named, or on standard input."""
+
+    def __init__(self, values: Sequence[str], frame: str, each_has: InputRecord) -> None:
+        self._values, self._frame, self._each_has = values, frame, each_has
+
+    async def records(self, advance: Callable[[int], None]) -> AsyncIterator[list[InputRecord]]:
+        """Chunk by chunk. `advance` is called with the bytes that were read. Raises `InvalidRequest`, `EntryTooLarge`."""
+        if self._values:
+            yield [self._record_of(os.fsencode(value)) for value in self._values]
+            return
+        record_of = record_of_json if self._frame == "ndjson" else self._record_of
+        cutter = Cutter("whole" if self._frame == "json" else self._frame)
+        async for chunk in standard_input():
+            yield [record_of(each) for each in cutter.feed(chunk)]
+            advance(len(chunk))
+        if self._frame == "json":
+            yield [record for each in cutter.end() for record in records_of_json(each)]
+        else:
+            yield [record_of(each) for each in cutter.end()]
+
+    def bar(self, log: str) -> AbstractContextManager[Callable[[int], None]]:
+        return bar(log, 0 if self._values else input_bytes())
+
+    def _record_of(self, value: bytes) -> InputRecord:
+        return self._each_has._replace(value=value)
 
 
 async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
@@ -87,18 +154,13 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
     return (await log.acquire_writer(holder, "steal")).writer_epoch
 
 
-async def _append_all(
-    writer: Writer, values: Sequence[str], log: str, frame: str
-) -> Submission | None:
+async def _append_all(writer: Writer, source: _Source, log: str) -> Submission | None:
     """The first record. However it ends early, the error says how many records are acknowledged, and which may be."""
+    first: Submission | None = None
     try:
-        with _cancelled_by_sigterm():
-            if values:
-                records = [InputRecord(os.fsencode(value)) for value in values]
-                first = await _send(writer, records, None)
-            else:
-                with bar(log, input_bytes()) as advance:
-                    first = await _send_chunks(writer, frame, advance)
+        with _cancelled_by_sigterm(), source.bar(log) as advance:
+            async for records in source.records(advance):
+                first = await _send(writer, records, first)
             await writer.flush()
     except asyncio.CancelledError:
         with suppress(TimeoutError):
@@ -149,15 +211,97 @@ async def _send(
     return first
 
 
-async def _send_chunks(
-    writer: Writer, frame: str, advance: Callable[[int], None]
-) -> Submission | None:
-    cutter, first = Cutter(frame), None
-    record_of = record_of_json if frame == "ndjson" else InputRecord
-    async for chunk in standard_input():
-        first = await _send(writer, map(record_of, cutter.feed(chunk)), first)
-        advance(len(chunk))
-    return await _send(writer, map(record_of, cutter.end()), first)
+# --- In batches that are numbered, or expected at an offset ---------------------------------------
+
+
+async def append_numbered(
+    log: Log,
+    source: _Source,
+    shown: str,
+    producer: str | None,
+    expect: int | None,
+    epoch: int | None,
+) -> dict[str, Any]:
+    """The same input is cut into the same batches, so that a log recognises those that it has. One after the other."""
+    numbered = _Numbered(log, producer, expect, epoch)
+    tally = numbered.tally
+    try:
+        with _cancelled_by_sigterm(), source.bar(shown) as advance:
+            async for records in source.records(advance):
+                for record in records:
+                    await numbered.add(record)
+            await numbered.send()
+    except asyncio.CancelledError:
+        tally.in_doubt = numbered.pending
+        raise _counted(Interrupted("interrupted"), tally) from None
+    except RollbookError as error:
+        if error.outcome is Outcome.UNKNOWN:
+            tally.in_doubt = numbered.pending
+        else:
+            tally.not_appended = numbered.pending
+        raise _counted(error, tally) from error.__cause__
+    facts = {
+        "log": shown,
+        "records": tally.acked,
+        "first_offset": numbered.first_offset,
+        "next_offset": tally.next_offset,
+    }
+    return facts if producer is None else {**facts, "were_there": numbered.repeated}
+
+
+class _Numbered:
+    def __init__(
+        self, log: Log, producer: str | None, expect: int | None, epoch: int | None
+    ) -> None:
+        self.tally = Tally()
+        self.first_offset: int | None = None
+        self.repeated = 0  # Records that the log had already.
+        self._log, self._producer, self._epoch = log, producer, epoch
+        self._expects = expect is not None
+        self._expected = expect
+        self._seq = 0
+        self._batch: list[InputRecord] = []
+        self._bytes = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._batch)
+
+    async def add(self, record: InputRecord) -> None:
+        self._batch.append(record)
+        self._bytes += len(record.value) + len(record.key or b"")
+        if len(self._batch) == _BATCH_RECORDS or self._bytes > _BATCH_BYTES:
+            await self.send()
+
+    async def send(self) -> None:
+        """What has gathered, as one batch."""
+        if not self._batch:
+            return
+        values, keys, headers, times = zip(*self._batch, strict=True)
+        ref = None
+        if self._producer is not None:
+            ref = ProducerRef(self._producer.encode(), 0, self._seq)
+        try:
+            ack = await self._log.append_many(
+                values,
+                keys=keys,
+                headers=headers,
+                event_times=times,
+                producer=ref,
+                expect=self._expected,
+                epoch=self._epoch,
+            )
+        except DuplicateTooOld:  # It is there, and the log does not know any more where.
+            self.repeated += len(self._batch)
+            self._expected = None
+        else:
+            self.first_offset = ack.first_offset if self.first_offset is None else self.first_offset
+            self.repeated += len(self._batch) if ack.is_duplicate else 0
+            self.tally.next_offset = ack.next_offset
+            self._expected = ack.next_offset if self._expects else None
+        self.tally.acked += len(self._batch)
+        self._seq += 1
+        self._batch, self._bytes = [], 0
 
 
 def print_records(

@@ -8,14 +8,15 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX
 
 _READ_BYTES: Final = 256 * 1024
+_ARRAY: Final = "write [{…}, {…}] as `log read -o json` does, or take --format ndjson"
 
 
 class Cutter:
@@ -23,7 +24,7 @@ class Cutter:
 
     def __init__(self, frame: str) -> None:
         self._frame = frame
-        self._mark = {"lf": b"\n", "nul": b"\0", "ndjson": b"\n"}.get(frame, b"")
+        self._mark = {"lf": b"\n", "lines": b"\n", "nul": b"\0", "ndjson": b"\n"}.get(frame, b"")
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -70,6 +71,24 @@ def record_of_json(line: bytes) -> InputRecord:
     """As `log read -o ndjson` writes one; its offset and its time are those of another log. Raises `InvalidRequest`."""
     try:
         fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _no_record(line, error) from None
+    return _record_of(fields, line)
+
+
+def records_of_json(array: bytes) -> Iterator[InputRecord]:
+    """As `log read -o json` writes them. Raises `InvalidRequest`."""
+    try:
+        found = json.loads(array)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the input is no JSON: {error}", next_step=_ARRAY) from None
+    if not isinstance(found, list):
+        raise InvalidRequest("the input is JSON, and no array of records", next_step=_ARRAY)
+    return (_record_of(each, json.dumps(each).encode()) for each in found)
+
+
+def _record_of(fields: Any, shown: bytes) -> InputRecord:
+    try:
         value = _from_json(fields, "value")
         if value is None:
             raise KeyError("value")
@@ -79,12 +98,16 @@ def record_of_json(line: bytes) -> InputRecord:
         event_time_us = fields.get("event_time_us")
         if type(event_time_us) not in (int, type(None)):
             raise TypeError("event_time_us is no whole number")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(
-            f"{line[:80]!r} is no record as JSON: {error}",
-            next_step="each line is an object with value or value_base64; `log read -o ndjson` writes such lines",
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_record(shown, error) from None
     return InputRecord(value, _from_json(fields, "key"), headers or None, event_time_us)
+
+
+def _no_record(shown: bytes, error: Exception) -> InvalidRequest:
+    return InvalidRequest(
+        f"{shown[:80]!r} is no record as JSON: {error}",
+        next_step="each line is an object with value or value_base64; `log read -o ndjson` writes such lines",
+    )
 
 
 def _from_json(fields: Mapping[str, str], name: str) -> bytes | None:

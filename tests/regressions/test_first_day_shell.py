@@ -1,0 +1,101 @@
+"""What somebody who knows other log services types on the first day."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.regressions.defects import defect
+from tests.regressions.one_dev import Dev, running
+from tests.support import commands
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with running(tmp_path_factory.mktemp("dev")) as found:
+        yield found
+
+
+def shell(dev: Dev, *words: str, stdin: bytes = b"", code: int = 0) -> str:
+    done = commands.run(*words, stdin=stdin, environment={"ROLLBOOK_SERVER": dev.url})
+    assert done.returncode == code, done.stderr.decode()
+    return (done.stderr if code else done.stdout).decode()
+
+
+def found(dev: Dev, *words: str, stdin: bytes = b"") -> Any:
+    return json.loads(shell(dev, *words, "-o", "json", stdin=stdin))
+
+
+@defect(
+    "shell-appends-bare-values-only",
+    "`log append` had no key, no headers and no event time, and JSON could not be appended as it was read.",
+)
+def test_records_are_appended_with_all_that_they_have(dev: Dev) -> None:
+    extras = ("--key", "k", "--header", "a=1", "--header", "b=2", "--event-time")
+    shell(dev, "log", "append", "full", "v", "--create", *extras, "2026-01-31T10:00:00Z")
+    shell(dev, "log", "append", "full", "--key", "lines", stdin=b"1\n2\n")
+    shell(dev, "log", "append", "full", "--format", "nul", stdin=b"\xff\n\0")
+    (first, *others) = read = found(dev, "log", "read", "full")
+    assert first["key"] == "k"
+    assert first["headers"] == {"a": "1", "b": "2"}
+    assert first["event_time_us"] == 1769853600000000
+    assert [each.get("key") for each in others] == ["lines", "lines", None]
+    for form in ("ndjson", "json"):
+        records = shell(dev, "log", "read", "full", "-o", form).encode()
+        copy = f"full-{form}"
+        shell(dev, "log", "append", copy, "--create", "--format", form, stdin=records)
+        for each, same in zip(read, found(dev, "log", "read", copy), strict=True):
+            assert {**each, "timestamp_us": 0} == {**same, "timestamp_us": 0}
+
+
+@defect(
+    "shell-cannot-append-an-input-once",
+    "An import that was interrupted and started again appended its first records twice.",
+)
+def test_an_input_with_a_name_is_appended_once(dev: Dev) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(1200))
+    words = ("log", "append", "import", "--create", "--producer", "january")
+    shell(dev, *words, stdin=b"".join(lines.splitlines(keepends=True)[:1000]))  # It was killed.
+    again = found(dev, *words, stdin=lines)
+    assert (again["next_offset"], again["records"], again["were_there"]) == (1200, 1200, 1000)
+    assert shell(dev, "log", "read", "import", "-o", "raw").encode() == lines
+
+
+@defect("shell-expects-no-offset", "`log append` could not say which offset it expects.")
+def test_an_append_expects_its_offset(dev: Dev) -> None:
+    words = ("log", "append", "expected", "--expect", "0")
+    assert found(dev, *words, "a", "b", "--create")["next_offset"] == 2
+    refused = shell(dev, *words, "c", code=4)
+    assert "0 records are acknowledged; 1 were not appended" in refused
+    assert found(dev, "log", "append", "expected", "--expect", "2", "c")["next_offset"] == 3
+
+
+@defect("shell-sets-no-setting", "To change one setting of a log, a file had to be written.")
+def test_a_setting_is_set(dev: Dev) -> None:
+    shell(dev, "log", "create", "tuned")
+    words = ("retention_age=7d", "roll_entries=1000", "labels=team=checkout", "description=x y")
+    assert found(dev, "log", "set", "tuned", *words, "--yes")["done"]
+    config = found(dev, "log", "show", "tuned")["config"]
+    assert (config["retention_age_s"], config["roll_entries"]) == (604800, 1000)
+    assert (config["labels"], config["description"]) == ({"team": "checkout"}, "x y")
+    assert found(dev, "log", "set", "tuned", "retention_age=7d")["changes"] == {}
+    refused = shell(dev, "log", "set", "tuned", "retention_age=1d", code=2)  # It asks.
+    assert "--yes" in refused
+    assert "retention_age" in shell(dev, "log", "set", "tuned", "retention_agee=1d", code=2)
+    shell(dev, "log", "set", "no-such-log", "retention_age=1d", code=3)
+
+
+@defect(
+    "shell-lacks-the-usual-words",
+    "`log list`, `info`, `describe`, `delete`, `tail -n 20` and `rm --now` were no commands.",
+)
+def test_usual_words_are_understood(dev: Dev) -> None:
+    shell(dev, "log", "append", "usual", "1", "2", "3", "--create")
+    assert "default/usual" in shell(dev, "log", "list", "-o", "raw")
+    for word in ("info", "describe"):
+        assert found(dev, "log", word, "usual")["tail"] == 3
+    tailed = shell(dev, "log", "tail", "usual", "-n", "2", "--limit", "2", "-o", "raw")
+    assert tailed == "2\n3\n"
+    shell(dev, "log", "delete", "usual", "--now", "--yes")
+    assert "default/usual" not in shell(dev, "log", "list", "-o", "raw")
