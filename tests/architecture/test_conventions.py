@@ -102,7 +102,7 @@ def config_classes() -> list[tuple[Module, ast.ClassDef]]:
     return [
         (module, node)
         for module in hand_written()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
     ]
 
@@ -112,7 +112,7 @@ def test_every_config_key_has_a_reader() -> None:
     read = {
         node.attr
         for module in hand_written()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     for module, shape in config_classes():
@@ -148,7 +148,7 @@ def test_what_to_do_is_said_in_one_style() -> None:
     found = [
         (module.path, text)
         for module in hand_written()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.keyword) and node.arg == "next_step"
         for text in _texts(_constants(module).get(ast.unparse(node.value), node.value))
         if text

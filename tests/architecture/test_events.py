@@ -31,9 +31,9 @@ def _logging() -> list[Module]:
     ]
 
 
-def _events(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _events(module: Module) -> Iterator[tuple[str, str]]:
     """Name and level; the level is empty if it is picked at run time."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if not isinstance(node, ast.Call) or not node.args:
             continue
         match node.func:
@@ -51,7 +51,7 @@ def _events(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def test_the_design_has_the_table_of_events() -> None:
-    logged = {event for module in _logging() for event in _events(module.tree)}
+    logged = {event for module in _logging() for event in _events(module)}
     table = _ROW.findall((ROOT / "bookie" / "DESIGN.md").read_text())
     levels = {name: level for name, level, _ in table}
     assert len(levels) == len(table), "an event has two rows"
@@ -71,7 +71,7 @@ def _logging_of_logs() -> list[Module]:
 
 
 def test_the_design_has_the_table_of_a_log_servers_events() -> None:
-    logged = {event for module in _logging_of_logs() for event in _events(module.tree)}
+    logged = {event for module in _logging_of_logs() for event in _events(module)}
     table = _ROW.findall((ROOT / "logservice" / "DESIGN.md").read_text())
     assert {(name, level) for name, level, _ in table} == logged | {("reader_lost_owner", "debug")}
     assert len({name for name, _, _ in table}) == len(table), "an event has two rows"
@@ -80,7 +80,7 @@ def test_the_design_has_the_table_of_a_log_servers_events() -> None:
 def test_what_happens_to_a_log_bears_its_name() -> None:
     """So that one can be filtered for."""
     for module in _logging_of_logs():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name(id="logger"), attr=attr),
@@ -94,7 +94,7 @@ def test_what_happens_to_a_log_bears_its_name() -> None:
 @pytest.mark.parametrize("module", _logging(), ids=lambda m: str(m.path))
 def test_events_are_constant_names(module: Module) -> None:
     """Whatever is variable is a keyword: only so can a log be searched."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=attr), args=args):
                 if attr in (*_LEVELS, "debug", "critical", "exception"):
@@ -105,7 +105,7 @@ def test_events_are_constant_names(module: Module) -> None:
 
 def test_the_search_finds_events() -> None:
     code = "logger.info('a', x=1)\nlogger.warning('b' if y else 'c')\nsay('d')\nprint('e')"
-    assert set(_events(ast.parse(code))) == {
+    assert set(_events(Module(Path("events.py"), code))) == {
         *(("a", "info"), ("b", "warning"), ("c", "warning"), ("d", "")),
     }
     assert Path(_ELSEWHERE[0]).name == "bookie_server.py"

@@ -165,7 +165,7 @@ def as_told(data: st.DataObject, entries: list[EntryId]) -> Sequence[EntryId]:
     return entries
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(QUORUMS, st.data())
 def test_it_says_what_the_model_says(quorum: Quorum, data: st.DataObject) -> None:
     """WR1, WR2: whatever the order of acks, repeats, lies, and slots that change hands."""
