@@ -1,6 +1,7 @@
 """HTTP management and the dashboard beside a recovery server, or without one: loaded by those alone that are given `--http`."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,6 +10,8 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.cli.cluster_admin import ClusterAdmin, StoreWatch
+from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
@@ -36,6 +39,13 @@ async def management(
         managing, operations = Managing(audit), RunningOperations()
         stack.push_async_callback(operations.close)
         app = make_app(admin, managing, operations, metrics)
-        server = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
+        dashboard = Dashboard(
+            *(admin, managing, operations, doorkeeper, lambda: secrets.token_urlsafe(32)),
+            is_behind_tls=config.tls is not None,
+        )
+        app.router.routes.extend(dashboard.routes)
+        server = await HttpServer.start(
+            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=PREFIX
+        )
         stack.push_async_callback(server.close)
         yield server.address

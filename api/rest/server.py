@@ -154,13 +154,16 @@ class HttpServer:
         open_paths: Collection[str],
         doorkeeper: Doorkeeper | None,
         bounds: Bounds = _FOR_OPERATORS,
+        own_door: str = "",
     ) -> "HttpServer":
-        """`open_paths` are answered without a token. `doorkeeper`: None if none is wanted. Raises `BadConfig`."""
+        """`open_paths` are answered without a token. `doorkeeper`: None if none is wanted. `own_door`: below this path
+        the application asks for names itself. Raises `BadConfig`.
+        """
         assert doorkeeper or not (config.token_file or config.knows_callers), "it would be open"
         hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
-            Guard(app, doorkeeper, hosts, frozenset(open_paths), bounds),
+            Guard(app, doorkeeper, hosts, frozenset(open_paths), bounds, own_door),
             interface="asgi3",
             http=_Connection,
             ws="none",
@@ -486,8 +489,10 @@ class Guard:
         hosts: frozenset[str] | None,
         open_paths: frozenset[str],
         bounds: Bounds,
+        own_door: str = "",
     ) -> None:
         self._app = app
+        self._own_door = own_door
         self._bounds = bounds
         self._bodies_bytes = 0
         self._untaken = Untaken(bounds.answers_bytes)
@@ -502,7 +507,7 @@ class Guard:
         try:
             try:
                 self._check_host(headers)
-                if scope["path"] not in self._open_paths:
+                if not self._is_open(scope["path"]):
                     CALLER.set(self._admitted(scope, headers))
                 _check_path(scope)
                 _check_said_once(scope, headers)
@@ -521,6 +526,10 @@ class Guard:
                     await self._app(scope, told, send)
         finally:
             self._bodies_bytes -= held.bytes
+
+    def _is_open(self, path: str) -> bool:
+        door = self._own_door
+        return path in self._open_paths or bool(door and f"{path}/".startswith(f"{door}/"))
 
     async def _read_body(self, headers: Headers, receive: Receive, held: "_Held") -> bytes:
         self._hold(held, int(headers.get("content-length", "0")))  # h11 saw that it is a number.

@@ -80,8 +80,8 @@ def test_metadata_that_cannot_be_kept_is_told_as_any_other_error(
     """So is a full disk: which of its errors SQLite met makes no difference here."""
     child, said = start_dev(children, tmp_path / "data")
     (tmp_path / "data" / "metadata.db-wal").rename(tmp_path / "moved")
-    with rollbook.connect(said["logs"]) as client, pytest.raises(RollbookError):
-        client.open("orders", create=True)
+    with pytest.raises(RollbookError), rollbook.connect(said["logs"]) as client:
+        client.open("orders", create=True)  # Or any other part has written before.
     assert child.wait(PATIENCE_S) == EXIT_STORAGE_FAILED
     told = capfd.readouterr().err
     assert f"error: {tmp_path}/data/metadata.db-wal was removed or replaced; " in told

@@ -1,0 +1,481 @@
+"""The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md has the map.
+
+Its visitors are let in by a session's cookie; HTTP management knows tokens alone, so the pages ask for names
+themselves, and set the same `CALLER` for the same `Managing`. Pages call what the routes of management call.
+"""
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from rollbook.api.access.core.grants import Duty
+from rollbook.api.access.doorkeeper import CALLER, Doorkeeper, anybody
+from rollbook.api.access.managing import Managing
+from rollbook.api.dashboard import screens
+from rollbook.api.dashboard.core.sessions import Session, Sessions
+from rollbook.api.dashboard.parts import PREFIX, Frame, Screen, render, with_query
+from rollbook.api.rest.cluster import PAGE, ClusterAdmin, begin_recover, begin_verify
+from rollbook.api.rest.operations import RunningOperations
+from rollbook.proto.errors import (
+    InvalidRequest,
+    NotConfirmed,
+    OutcomeUnknown,
+    RollbookError,
+    Unauthorized,
+    Unavailable,
+)
+from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.proto.ids import LEDGER_ID_MAX
+
+SIGN_IN: Final = f"{PREFIX}/sign-in"
+HEADERS: Final = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    # Without an origin in its requests the server refuses a form as one of another site.
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_FIELDS_MAX: Final = 20
+_REMEMBERED_MAX: Final = 200
+_S: Final = 1_000_000_000
+_STATES: Final = {"drain": LifecycleState.DRAINING, "undrain": LifecycleState.ACTIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    facts: Any
+    at_ns: int
+
+
+class _SignedOut(Exception):
+    """Nobody has signed in with this browser, or not any more."""
+
+
+class Dashboard:
+    """`routes` are served beside those of management; below `PREFIX` the server asks for no token."""
+
+    def __init__(
+        self,
+        admin: ClusterAdmin,
+        managing: Managing,
+        operations: RunningOperations,
+        doorkeeper: Doorkeeper | None,
+        draw: Callable[[], str],
+        *,
+        is_behind_tls: bool = False,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`draw`: a new text that nobody can guess. `is_behind_tls`: the browser speaks TLS."""
+        self._admin = admin
+        self._managing = managing
+        self._operations = operations
+        self._doorkeeper = doorkeeper
+        self._is_behind_tls = is_behind_tls
+        self._now_ns = now_ns
+        self._sessions = Sessions(now_ns, draw)
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        with open(os.path.join(os.path.dirname(__file__), "style.css"), "rb") as file:
+            self._style = file.read()
+        pages = {
+            "": self._overview,
+            "/bookies": self._bookies,
+            "/bookie": self._bookie,
+            "/ledgers": self._ledgers,
+            "/ledgers/bad": self._bad_ledgers,
+            "/ledgers/{ledger_id}": self._ledger,
+            "/recovery": self._recovery,
+            "/operations": self._list_operations,
+        }
+        acts = {
+            "/bookie": self._act_on_bookie,
+            "/ledgers/{ledger_id}": self._act_on_ledger,
+            "/recovery": self._act_on_recovery,
+        }
+        post = ["POST"]
+        self.routes = [
+            Route("/", _lead_here),
+            *(Route(f"{PREFIX}{path}", self._page(show)) for path, show in pages.items()),
+            *(Route(f"{PREFIX}{path}", self._act(do), methods=post) for path, do in acts.items()),
+            Route(SIGN_IN, self._show_sign_in),
+            Route(SIGN_IN, self._sign_in, methods=post),
+            Route(f"{PREFIX}/sign-out", self._sign_out, methods=post),
+            Route(f"{PREFIX}/style.css", self._send_style),
+        ]
+
+    # --- Who asks -----------------------------------------------------------------------------
+
+    def _cookie_name(self, request: Request) -> str:
+        """Cookies are shared by all ports of a host. With `__Host-` no other name of the domain can set it."""
+        port = (request.scope.get("server") or ("", 0))[1]
+        return f"{'__Host-' if self._is_behind_tls else ''}rollbook-{port}"
+
+    def _enter(self, request: Request) -> Session:
+        """Sets `CALLER` for what this request does. Raises `_SignedOut`."""
+        session = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
+        if self._doorkeeper is None:
+            CALLER.set(anybody(_peer_of(request)))
+            return session or self._sessions.begin("", None)
+        if session is None:
+            raise _SignedOut
+        try:
+            caller = self._doorkeeper.admit(f"Bearer {session.token}", peer=_peer_of(request))
+        except Unauthorized:
+            self._sessions.end(session)
+            raise _SignedOut from None
+        if caller.principal != session.principal:
+            self._sessions.end(session)
+            raise _SignedOut
+        CALLER.set(caller)
+        return session
+
+    def _with_cookie(self, request: Request, response: Response, session: Session) -> Response:
+        name = self._cookie_name(request)
+        if request.cookies.get(name) != session.id:
+            path = "/" if self._is_behind_tls else PREFIX  # `__Host-` asks for all of it.
+            more = "; Secure" if self._is_behind_tls else ""
+            cookie = f"{name}={session.id}; Path={path}; HttpOnly; SameSite=Strict{more}"
+            response.headers.append("set-cookie", cookie)
+        return response
+
+    # --- Every page ---------------------------------------------------------------------------
+
+    def _page(
+        self, show: "Callable[[Request, _Visit], Awaitable[Screen]]"
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            try:
+                session = self._enter(request)
+            except _SignedOut:
+                return self._to_sign_in(request)
+            visit = _Visit(session, await self._frame(request, session))
+            status = 200
+            try:
+                self._managing.require(Duty.LOOK)
+                screen = await show(request, visit)
+            except RollbookError as error:
+                status = type(error).code.http
+                screen = screens.problem(_title_of(error), _text_of(error), error.next_step)
+            response = _html(render(visit.framed(), screen), status)
+            return self._with_cookie(request, response, session)
+
+        return serve
+
+    async def _frame(self, request: Request, session: Session) -> Frame:
+        cluster = await self._admin.cluster()
+        notes = tuple(session.notes)
+        session.notes.clear()
+        scheme = "https" if self._is_behind_tls else "http"
+        name = session.principal.name if session.principal else ""
+        base = f"{scheme}://{request.headers.get('host', '')}"
+        return Frame(base, cluster["metadata"], session.secret, name, notes)
+
+    async def _ask(self, visit: "_Visit", key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is."""
+        try:
+            facts = await ask()
+        except (Unavailable, OutcomeUnknown) as error:
+            known = self._known.get(key)
+            if known is None:
+                raise
+            age_s = (self._now_ns() - known.at_ns) // _S
+            visit.banner = f"{_text_of(error)} This is what was known {age_s} s ago."
+            return known.facts
+        self._known[key] = _Known(facts, self._now_ns())
+        self._known.move_to_end(key)
+        while len(self._known) > _REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return facts
+
+    # --- Screens ------------------------------------------------------------------------------
+
+    async def _overview(self, _: Request, visit: "_Visit") -> Screen:
+        health = await self._ask(visit, "health", self._admin.health)
+        recovery = await self._ask(visit, "recovery", self._admin.recovery)
+        return screens.overview(health, recovery)
+
+    async def _bookies(self, request: Request, visit: "_Visit") -> Screen:
+        after = request.query_params.get("after", "")
+        rows = await self._ask(visit, "bookies", self._admin.bookies)
+        rest = [row for row in rows if row["id"] > after]
+        last = rest[PAGE - 1]["id"] if len(rest) > PAGE else None
+        return screens.bookies(rest[:PAGE], last)
+
+    async def _bookie(self, request: Request, visit: "_Visit") -> Screen:
+        name = request.query_params.get("id", "")
+        row = await self._ask(visit, f"bookie {name}", lambda: self._admin.bookie(name))
+        return screens.bookie(visit.framed(), row, CALLER.get().principal.grants)
+
+    async def _ledgers(self, request: Request, visit: "_Visit") -> Screen:
+        query = request.query_params
+        asked = {
+            name: query[name] for name in ("state", "bookie", "short", "after") if query.get(name)
+        }
+        after = _number(asked.get("after", "-1"), "after", -1)
+        if asked.get("short", "true") not in ("true", "false"):
+            raise InvalidRequest("short is true or false")
+
+        def ask() -> Awaitable[Any]:
+            return self._admin.ledgers(
+                *(after, PAGE),
+                state=asked.get("state"),
+                bookie=asked.get("bookie"),
+                short=asked["short"] == "true" if "short" in asked else None,
+            )
+
+        rows, next_after = await self._ask(visit, with_query("ledgers", **asked), ask)
+        return screens.ledgers(rows, next_after, asked)
+
+    async def _bad_ledgers(self, request: Request, visit: "_Visit") -> Screen:
+        after = _number(request.query_params.get("after", "-1"), "after", -1)
+        rows, next_after = await self._ask(
+            visit, f"bad {after}", lambda: self._admin.bad_ledgers(after, PAGE)
+        )
+        return screens.bad_ledgers(rows, next_after)
+
+    async def _ledger(self, request: Request, visit: "_Visit") -> Screen:
+        ledger_id = _ledger_id_of(request)
+        found = await self._ask(visit, f"ledger {ledger_id}", lambda: self._admin.ledger(ledger_id))
+        return screens.ledger(visit.framed(), found, CALLER.get().principal.grants)
+
+    async def _recovery(self, _: Request, visit: "_Visit") -> Screen:
+        found = await self._ask(visit, "recovery", self._admin.recovery)
+        return screens.recovery(visit.framed(), found, CALLER.get().principal.grants)
+
+    async def _list_operations(self, _: Request, visit: "_Visit") -> Screen:
+        return screens.operations([each.describe() for each in self._operations.newest_first()])
+
+    # --- Acts ---------------------------------------------------------------------------------
+
+    def _act(
+        self, do: Callable[[Request, Mapping[str, str]], Awaitable[tuple[str, str]]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Does it, and leads back to a page that says how it ended. `do` gives that page and what to say."""
+
+        async def serve(request: Request) -> Response:
+            try:
+                session = self._enter(request)
+            except _SignedOut:
+                return self._to_sign_in(request)
+            fields = await _fields_of(request)
+            target = request.url.path.removeprefix(PREFIX)
+            if "id" in fields:
+                target = with_query(target, id=fields["id"])
+            if not session.allows(fields.get("secret", "")):
+                session.notes.append(("bad", "That form was not one of this session. Do it again."))
+            else:
+                try:
+                    target, note = await do(request, fields)
+                    session.notes.append(("good", note))
+                except RollbookError as error:
+                    text = " ".join(filter(None, (_text_of(error), error.next_step)))
+                    session.notes.append(("bad", text))
+            del session.notes[:-_FIELDS_MAX]
+            return self._with_cookie(request, _led(f"{PREFIX}{target}"), session)
+
+        return serve
+
+    async def _act_on_bookie(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        name, verb = fields.get("id", ""), fields.get("act", "")
+        target = with_query("/bookie", id=name)
+        act = self._managing.act
+        if verb in _STATES:
+            state = _STATES[verb]
+            with act(Duty.OPERATE, "SetLifecycle", bookie=name, state=state.value, force=False):
+                found = await self._admin.set_lifecycle(name, state)
+            return target, f"{name} is {found['lifecycle']}."
+        if verb == "judge":
+            self._managing.require(Duty.LOOK)
+            return target, _judged(name, await self._admin.judge_removal([name]))
+        if verb == "drained":
+            _require_typed(fields, name)
+            state = LifecycleState.DRAINED
+            with act(Duty.REMOVE, "SetLifecycle", bookie=name, state=state.value, force=False):
+                await self._admin.set_lifecycle(name, state)
+            return target, f"{name} is drained."
+        if verb == "remove":
+            _require_typed(fields, name)
+            given = fields.get("give_up", "").strip()
+            give_up = _number(given, "the number of ledgers", 0) if given else None
+            with act(Duty.REMOVE, "RemoveBookie", bookie=name, give_up=give_up):
+                await self._admin.remove(name, give_up)
+            return "/bookies", f"{name} is removed."
+        raise _no_act(verb)
+
+    async def _act_on_ledger(self, request: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        ledger_id, verb = _ledger_id_of(request), fields.get("act", "")
+        if verb == "verify":
+            begin_verify(self._admin, self._managing, self._operations, ledger_id)
+        elif verb == "recover":
+            _require_typed(fields, str(ledger_id))
+            begin_recover(self._admin, self._managing, self._operations, ledger_id)
+        else:
+            raise _no_act(verb)
+        return "/operations", f"Begun for ledger {ledger_id}."
+
+    async def _act_on_recovery(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        verb, act, admin = fields.get("act", ""), self._managing.act, self._admin
+        if verb == "audit":
+            with act(Duty.OPERATE, "Audit", anyway=False):
+                found = await admin.audit(anyway=False)
+            return "/recovery", f"The auditor {found['auditor'] or '(none leads now)'} was asked."
+        if verb in ("pause", "resume"):
+            enabled = verb == "resume"
+            with act(Duty.OPERATE, "SetRecoverySwitch", enabled=enabled):
+                await admin.set_switch(enabled=enabled)
+            return "/recovery", f"Repair is {'enabled' if enabled else 'paused'}."
+        if verb == "delay":
+            seconds = _number(fields.get("delay_s", ""), "the delay", 0, 2**31 - 1)
+            with act(Duty.OPERATE, "SetLostBookieDelay", delay_s=seconds):
+                await admin.set_delay(seconds)
+            return "/recovery", f"The delay is {seconds} s."
+        if verb == "rate":
+            rate = _number(fields.get("bytes_per_s", ""), "the rate", 0, 10**17 - 1)
+            with act(Duty.OPERATE, "SetRecoveryRate", bytes_per_s=rate):
+                await admin.set_rate(rate)
+            return "/recovery", f"The rate is {rate or 'unlimited'}."
+        raise _no_act(verb)
+
+    # --- Signing in ---------------------------------------------------------------------------
+
+    def _to_sign_in(self, request: Request) -> Response:
+        if request.method != "GET":
+            return _led(SIGN_IN)
+        query = f"?{request.url.query}" if request.url.query else ""
+        goes_on = f"{request.url.path.removeprefix(PREFIX)}{query}"
+        return _led(f"{PREFIX}{with_query('/sign-in', next=goes_on)}")
+
+    async def _show_sign_in(self, request: Request) -> Response:
+        if self._doorkeeper is None:
+            return _led(PREFIX)
+        frame = Frame("", "", "", "", (), "")
+        goes_on = request.query_params.get("next", "")
+        return _html(render(frame, screens.sign_in(frame, goes_on)), 200)
+
+    async def _sign_in(self, request: Request) -> Response:
+        """A new session with a new id, whatever the browser brought."""
+        if self._doorkeeper is None:
+            return _led(PREFIX)
+        fields = await _fields_of(request)
+        token, goes_on = fields.get("token", "").strip(), fields.get("next", "")
+        try:
+            caller = self._doorkeeper.admit(f"Bearer {token}", peer=_peer_of(request))
+        except Unauthorized as error:
+            frame = Frame("", "", "", "", (("bad", _text_of(error)),), "")
+            return _html(render(frame, screens.sign_in(frame, goes_on)), 401)
+        old = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
+        if old is not None:
+            self._sessions.end(old)
+        session = self._sessions.begin(token, caller.principal)
+        path = goes_on if goes_on.startswith("/") or not goes_on else ""
+        return self._with_cookie(request, _led(f"{PREFIX}{path}"), session)
+
+    async def _sign_out(self, request: Request) -> Response:
+        session = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
+        fields = await _fields_of(request)
+        if session is not None and session.allows(fields.get("secret", "")):
+            self._sessions.end(session)
+        return _led(SIGN_IN if self._doorkeeper else PREFIX)
+
+    async def _send_style(self, _: Request) -> Response:
+        headers = {**HEADERS, "cache-control": "max-age=3600"}
+        return Response(self._style, media_type="text/css", headers=headers)
+
+
+class _Visit:
+    """One request of a page."""
+
+    def __init__(self, session: Session, frame: Frame) -> None:
+        self.session = session
+        self.banner = ""
+        self._frame = frame
+
+    def framed(self) -> Frame:
+        known = self._frame
+        return Frame(
+            *(known.base, known.metadata, known.secret, known.principal, known.notes, self.banner)
+        )
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+def _html(body: bytes, status: int) -> Response:
+    return Response(body, status, headers=HEADERS, media_type="text/html; charset=utf-8")
+
+
+def _led(path: str) -> Response:
+    """After a form: by GET."""
+    return RedirectResponse(path, 303, headers=HEADERS)
+
+
+async def _lead_here(_: Request) -> Response:
+    return _led(PREFIX)
+
+
+def _peer_of(request: Request) -> str:
+    return f"{request.client.host}:{request.client.port}" if request.client else ""
+
+
+async def _fields_of(request: Request) -> dict[str, str]:
+    """Of a form; the server has bounded its body."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        return {}
+    text = (await request.body()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        return {}
+
+
+def _number(text: str, what: str, least: int, most: int = LEDGER_ID_MAX) -> int:
+    digits = text.strip().removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= len(str(LEDGER_ID_MAX)):
+        number = int(text)
+        if least <= number <= most:
+            return number
+    raise InvalidRequest(f"{what} is a whole number from {least} to {most}, not {text[:40]!r}")
+
+
+def _ledger_id_of(request: Request) -> int:
+    return _number(str(request.path_params["ledger_id"]), "a ledger's id", 0)
+
+
+def _require_typed(fields: Mapping[str, str], name: str) -> None:
+    if fields.get("typed", "").strip() != name:
+        raise NotConfirmed(f"type {name} to confirm it")
+
+
+def _no_act(verb: str) -> InvalidRequest:
+    return InvalidRequest(f"no form here does {verb[:40]!r}")
+
+
+def _judged(name: str, found: Mapping[str, Any]) -> str:
+    if found["safe_to_remove"]:
+        return f"{name} may go: no ledger names it and it takes no entries."
+    taking = " It still takes entries." if found["taking_entries"] else ""
+    return (
+        f"{name} may not go yet: {found['ledgers_naming_them']} ledgers name it; without it "
+        f"{found['below_ack_quorum_without_them']} fall below their ack quorum, and "
+        f"{found['without_a_copy_without_them']} lose their last copy of an entry.{taking}"
+    )
+
+
+def _title_of(error: RollbookError) -> str:
+    if isinstance(error, Unavailable | OutcomeUnknown):
+        return "Nothing is known yet"
+    return "Not allowed" if isinstance(error, Unauthorized) else "That cannot be shown"
+
+
+def _text_of(error: RollbookError) -> str:
+    text = error.message or (type(error).__doc__ or "").partition("\n")[0]
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

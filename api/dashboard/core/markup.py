@@ -1,0 +1,76 @@
+"""HTML as values: every text is escaped where it is put in, so that no page can forget it (DB1).
+
+Names of bookies, labels and reasons come from anybody. What no reader could see in them (control characters, marks
+that turn the direction of text) is shown by its number, and what is long is cut.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+TEXT_MAX: Final = 300
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+_VOID: Final = frozenset(("input", "link", "meta", "br"))
+_ESCAPES: Final = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
+)
+
+
+class Html:
+    """What is markup already. Made by `element` and `page` alone."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+Child: TypeAlias = str | int | float | Html | Iterable["Child"] | None
+
+
+def shown(value: str, length_max: int = TEXT_MAX) -> str:
+    """As a person can read it: cut, and with nothing that cannot be seen."""
+    cut = (
+        value if len(value) <= length_max else f"{value[:length_max]}… ({len(value):,} characters)"
+    )
+    return _UNSEEN.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", cut)
+
+
+def element(tag: str, *children: Child, attributes: Mapping[str, str | bool | None] = {}) -> Html:
+    """An attribute that is True has no value; one that is False or None is left out."""
+    parts = [f"<{tag}"]
+    for name, value in attributes.items():
+        if value is True:
+            parts.append(f" {name}")
+        elif value is not None and value is not False:
+            parts.append(f' {name}="{_escaped(value)}"')
+    parts.append(">")
+    if tag not in _VOID:
+        parts.append(joined(children).text)
+        parts.append(f"</{tag}>")
+    return Html("".join(parts))
+
+
+def joined(children: Child) -> Html:
+    match children:
+        case None:
+            return Html("")
+        case Html():
+            return children
+        case str():
+            return Html(_escaped(shown(children)))
+        case int() | float():
+            return Html(_escaped(f"{children:,}"))
+    return Html("".join(joined(each).text for each in children))
+
+
+def page(head: Child, body: Child) -> bytes:
+    inner = element("head", head).text + element("body", body).text
+    text = f'<!doctype html>\n<html lang="en">{inner}</html>\n'
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)

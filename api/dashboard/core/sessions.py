@@ -1,0 +1,65 @@
+"""Who has signed in to the dashboard: the rule alone. Tokens stay in this memory (DB2).
+
+A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal is not what it
+was. Its id is drawn here, never taken from a request, and drawn again at sign-in. Forms carry its secret.
+"""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from rollbook.api.access.core.principals import Principal
+
+SESSION_S: Final = 12 * 3600
+IDLE_S: Final = 30 * 60
+SESSIONS_MAX: Final = 1000
+_S: Final = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Session:
+    id: str = field(repr=False)
+    secret: str = field(repr=False)  # Every form has it.
+    token: str = field(repr=False)  # Empty: nobody has to say a name here.
+    principal: Principal | None
+    began_ns: int
+    seen_ns: int
+    notes: list[tuple[str, str]] = field(default_factory=list)  # Level and text, shown once.
+
+    def allows(self, secret: str) -> bool:
+        return hmac.compare_digest(secret.encode("utf-8", "replace"), self.secret.encode())
+
+
+class Sessions:
+    def __init__(self, now_ns: Callable[[], int], draw: Callable[[], str]) -> None:
+        """`draw`: a new text that nobody can guess."""
+        self._now_ns = now_ns
+        self._draw = draw
+        self._by_id: dict[str, Session] = {}  # The one that was seen last is the last.
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def begin(self, token: str, principal: Principal | None) -> Session:
+        """The one that was idle for longest makes room."""
+        while len(self._by_id) >= SESSIONS_MAX:
+            del self._by_id[next(iter(self._by_id))]
+        now_ns = self._now_ns()
+        session = Session(self._draw(), self._draw(), token, principal, now_ns, now_ns)
+        self._by_id[session.id] = session
+        return session
+
+    def find(self, session_id: str) -> Session | None:
+        session = self._by_id.pop(session_id, None)
+        if session is None:
+            return None
+        now_ns = self._now_ns()
+        if now_ns - session.began_ns >= SESSION_S * _S or now_ns - session.seen_ns >= IDLE_S * _S:
+            return None
+        session.seen_ns = now_ns
+        self._by_id[session_id] = session
+        return session
+
+    def end(self, session: Session) -> None:
+        self._by_id.pop(session.id, None)

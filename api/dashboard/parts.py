@@ -1,0 +1,215 @@
+"""What screens are made of: frame, tables, forms, and the line that says how to do the same in a shell."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from rollbook.api.dashboard.core.markup import Child, Html, element, page
+
+PREFIX: Final = "/dashboard"
+REFRESH_S: Final = 5
+_SCREENS: Final = {
+    "": "Overview",
+    "/bookies": "Bookies",
+    "/ledgers": "Ledgers",
+    "/recovery": "Recovery",
+    "/operations": "Operations",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every page shows around its screen."""
+
+    base: str  # `https://host:port`, as the browser has it.
+    metadata: str
+    secret: str  # Of the session; every form carries it.
+    principal: str  # Empty: nobody has to say a name here.
+    notes: Sequence[tuple[str, str]] = ()
+    banner: str = ""  # What is wrong with what is shown.
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    title: str
+    parts: Sequence[Child]
+    commands: Sequence[
+        str
+    ] = ()  # The same in a shell: without `rollbook` in front, and without the metadata.
+    calls: Sequence[tuple[str, str, str]] = ()  # The same by curl: method, path, body.
+    is_live: bool = False
+    at: str = ""
+
+
+def render(frame: Frame, screen: Screen) -> bytes:
+    head: list[Child] = [
+        element("meta", attributes={"charset": "utf-8"}),
+        element(
+            "meta",
+            attributes={"name": "viewport", "content": "width=device-width, initial-scale=1"},
+        ),
+        element("title", f"{screen.title} · Rollbook"),
+        element("link", attributes={"rel": "stylesheet", "href": f"{PREFIX}/style.css"}),
+    ]
+    if screen.is_live and not frame.notes:
+        refresh = {"http-equiv": "refresh", "content": str(REFRESH_S)}
+        head.append(element("meta", attributes=refresh))
+    links = [
+        link(name, path, {"aria-current": "page"} if path == screen.at else {})
+        for path, name in _SCREENS.items()
+    ]
+    who: Child = None
+    if frame.principal:
+        who = form(frame, "/sign-out", [element("span", frame.principal)], "Sign out")
+    body = [
+        element("header", element("nav", links, attributes={"aria-label": "Screens"}), who),
+        element(
+            "main",
+            banner(frame.banner) if frame.banner else None,
+            [element("p", text, attributes=_note(level)) for level, text in frame.notes],
+            element("h1", screen.title),
+            screen.parts,
+            _same_as(frame, screen),
+        ),
+    ]
+    return page(head, body)
+
+
+def banner(text: str) -> Html:
+    return element("p", text, attributes={"class": "note bad", "role": "alert"})
+
+
+def _note(level: str) -> dict[str, str | bool | None]:
+    return {"class": f"note {level}", "role": "status"}
+
+
+def _same_as(frame: Frame, screen: Screen) -> Child:
+    if not screen.commands and not screen.calls:
+        return None
+    lines = [
+        f"rollbook {command} --metadata {shlex.quote(frame.metadata)}"
+        for command in screen.commands
+    ]
+    for method, path, body in screen.calls:
+        words = ["curl"]
+        if frame.principal:
+            words += ["-H", '"authorization: Bearer $TOKEN"']
+        if method != "GET":
+            words += ["-X", method]
+        if body:
+            words += ["--json", shlex.quote(body)]
+        lines.append(" ".join([*words, shlex.quote(f"{frame.base}/api/v1{path}")]))
+    codes = [element("code", line) for line in lines]
+    return element("footer", element("h2", "Same as"), codes)
+
+
+def link(text: Child, path: str, attributes: Mapping[str, str] = {}) -> Html:
+    """`path`: below the dashboard."""
+    return element("a", text, attributes={"href": f"{PREFIX}{path}", **attributes})
+
+
+def with_query(path: str, **fields: object) -> str:
+    given = {name: value for name, value in fields.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Child]], empty: str) -> Html:
+    lines = [element("tr", [element("td", cell) for cell in row]) for row in rows]
+    if not lines:
+        return element("p", empty)
+    heads = [element("th", name, attributes={"scope": "col"}) for name in columns]
+    inner = (element("thead", element("tr", heads)), element("tbody", lines))
+    return element("div", element("table", inner), attributes={"class": "scroll", "tabindex": "0"})
+
+
+def facts(rows: Mapping[str, Child]) -> Html:
+    parts = [(element("dt", name), element("dd", value)) for name, value in rows.items()]
+    return element("dl", parts)
+
+
+def badge(state: str) -> Html:
+    level = _LEVELS.get(state, "")
+    return element("span", state, attributes={"class": f"badge {level}".strip()})
+
+
+_LEVELS: Final = {
+    **dict.fromkeys(
+        ("writable", "serving", "active", "drained", "closed", "enabled", "healthy", "done"), "good"
+    ),
+    **dict.fromkeys(("read-only", "draining", "in_recovery", "paused", "degraded"), "warning"),
+    **dict.fromkeys(
+        ("down", "unreachable", "draining-failed", "failed", "unavailable", "unknown"), "bad"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    label: str
+    kind: str = "text"
+    value: str = ""
+    more: Mapping[str, str | bool | None] = field(default_factory=dict)
+
+
+def form(
+    frame: Frame,
+    path: str,
+    inner: Sequence[Child],
+    button: str,
+    hidden: Mapping[str, str] = {},
+    fields: Sequence[Field] = (),
+) -> Html:
+    """That acts: by POST, with the session's secret."""
+    secret = {"secret": frame.secret, **hidden}
+    parts = [
+        *(hidden_input(name, value) for name, value in secret.items()),
+        *inner,
+        *map(labelled, fields),
+        element("button", button, attributes={"type": "submit"}),
+    ]
+    return element("form", parts, attributes={"method": "post", "action": f"{PREFIX}{path}"})
+
+
+def search(path: str, fields: Sequence[Child], button: str = "Show") -> Html:
+    """That looks: by GET, so that its filters are in the URL."""
+    submit = element("button", button, attributes={"type": "submit"})
+    attributes = {"method": "get", "action": f"{PREFIX}{path}"}
+    return element("form", fields, submit, attributes=attributes)
+
+
+def hidden_input(name: str, value: str) -> Html:
+    return element("input", attributes={"type": "hidden", "name": name, "value": value})
+
+
+def labelled(each: Field) -> Html:
+    attributes = {"name": each.name, "type": each.kind, "value": each.value, **each.more}
+    return element("label", each.label, " ", element("input", attributes=attributes))
+
+
+def choice(name: str, label: str, options: Mapping[str, str], chosen: str) -> Html:
+    inner = [
+        element("option", text, attributes={"value": value, "selected": value == chosen})
+        for value, text in options.items()
+    ]
+    return element("label", label, " ", element("select", inner, attributes={"name": name}))
+
+
+def when(ms: Any) -> str:
+    if not isinstance(ms, int):
+        return "—"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+
+
+def text_of(value: Any) -> str:
+    """A dash for what is not there."""
+    if value is None or value in ("", []):
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)

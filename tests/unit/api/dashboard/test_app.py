@@ -1,0 +1,349 @@
+"""The pages: every screen, every form, every role, and what strangers try."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import structlog
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.managing import Managing
+from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.core.sessions import IDLE_S
+from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.operations import RunningOperations
+from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import Metrics
+from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
+from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
+from tests.unit.api.rest.http_client import Answer, Client
+from tests.unit.api.rest.test_cluster import access_file
+
+HERE = "/dashboard"
+SCREENS = (
+    *("", "/bookies", "/bookie?id=bk-1", "/ledgers", "/ledgers?state=open&short=true&bookie=bk-1"),
+    *("/ledgers/7", "/ledgers/bad", "/recovery", "/operations"),
+)
+_LINK = re.compile(r'href="([^"]+)"')
+
+
+class Browser:
+    """Keeps cookies, follows redirects, and finds the secret of forms."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.cookies: dict[str, str] = {}
+        self.secret = ""
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self._ask("GET", path, b"", **headers)
+
+    async def post(self, path: str, *, secret: str | None = None, **fields: str) -> Answer:
+        fields["secret"] = self.secret if secret is None else secret
+        return await self.post_as(path, fields)
+
+    async def post_as(self, path: str, fields: dict[str, str], **headers: str) -> Answer:
+        headers.setdefault("content-type", "application/x-www-form-urlencoded")
+        return await self._ask("POST", path, urlencode(fields).encode(), **headers)
+
+    async def _ask(self, method: str, path: str, body: bytes, **headers: str) -> Answer:
+        if self.cookies:
+            headers["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        answer = await self.client.ask(method, path, body, **headers)
+        if told := answer.headers.get("set-cookie"):
+            name, _, value = told.partition(";")[0].partition("=")
+            self.cookies[name] = value
+            assert "; HttpOnly; SameSite=Strict" in told
+        if found := re.search(rb'name="secret" value="([^"]*)"', answer.body):
+            self.secret = found[1].decode()
+        if answer.status == 303:
+            return await self._ask("GET", answer.headers["location"], b"")
+        return answer
+
+    async def sign_in(self, token: str) -> Answer:
+        return await self.post_as(f"{HERE}/sign-in", {"token": token, "next": "/bookies"})
+
+
+class Site:
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.now_ns = 0
+        self.operations = RunningOperations()
+
+    @asynccontextmanager
+    async def served(self, doorkeeper: Doorkeeper | None = None) -> AsyncIterator[Browser]:
+        managing = Managing(doorkeeper.audit if doorkeeper else Audit(lambda: 0))
+        numbers = count()
+        dashboard = Dashboard(
+            *(self.cluster, managing, self.operations, doorkeeper),
+            lambda: f"drawn-{next(numbers)}",
+            now_ns=lambda: self.now_ns,
+        )
+        app = make_app(self.cluster, managing, self.operations, Metrics())
+        app.router.routes.extend(dashboard.routes)
+        config = HttpConfig(Address("127.0.0.1", 0), knows_callers=doorkeeper is not None)
+        server = await HttpServer.start(app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=HERE)
+        try:
+            yield Browser(Client(server.address))
+        finally:
+            await server.close()
+            await self.operations.close()
+
+
+@pytest.fixture
+def there() -> Site:
+    return Site()
+
+
+@pytest.fixture
+async def browser(there: Site) -> AsyncIterator[Browser]:
+    async with there.served() as browser:
+        yield browser
+
+
+def text_of(answer: Answer) -> str:
+    reader = Reader()
+    reader.feed(answer.body.decode())
+    return " ".join(reader.texts)
+
+
+# --- Screens ----------------------------------------------------------------------------------
+
+
+async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Browser) -> None:
+    """Nothing inline, nothing from elsewhere; each has a line that says how to do the same."""
+    for path in SCREENS:
+        answer = await browser.get(f"{HERE}{path}")
+        assert answer.status == 200, path
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] == "no-store"
+        text = answer.body.decode()
+        assert not re.search(r"<script|<style| style=| on\w+=|https?://(?!127)", text), path
+        assert "Same as" in text
+        assert "curl" in text
+        assert "/api/v1/" in text
+    assert (await browser.get("/")).status == 200
+    assert (await browser.get(f"{HERE}/style.css")).headers["content-type"].startswith("text/css")
+    missing = await browser.get(f"{HERE}/bookie?id=bk-9")
+    assert (missing.status, "no bookie bk-9" in text_of(missing)) == (404, True)
+    assert (await browser.get(f"{HERE}/ledgers/x")).status == 400
+    assert (await browser.get(f"{HERE}/ledgers/{'9' * 5000}")).status == 400
+
+
+async def test_every_link_leads_to_a_page(there: Site, browser: Browser) -> None:
+    seen: dict[str, int] = {}
+    pending = [HERE]
+    while pending:
+        path = pending.pop()
+        if path in seen:
+            continue
+        answer = await browser.get(path)
+        seen[path] = answer.status
+        found = _LINK.findall(answer.body.decode())
+        pending += [each.replace("&amp;", "&") for each in found]
+    assert {path: status for path, status in seen.items() if status != 200} == {}
+    assert len(seen) >= 9
+
+
+async def test_the_sentence_of_health_follows_the_cluster(there: Site, browser: Browser) -> None:
+    assert "1 ledgers" not in text_of(await browser.get(HERE))
+    there.cluster.verdict = "unavailable"
+    page = await browser.get(HERE)
+    assert "New logs have all their copies" in text_of(page)
+    assert b'http-equiv="refresh"' in page.body, "it is live without scripts"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_names_are_text_on_every_screen(
+    name: str, there: Site, browser: Browser
+) -> None:
+    """DB1."""
+    text = HOSTILE[name].replace("\ud800", "")
+    there.cluster.rows = [a_bookie("bk-1", reason=text, address=text), a_bookie("z" + text[:200])]
+    there.cluster.ledger_rows = [a_ledger(7, custom={text: text})]
+    for path in SCREENS:
+        reader = Reader()
+        reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
+        assert not [tag for tag, _ in reader.tags if tag in ("script", "b", "img")], path
+        assert not [attr for _, attrs in reader.tags for attr, _ in attrs if attr[:2] == "on"], path
+
+
+async def test_a_thousand_bookies_and_many_ledgers_come_in_pages(
+    there: Site, browser: Browser
+) -> None:
+    there.cluster.rows = [a_bookie(f"bk-{number:04}") for number in range(1000)]
+    there.cluster.ledger_rows = [a_ledger(number) for number in range(1000)]
+    for path in ("/bookies", "/ledgers", "/ledgers?state=closed"):
+        answer = await browser.get(f"{HERE}{path}")
+        assert answer.body.count(b"<tr>") == 101
+        assert len(answer.body) < 150_000
+        (after,) = re.findall(r'href="([^"]*after=[^"]*)"', answer.body.decode())
+        following = await browser.get(after.replace("&amp;", "&"))
+        assert following.body.count(b"<tr>") == 101
+        assert following.body != answer.body
+
+
+# --- In trouble -------------------------------------------------------------------------------
+
+
+async def test_while_the_metadata_is_away_what_is_known_is_shown_with_its_age(
+    there: Site, browser: Browser
+) -> None:
+    """DB3: never a 500, and never a page that looks healthy."""
+    for path in SCREENS[:-1]:
+        await browser.get(f"{HERE}{path}")
+    there.cluster.is_away = True
+    there.now_ns += 42_000_000_000
+    for path in SCREENS[:-1]:
+        answer = await browser.get(f"{HERE}{path}")
+        assert (answer.status, "known 42 s ago" in text_of(answer)) == (200, True), path
+    unknown = await browser.get(f"{HERE}/ledgers?bookie=bk-2")
+    assert unknown.status == 503
+    assert "Nothing is known yet" in text_of(unknown)
+    refused = await browser.post(f"{HERE}/bookie", id="bk-1", act="drain")
+    assert "The metadata store cannot be reached" in text_of(refused)
+
+
+# --- Acts -------------------------------------------------------------------------------------
+
+
+async def test_every_form_does_what_its_button_says(there: Site, browser: Browser) -> None:
+    await browser.get(f"{HERE}/bookie?id=bk-1")
+    there.cluster.rows[1]["allowed"] = ["draining", "active", "drained"]
+    bookie, ledger, recovery = f"{HERE}/bookie", f"{HERE}/ledgers/7", f"{HERE}/recovery"
+    for path, fields, said in (
+        (bookie, {"id": "bk-1", "act": "judge"}, "bk-1 may not go yet: 3 ledgers name it"),
+        (bookie, {"id": "bk-1", "act": "drain"}, "bk-1 is draining."),
+        (bookie, {"id": "bk-1", "act": "drain"}, "It cannot."),
+        (bookie, {"id": "bk-1", "act": "undrain"}, "bk-1 is active."),
+        (bookie, {"id": "bk-2", "act": "drained"}, "Type bk-2 to confirm it."),
+        (bookie, {"id": "bk-2", "act": "drained", "typed": "bk-2"}, "bk-2 is drained."),
+        (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-2"}, "3 ledgers name it"),
+        (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-1", "give_up": "1"}, "Type bk-2"),
+        (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-2", "give_up": "x"}, "whole number"),
+        (bookie, {"id": "bk-2", "act": "remove", "typed": "bk-2", "give_up": "1"}, "is removed."),
+        (bookie, {"id": "bk-2", "act": "dance"}, "No form here does"),
+        (ledger, {"act": "verify"}, "Begun for ledger 7."),
+        (ledger, {"act": "recover"}, "Type 7 to confirm it."),
+        (ledger, {"act": "recover", "typed": "7"}, "Begun for ledger 7."),
+        (recovery, {"act": "audit"}, "The auditor recovery-1 was asked."),
+        (recovery, {"act": "pause"}, "Repair is paused."),
+        (recovery, {"act": "resume"}, "Repair is enabled."),
+        (recovery, {"act": "delay", "delay_s": "60"}, "The delay is 60 s."),
+        (recovery, {"act": "delay", "delay_s": "soon"}, "whole number"),
+        (recovery, {"act": "rate", "bytes_per_s": "0"}, "The rate is unlimited."),
+    ):
+        with structlog.testing.capture_logs() as logs:
+            answer = await browser.post(path, **fields)
+        assert (answer.status, said in text_of(answer)) == (200, True), (fields, text_of(answer))
+        if said.startswith(("bk-1 is", "bk-2 is", "Begun", "The ", "Repair")):
+            assert [each for each in logs if each["event"] in ("act_done", "act_begun")], fields
+    assert [call[0] for call in there.cluster.calls] == [
+        *("lifecycle", "lifecycle", "lifecycle", "remove", "verify", "recover"),
+        *("audit", "switch", "switch", "delay", "rate"),
+    ]
+    again = text_of(await browser.get(f"{HERE}/recovery"))
+    assert "unlimited." not in again, "it is said once"
+
+
+async def test_forms_of_strangers_change_nothing(there: Site, browser: Browser) -> None:
+    """DB2: another origin, no secret, a guessed one, that of another session, another kind of body."""
+    drain = {"id": "bk-1", "act": "drain"}
+    await browser.get(f"{HERE}/bookie?id=bk-1")
+    other = Browser(browser.client)
+    await other.get(f"{HERE}/bookie?id=bk-1")
+    for secret in ("", "drawn-99", other.secret):
+        assert secret != browser.secret
+        answer = await browser.post(f"{HERE}/bookie", secret=secret, **drain)
+        assert "not one of this session" in text_of(answer)
+    good = {**drain, "secret": browser.secret}
+    for headers in (
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"host": "evil.example"},
+        {"content-type": "text/plain"},
+        {"content-type": "multipart/form-data"},
+    ):
+        await browser.post_as(f"{HERE}/bookie", good, **headers)
+    assert there.cluster.calls == []
+    await browser.post_as(f"{HERE}/bookie", good)
+    assert len(there.cluster.calls) == 1
+
+
+# --- Who comes in -----------------------------------------------------------------------------
+
+
+async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: Path) -> None:
+    """DB2."""
+    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    async with there.served(doorkeeper) as browser:
+        for path in SCREENS:
+            assert "Sign in" in text_of(await browser.get(f"{HERE}{path}"))
+        refused = await browser.sign_in("guessed")
+        assert (refused.status, browser.cookies) == (401, {})
+        browser.cookies = {f"rollbook-{browser.client.address.port}": "fixed"}
+        page = await browser.sign_in("hand")
+        assert "fixed" not in browser.cookies.values()
+        assert "bk-1" in text_of(page), "it goes on where it was going"
+        assert "hand" in text_of(page), "the name of the principal, which is its token in this test"
+        for path in SCREENS:
+            answer = await browser.get(f"{HERE}{path}")
+            assert answer.status == 200
+            assert b"$TOKEN" in answer.body
+        assert (await browser.client.get("/api/v1/bookies", **cookie_of(browser))).status == 401
+        there.now_ns += IDLE_S * 1_000_000_000
+        assert "Sign in" in text_of(await browser.get(HERE))
+
+
+async def test_each_role_sees_and_does_what_it_may(there: Site, tmp_path: Path) -> None:
+    """MG1: the pages ask the same rule as the routes."""
+    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    async with there.served(doorkeeper) as browser:
+        for role, buttons in (
+            ("nobody", 0),
+            ("looker", 1),
+            ("hand", 2),
+            ("boss", 3),
+        ):
+            there.cluster.rows = [a_bookie("bk-1")]
+            await browser.sign_in(role)
+            page = await browser.get(f"{HERE}/bookie?id=bk-1")
+            acts = re.findall(rb'name="act" value="(\w+)"', page.body)
+            assert len(acts) == buttons, role
+            assert page.status == (403 if role == "nobody" else 200)
+            done = await browser.post(f"{HERE}/bookie", id="bk-1", act="drain")
+            assert bool(there.cluster.calls) == (role in ("hand", "boss")), text_of(done)
+            there.cluster.calls.clear()
+            fields = {"id": "bk-1", "act": "remove", "typed": "bk-1", "give_up": "1"}
+            await browser.post(f"{HERE}/bookie", **fields)
+            assert bool(there.cluster.calls) == (role == "boss"), role
+            there.cluster.calls.clear()
+
+
+async def test_a_session_ends_with_its_principal(there: Site, tmp_path: Path) -> None:
+    """DB2: and at sign-out."""
+    path = access_file(tmp_path)
+    now_ns = 0
+    doorkeeper = Doorkeeper(None, path, now_ns=lambda: now_ns)
+    async with there.served(doorkeeper) as browser:
+        await browser.sign_in("hand")
+        assert (await browser.get(f"{HERE}/bookies")).status == 200
+        text = Path(path).read_text()
+        Path(path).write_text(text.replace("operate = true", "monitor = true"))
+        now_ns += 60_000_000_000
+        assert "Sign in" in text_of(await browser.get(f"{HERE}/bookies"))
+        await browser.sign_in("looker")
+        await browser.get(f"{HERE}/bookies")
+        await browser.post(f"{HERE}/sign-out")
+        assert "Sign in" in text_of(await browser.get(f"{HERE}/bookies"))
+
+
+def cookie_of(browser: Browser) -> dict[str, str]:
+    return {"cookie": "; ".join(f"{name}={value}" for name, value in browser.cookies.items())}
