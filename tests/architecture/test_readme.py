@@ -144,7 +144,9 @@ def _told_by(tree: str) -> Iterator[tuple[str, ...]]:
             yield (*within, word)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md", "docs/bookies.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/operations.md", "docs/bookies.md", "docs/coming-from.md"]
+)
 def test_every_command_of_a_page_can_be_typed(page: str) -> None:
     found = _typed((ROOT / page).read_text())
     assert len(found) > 3

@@ -75,6 +75,16 @@ def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
     assert "rollbook/log-shop-orders.json" in told
 
 
+@pytest.mark.timeout(600)
+def test_what_others_type_works_as_written(dev: RunningDev, tmp_path: Path) -> None:
+    told = run("coming-from.md", dev, tmp_path)
+    assert [line for line in told if line.startswith(("0 ", "1 ", "2 "))] == [
+        *("0 17 paid", "1  shipped", "2  returned"),
+    ]
+    ended = ["shipped", "returned", "3", "default/orders", "2", "0", "2", "orders"]
+    assert told[-len(ended) :] == ended
+
+
 @pytest.fixture(scope="module")
 def site_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
