@@ -69,7 +69,7 @@ MISTAKES: Final = (
     ("log truncate none --before 1 --yes", MISSING, "none", "rollbook log create none"),
     ("log rm none --yes", MISSING, "none", "rollbook log ls"),
     ("log rm m", USAGE, "delete m, with all records", "--yes"),
-    ("log seal m", USAGE, "end m for good", "--yes"),
+    ("log seal m", USAGE, "nothing is ever appended again", "--yes"),
     ("log truncate m --before 1", USAGE, "truncate m before offset 1", "--yes"),
     ("log append m x --expect 99", CONFLICT, "expected", ""),
     ("log append m x --holder me", WRONG, "is not exclusive", "--exclusive"),
