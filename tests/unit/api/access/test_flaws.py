@@ -2,7 +2,6 @@
 and with a planted flaw.
 """
 
-import ast
 import inspect
 import io
 import ssl
@@ -64,9 +63,9 @@ _GRPC_CREDENTIALS: Final = grpc.dynamic_ssl_server_credentials
 _AS_BEFORE: Final[Any] = lambda: None  # noqa: E731
 _READ_TEXT: Final = Path.read_text
 _SOON_S: Final = 2.0  # For what a flaw keeps from ever coming; without one there are thirty.
-_HARMLESS: Final = ast.parse("import json")
-_SOURCE: Final = SimpleNamespace(path=Path("module.py"), tree=_HARMLESS)
-_SOURCE.imports = lambda: Module.imports(_SOURCE)  # type: ignore[arg-type]  # It has a tree.
+_HARMLESS: Final = Module(Path("module.py"), "import json")
+_SOURCE: Final = SimpleNamespace(path=_HARMLESS.path, nodes=_HARMLESS.nodes)
+_SOURCE.imports = lambda: Module.imports(_SOURCE)  # type: ignore[arg-type]  # It has nodes.
 
 
 @dataclass(frozen=True)
@@ -270,7 +269,7 @@ FLAWS: Final = (
         _flaw(
             f"a source has {planted_source!r}",
             test_security.test_nothing_runs_what_it_is_sent,
-            (_SOURCE, "tree", ast.parse(planted_source)),
+            (_SOURCE, "nodes", Module(_HARMLESS.path, planted_source).nodes),
             module=_SOURCE,
         )
         for planted_source in ("import pickle", "eval(sent)", "subprocess.run(sent, shell=True)")
