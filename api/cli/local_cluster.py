@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.cli.failures import explain_error
 from rollbook.api.cli.log_server import LogSettings, RunningLogServer, log_server, tls_files
@@ -143,7 +144,7 @@ async def _dashboard(
 
     metrics = Metrics()
     metrics.add(PART, repair.stats)
-    metrics.add_process()
+    metrics.add_process(__version__)
     tls = tls_files(server)
     config = HttpConfig(
         parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT),

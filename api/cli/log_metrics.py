@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+from rollbook import __version__
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.service import Service
@@ -14,7 +15,7 @@ def metrics_of(stack: AsyncExitStack, service: Service, config: LogServerConfig)
     """The stack ends what watches. Raises `BadConfig`."""
     metrics = Metrics()
     metrics.add(PART, service.stats)
-    metrics.add_process()
+    metrics.add_process(__version__)
     if config.tls_certificate:
         watch = CertificateWatch(config.tls_certificate)
         metrics.add("tls", watch.stats)

@@ -284,7 +284,7 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
 
     address, metrics = _http_of(config), Metrics()
     metrics.add(PART, server.stats)
-    metrics.add_process()
+    metrics.add_process(__version__)
     if not _is_local_or_locked(config):
         page = await start_metrics_page("Rollbook recovery server", metrics, address, insecure=True)
         try:

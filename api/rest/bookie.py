@@ -207,7 +207,7 @@ def _probes(admin: BookieAdmin, more_stats: Mapping[str, object]) -> APIRouter:
     metrics = Metrics()
     for part, stats in {"bookie": admin.stats, **more_stats}.items():
         metrics.add(part, stats)
-    metrics.add_process()
+    metrics.add_process(__version__)
 
     @routes.get("/heartbeat", response_class=PlainTextResponse)
     async def heartbeat() -> str:

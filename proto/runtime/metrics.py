@@ -11,11 +11,14 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 
-from rollbook.proto.stats import Histogram, Metric, Value, read
+from rollbook.proto.stats import Histogram, Kind, Metric, Value, read
 
 NAMESPACE: Final = "rollbook"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+_BUILD: Final = Metric(
+    f"{NAMESPACE}_build_info", Kind.GAUGE, "1: the release that runs.", "version"
+)
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -25,13 +28,15 @@ class Metrics:
     def __init__(self) -> None:
         self._parts: list[tuple[str, object]] = []
         self._process = CollectorRegistry()
+        self._version = ""
 
     def add(self, part: str, stats: object) -> None:
         """A dataclass of `rollbook.proto.stats`; `part` comes in front of its names."""
         self._parts.append((f"{NAMESPACE}_{part}_", stats))
 
-    def add_process(self) -> None:
-        """Memory, processor time, open files, collections of garbage."""
+    def add_process(self, version: str) -> None:
+        """The release, memory, processor time, open files, collections of garbage."""
+        self._version = version
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
 
@@ -40,6 +45,8 @@ class Metrics:
         for prefix, stats in self._parts:
             for metric, value in read(stats):
                 yield _text_of(prefix + metric.name, metric, value).encode()
+        if self._version:
+            yield _text_of(_BUILD.name, _BUILD, {self._version: 1}).encode()
         yield generate_latest(self._process)
 
 

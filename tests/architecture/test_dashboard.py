@@ -33,6 +33,7 @@ def known() -> dict[str, Metric]:
         ("rollbook_tls_", TlsStats),
     ):
         found |= {prefix + metric.name: metric for metric in metrics_of(stats)}
+    found["rollbook_build_info"] = Metric("rollbook_build_info", Kind.GAUGE, "", "version")
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
@@ -67,7 +68,9 @@ def faults(expr: str, legend: str) -> list[str]:
             labels.add("log")  # It has two.
         if is_bucket != (metric.kind is Kind.HISTOGRAM):
             found.append(f"{name} is a {metric.kind.value}")
-        if (metric.kind is not Kind.GAUGE) != bool(re.search(rf"rate\({name}\[", expr)):
+        if (metric.kind is not Kind.GAUGE) != bool(
+            re.search(rf"(?:rate|increase)\({name}\[", expr)
+        ):
             found.append(f"{name}: rates are of what only grows")
     named = {each.strip() for group in GROUPED.findall(expr) for each in group.split(",")}
     found += [f"no label {each}" for each in sorted((named | {*LEGEND.findall(legend)}) - labels)]

@@ -122,7 +122,7 @@ def test_the_exposition_is_what_scrapers_read() -> None:
         stats.add_latency.observe(value, times=3)
     metrics = Metrics()
     metrics.add("bookie", stats)
-    metrics.add_process()
+    metrics.add_process("1.2.3")
     text = b"".join(metrics.exposition()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["process_resident_memory_bytes"].type == "gauge"
