@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rollbook.api.cli import log
-from rollbook.api.cli.metadata_option import WHERE, Metadata, metadata_option, with_metadata
+from rollbook.api.cli.metadata_option import WHERE, metadata_option, metadata_or_server
 from rollbook.api.cli.numbers import WholeNumber
 from rollbook.api.cli.output import (
     bare_output_option,
@@ -20,6 +20,9 @@ from rollbook.proto.formats.layout import Layout
 if TYPE_CHECKING:
     from rollbook.api.cli.log_access import LogAccess
 
+_metadata_option: Final = metadata_option(
+    f"{WHERE}  [default: as the context says, else a log server is asked]"
+)
 _LAYOUTS: Final = [layout.value for layout in Layout if layout.takes_new_ledgers]
 
 
@@ -58,18 +61,31 @@ def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
 
 @group.command(
     epilog=examples(
-        "rollbook cluster info --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster info --server log://10.0.0.5:7400",
         "rollbook cluster info --context prod",
         "rollbook cluster info --metadata zk://zk1/ledgers -o json | jq '.bookies[].id'",
     )
 )
-@with_metadata
+@_metadata_option
+@log.with_access
 @output_option
-def info(metadata: Metadata, output: str) -> None:
-    """Show which cluster it is, and its bookies.
+def info(access: "LogAccess", url: str | None, output: str) -> None:
+    """Show which cluster it is, and its bookies; without the metadata, what a log server knows.
 
     A bookie is writable, read-only, or down: it belongs to the cluster and is not registered.
     """
+    metadata = metadata_or_server(click.get_current_context(), url)
+    if metadata is None:
+        from rollbook.api.cli import cluster_seen
+
+        facts, servers = cluster_seen.look_at_cluster(access)
+        if output != "table":
+            show_facts({**facts, "servers": servers}, output)
+            return
+        show_facts(facts, output)
+        click.echo("")
+        show_rows(("id", "state", "address", "logs_owned", "version"), servers, output)
+        return
     from rollbook.api.cli.cluster_work import look_at_cluster
 
     facts, bookies = look_at_cluster(metadata.url)
@@ -83,15 +99,16 @@ def info(metadata: Metadata, output: str) -> None:
 
 @group.command(
     epilog=examples(
-        "rollbook cluster health --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster health",
         "rollbook cluster health --context prod || alert",
         "rollbook cluster health --metadata zk://zk1/ledgers -o json | jq -r .health",
     )
 )
-@with_metadata
+@_metadata_option
+@log.with_access
 @output_option
-def health(metadata: Metadata, output: str) -> None:
-    """Show whether bookies and log servers can be reached from here.
+def health(access: "LogAccess", url: str | None, output: str) -> None:
+    """Show whether bookies and log servers can be reached from here; without the metadata, as a log server sees it.
 
     Ends with 0 if all is well; 8 if it works but a member is down, read-only, draining or out of reach, or
     logs are written with fewer copies than they want; 5 if too few bookies for the acks of a new log take
@@ -99,7 +116,13 @@ def health(metadata: Metadata, output: str) -> None:
     """
     from rollbook.api.cli.cluster_health import CODES, look_at_health
 
-    verdict, members = look_at_health(metadata.url)
+    metadata = metadata_or_server(click.get_current_context(), url)
+    if metadata is None:
+        from rollbook.api.cli import cluster_seen
+
+        verdict, members = cluster_seen.look_at_health(access)
+    else:
+        verdict, members = look_at_health(metadata.url)
     if output != "table":
         show_facts({**verdict, "members": members}, output)
     else:

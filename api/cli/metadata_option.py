@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from rollbook.api.cli.context_option import context_option, named_of
 
@@ -69,10 +70,28 @@ def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def metadata_or_server(called: click.Context, url: str | None) -> Metadata | None:
+    """None: a log server is to be asked, since that is what was typed, or nothing names the metadata. Raises `InvalidRequest`."""
+    typed = [
+        name
+        for name in ("url", "server")
+        if called.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if len(typed) > 1:
+        from rollbook.proto.errors import InvalidRequest
+
+        raise InvalidRequest(
+            "either --metadata or --server", next_step="name one of them: where it is asked"
+        )
+    if typed == ["server"]:
+        return None
+    return metadata_that_is_meant(called, url, called.params.get("context"), is_needed=False)
+
+
 def metadata_that_is_meant(
-    called: click.Context, url: str | None, context: str | None
+    called: click.Context, url: str | None, context: str | None, *, is_needed: bool = True
 ) -> Metadata | None:
-    """None: nobody says. Raises `BadConfig`."""
+    """None: nobody says, or a context that names none, unless it `is_needed`. Raises `BadConfig`."""
     is_named, names_context = named_of(called, "url")
     if url and is_named:
         if names_context:
@@ -90,6 +109,8 @@ def metadata_that_is_meant(
     if not context:
         return None
     found = find(context)
+    if not found.metadata and not is_needed:
+        return None
     if not found.metadata:
         raise BadConfig(f"the context {context} names no metadata", next_step="say --metadata URL")
     return Metadata(found.metadata, context)

@@ -99,3 +99,16 @@ def test_usual_words_are_understood(dev: Dev) -> None:
     assert tailed == "2\n3\n"
     shell(dev, "log", "delete", "usual", "--now", "--yes")
     assert "default/usual" not in shell(dev, "log", "list", "-o", "raw")
+
+
+@defect(
+    "cluster-needs-the-metadata-url",
+    "`cluster info` and `cluster health` wanted the metadata URL, which programs' machines do not have.",
+)
+def test_a_log_server_says_how_the_cluster_is(dev: Dev) -> None:
+    info = found(dev, "cluster", "info")
+    assert (info["log_servers"], info["usable_bookies"]) == (1, 1)
+    assert [each["address"] for each in info["servers"]] == [dev.url.removeprefix("log://")]
+    health = found(dev, "cluster", "health")
+    assert (health["health"], health["log_servers"]) == ("healthy", "1 of 1 reachable")
+    assert "log server" in shell(dev, "cluster", "health")

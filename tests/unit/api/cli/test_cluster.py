@@ -68,7 +68,8 @@ async def test_what_goes_wrong_has_a_line_and_a_code(tmp_path: Path) -> None:
         (("info", "--metadata", "memory:"), 2, "sqlite:///path"),
         (("info", "--metadata", "zk://127.0.0.1:1/ledgers"), 5, "check the metadata URL"),
         (("info", "--metadata", "ftp://x"), 2, "zk://"),
-        (("info",), 2, "--metadata"),
+        (("info", "--server", "log://127.0.0.1:1"), 5, "rollbook dev"),
+        (("info", "--server", "x", "--metadata", url), 2, "either --metadata or --server"),
         (("init", "--metadata", "zk+flat://localhost/ledgers"), 2, "--layout hierarchical"),
         (("init", "--metadata", url, "--layout", "flat"), 2, "longhierarchical"),
     ]

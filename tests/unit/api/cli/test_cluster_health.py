@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.cluster_health import judge
+from rollbook.api.cli.cluster_seen import verdict
+from rollbook.logservice.words import Obstacle, ObstacleKind, Outage
 from tests.support import commands
 from tests.support.dev import running_dev
 
@@ -83,3 +85,26 @@ def test_lost_segments_are_counted() -> None:
     bookies = [member("bookie", "writable")] * 3
     found = judge([*bookies, member("log server", "serving") | {"segments_lost": 2}])
     assert (found["health"], found["lost_segments"]) == ("degraded", 2)
+
+
+def seen(state: str) -> dict[str, Any]:
+    return {"kind": "log server", "id": "x", "state": state, "address": "h:1"}
+
+
+@pytest.mark.parametrize(
+    ("servers", "away", "degraded", "health"),
+    [
+        (["serving", "serving"], [], 0, "healthy"),
+        (["serving", "unreachable"], [], 0, "degraded"),
+        (["serving", "draining"], [], 0, "degraded"),
+        (["serving"], [], 1, "degraded"),
+        (["serving"], [ObstacleKind.BOOKIE], 0, "degraded"),
+        (["serving"], [ObstacleKind.METADATA], 0, "unavailable"),
+        (["unreachable"], [], 0, "unavailable"),
+    ],
+)
+def test_a_log_server_judges_by_what_it_has_seen(
+    servers: list[str], away: list[ObstacleKind], degraded: int, health: str
+) -> None:
+    outage = Outage(tuple(Obstacle(kind, "x", 1, "does not answer") for kind in away))
+    assert verdict(list(map(seen, servers)), outage, degraded) == health

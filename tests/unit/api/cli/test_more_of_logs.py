@@ -217,7 +217,7 @@ def test_contexts_name_clusters(
     shell.run("context", "use", "away")
     assert shell.json("cluster", "servers", "--server", server), "and no token is shown to it"
     shell.run("log", "ls", "--context", "here", "--server", server, code=2)
-    shell.run("cluster", "info", code=2)
+    shell.run("ledger", "ls", code=2)
     assert "the context away names no metadata [BAD_CONFIG]" in shell.errors
     metadata = f"sqlite:///{tmp_path}/metadata.db"
     made = shell.json("cluster", "init", "--metadata", metadata)
@@ -243,8 +243,9 @@ def test_contexts_name_clusters(
     shell.run("ledger", "rm", 7, code=2)
     assert f"delete ledger 7 of {metadata}," in shell.errors
     monkeypatch.setenv("ROLLBOOK_SERVER", server)
-    shell.run("cluster", "info", code=2)
+    shell.run("ledger", "ls", code=2)
     assert "Missing option '--metadata'" in shell.errors, "the server may be of another cluster"
+    assert shell.json("cluster", "info")["seen_by"] == server
     monkeypatch.delenv("ROLLBOOK_SERVER")
     shell.run("context", "rm", "there")
     shell.run("context", "rm", "away")
