@@ -1,6 +1,6 @@
 """The cluster as HTTP management and the dashboard see it: by the functions that the shell's commands call.
 
-Each question has a deadline. While the metadata store is out of reach nothing is sent to it, and the caller is told at
+Each question has a deadline, unless it reads all ledgers. While the metadata store is out of reach nothing is sent to it, and the caller is told at
 once. A change that was sent and not answered has an unknown outcome, as in the shell.
 """
 
@@ -57,7 +57,7 @@ T = TypeVar("T")
 Facts = dict[str, Any]
 
 _LOOK_S: Final = 10.0
-_ACT_S: Final = 25.0  # An HTTP exchange ends after 30 s.
+_ACT_S: Final = 20.0  # An HTTP exchange ends after 30 s.
 _READS: Final = 64  # At once.
 _LOOKED_AT_MAX: Final = 4096  # Ledgers of one page: a rare state is searched for page by page.
 _TASKS_MAX: Final = 100
@@ -169,11 +169,11 @@ class ClusterAdmin:
                 return await self._departures.undrain(bookie)
             return await self._departures.mark_drained(bookie)
 
-        await self._act(change(), f"ask GET /api/v1/bookies/{bookie}/lifecycle what it is now")
+        await self._walk(change(), f"ask GET /api/v1/bookies/{bookie}/lifecycle what it is now")
         return await self.bookie(name)
 
     async def judge_removal(self, names: Sequence[str]) -> Facts:
-        return facts_of(await self._look(self._departures.judge(_parsed(names)), _ACT_S))
+        return facts_of(await self._look(self._departures.judge(_parsed(names)), None))
 
     async def remove(self, name: str, given_up: int | None) -> Facts:
         """Raises `NotConfirmed`, `InvalidRequest`, `Missing`."""
@@ -183,7 +183,7 @@ class ClusterAdmin:
             _row_of(await self._bookies(), bookie)
             return facts_of(await self._departures.remove([bookie], ledgers_given_up=given_up))
 
-        return await self._act(remove(), "ask GET /api/v1/bookies whether it is still there")
+        return await self._walk(remove(), "ask GET /api/v1/bookies whether it is still there")
 
     # --- Ledgers ------------------------------------------------------------------------------
 
@@ -346,7 +346,9 @@ class ClusterAdmin:
         if not self._watch.is_connected:
             raise MetadataUnavailable(next_step="check that the metadata store runs")
 
-    async def _look(self, question: Coroutine[Any, Any, T], deadline_s: float = _LOOK_S) -> T:
+    async def _look(
+        self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S
+    ) -> T:
         """Raises `MetadataUnavailable` for whatever keeps the store from answering: to ask again does no harm."""
         with closing(question):  # It is never begun while the store is away.
             self._require_store()
@@ -359,15 +361,20 @@ class ClusterAdmin:
                     next_step="check that the metadata store runs",
                 ) from error
 
+    async def _walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:
+        """One that reads all ledgers first: it takes as long as that."""
+        return await self._act(change, find_out, None)
+
     async def _act(
         self,
         change: Coroutine[Any, Any, T],
         find_out: str = "ask GET /api/v1/recovery what is in force",
+        deadline_s: float | None = _ACT_S,
     ) -> T:
         with closing(change):
             self._require_store()
             try:
-                async with asyncio.timeout(_ACT_S):
+                async with asyncio.timeout(deadline_s):
                     return await change
             except TimeoutError as error:
                 raise OutcomeUnknown(

@@ -22,8 +22,14 @@ from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import screens
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.parts import PREFIX, Frame, Screen, render, with_query
-from rollbook.api.rest.cluster import PAGE, ClusterAdmin, begin_recover, begin_verify
-from rollbook.api.rest.operations import RunningOperations
+from rollbook.api.rest.cluster import (
+    PAGE,
+    BookieActs,
+    ClusterAdmin,
+    begin_recover,
+    begin_verify,
+)
+from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
     InvalidRequest,
     NotConfirmed,
@@ -47,7 +53,11 @@ HEADERS: Final = {
 _FIELDS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 200
 _S: Final = 1_000_000_000
-_STATES: Final = {"drain": LifecycleState.DRAINING, "undrain": LifecycleState.ACTIVE}
+_STATES: Final = {
+    "drain": LifecycleState.DRAINING,
+    "undrain": LifecycleState.ACTIVE,
+    "drained": LifecycleState.DRAINED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,7 @@ class Dashboard:
         self._admin = admin
         self._managing = managing
         self._operations = operations
+        self._acts = BookieActs(admin, managing, operations)
         self._doorkeeper = doorkeeper
         self._is_behind_tls = is_behind_tls
         self._now_ns = now_ns
@@ -286,28 +297,20 @@ class Dashboard:
     async def _act_on_bookie(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
         name, verb = fields.get("id", ""), fields.get("act", "")
         target = with_query("/bookie", id=name)
-        act = self._managing.act
         if verb in _STATES:
-            state = _STATES[verb]
-            with act(Duty.OPERATE, "SetLifecycle", bookie=name, state=state.value, force=False):
-                found = await self._admin.set_lifecycle(name, state)
-            return target, f"{name} is {found['lifecycle']}."
+            if verb == "drained":
+                _require_typed(fields, name)
+            done = await self._acts.set_lifecycle(name, _STATES[verb])
+            return target, _ended(done, lambda found: f"{name} is {found['lifecycle']}.")
         if verb == "judge":
-            self._managing.require(Duty.LOOK)
-            return target, _judged(name, await self._admin.judge_removal([name]))
-        if verb == "drained":
-            _require_typed(fields, name)
-            state = LifecycleState.DRAINED
-            with act(Duty.REMOVE, "SetLifecycle", bookie=name, state=state.value, force=False):
-                await self._admin.set_lifecycle(name, state)
-            return target, f"{name} is drained."
+            done = await self._acts.judge([name])
+            return target, _ended(done, lambda found: _judged(name, found))
         if verb == "remove":
             _require_typed(fields, name)
             given = fields.get("give_up", "").strip()
             give_up = _number(given, "the number of ledgers", 0) if given else None
-            with act(Duty.REMOVE, "RemoveBookie", bookie=name, give_up=give_up):
-                await self._admin.remove(name, give_up)
-            return "/bookies", f"{name} is removed."
+            done = await self._acts.remove(name, give_up)
+            return "/bookies", _ended(done, lambda _: f"{name} is removed.")
         raise _no_act(verb)
 
     async def _act_on_ledger(self, request: Request, fields: Mapping[str, str]) -> tuple[str, str]:
@@ -457,6 +460,12 @@ def _require_typed(fields: Mapping[str, str], name: str) -> None:
 
 def _no_act(verb: str) -> InvalidRequest:
     return InvalidRequest(f"no form here does {verb[:40]!r}")
+
+
+def _ended(operation: Operation, say: Callable[[Facts], str]) -> str:
+    if operation.ended_ms is None:
+        return f"It goes on as {operation.id}: the screen Operations shows how it ends."
+    return say(operation.result or {})
 
 
 def _judged(name: str, found: Mapping[str, Any]) -> str:

@@ -5,11 +5,11 @@ The cluster is handed in as a `ClusterAdmin`; nothing is decided here. Each rout
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rollbook import __version__
 from rollbook.api.access.core.grants import Duty
@@ -36,7 +36,7 @@ from rollbook.api.rest.cluster_models import (
     WantedLifecycle,
     WantedRate,
 )
-from rollbook.api.rest.operations import Facts, RunningOperations
+from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.problems import describe_problems, new_app
 from rollbook.proto.errors import (
     InvalidRequest,
@@ -57,6 +57,7 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 OPEN_PATHS: Final = ("/heartbeat",)
 PAGE: Final = 100
+_PATIENCE_S: Final = 20.0  # An exchange ends after 30 s.
 _PREFIX: Final = "/api/v1"
 _LEDGERS_MAX: Final = 2**31 - 1
 
@@ -147,7 +148,7 @@ def make_app(
         _operations(operations),
     ):
         app.include_router(routes, prefix=_PREFIX, dependencies=looks)
-    app.include_router(_bookie_acts(admin, managing), prefix=_PREFIX)
+    app.include_router(_bookie_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_ledger_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
     return app
@@ -287,47 +288,122 @@ def _operations(operations: RunningOperations) -> APIRouter:
 # --- Acting -----------------------------------------------------------------------------------
 
 
-def duty_of(wanted: WantedLifecycle) -> Duty:
-    """To drain and to undrain is operating; a refusal is overridden by administrators alone."""
-    return Duty.REMOVE if wanted.force or wanted.state == "drained" else Duty.OPERATE
-
-
-def _bookie_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
+def _bookie_acts(
+    admin: ClusterAdmin, managing: Managing, operations: RunningOperations
+) -> APIRouter:
+    """What walks all ledgers is an operation: it is answered when it ends, or after a while with where to ask."""
     routes = APIRouter(tags=["bookies"])
+    acts = BookieActs(admin, managing, operations)
+    goes_on: dict[int | str, dict[str, Any]] = {202: {"model": OperationState}}
 
     @routes.put(
         "/bookies/{bookie_id}/lifecycle",
-        responses=describe_problems(Missing, LifecycleConflict, NotEnoughBookies, *_ACTS),
+        response_model=BookieLifecycle,
+        responses=goes_on
+        | describe_problems(Missing, LifecycleConflict, NotEnoughBookies, Overloaded, *_ACTS),
     )
-    async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> BookieLifecycle:
+    async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> Any:
         """A transition that is not allowed is 409; `ids.allowed` has those that are."""
-        about = {"bookie": bookie_id, "state": wanted.state, "force": wanted.force}
-        with managing.act(duty_of(wanted), "SetLifecycle", **about):
-            state = LifecycleState(wanted.state)
-            found = await admin.set_lifecycle(bookie_id, state, force=wanted.force)
-        return lifecycle_of(found)
+        state = LifecycleState(wanted.state)
+        done = await acts.set_lifecycle(bookie_id, state, force=wanted.force)
+        return _begun(done) or lifecycle_of(done.result or {})
 
-    @routes.post("/bookies:safe-to-remove", responses=describe_problems(InvalidRequest, *_AWAY))
-    async def judge_removal(wanted: BookieIds) -> Removal:
+    @routes.post(
+        "/bookies:safe-to-remove",
+        response_model=Removal,
+        responses=goes_on | describe_problems(InvalidRequest, Overloaded, *_AWAY),
+    )
+    async def judge_removal(wanted: BookieIds) -> Any:
         """Whether these bookies may go, all together. Reads the metadata of all ledgers and changes nothing."""
-        managing.require(Duty.LOOK)
-        return Removal.model_validate(await admin.judge_removal(wanted.bookies))
+        done = await acts.judge(wanted.bookies)
+        return _begun(done) or Removal.model_validate(done.result)
 
     @routes.delete(
         "/bookies/{bookie_id}",
-        responses=describe_problems(Missing, InvalidRequest, NotConfirmed, *_ACTS),
+        response_model=Removal,
+        responses=goes_on
+        | describe_problems(Missing, InvalidRequest, NotConfirmed, Overloaded, *_ACTS),
     )
     async def remove_bookie(
         bookie_id: BookieName,
         give_up: Annotated[int | None, Query(ge=0, le=_LEDGERS_MAX)] = None,
-    ) -> Removal:
+    ) -> Any:
         """Refused while it runs or a ledger names it. `give_up`: the number of ledgers that fall below their ack
         quorum, as the refusal said.
         """
-        with managing.act(Duty.REMOVE, "RemoveBookie", bookie=bookie_id, give_up=give_up):
-            return Removal.model_validate(await admin.remove(bookie_id, give_up))
+        done = await acts.remove(bookie_id, give_up)
+        return _begun(done) or Removal.model_validate(done.result)
 
     return routes
+
+
+def _begun(operation: Operation) -> Response | None:
+    """Where to ask after one that goes on."""
+    if operation.ended_ms is not None:
+        return None
+    where = {"location": f"{_PREFIX}/operations/{operation.id}"}
+    return JSONResponse(operation.describe(), 202, headers=where)
+
+
+class BookieActs:
+    """Of routes and of pages: who may, the audit, and what is waited for."""
+
+    def __init__(
+        self, admin: ClusterAdmin, managing: Managing, operations: RunningOperations
+    ) -> None:
+        self._admin = admin
+        self._managing = managing
+        self._operations = operations
+
+    async def set_lifecycle(
+        self, bookie: str, state: LifecycleState, *, force: bool = False
+    ) -> Operation:
+        """To drain and to undrain is operating; a refusal is overridden by administrators alone."""
+        overrides = force or state is LifecycleState.DRAINED
+        duty = Duty.REMOVE if overrides else Duty.OPERATE
+
+        async def work() -> Facts:
+            return await self._admin.set_lifecycle(bookie, state, force=force)
+
+        about: dict[str, Any] = {"bookie": bookie, "state": state.value, "force": force}
+        kind = f"{state.value}-{bookie}{'-forced' if force else ''}"
+        return await self._settle(duty, "SetLifecycle", kind, work, about)
+
+    async def remove(self, bookie: str, give_up: int | None) -> Operation:
+        async def work() -> Facts:
+            return await self._admin.remove(bookie, give_up)
+
+        about: dict[str, Any] = {"bookie": bookie, "give_up": give_up}
+        kind = f"remove-{bookie}-{give_up}"
+        return await self._settle(Duty.REMOVE, "RemoveBookie", kind, work, about)
+
+    async def judge(self, bookies: Sequence[str]) -> Operation:
+        self._managing.require(Duty.LOOK)
+
+        async def work() -> Facts:
+            return await self._admin.judge_removal(bookies)
+
+        kind = f"judge-{'-'.join(bookies)}"
+        return await self._operations.settle(kind, work, _PATIENCE_S)
+
+    async def _settle(
+        self,
+        duty: Duty,
+        method: str,
+        kind: str,
+        work: Callable[[], Awaitable[Facts]],
+        about: Mapping[str, Any],
+    ) -> Operation:
+        self._managing.require(duty, method)
+        if self._operations.is_running(kind):
+            with self._managing.act(duty, method, only_begins=True, joins=True, **about):
+                pass  # The one that runs ends in the name of its first caller.
+
+        async def work_to_its_end() -> Facts:
+            with self._managing.act(duty, method, **about):
+                return await work()
+
+        return await self._operations.settle(kind, work_to_its_end, _PATIENCE_S)
 
 
 def _ledger_acts(
@@ -381,7 +457,7 @@ def _begin(
     kind = f"{verb}-{ledger_id}"
 
     async def work_to_its_end() -> Facts:
-        about = {"ledger_id": ledger_id, "operation": operation.id}
+        about: dict[str, Any] = {"ledger_id": ledger_id, "operation": operation.id}
         with managing.act(Duty.OPERATE, method, **about):
             return await work(ledger_id)
 

@@ -1,6 +1,7 @@
 """What was asked for over HTTP and takes its time: it runs in the background, and can be asked after."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ logger = structlog.get_logger()
 Facts = Mapping[str, Any]
 """Plain values, named like the fields of the model that shows them."""
 
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _OPERATIONS_KEPT: Final = 100
 _OPERATIONS_AT_ONCE: Final = 8
 
@@ -28,6 +30,7 @@ class Operation:
     ended_ms: int | None = None
     result: dict[str, Any] | None = None
     problem: dict[str, Any] | None = None
+    error: RollbookError | None = None  # That the problem was made of.
 
     def describe(self) -> dict[str, Any]:
         state = "failed" if self.problem else "running" if self.ended_ms is None else "done"
@@ -54,13 +57,25 @@ class RunningOperations:
         if len(self._running) >= _OPERATIONS_AT_ONCE:
             raise Overloaded("too many operations are running", next_step="wait for one to end")
         self._number += 1
-        operation = Operation(f"{kind}-{self._number}", kind, _now_ms())
+        name = _UNSAFE.sub("_", kind)  # It is a part of a path.
+        operation = Operation(f"{name}-{self._number}", kind, _now_ms())
         self._known[operation.id] = operation
         while len(self._known) > _OPERATIONS_KEPT:
             del self._known[next(iter(self._known))]
         task = asyncio.create_task(self._run(operation, work))
         self._running[kind] = operation, task
         logger.info("operation_started", operation=operation.id)
+        return operation
+
+    async def settle(
+        self, kind: str, work: Callable[[], Awaitable[Facts]], patience_s: float
+    ) -> Operation:
+        """Started or joined, and waited for that long: it may still be running. Raises what it ended in."""
+        operation = self.start(kind, work)
+        _, task = self._running[kind]
+        await asyncio.wait([task], timeout=patience_s)
+        if operation.error is not None:
+            raise operation.error
         return operation
 
     async def _run(self, operation: Operation, work: Callable[[], Awaitable[Facts]]) -> None:
@@ -70,10 +85,11 @@ class RunningOperations:
             operation.problem = problem_of(OutcomeUnknown("the server was stopped meanwhile"))
             raise
         except RollbookError as error:
-            operation.problem = problem_of(error)
+            operation.error, operation.problem = error, problem_of(error)
         except Exception as error:
             logger.error("operation_failed", operation=operation.id, exc_info=error)
-            operation.problem = problem_of(RollbookError("the log says what happened"))
+            operation.error = RollbookError("the log says what happened")
+            operation.problem = problem_of(operation.error)
         finally:
             operation.ended_ms = _now_ms()
             del self._running[operation.kind]

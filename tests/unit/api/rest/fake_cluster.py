@@ -1,5 +1,6 @@
 """A cluster without servers, as HTTP management and the dashboard ask it."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,7 @@ class FakeCluster:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     raises: RollbookError | None = None
     is_away: bool = False
+    may_finish: asyncio.Event | None = None  # A lifecycle changes no sooner.
     verdict: str = "healthy"
 
     def _ask(self) -> None:
@@ -114,6 +116,8 @@ class FakeCluster:
         row = await self.bookie(name)
         if state.value not in row["allowed"]:
             raise LifecycleConflict("it cannot", state=row["lifecycle"], allowed=row["allowed"])
+        if self.may_finish is not None:
+            await self.may_finish.wait()
         self._act("lifecycle", name, state.value, force)
         row.update(lifecycle=state.value, allowed=["active"])
         return row

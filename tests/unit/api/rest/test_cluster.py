@@ -16,6 +16,7 @@ from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.managing import Managing
+from rollbook.api.rest import cluster as module
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
@@ -190,6 +191,30 @@ async def test_a_lost_reply_is_told_as_unknown(cluster: FakeCluster, client: Cli
     answer = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
     assert (answer.status, answer.json["outcome"]) == (503, "unknown")
     assert "lifecycle" in answer.json["next_step"]
+
+
+async def test_what_walks_long_goes_on_and_can_be_asked_after(
+    cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain reads all ledgers before it begins: that may take longer than an exchange."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    cluster.rows.append(a_bookie("b<1>"))
+    cluster.may_finish = asyncio.Event()
+    with structlog.testing.capture_logs() as logs:
+        begun = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
+        again = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
+        assert (begun.status, again.status) == (202, 202)
+        assert begun.json["id"] == again.json["id"]
+        cluster.may_finish.set()
+        async with asyncio.timeout(DEADLINE_S):
+            while (found := (await client.get(begun.headers["location"])).json)["state"] != "done":
+                await asyncio.sleep(0.01)
+    assert found["result"]["lifecycle"] == "draining"
+    acts = [each["event"] for each in logs if each["event"].startswith("act_")]
+    assert acts == ["act_begun", "act_done"], "the second caller joined the first one's"
+    cluster.may_finish.clear()
+    strange = await ask(client, "PUT", f"{API}/bookies/b<1>/lifecycle", {"state": "draining"})
+    assert (await client.get(strange.headers["location"])).status == 200
 
 
 async def test_verifying_goes_on_in_the_background(cluster: FakeCluster, client: Client) -> None:
