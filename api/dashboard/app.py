@@ -32,6 +32,7 @@ from rollbook.api.rest.cluster import (
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
     InvalidRequest,
+    Missing,
     NotConfirmed,
     OutcomeUnknown,
     RollbookError,
@@ -52,6 +53,7 @@ HEADERS: Final = {
 }
 _FIELDS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 200
+_FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
 _S: Final = 1_000_000_000
 _STATES: Final = {
     "drain": LifecycleState.DRAINING,
@@ -93,6 +95,7 @@ class Dashboard:
         self._is_behind_tls = is_behind_tls
         self._now_ns = now_ns
         self._sessions = Sessions(now_ns, draw)
+        self._changed_ns = now_ns()  # When somebody acted here for the last time.
         self._known: OrderedDict[str, _Known] = OrderedDict()
         with open(os.path.join(os.path.dirname(__file__), "style.css"), "rb") as file:
             self._style = file.read()
@@ -120,6 +123,8 @@ class Dashboard:
             Route(SIGN_IN, self._sign_in, methods=post),
             Route(f"{PREFIX}/sign-out", self._sign_out, methods=post),
             Route(f"{PREFIX}/style.css", self._send_style),
+            Route(f"{PREFIX}/", _lead_here),
+            Route(f"{PREFIX}/{{rest:path}}", self._page(_show_nothing)),
         ]
 
     # --- Who asks -----------------------------------------------------------------------------
@@ -190,17 +195,23 @@ class Dashboard:
         return Frame(base, cluster["metadata"], session.secret, name, notes)
 
     async def _ask(self, visit: "_Visit", key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is."""
+        """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is.
+
+        All visitors share an answer for two seconds, unless one of them has changed something since.
+        """
+        now_ns, known = self._now_ns(), self._known.get(key)
+        is_fresh = known is not None and now_ns - known.at_ns < _FRESH_S * _S
+        if known is not None and is_fresh and known.at_ns > self._changed_ns:
+            return known.facts
         try:
             facts = await ask()
         except (Unavailable, OutcomeUnknown) as error:
-            known = self._known.get(key)
             if known is None:
                 raise
             age_s = (self._now_ns() - known.at_ns) // _S
             visit.banner = f"{_text_of(error)} This is what was known {age_s} s ago."
             return known.facts
-        self._known[key] = _Known(facts, self._now_ns())
+        self._known[key] = _Known(facts, now_ns)
         self._known.move_to_end(key)
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
@@ -289,6 +300,7 @@ class Dashboard:
                 except RollbookError as error:
                     text = " ".join(filter(None, (_text_of(error), error.next_step)))
                     session.notes.append(("bad", text))
+            self._changed_ns = self._now_ns()
             del session.notes[:-_FIELDS_MAX]
             return self._with_cookie(request, _led(f"{PREFIX}{target}"), session)
 
@@ -418,6 +430,10 @@ def _html(body: bytes, status: int) -> Response:
 def _led(path: str) -> Response:
     """After a form: by GET."""
     return RedirectResponse(path, 303, headers=HEADERS)
+
+
+async def _show_nothing(request: Request, _: "_Visit") -> Screen:
+    raise Missing(f"There is no page {request.url.path}", next_step="choose one of those above")
 
 
 async def _lead_here(_: Request) -> Response:

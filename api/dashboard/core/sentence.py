@@ -19,7 +19,7 @@ def sentence_of(health: Facts, recovery: Facts) -> Sentence:
     for rule in _RULES:
         if (found := rule(health, recovery)) is not None:
             return found
-    return Sentence("good", f"Everything works: {health['bookies']}.", "/bookies")
+    return Sentence("good", f"Everything works; bookies: {health['bookies']}.", "/bookies")
 
 
 def _lost(_: Facts, recovery: Facts) -> Sentence | None:

@@ -77,12 +77,15 @@ class Site:
         self.operations = RunningOperations()
 
     @asynccontextmanager
-    async def served(self, doorkeeper: Doorkeeper | None = None) -> AsyncIterator[Browser]:
+    async def served(
+        self, doorkeeper: Doorkeeper | None = None, *, is_behind_tls: bool = False
+    ) -> AsyncIterator[Browser]:
         managing = Managing(doorkeeper.audit if doorkeeper else Audit(lambda: 0))
         numbers = count()
         dashboard = Dashboard(
             *(self.cluster, managing, self.operations, doorkeeper),
             lambda: f"drawn-{next(numbers)}",
+            is_behind_tls=is_behind_tls,
             now_ns=lambda: self.now_ns,
         )
         app = make_app(self.cluster, managing, self.operations, Metrics())
@@ -129,7 +132,9 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
         assert "Same as" in text
         assert "curl" in text
         assert "/api/v1/" in text
-    assert (await browser.get("/")).status == 200
+    assert (await browser.get("/")).status == (await browser.get(f"{HERE}/")).status == 200
+    nowhere = await browser.get(f"{HERE}/no/page")
+    assert (nowhere.status, nowhere.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert (await browser.get(f"{HERE}/style.css")).headers["content-type"].startswith("text/css")
     missing = await browser.get(f"{HERE}/bookie?id=bk-9")
     assert (missing.status, "no bookie bk-9" in text_of(missing)) == (404, True)
@@ -155,6 +160,7 @@ async def test_every_link_leads_to_a_page(there: Site, browser: Browser) -> None
 async def test_the_sentence_of_health_follows_the_cluster(there: Site, browser: Browser) -> None:
     assert "1 ledgers" not in text_of(await browser.get(HERE))
     there.cluster.verdict = "unavailable"
+    there.now_ns += 2_000_000_000
     page = await browser.get(HERE)
     assert "New logs have all their copies" in text_of(page)
     assert b'http-equiv="refresh"' in page.body, "it is live without scripts"
@@ -173,6 +179,23 @@ async def test_hostile_names_are_text_on_every_screen(
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
         assert not [tag for tag, _ in reader.tags if tag in ("script", "b", "img")], path
         assert not [attr for _, attrs in reader.tags for attr, _ in attrs if attr[:2] == "on"], path
+
+
+async def test_open_pages_share_an_answer_until_somebody_acts(
+    there: Site, browser: Browser
+) -> None:
+    there.now_ns += 1
+    others = [Browser(browser.client) for _ in range(3)]
+    for each in (browser, *others):
+        await each.get(HERE)
+        await each.get(f"{HERE}/bookie?id=bk-1")
+    assert there.cluster.asked == {"health": 1, "bookie": 1}
+    there.now_ns += 1
+    await browser.post(f"{HERE}/bookie", id="bk-1", act="drain")
+    assert "draining" in text_of(await others[0].get(f"{HERE}/bookie?id=bk-1"))
+    there.now_ns += 2_000_000_000
+    await browser.get(HERE)
+    assert there.cluster.asked["health"] == 2
 
 
 async def test_a_thousand_bookies_and_many_ledgers_come_in_pages(
@@ -300,6 +323,19 @@ async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: 
         assert (await browser.client.get("/api/v1/bookies", **cookie_of(browser))).status == 401
         there.now_ns += IDLE_S * 1_000_000_000
         assert "Sign in" in text_of(await browser.get(HERE))
+
+
+async def test_behind_tls_nobody_else_can_set_the_cookie(there: Site, tmp_path: Path) -> None:
+    """DB2."""
+    async with there.served(Doorkeeper(None, access_file(tmp_path)), is_behind_tls=True) as browser:
+        fields = urlencode({"token": "hand", "next": "//evil.example"}).encode()
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        answer = await browser.client.ask("POST", f"{HERE}/sign-in", fields, **kind)
+        assert answer.headers["location"] == f"{HERE}//evil.example"
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith(f"__Host-rollbook-{browser.client.address.port}=")
+        assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict; Secure")
+        assert "hand" not in cookie
 
 
 async def test_each_role_sees_and_does_what_it_may(there: Site, tmp_path: Path) -> None:

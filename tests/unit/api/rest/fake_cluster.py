@@ -1,6 +1,7 @@
 """A cluster without servers, as HTTP management and the dashboard ask it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,7 @@ class FakeCluster:
     rows: list[Facts] = field(default_factory=lambda: [a_bookie("bk-1"), a_bookie("bk-2")])
     ledger_rows: list[Facts] = field(default_factory=lambda: [a_ledger(7)])
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    asked: Counter[str] = field(default_factory=Counter)  # Some of the questions.
     raises: RollbookError | None = None
     is_away: bool = False
     may_finish: asyncio.Event | None = None  # A lifecycle changes no sooner.
@@ -86,6 +88,7 @@ class FakeCluster:
         }
 
     async def health(self) -> Facts:
+        self.asked["health"] += 1
         self._ask()
         return {
             "health": self.verdict,
@@ -104,6 +107,7 @@ class FakeCluster:
         return self.rows
 
     async def bookie(self, name: str) -> Facts:
+        self.asked["bookie"] += 1
         self._ask()
         for row in self.rows:
             if row["id"] == name:
