@@ -140,6 +140,7 @@ class Surplus:
             left = (each for each in ledger_ids if each in self._copies.ledger_ids)
             surplus_bytes += sum(self._storage.entry_bytes_of(each) for each in left)
         self._ledgers, self._bytes = looked_at, surplus_bytes
+        await self._marks.release_strays()  # MK5: the next look is a day away.
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
         """Those that are to be asked for again."""

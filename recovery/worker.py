@@ -180,6 +180,8 @@ class Worker:
         await self._failures.prepare()
 
     async def _due(self) -> AsyncGenerator[_Task, None]:
+        # Else such a ledger looks as if another worker had it (MK5).
+        await self._marks.release_strays()
         if not await self._marks.is_enabled():
             return
         locked = await self._marks.locked()

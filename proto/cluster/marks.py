@@ -278,10 +278,10 @@ class Marks(MarkTree):
         """None: somebody has it, be it somebody of this session. Raises `SessionExpired`, `Unavailable`.
 
         `holder` is for people. Cancelled, or after an unknown outcome, the session may have the lock;
-        it is released, or taken after all, by the next call.
+        it is released, or taken after all, by the next call, or by `release_strays`.
         """
         session = self._store.session
-        await self._release_strays(but=ledger_id)
+        await self.release_strays(but=ledger_id)
         held = self._held.get(ledger_id)
         if held is not None and held.session == session:
             return None
@@ -309,7 +309,7 @@ class Marks(MarkTree):
         return lock
 
     async def release(self, lock: Lock) -> None:
-        """Raises `Unavailable` or `OutcomeUnknown`; a later `take` tries again.
+        """Raises `Unavailable` or `OutcomeUnknown`; a later `take` or `release_strays` tries again.
 
         Nothing that was begun under the lock may be under way any more.
         """
@@ -327,7 +327,8 @@ class Marks(MarkTree):
             self._forget(lock)
         self._strays.pop(lock.ledger_id, None)
 
-    async def _release_strays(self, but: LedgerId) -> None:
+    async def release_strays(self, but: LedgerId | None = None) -> None:
+        """Of locks that nobody knows to be gone. While the session has one, nobody works on its ledger (MK5)."""
         for ledger_id, lock in list(self._strays.items()):
             if ledger_id != but and ledger_id not in self._held:
                 self._held[ledger_id] = lock  # Nobody takes it before it is gone.

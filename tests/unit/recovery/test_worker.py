@@ -12,9 +12,11 @@ import pytest
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster import marks as marks_module
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.cluster.lost_replies import put_surely
 from rollbook.proto.cluster.marks import Lock, Marks
+from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerState
@@ -479,6 +481,30 @@ async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
         await asyncio.sleep(0.06)
         await site.worker.work_once()
         assert await site.marked() == []
+
+
+async def test_a_lock_that_was_not_released_is_no_other_workers(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MK5: the store went away during the release, and this ledger is all that is left to do."""
+    async with site_of(cluster) as site:
+        ledger_id = await site.write(5)
+        await site.lose()
+        await site.mark(ledger_id)
+        lock = await site.marks.take(ledger_id, "here")
+        assert lock is not None
+
+        async def be_away(*_: Any, **__: Any) -> None:
+            raise MetadataUnavailable("away")
+
+        with monkeypatch.context() as away:
+            away.setattr(marks_module, "delete_surely", be_away)
+            with pytest.raises(MetadataUnavailable):
+                await site.marks.release(lock)
+        assert await site.marks.locked() == {ledger_id}
+        await site.make_worker(marks=site.marks).work_once()
+        assert await site.marked() == []
+        assert await site.marks.locked() == set()
 
 
 async def test_a_failure_is_written_down_and_waits_for_its_next_try(cluster: LocalCluster) -> None:
