@@ -165,6 +165,9 @@ class ClusterChecker:
         self._whole_folder = f"{own}/{WHOLE}/"
         self._available = f"{root}/{AVAILABLE}/"
         self._read_only = f"{root}/{READ_ONLY}/"
+        # Ledgers of a log server: entries are known by marks that its blocks do not have, so its records are judged by
+        # who reads them, and here what metadata says.
+        self.of_logs: dict[int, None] = {}
         self.tallies = Tallies()
         self.marks: dict[int, tuple[BookieId, ...]] = {}
         self.drains: dict[int, tuple[BookieId, ...]] = {}
@@ -225,6 +228,10 @@ class ClusterChecker:
         kept.gone[entry_id] = None
         self._facts.spoilt[bookie, ledger_id] = None
         self._forgotten.setdefault(bookie, {})[ledger_id] = None
+
+    @property
+    def has_wiped(self) -> bool:
+        return bool(self._wiped_s)
 
     def is_being_healed(self, bookie: str) -> bool:
         """Whether it has not got back yet what went with an earlier disk."""
@@ -376,14 +383,16 @@ class ClusterChecker:
             if now.quorum.holds(slot, entry_id)
         ]
         lacking = [each for each in share if each not in self._durable(new, ledger)]
-        if lacking and new not in self._unformatted:  # Nobody knows yet that its disk is gone.
+        if (
+            lacking and not ledger.is_doomed and new not in self._unformatted
+        ):  # Nobody knows yet that its disk is gone.
             self._break(SWAPPED_IN, f"{where}, which lacks {lacking}")
         is_marked = old in self.marks.get(ledger.ledger_id, ())
         is_drained = (
             old in self.drains.get(ledger.ledger_id, ())
             and self.lifecycles.get(old) is LifecycleState.DRAINING
         )
-        has_room = old not in self.read_only
+        has_room = old not in self.read_only and self._was_free(old, self._now())
         is_looked_at = old in self.drains.get(ledger.ledger_id, ())
         lacks_some = any(each not in self._durable(old, ledger) for each in share)
         is_full = is_looked_at and lacks_some and not has_room
@@ -495,6 +504,8 @@ class ClusterChecker:
         """Whether the bookie lacks what it should have had when a check looked for the first time."""
         if ledger.metadata is None:
             return False
+        if ledger.is_doomed:
+            return True  # Nobody knows.
         first_s = self._now() - SECOND_LOOK_S + HEARD_S
         ended = {
             int(fragment.first_entry): int(last)
@@ -549,6 +560,8 @@ class ClusterChecker:
         """What the bookie is to hold and does not: of those fragments, or of all whose end is known."""
         metadata, lacking = ledger.metadata, list[int]()
         assert metadata is not None
+        if ledger.is_doomed:
+            return []
         kept = self._facts.kept(bookie, ledger.ledger_id)
         for index, fragment in enumerate(metadata.fragments):
             last = metadata.last_entry_of(index)
@@ -708,13 +721,13 @@ class ClusterChecker:
             ("failures", self.failures),
             ("locks", self.locks),
         ):
-            if ids := [each for each in found if not self._facts.ledger(each).is_doomed]:
+            if ids := [each for each in found if not self._is_given_up(each)]:
                 return f"there are {what} of ledgers {ids}"
         if self.racks and (ids := self._badly_placed()):
             return f"copies of ledgers {ids} are in one rack"
         for ledger in self._facts.ledgers.values():
             metadata = ledger.metadata
-            if metadata is None or ledger.is_doomed:
+            if metadata is None or self._is_given_up(ledger.ledger_id):
                 continue
             for fragment in metadata.fragments:
                 if gone := [str(each) for each in fragment.ensemble if each in lost]:
@@ -728,6 +741,9 @@ class ClusterChecker:
             if state is LifecycleState.DRAINED and (ids := self._naming(bookie, self._now())):
                 return f"{bookie} is drained, and ledgers {ids} name it"
         return None
+
+    def _is_given_up(self, ledger_id: int) -> bool:
+        return self._facts.ledger(ledger_id).is_doomed and ledger_id not in self.of_logs
 
     def _gone(self, ledger: LedgerFacts) -> list[str]:
         """Copies of entries that were closed over, which went with a disk and have not come back."""

@@ -324,12 +324,33 @@ def quarantine(rng: random.Random, at_us: int) -> Happening:
     return steps, faults
 
 
+def owned_log(rng: random.Random, at_us: int) -> Happening:
+    """A log's owner appends all the time, while bookies are lost or drained, and dies or loses its sessions."""
+    steps = [_fate(0, words.OWNED), _fill(at_us, 1)]
+    faults = []
+    if rng.random() < 0.6:
+        faults.append(_lose(at_us + rng.randint(0, 2_000 * MS), rng.choice((M1, M2, S1))))
+    else:
+        faults.append(_kill(at_us, rng.choice((M1, M2, S1)), rng.randint(500, 5_000) * MS))
+    if rng.random() < 0.6:
+        drained_at = at_us + rng.randint(0, 4_000 * MS)
+        steps.append(
+            _ask(drained_at, f"{rng.choice((words.DRAIN, words.RETIRE))} {rng.choice((M3, S2))}")
+        )
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        at, lasts = at_us + rng.randint(0, 5_000 * MS), rng.randint(500, 4_000) * MS
+        name = rng.choice((words.LOG_OWNER, words.LOG_OWNER, R1, R2))
+        kind = rng.choice((Kind.KILL, Kind.PAUSE, Kind.METADATA_EXPIRY))
+        faults.append(Fault(at, kind, (name,), 0 if kind is Kind.METADATA_EXPIRY else lasts))
+    return steps, faults
+
+
 DRILLS: Final[dict[str, Drill]] = {
     drill.__name__: drill
     for drill in (
         *(loss, restarts, reborn, fragile_target, late_return, sleeping_worker, closing_writer),
         *(dead_writer, blind_auditor, unseen_loss, doubts, two_losses, flapping, blackout),
-        *(late_copies, bad_copy, racks, last_copies),
+        *(late_copies, bad_copy, racks),
         *(
             deaths,
             departure,
@@ -342,4 +363,8 @@ DRILLS: Final[dict[str, Drill]] = {
         ),
         *(unheard, no_sources, full_targets, quarantine),
     )
+}
+# Nothing else happens beside these: what is lost on purpose, or is judged by who reads it, would be judged wrongly.
+DRILLS_ALONE: Final[dict[str, Drill]] = {
+    drill.__name__: drill for drill in (last_copies, owned_log)
 }

@@ -112,6 +112,14 @@ def _grace_is_over(*_: Any) -> bool:
     return True
 
 
+async def _close_blindly(self: LedgerRepair) -> None:
+    stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
+    last = EntryId(stored.metadata.fragments[-1].first_entry - 1)
+    closed = stored.metadata.with_recovery_started().with_recovery_closed(last, 0)
+    await self._nodes.update(stored, closed)
+    self.found.was_closed = True
+
+
 def _grace_is_never_over(*_: Any) -> bool:
     return False
 
@@ -385,6 +393,13 @@ CLUSTER_MUTANTS: Final = (
         _BUDGET,
         ((Worker, "_is_grace_over", _grace_is_over),),
         drill="loss",
+    ),
+    ClusterMutant(
+        "cluster-closes-blindly",
+        "A log's ledger is closed for a repair where metadata knows its entries to end.",
+        _BUDGET,
+        ((LedgerRepair, "_close", _close_blindly), (Worker, "_is_grace_over", _grace_is_over)),
+        drill="owned_log",
     ),
     ClusterMutant(
         "cluster-endless-grace",

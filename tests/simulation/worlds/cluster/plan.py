@@ -20,7 +20,7 @@ from tests.simulation.schedule import (
     draw,
     log_uniform,
 )
-from tests.simulation.worlds.cluster.drills import CHAOS_END_US, DRILLS
+from tests.simulation.worlds.cluster.drills import CHAOS_END_US, DRILLS, DRILLS_ALONE
 from tests.simulation.worlds.cluster.words import (
     APPEND,
     AUDIT,
@@ -65,7 +65,7 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
     steps = [Step(0, CLUSTER, f"{count} bookies window 8 v3")]
     faults: list[Fault] = []
     if drill is not None:
-        drill_steps, drill_faults = DRILLS[drill](rng, FULL_US)
+        drill_steps, drill_faults = (DRILLS | DRILLS_ALONE)[drill](rng, FULL_US)
         steps += drill_steps
         faults += drill_faults
     else:

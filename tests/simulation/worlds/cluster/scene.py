@@ -45,6 +45,7 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.schedule import Case, Fault, Kind
 from tests.simulation.worlds import Report
 from tests.simulation.worlds.cluster import plan, users, words
+from tests.simulation.worlds.cluster.log_owner import LogOwner
 from tests.simulation.worlds.cluster.users import DELAY_S, GRACE_S, RETRY_PAUSE_S, Staff, Work
 from tests.simulation.worlds.ledger import plan as ledger_plan
 from tests.simulation.worlds.ledger import users as ledger_users
@@ -216,6 +217,8 @@ class _Run(Stage):
             for place, name in enumerate(self.cluster.names):
                 self.judge.racks[name] = "near" if place < near else "far"
         self._staff = Staff(self._work)
+        self._owner = LogOwner(self.world, tell=self.tell, on_broken=self.broken, live=self.live)
+        self._has_owner = words.OWNED in whats
         self._nemesis = _Nemesis(self)
 
     async def scenario(self) -> None:
@@ -230,6 +233,9 @@ class _Run(Stage):
         for name, main in self._staff.mains().items():
             if name in acting:
                 world.node(name).start(partial(self.live, main))
+        if self._has_owner:
+            self._owner.start()
+            world.node(words.PRODUCER).start(partial(self.live, self._owner.produce))
         for step in self._case.steps:
             if step.actor == words.FATE and step.what not in words.FROM_THE_BEGINNING:
                 world.at(step.at_us / 1e6, self._fate, step.what)
@@ -244,6 +250,9 @@ class _Run(Stage):
         self.cluster.start_all_again()
         for name in words.RECOVERIES:
             self._start_again(world.node(name))
+        if self._has_owner:
+            world.node(words.PRODUCER).kill()
+            self._owner.start_again()
         await self._settle()
 
         self.tell("the whole cluster loses power")
@@ -259,6 +268,8 @@ class _Run(Stage):
         finisher.start(partial(self.live, self._staff.set_right))
         await self.within(REPAIRED_S, self._is_repaired, "not all is repaired")
         finisher.kill()
+        if self._has_owner:
+            await self._do(self._owner.finish, 2 * LIVENESS_S)
         for name in words.WRITERS:
             if name in world.nodes and world.node(name).is_running:
                 process = world.node(name).process
@@ -321,6 +332,8 @@ class _Run(Stage):
         """Not if it would take away more than the others can make good."""
         if name in self.checker.facts.damaged or self.judge.is_being_healed(name):
             return False
+        if self._has_owner and self.judge.has_wiped:
+            return False  # Nobody knows which records of the log have another copy.
         standing = len(self.cluster.names) - len(self.cluster.stay_down) - len(self._leaving())
         return standing > _STANDING_MIN and self.judge.may_lose(name, self.cluster.stay_down)
 
@@ -449,7 +462,9 @@ class _Run(Stage):
     async def _make_cluster(self, node: Node) -> None:
         store = await node.metadata()
         # One name for all runs: cookies are parsed once.
-        await initialise(store, ROOT, random.Random(0))
+        cluster = await initialise(store, ROOT, random.Random(0))
+        if self._has_owner:
+            await self._owner.make_log(store, cluster, node)
         await store.close()
 
     def _on_asked(self, process: str, question: Any) -> None:
@@ -495,9 +510,14 @@ class _Run(Stage):
             latest = [each for each in authors if each[1] == facts.version]
             authors = latest or authors
             by = ", ".join(dict.fromkeys(process for process, _ in authors))
+            if before is None and by.startswith(words.LOG_OWNER):
+                self.judge.of_logs[ledger_id] = None
             self.tell(f"ledger {ledger_id} version {row.version}: {_told(metadata)}, by {by}")
-            self.checker.on_committed(ledger_id, metadata, row.version, authors)
-            self.first_member = self.first_member or metadata.fragments[0].ensemble[0]
+            if ledger_id in self.judge.of_logs:
+                facts.metadata, facts.version, facts.is_doomed = metadata, row.version, True
+            else:
+                self.checker.on_committed(ledger_id, metadata, row.version, authors)
+                self.first_member = self.first_member or metadata.fragments[0].ensemble[0]
             self.judge.on_ledger(facts, before, [process for process, _ in authors])
         for path, row in others:
             self.judge.on_row(path, row, partial(self._authors_of, path, row and row.value))
@@ -537,7 +557,7 @@ class _Run(Stage):
 
             return take
 
-        pause, resume = Node.pause, Node.resume
+        pause, resume, kill = Node.pause, Node.resume, Node.kill
 
         def fall_asleep(self: Node) -> None:
             if not run._is_asleep(self.name):
@@ -549,6 +569,12 @@ class _Run(Stage):
                 fell_s, _ = run._sleeps[self.name].pop()
                 run._sleeps[self.name].append((fell_s, run.world.now))
             resume(self)
+
+        def end_its_sleep(self: Node) -> None:
+            if run._is_asleep(self.name):
+                fell_s, _ = run._sleeps[self.name].pop()
+                run._sleeps[self.name].append((fell_s, run.world.now))
+            kill(self)
 
         heal, fail = DoubtHealing._heal, DoubtHealing._fail
 
@@ -593,6 +619,7 @@ class _Run(Stage):
             (doubt_healing, "logger", Logger()),
             (Node, "pause", fall_asleep),
             (Node, "resume", wake),
+            (Node, "kill", end_its_sleep),
             (Steward, "_change", change_at_last),
             (steward, "take_census", noting(take_census)),
             (departures, "take_census", noting(take_census)),

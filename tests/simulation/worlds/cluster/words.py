@@ -10,6 +10,8 @@ METADATA: Final = words.METADATA
 WRITERS: Final = ("writer-1", "writer-2")
 RECOVERIES: Final = ("recovery-1", "recovery-2")
 OPERATOR: Final = words.OPERATOR
+LOG_OWNER: Final = "log-owner"
+PRODUCER: Final = "producer"  # Of records for its log.
 FATE: Final = "fate"  # What kills a process at one of its steps.
 
 FILL, HOLD, APPEND, CLOSE = "fill", "hold", "append", "close"
@@ -36,4 +38,5 @@ TWO_RACKS: Final = "recovery servers know two racks"  # From the beginning on.
 GIVEN_UP: Final = "the first ledger may lose its last copies"
 AUDITOR_SLEEPS: Final = "the auditor sleeps"
 STEWARD_SLEEPS: Final = "the steward sleeps alone"
-FROM_THE_BEGINNING: Final = (HEALING, ONE_RACK, TWO_RACKS)
+OWNED: Final = "a log has an owner"  # From the beginning on.
+FROM_THE_BEGINNING: Final = (HEALING, ONE_RACK, TWO_RACKS, OWNED)

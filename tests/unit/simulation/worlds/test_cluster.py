@@ -6,7 +6,7 @@ from tests.simulation.mutants import search
 from tests.simulation.run import simulate
 from tests.simulation.schedule import Case, Fault, Kind, Step
 from tests.simulation.worlds.cluster import words
-from tests.simulation.worlds.cluster.drills import DRILLS
+from tests.simulation.worlds.cluster.drills import DRILLS, DRILLS_ALONE
 from tests.simulation.worlds.cluster.flaws import CLUSTER_MUTANTS
 from tests.simulation.worlds.cluster.plan import PEACE_US, draw_case
 from tests.simulation.worlds.cluster.scene import ClusterScene
@@ -51,7 +51,7 @@ def test_every_step_and_fault_is_drawn() -> None:
     assert kinds >= set(Kind) - elsewhere
 
 
-@pytest.mark.parametrize("drill", DRILLS)
+@pytest.mark.parametrize("drill", DRILLS | DRILLS_ALONE)
 def test_the_real_recovery_passes_every_drill(drill: str) -> None:
     scene = ClusterScene(drill=drill)
     for seed in range(2):
@@ -60,7 +60,7 @@ def test_the_real_recovery_passes_every_drill(drill: str) -> None:
 
 
 def test_drills_that_bugs_are_sought_with_exist() -> None:
-    assert {mutant.drill for mutant in CLUSTER_MUTANTS} <= set(DRILLS)
+    assert {mutant.drill for mutant in CLUSTER_MUTANTS} <= set(DRILLS | DRILLS_ALONE)
 
 
 @pytest.mark.parametrize(
