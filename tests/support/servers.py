@@ -8,6 +8,7 @@ interop, and what no test of pytest starts, as chaos and benchmarks, is started 
 import atexit
 import ctypes
 import functools
+import gc
 import importlib
 import io
 import json
@@ -194,5 +195,7 @@ if __name__ == "__main__":
     for name in _PRELOADED:
         with suppress(ImportError):  # Of a product that is older than these tests.
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # What is loaded stays: a server's collections need not look at it.
     _serve(socket.socket(fileno=int(sys.argv[1])))
     main.main()

@@ -1,30 +1,17 @@
 """`rollbook log` and `rollbook explain` against a cluster of one bookie, as a user meets them."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.dev import PATIENCE_S
+from tests.support import commands
 from tests.unit.api.cli.shell import Shell
-
-MAIN = "rollbook.api.cli.main"
 
 
 def test_lines_go_in_and_come_out(shell: Shell, server: str) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(20_000))
-    environment = {**os.environ, "ROLLBOOK_SERVER": server}
-    command = [sys.executable, "-m", MAIN, "log"]
-    done = subprocess.run(
-        [*command, "append", "lines", "--create", "-o", "raw"],
-        input=lines,
-        capture_output=True,
-        env=environment,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    words = ("log", "append", "lines", "--create", "-o", "raw")
+    done = commands.run(*words, stdin=lines, environment={"ROLLBOOK_SERVER": server})
     assert done.stdout == b"20000\n"
     assert shell.run("log", "read", "lines", "-o", "raw").encode() == lines
     assert (
@@ -55,16 +42,13 @@ def test_frames_keep_bytes(shell: Shell, server: str, frame: str) -> None:
         "len32": b"\0\0\0\x03a\nb\0\0\0\x02\xff\xfe",
         "whole": values[0],
     }[frame]
-    environment = {**os.environ, "ROLLBOOK_SERVER": server}
     for words, given in (["append", "--create"], data), (["read", "-o", "raw"], b""):
-        done = subprocess.run(
-            [sys.executable, "-m", MAIN, "log", *words, f"frame-{frame}", "--frame", frame],
-            input=given,
-            capture_output=True,
-            env=environment,
-            check=True,
-            timeout=PATIENCE_S,
+        done = commands.run(
+            *("log", *words, f"frame-{frame}", "--frame", frame),
+            stdin=given,
+            environment={"ROLLBOOK_SERVER": server},
         )
+        assert done.returncode == 0, done.stderr
     assert done.stdout == data
     assert len(shell.json("log", "read", f"frame-{frame}")) == len(values)
 
