@@ -125,12 +125,13 @@ def _parse(name: str, table: Any) -> Principal:
         if key not in _KEYS:
             raise BadConfig(f"[{where}] has an unknown key {key[:100]!r}")
     try:
+        granted: dict[str, Any] = {
+            **{key: _strings(table[key], key) for key in _RIGHTS if key in table},
+            **{key: _flag(table[key], key) for key in _FLAGS if key in table},
+        }
         return Principal(
             name,
-            Grants(
-                **{key: _strings(table[key], key) for key in _RIGHTS if key in table},
-                **{key: _flag(table[key], key) for key in _FLAGS if key in table},
-            ),
+            Grants(**granted),
             Quotas(**{key: _number(table[key], key) for key in _QUOTAS if key in table}),
             tuple(map(_token, _list(table.get("tokens", []), "tokens"))),
             _strings(table.get("certificates", []), "certificates"),
