@@ -104,11 +104,16 @@ def rest() -> str:
     """A section a route, by what they are about."""
     document = openapi()
     by_tag: dict[str, list[str]] = {}
-    for path, by_method in document["paths"].items():
-        for method, told in by_method.items():
-            by_tag.setdefault(told["tags"][0], []).append(_route(method.upper(), path, told))
+    for prefix, paths in (
+        ("", document["paths"]),
+        ("management: ", openapi_of_management()["paths"]),
+    ):
+        for path, by_method in paths.items():
+            for method, told in by_method.items():
+                tag = prefix + str(told["tags"][0])
+                by_tag.setdefault(tag, []).append(_route(method.upper(), path, told))
     pages = [
-        "# HTTP\n\nMade from what a server says at `/openapi.json`; [HTTP](http.md) shows how it is used.\n",
+        "# HTTP\n\nMade from what servers say at `/openapi.json`: log servers, and below *management* recovery servers with `--http`. [HTTP](http.md) and [management](dashboard.md#management-over-http) show how they are used.\n",
         _TAKEN + "".join(f"`{name}`, " for name in _EVERYWHERE).rstrip(", ") + ".\n",
         _parameters([_anywhere(document, name) for name in _EVERYWHERE]),
         "Failures are `application/problem+json`; codes that are not listed with a route mean what HTTP says.\n",
@@ -125,6 +130,13 @@ def openapi() -> dict[str, Any]:
 
     nothing = cast(Any, None)
     return make_app(Door(nothing, lambda _: ""), lambda: False, nothing).openapi()
+
+
+def openapi_of_management() -> dict[str, Any]:
+    from rollbook.api.rest.cluster import make_app
+
+    nothing = cast(Any, None)
+    return make_app(nothing, nothing, nothing, nothing).openapi()
 
 
 def _route(method: str, path: str, told: Mapping[str, Any]) -> str:

@@ -51,6 +51,11 @@ HEADERS: Final = {
     "referrer-policy": "same-origin",
     "cache-control": "no-store",
 }
+_KEPT: Final = {**HEADERS, "cache-control": "max-age=3600"}
+_ICON: Final = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8">'
+    b'<path fill="#1a6e34" d="M1 1h6v1H1zM1 3h6v1H1zM1 5h4v1H1z"/></svg>'
+)
 _FIELDS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
@@ -123,6 +128,7 @@ class Dashboard:
             Route(SIGN_IN, self._sign_in, methods=post),
             Route(f"{PREFIX}/sign-out", self._sign_out, methods=post),
             Route(f"{PREFIX}/style.css", self._send_style),
+            Route(f"{PREFIX}/icon.svg", _send_icon),
             Route(f"{PREFIX}/", _lead_here),
             Route(f"{PREFIX}/{{rest:path}}", self._page(_show_nothing)),
         ]
@@ -401,8 +407,7 @@ class Dashboard:
         return _led(SIGN_IN if self._doorkeeper else PREFIX)
 
     async def _send_style(self, _: Request) -> Response:
-        headers = {**HEADERS, "cache-control": "max-age=3600"}
-        return Response(self._style, media_type="text/css", headers=headers)
+        return Response(self._style, media_type="text/css", headers=_KEPT)
 
 
 class _Visit:
@@ -430,6 +435,10 @@ def _html(body: bytes, status: int) -> Response:
 def _led(path: str) -> Response:
     """After a form: by GET."""
     return RedirectResponse(path, 303, headers=HEADERS)
+
+
+async def _send_icon(_: Request) -> Response:
+    return Response(_ICON, media_type="image/svg+xml", headers=_KEPT)
 
 
 async def _show_nothing(request: Request, _: "_Visit") -> Screen:

@@ -53,6 +53,7 @@ def render(frame: Frame, screen: Screen) -> bytes:
         ),
         element("title", f"{screen.title} · Rollbook"),
         element("link", attributes={"rel": "stylesheet", "href": f"{PREFIX}/style.css"}),
+        element("link", attributes={"rel": "icon", "href": f"{PREFIX}/icon.svg"}),
     ]
     if screen.is_live and not frame.notes:
         refresh = {"http-equiv": "refresh", "content": str(REFRESH_S)}

@@ -122,11 +122,62 @@ class Browser:
         return found["result"].get("value")
 
 
+class Page:
+    """One page of Chromium, on which a test clicks and types. What Chromium complains of is kept."""
+
+    def __init__(self) -> None:
+        program = path()
+        assert program is not None
+        self._folder = tempfile.TemporaryDirectory(prefix="rb-browser-", ignore_cleanup_errors=True)
+        self._pipe = _Pipe([program, *_FLAGS, f"--user-data-dir={self._folder.name}"])
+
+    def __enter__(self) -> Self:
+        call = self._pipe.call
+        page = call("Target.createTarget", url="about:blank")["targetId"]
+        found = call("Target.attachToTarget", targetId=page, flatten=True)
+        self._pipe.session = found["sessionId"]
+        for domain in ("Log", "Runtime", "Page", "Network"):
+            call(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._folder.cleanup()
+
+    @property
+    def complaints(self) -> list[str]:
+        """Of the console, of the page's policy, and of requests that failed or were refused."""
+        found = []
+        for event in self._pipe.events:
+            about, method = event["params"], event["method"]
+            if method in ("Log.entryAdded", "Runtime.exceptionThrown", "Network.loadingFailed"):
+                found.append(f"{method}: {json.dumps(about)}")
+            if method == "Network.responseReceived" and about["response"]["status"] >= 400:
+                found.append(f"{about['response']['status']} {about['response']['url']}")
+        return found
+
+    def open(self, url: str) -> None:
+        self._pipe.call("Page.navigate", url=url)
+
+    def run(self, script: str) -> Any:
+        found = self._pipe.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def wait_for(self, text: str) -> None:
+        """Until the page shows it."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while text not in (shown := str(self.run("document.body ? document.body.innerText : ''"))):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.02)
+
+
 class _Pipe:
-    """Calls, and their answers; what happens meanwhile is not listened to."""
+    """Calls, and their answers. What happens meanwhile is kept for `Page`."""
 
     def __init__(self, command: list[str]) -> None:
         self.session = ""
+        self.events: list[dict[str, Any]] = []
         self._calls = 0
         self._pending = b""
         # Chromium wants its ends at 3 and 4.
@@ -143,7 +194,8 @@ class _Pipe:
         assert self._process.stdin
         self._process.stdin.write(json.dumps(call).encode() + b"\0")
         while (message := self._next()).get("id") != self._calls:
-            pass
+            if "method" in message:
+                self.events.append(message)
         assert "error" not in message, message
         found: dict[str, Any] = message["result"]
         return found

@@ -161,9 +161,10 @@ def test_the_site_has_every_page(site_pages: Path) -> None:
 
 def test_references_have_all_there_is(site_pages: Path) -> None:
     told = {name: (site_pages / name).read_text() for name in GENERATED}
-    for path, by_method in site.openapi()["paths"].items():
-        for method in by_method:
-            assert f"### {method.upper()} {path}\n" in told["reference-rest.md"]
+    for document in (site.openapi(), site.openapi_of_management()):
+        for path, by_method in document["paths"].items():
+            for method in by_method:
+                assert f"### {method.upper()} {path}\n" in told["reference-rest.md"]
     for words in ("log append", "server log", "cursor", "recovery heal", "version"):
         assert f"# rollbook {words}\n" in told["reference-commands.md"]
     for method in METHODS:

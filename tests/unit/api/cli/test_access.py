@@ -64,6 +64,13 @@ def test_names_of_certificates_are_of_any_alphabet(tmp_path: Path) -> None:
     assert Doorkeeper(None, path).admit("", [name]).principal.name == "a"
 
 
+def test_who_operates_is_added_and_shown(tmp_path: Path) -> None:
+    path = str(tmp_path / "access.toml")
+    assert run("access", "add", "anna", "--file", path, "--operate").exit_code == 0
+    (row,) = json.loads(run("access", "ls", "--file", path, "-o", "json").stdout)
+    assert (row["operate"], row["monitor"], row["admin"]) == (True, False, [])
+
+
 def test_what_would_do_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     for words in (

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
 from rollbook.recovery.tasks import BadCopies
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of
@@ -119,3 +121,22 @@ async def test_while_the_store_is_away_nothing_is_asked_of_it(cluster: LocalClus
             with pytest.raises(MetadataUnavailable):
                 await admin.verify(0)
         assert (await admin.cluster())["metadata_reachable"] is False
+
+
+async def test_the_state_of_the_session_is_followed() -> None:
+    may_go_on = asyncio.Event()
+
+    class Store:
+        async def session_events(self) -> AsyncIterator[SessionEvent]:
+            for state in (SessionState.SUSPENDED, SessionState.EXPIRED, SessionState.CONNECTED):
+                yield SessionEvent(state, NO_SESSION)
+                seen.append(watch.is_connected)
+            may_go_on.set()
+            await asyncio.Event().wait()
+
+    seen: list[bool] = []
+    watch = StoreWatch(cast(Any, Store()))
+    watching = asyncio.create_task(watch.run())
+    await may_go_on.wait()
+    watching.cancel()
+    assert seen == [False, False, True]

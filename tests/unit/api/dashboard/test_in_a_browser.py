@@ -1,0 +1,48 @@
+"""The dashboard in Chromium: signed in, drained, looked at, without a complaint of the browser."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rollbook.api.access.doorkeeper import Doorkeeper
+from tests.rest import browser
+from tests.unit.api.dashboard.test_app import HERE, SCREENS, Site
+from tests.unit.api.rest.fake_cluster import a_bookie
+from tests.unit.api.rest.test_cluster import access_file
+
+
+async def test_a_bookie_is_drained_in_a_browser(tmp_path: Path) -> None:
+    """DB1, DB2: its policy stops nothing of ours, and a browser sends its forms as the server wants them."""
+    if browser.path() is None:
+        pytest.skip(browser.missing())
+    there = Site()
+    hostile = "<script>document.title='owned'</script>"
+    there.cluster.rows = [a_bookie("bk-1", reason=hostile), a_bookie("bk-2")]
+    async with there.served(Doorkeeper(None, access_file(tmp_path))) as found:
+        base = f"http://{found.client.address}"
+        await asyncio.to_thread(visit, base, hostile)
+    assert there.cluster.calls == [("lifecycle", "bk-1", "draining", False)]
+
+
+def visit(base: str, hostile: str) -> None:
+    with browser.Page() as page:
+        page.open(f"{base}/")
+        page.wait_for("Show the token")
+        page.run("document.querySelector('input[name=token]').value = 'boss'")
+        page.run("document.querySelector('main button').click()")
+        page.wait_for("1 ledger has fewer")
+        page.run("document.querySelector('a[href$=\"/bookies\"]').click()")
+        page.wait_for(hostile)
+        page.run("document.querySelector('td a').click()")
+        page.wait_for("Refused while it runs")
+        page.run(
+            "document.querySelector('input[value=drain]').form.querySelector('button').click()"
+        )
+        page.wait_for("bk-1 is draining.")
+        for path in SCREENS:
+            page.open(f"{base}{HERE}{path}")
+            page.wait_for("Same as")
+            assert "Rollbook" in page.run("document.title")
+            assert page.run("document.documentElement.scrollWidth <= innerWidth")
+        assert not page.complaints
