@@ -454,6 +454,52 @@ def tail(access: "LogAccess", **how: Any) -> None:
     log_records.print_records(access, follows=True, end=None, **how)
 
 
+@group.command(
+    epilog=examples(
+        "rollbook log export orders orders.rbx",
+        "rollbook log export shop/orders orders.rbx --context prod -o json",
+        "rollbook log export orders orders.rbx -o raw",
+    )
+)
+@log_argument
+@click.argument("file", type=click.Path(dir_okay=False))
+@with_access
+@bare_output_option
+def export(access: "LogAccess", **how: Any) -> None:
+    """Write the records of a log to a file, up to the tail as it is now: values, keys, headers, event times.
+
+    The file is compressed and has checksums. Run again, also after it was interrupted, it appends to the file what
+    the file lacks. `raw` is the offset after the last record.
+    """
+    from rollbook.api.cli import log_export
+
+    log_export.export_log(access, **how)
+
+
+@group.command(
+    "import",
+    epilog=examples(
+        "rollbook log import orders orders.rbx --create",
+        "rollbook log import shop/orders-copy orders.rbx --create --context test",
+        "rollbook log import orders orders.rbx -o raw",
+    ),
+)
+@log_argument
+@click.argument("file", type=click.Path(dir_okay=False))
+@with_access
+@click.option("--create", is_flag=True, help="Make the log unless it is there.")
+@bare_output_option
+def import_(access: "LogAccess", **how: Any) -> None:
+    """Append the records of a file that `export` wrote, each once, to a log that has no others.
+
+    Run again, also after it was interrupted, it appends what is missing. The first record of the file gets offset 0;
+    the time of each is that of its import. `raw` is the log's tail.
+    """
+    from rollbook.api.cli import log_export
+
+    log_export.import_log(access, **how)
+
+
 # --- What changes it for good -------------------------------------------------------------------
 
 

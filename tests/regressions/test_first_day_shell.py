@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +113,36 @@ def test_a_log_server_says_how_the_cluster_is(dev: Dev) -> None:
     health = found(dev, "cluster", "health")
     assert (health["health"], health["log_servers"]) == ("healthy", "1 of 1 reachable")
     assert "log server" in shell(dev, "cluster", "health")
+
+
+@defect(
+    "log-cannot-be-taken-along",
+    "A log could not be written to a file and appended elsewhere with keys, headers and times, once, after an interruption.",
+)
+def test_a_log_is_exported_and_imported_once(dev: Dev, tmp_path: Path) -> None:
+    file = tmp_path / "orders.rbx"
+    words = ("log", "append", "exported", "--create", "--key", "k", "--header", "h=v")
+    for _ in range(3):
+        shell(dev, *words, "--event-time", "2026-01-31T10:00:00Z", stdin=b"1\n2\n3\n")
+    shell(dev, "log", "truncate", "exported", "--before", "2", "--yes")
+    assert found(dev, "log", "export", "exported", str(file))["next_offset"] == 9
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-7])  # It was killed.
+    shell(dev, "log", "import", "imported", str(file), "--create")  # The frames that are whole.
+    shell(dev, "log", "export", "exported", str(file))
+    assert file.read_bytes() == whole
+    shell(dev, "log", "append", "exported", "late")
+    shell(dev, "log", "export", "exported", str(file))
+    for _ in range(2):
+        assert found(dev, "log", "import", "imported", str(file))["next_offset"] == 8
+    ours, theirs = (found(dev, "log", "read", each) for each in ("exported", "imported"))
+    for each, same in zip(ours, theirs, strict=True):
+        assert same["offset"] == each["offset"] - 2
+        for own in ("offset", "timestamp_us"):
+            del each[own], same[own]
+        assert each == same
+    shell(dev, "log", "append", "other", "x", "y", "--create")
+    assert "another log" in shell(dev, "log", "export", "other", str(file), code=2)
+    assert "OFFSET_MISMATCH" in shell(dev, "log", "import", "other", str(file), code=4)
+    file.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
+    assert "checksum" in shell(dev, "log", "import", "third", str(file), "--create", code=7)

@@ -82,6 +82,11 @@ MISTAKES: Final = (
     ("cursor set m there 0", CONFLICT, "", "--rewind"),
     ("cursor set m there 99", MISSING, "beyond the tail", "rollbook log show m"),
     ("cursor set m there 1 --version 99", CONFLICT, "", ""),
+    ("log export none FOLDER/none.rbx", MISSING, "none", "rollbook log create none"),
+    ("log export m FOLDER/broken.toml", WRONG, "no file that `rollbook log export` has written", "name another file"),
+    ("log import m FOLDER/none.rbx", WRONG, "cannot read", "rollbook log export --help"),
+    ("log import m FOLDER/broken.toml", WRONG, "no file that `rollbook log export` has written", "name another file"),
+    ("log import m FOLDER/empty", WRONG, "holds no records", "rollbook log export --help"),
     # --- Settings ------------------------------------------------------------------------------
     ("log set m", USAGE, "KEY=VALUE", "log set --help"),
     ("log set m retention_age", WRONG, "'retention_age' is no KEY=VALUE", "retention_age=7d"),
