@@ -15,7 +15,6 @@ from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.meeting import Meeting
 from rollbook.api.client.owners import Owners
 from rollbook.api.client.positions import listed, milliseconds_of
-from rollbook.api.client.retrying import may_retry
 from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.target import Target, token_of_file, unnamed_target
 from rollbook.api.client.unacked import Loss, attach, error_of
@@ -33,6 +32,7 @@ from rollbook.proto.errors import (
     RecordsUnacked,
     RollbookError,
     ServerUnreachable,
+    Unauthorized,
 )
 from rollbook.proto.runtime.allocator import keep_pieces_of_messages
 
@@ -168,7 +168,7 @@ class Client:
             await asyncio.sleep(self.config.retry_pause_s_max)
 
     async def _why_unreachable(self, due: float) -> RollbookError | None:
-        """None: one of them has answered. Raises an answer that repeating will not change."""
+        """None: one of them has answered. Raises `Unauthorized`."""
         left_s = max(due - asyncio.get_running_loop().time(), self.config.retry_pause_s_max)
         attempt_s = min(left_s, self.config.attempt_s)
         asking = [
@@ -183,9 +183,9 @@ class Client:
                 except RollbookError as error:
                     if isinstance(error, ServerUnreachable | QuorumTimeout | ConnectionLost):
                         failures.append(error)
-                    elif not may_retry(error):
+                    elif isinstance(error, Unauthorized):
                         raise
-                    else:  # It serves, and will answer soon.
+                    else:  # It is there. Whatever it refuses, what is asked for later may be granted.
                         return None
                 else:
                     return None

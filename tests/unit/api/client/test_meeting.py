@@ -59,6 +59,7 @@ async def test_entering_a_client_asks_its_servers(site: Site, tmp_path: Path) ->
                     await connect(url, hour).__aenter__()
             with pytest.raises(ServerUnreachable):
                 await connect("log://127.0.0.1:1", hour, wait_s=0.1).__aenter__()
+            site.cores["a"].failures["get_limits"].append(InvalidRequest("an older server"))
             async with connect(f"log://127.0.0.1:1,{plain}", hour) as client:
                 assert client.owners.servers == ("127.0.0.1:1", plain)
     finally:
