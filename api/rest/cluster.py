@@ -5,6 +5,7 @@ The cluster is handed in as a `ClusterAdmin`; nothing is decided here. Each rout
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
@@ -383,7 +384,8 @@ class BookieActs:
         async def work() -> Facts:
             return await self._admin.judge_removal(bookies)
 
-        kind = f"judge-{'-'.join(bookies)}"
+        which = hashlib.sha256("\n".join(bookies).encode("utf-8", "surrogateescape")).hexdigest()
+        kind = f"judge-{which[:16]}"  # A thousand ids would make a long path.
         return await self._operations.settle(kind, work, _PATIENCE_S)
 
     async def _settle(

@@ -182,6 +182,10 @@ async def test_a_bookie_is_removed_with_the_number_that_the_refusal_named(
     asked = await ask(
         client, "POST", f"{API}/bookies:safe-to-remove", {"bookies": ["bk-1", "bk-2"]}
     )
+    many = {"bookies": [f"bk-{'x' * 200}-{number}" for number in range(250)]}
+    assert (await ask(client, "POST", f"{API}/bookies:safe-to-remove", many)).status == 200
+    ids = [each["id"] for each in (await client.get(f"{API}/operations")).json["operations"]]
+    assert max(map(len, ids)) < 300
     assert (asked.status, asked.json["safe_to_remove"]) == (200, False)
     assert cluster.calls == [("remove", "bk-2", 1)]
 
