@@ -115,9 +115,13 @@ async def local_cluster(
             running[name] = bookie = await _open_bookie(machine, folder, url, number, sizes)
             stack.push_async_callback(bookie.close)
             await bookie.register()
-        count = len(running)
+        count, dashboard = len(running), ""
         logs = await stack.enter_async_context(
-            log_server(_log_settings(url, count, server, sizes), serves_store=False)
+            log_server(
+                _log_settings(url, count, server, sizes),
+                serves_store=False,
+                dashboard=lambda: dashboard,
+            )
         )
         recovery = RecoverySettings(RecoveryServerConfig(url, name="recovery-1"))
         local: dict[BookieId, BookieDoubts] = {

@@ -1,5 +1,6 @@
 """REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ async def serve_rest(
     host: str,
     doorkeeper: Doorkeeper | None,
     metrics: Metrics,
+    dashboard: Callable[[], str] | None = None,
 ) -> str:
     """The URL under which others find it, at that host; empty if only this machine can reach it, and the host
     is another. The stack ends it. Raises `BadConfig`.
@@ -53,6 +55,7 @@ async def serve_rest(
         bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
         doorkeeper=doorkeeper,
         shown=Shown(metrics, server.cursor_lags.look),
+        dashboard=dashboard,
     )
     stack.push_async_callback(rest.close)
     if is_loopback(listen.host) and not is_loopback(host):

@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -127,11 +127,12 @@ class RunningLogServer:
 
 @asynccontextmanager
 async def log_server(
-    settings: LogSettings, *, serves_store: bool
+    settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
 ) -> AsyncIterator[RunningLogServer]:
     """It serves, and is registered; at the end it hands its logs over, if that goes quickly.
 
-    `serves_store`: if the metadata store is embedded, this process may be the one that serves it.
+    `serves_store`: if the metadata store is embedded, this process may be the one that serves it. `dashboard`: see
+    `RestServer`.
     """
     config, machine = settings.server, RealMachine()
     listen, advertised, name = addresses_of(config)
@@ -184,7 +185,8 @@ async def log_server(
 
             metrics = metrics_of(stack, service, config)
             http = await serve_rest(
-                *(stack, service, server, peers, config, advertised.host, doorkeeper, metrics)
+                *(stack, service, server, peers, config, advertised.host, doorkeeper, metrics),
+                dashboard=dashboard,
             )
         stack.push_async_callback(server.close, config.drain_s)
         if not advertised.port:

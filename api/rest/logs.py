@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 
 from rollbook import __version__
 from rollbook.api.access.doorkeeper import Doorkeeper
@@ -16,10 +16,10 @@ from rollbook.api.rest.log_records import record_routes
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.logservice.words import ServiceCore
-from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
+from rollbook.proto.errors import Missing, NotOwner, OwnerChanging, RollbookError
 from rollbook.proto.ports import Address
 
-OPEN_PATHS: Final = ("/healthz", "/readyz")
+OPEN_PATHS: Final[tuple[str, ...]] = ("/healthz", "/readyz")
 
 _MIB: Final = 1024 * 1024
 BOUNDS: Final = Bounds(
@@ -52,15 +52,21 @@ class RestServer:
         bounds: Bounds = BOUNDS,
         doorkeeper: Doorkeeper | None = None,
         shown: Shown | None = None,
+        dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
         """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
-        else one of its own, if it wants a token. `shown`: at /metrics. Raises `BadConfig`.
+        else one of its own, if it wants a token. `shown`: at /metrics. `dashboard`: the URL that a browser is led to which asks for `/`; empty: there is none
+        yet. Raises `BadConfig`.
         """
         doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         door = Door(guarded, url_of, peers)
         app = make_app(door, is_ready, shown)
-        return cls(await HttpServer.start(app, config, OPEN_PATHS, doorkeeper, bounds), door)
+        open_paths = OPEN_PATHS
+        if dashboard is not None:
+            _add_lead(app, dashboard)
+            open_paths = (*OPEN_PATHS, "/")
+        return cls(await HttpServer.start(app, config, open_paths, doorkeeper, bounds), door)
 
     @property
     def address(self) -> Address:
@@ -80,6 +86,15 @@ def make_app(door: Door, is_ready: Callable[[], bool], shown: Shown | None = Non
     if shown is not None:
         app.include_router(metric_routes(door, shown))
     return app
+
+
+def _add_lead(app: FastAPI, dashboard: Callable[[], str]) -> None:
+    @app.get("/", include_in_schema=False)
+    async def lead() -> Response:
+        url = dashboard()
+        if not url:
+            raise Missing("not found")
+        return RedirectResponse(url, 303)
 
 
 def _add_redirects(app: FastAPI, door: Door) -> None:

@@ -44,6 +44,9 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
         found = re.search(r"^dashboard (http://127\.0\.0\.1:\d+)$", dev.said, re.MULTILINE)
         assert found, dev.said
         api = f"{found[1]}/api/v1"
+        (rest,) = re.findall(r"^rest +(\S+)/v1$", dev.said, re.MULTILINE)
+        with urlopen(f"{rest}/", timeout=PATIENCE_S) as page:  # A browser finds it from there.
+            assert page.url == f"{found[1]}/dashboard"
         with rollbook.connect(f"log://{dev.address}") as client:
             log = client.open("orders", create=True)
             log.append(b"before")
