@@ -120,10 +120,11 @@ class Bookie:
         self._configure(read_only=read_only)
         if self._make is Make.ROLLBOOK:
             command = [*ROLLBOOK, "server", "bookie", "--config", str(self.config_path)]
+            self._life = self._cluster.children.start(*command, log=self.log_path)
         else:
             main = "org.apache.bookkeeper.server.Main"
             command = self._cluster.project.command(main, "--conf", self.config_path)
-        self._life = self._cluster.children.start(*_LOGGED, self.log_path, *command)
+            self._life = self._cluster.children.start(*_LOGGED, self.log_path, *command)
 
     def wait_serving(self, *, read_only: bool = False) -> None:
         def serves() -> bool:
@@ -230,7 +231,7 @@ class Cluster:
     def start_from(self, config: Path, bookie_id: str, *more: str) -> Child:
         """One of ours, from somebody's file; it serves under this id when it returns."""
         command = [*ROLLBOOK, "server", "bookie", "--config", str(config), *more]
-        child = self.children.start(*_LOGGED, config.with_suffix(".log"), *command)
+        child = self.children.start(*command, log=config.with_suffix(".log"))
 
         def serves() -> bool:
             assert child.is_running, config.with_suffix(".log").read_text()
@@ -287,7 +288,7 @@ class Cluster:
         config.write_text(_RECOVERY.format(metadata=self.metadata, name=name))
         log = config.with_suffix(".log")
         command = [*ROLLBOOK, "server", "recovery", "--config", str(config), *flags]
-        child = self.children.start("sh", "-c", 'exec "$@" 2>>"$0"', log, *command)
+        child = self.children.start(*command, log=log)
         assert child.line(PATIENCE_S).startswith(f"ready: recovery server {name}")
         self._recovering.append(child)
         return child

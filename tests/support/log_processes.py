@@ -58,12 +58,11 @@ class LogProcesses:
         """
         before = self.servers.get(name)
         listen = before.address if before else "127.0.0.1:0"
-        to_file = ("sh", "-c", 'exec "$@" 2>>"$0"', says) if says else ()
         child = self.children.start(
-            *to_file,
             *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log"),
             *(() if says else _QUIET),
             *("--metadata", self.metadata, "--listen", listen, "--server-name", name),
+            log=says,
         )
         address = str(bookies.address_in(child.line(bookies.PATIENCE_S)))
         self.servers[name] = RunningLogServer(child, address)

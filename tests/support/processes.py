@@ -35,12 +35,19 @@ class ChildFailed(Exception):
 class Child:
     """One process; its standard input and output are lines for the test."""
 
-    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str] = {},
+        log: Path | None = None,
+    ) -> None:
+        """`log`: its standard error is appended to that file."""
+        logged = ("sh", "-c", 'exec "$@" 2>>"$0"', log) if log else ()
         self._process = (
-            servers.ForkedServer(command, environment)
+            servers.ForkedServer(command, environment, log)
             if servers.are_forked(command, environment)
             else subprocess.Popen(
-                [*_DIES_WITH_US, *command],
+                [*_DIES_WITH_US, *logged, *command],
                 cwd=REPOSITORY,
                 env={**os.environ, **environment},
                 stdin=subprocess.PIPE,
@@ -133,8 +140,13 @@ class Family:
     def __init__(self) -> None:
         self._children: list[Child] = []
 
-    def start(self, *command: str | Path, environment: Mapping[str, str] = {}) -> Child:
-        child = Child(command, environment)
+    def start(
+        self,
+        *command: str | Path,
+        environment: Mapping[str, str] = {},
+        log: Path | None = None,
+    ) -> Child:
+        child = Child(command, environment, log)
         self._children.append(child)
         return child
 

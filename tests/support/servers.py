@@ -1,8 +1,8 @@
 """`rollbook server …` and `rollbook dev` as children of tests, without the half second and more that their imports take.
 
 A process that has imported what servers need forks for each of them. The server is the tests' own child all the same:
-they wait for it, stop it and are told how it ended, and it dies with them. A server whose log goes to a file, as in
-interop, and what no test of pytest starts, as chaos and benchmarks, is started as a user starts it.
+they wait for it, stop it and are told how it ended, and it dies with them. What no test of pytest starts, as chaos and
+benchmarks, is started as a user starts it.
 """
 
 import atexit
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -53,15 +53,18 @@ def are_forked(command: Sequence[str | Path], environment: Mapping[str, str]) ->
 class ForkedServer:
     """What tests need of `subprocess.Popen`."""
 
-    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str | Path], environment: Mapping[str, str], log: Path | None
+    ) -> None:
         self.args = command
         self.returncode: int | None = None
         their_input, our_end = os.pipe()
         our_output, their_output = os.pipe()
         try:
             words = [str(each) for each in command[3:]]
-            files = [their_input, their_output, _STDERR]
-            self.pid = _forge().fork(words, {**os.environ, **environment}, files)
+            with log.open("ab") if log else nullcontext() as file:
+                files = [their_input, their_output, file.fileno() if file else _STDERR]
+                self.pid = _forge().fork(words, {**os.environ, **environment}, files)
         finally:
             os.close(their_input)
             os.close(their_output)
