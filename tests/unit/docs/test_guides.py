@@ -4,6 +4,7 @@ import ast
 import importlib
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import fields
@@ -83,6 +84,22 @@ def test_what_others_type_works_as_written(dev: RunningDev, tmp_path: Path) -> N
     ]
     ended = ["shipped", "returned", "3", "default/orders", "2", "0", "2", "orders"]
     assert told[-len(ended) :] == ended
+
+
+def test_the_first_day_in_python_works_as_written(dev: RunningDev, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(REPOSITORY / "examples" / "first_day.py"),
+        f"log://{dev.address}",
+    ]
+    lines = pages.run(command, tmp_path, {**os.environ}).splitlines()
+    assert lines == [
+        *("paid at offset 0 now", "the last of many at 1000"),
+        "paid b'17' {'source': b'shop'} 2026-01-31 12:00:00+00:00",
+        *("1001 records", "billing is at 1001"),
+        *("NoSuchLog not_applied", "NoSuchCursor not_applied"),
+        *("first-day/orders", "the newest is item 999"),
+    ]
 
 
 @pytest.fixture(scope="module")
