@@ -21,7 +21,7 @@ from tests.support.event_source import EventSource
 from tests.support.processes import Child, Family
 
 PATIENCE_S = 60.0
-SOON_S = 5.0  # The bookies are informed of a last entry after 30 s.
+SOON_S = 15.0  # The bookies are informed of a last entry after 30 s.
 LOGS = "/v1/namespaces/default/logs"
 RAW = {"content-type": "application/octet-stream"}
 BLOCK = bytes(8 * 1024)
