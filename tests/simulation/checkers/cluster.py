@@ -37,6 +37,7 @@ from rollbook.proto.errors import BadMetadata, NotEnoughBookies
 from rollbook.proto.formats.lifecycle import LifecycleState, unpack_lifecycle
 from rollbook.proto.formats.paths import AVAILABLE, LIFECYCLE, READ_ONLY, own_root
 from rollbook.proto.formats.replication import (
+    DISABLED,
     ELECTION,
     LOCKS,
     LOST_BOOKIE_DELAY,
@@ -150,6 +151,8 @@ class ClusterChecker:
         self._delay_s = delay_s
         self._pause_s = pause_s
         self._delay_path = f"{root}/{ROOT}/{LOST_BOOKIE_DELAY}"
+        self._switch_path = f"{root}/{ROOT}/{DISABLED}"
+        self._is_off = False  # Somebody has switched recovery off.
         self._asked_s = -1.0  # When somebody wrote the delay last.
         self._missed: dict[str, float] = {}  # Those that are not, and since when.
         self._was_away_s: dict[str, float] = {}  # For how long it was away before it came back.
@@ -463,6 +466,8 @@ class ClusterChecker:
             self._on_whole(path.rpartition("/")[2], row)
         elif path.startswith(self._available):
             self._on_registration(path, row)
+        elif path == self._switch_path:
+            self._is_off = row is not None
         elif path == self._delay_path:
             self._asked_s = self._now()
 
@@ -715,6 +720,8 @@ class ClusterChecker:
 
     def unfinished(self, lost: Sequence[str]) -> str | None:
         """What there is left to repair; `lost` never come back (V2)."""
+        if self._is_off:
+            return "recovery is switched off"
         for what, found in (
             ("marks", self.marks),
             ("drain tasks", self.drains),
