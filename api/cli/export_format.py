@@ -2,15 +2,18 @@
 
     head     "RBKX", 1 (u32), length (u32) and CRC-32C (u32) of what follows: JSON with `log` and `uid`
     frame    "RBKF", length (u32), first offset (u64), records (u32), CRC-32C (u32) of the bytes that follow: a block, by zstd
+    end      "RBKE", the offset after the last record (u64)
 
-A file that ends within a frame was left by an export that was ended; the frames before it are whole, and an export that is run again
-goes on after them. A frame whose checksum is wrong is damage.
+Each of the three begins with fields that have a CRC-32C (u32) of their own behind them, so that a length is believed only if it is right.
+A file without its end was left by an export that was ended; the frames in it are whole, and an export that is run again
+goes on after them. Everything else that is not as written is damage.
 """
 
 import json
+import os
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import google_crc32c
 import zstandard
@@ -19,8 +22,11 @@ from rollbook.proto.errors import BlockCorrupt, InvalidRequest, UnsupportedVersi
 
 _HEAD: Final = struct.Struct("<4sIII")
 _FRAME: Final = struct.Struct("<4sIQII")
+_END: Final = struct.Struct("<4sQ")
+_CRC: Final = struct.Struct("<I")
 _MAGIC: Final = b"RBKX"
 _FRAME_MAGIC: Final = b"RBKF"
+_END_MAGIC: Final = b"RBKE"
 _VERSION: Final = 1
 _HEAD_BYTES_MAX: Final = 64 * 1024
 _BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -47,25 +53,56 @@ class Frame(NamedTuple):
 
 def pack_head(origin: Origin) -> bytes:
     text = json.dumps(origin._asdict()).encode()
-    return _HEAD.pack(_MAGIC, _VERSION, len(text), google_crc32c.value(text)) + text
+    return _with_crc(_HEAD.pack(_MAGIC, _VERSION, len(text), google_crc32c.value(text))) + text
 
 
 def pack_frame(block: bytes, first_offset: int, records: int) -> bytes:
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(block)
     crc = google_crc32c.value(packed)
-    return _FRAME.pack(_FRAME_MAGIC, len(packed), first_offset, records, crc) + packed
+    return _with_crc(_FRAME.pack(_FRAME_MAGIC, len(packed), first_offset, records, crc)) + packed
+
+
+def pack_end(next_offset: int) -> bytes:
+    return _with_crc(_END.pack(_END_MAGIC, next_offset))
+
+
+def _with_crc(fields: bytes) -> bytes:
+    return fields + _CRC.pack(google_crc32c.value(fields))
+
+
+def _read_fields(
+    file: BinaryIO, layout: struct.Struct, start: bytes = b""
+) -> tuple[Any, ...] | None:
+    """None: the file ends before them. Raises `BlockCorrupt`."""
+    at = file.tell() - len(start)
+    data = start + file.read(layout.size + _CRC.size - len(start))
+    if len(data) < layout.size + _CRC.size:
+        return None
+    if data != _with_crc(data[: layout.size]):
+        raise _damaged(at)
+    return layout.unpack_from(data)
+
+
+def _damaged(at: int) -> BlockCorrupt:
+    return BlockCorrupt(
+        f"the file is damaged at byte {at}", next_step="export the log again, to another file"
+    )
 
 
 def read_head(file: BinaryIO) -> Origin | None:
-    """None: the file is empty, or its export was ended before it had a head. Raises `InvalidRequest`, `UnsupportedVersion`."""
-    head = file.read(_HEAD.size)
-    if not _MAGIC.startswith(head[: len(_MAGIC)]):
+    """None: the file is empty, or its export was ended before it had a head.
+
+    Raises `InvalidRequest`, `UnsupportedVersion`, `BlockCorrupt`.
+    """
+    magic = file.read(len(_MAGIC))
+    if not _MAGIC.startswith(magic):
         raise InvalidRequest(
             "it is no file that `rollbook log export` has written", next_step="name another file"
         )
-    if len(head) < _HEAD.size:
+    fields = _read_fields(file, _HEAD, magic)
+    if fields is None:
         return None
-    _, version, length, crc = _HEAD.unpack(head)
+    _, version, length, crc = fields
     if version != _VERSION:
         raise UnsupportedVersion(
             f"the file has version {version}, and this program knows {_VERSION}"
@@ -74,23 +111,46 @@ def read_head(file: BinaryIO) -> Origin | None:
     if len(text) < length:
         return None
     if google_crc32c.value(text) != crc:
-        raise BlockCorrupt("the head of the file has a wrong checksum")
-    return Origin(**json.loads(text))
+        raise _damaged(file.tell() - length)
+    told = json.loads(text)
+    return Origin(str(told["log"]), str(told["uid"]))
+
+
+def is_ended(file: BinaryIO) -> bool:
+    """Whether an export wrote it to its end. The position stays."""
+    at, size = file.tell(), _END.size + _CRC.size
+    file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
+    last = file.read(size)
+    file.seek(at)
+    return last.startswith(_END_MAGIC) and last == _with_crc(last[: _END.size])
 
 
 def read_frames(file: BinaryIO) -> Iterator[Frame]:
     """Those that are whole; `file` is after its head. Raises `BlockCorrupt`."""
-    while len(head := file.read(_FRAME.size)) == _FRAME.size:
-        magic, length, first_offset, records, crc = _FRAME.unpack(head)
+    while len(magic := file.read(len(_MAGIC))) == len(_MAGIC):
+        at = file.tell() - len(magic)
+        if magic == _END_MAGIC:
+            if _read_fields(file, _END, magic) is not None and file.read(1):
+                raise _damaged(at)  # Nothing follows an end.
+            return
         if magic != _FRAME_MAGIC:
-            raise BlockCorrupt(f"the file is damaged at byte {file.tell() - len(head)}")
+            raise _damaged(at)
+        fields = _read_fields(file, _FRAME, magic)
+        if fields is None:
+            return
+        _, length, first_offset, records, crc = fields
         packed = file.read(length)
         if len(packed) < length:
             return
         if google_crc32c.value(packed) != crc:
-            raise BlockCorrupt(
-                f"a frame of the file has a wrong checksum: records from offset {first_offset} on",
-                next_step="export the log again, to another file",
-            )
-        block = zstandard.ZstdDecompressor().decompress(packed, max_output_size=_BLOCK_BYTES_MAX)
-        yield Frame(block, first_offset, records, file.tell())
+            raise _damaged(at)
+        yield Frame(_unpacked(packed, at), first_offset, records, file.tell())
+
+
+def _unpacked(packed: bytes, at: int) -> bytes:
+    try:
+        if zstandard.frame_content_size(packed) > _BLOCK_BYTES_MAX:
+            raise _damaged(at)
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=_BLOCK_BYTES_MAX)
+    except zstandard.ZstdError:
+        raise _damaged(at) from None

@@ -488,6 +488,7 @@ def export(access: "LogAccess", **how: Any) -> None:
 @click.argument("file", type=click.Path(dir_okay=False))
 @with_access
 @click.option("--create", is_flag=True, help="Make the log unless it is there.")
+@click.option("--incomplete", is_flag=True, help="Also a file whose export was ended.")
 @bare_output_option
 def import_(access: "LogAccess", **how: Any) -> None:
     """Append the records of a file that `export` wrote, each once, to a log that has no others.

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 from rollbook.api.cli.export_format import (
     Frame,
     Origin,
+    is_ended,
+    pack_end,
     pack_frame,
     pack_head,
     read_frames,
@@ -32,7 +34,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
     async def export(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
         with _opened(file) as found:  # After the log, so that no file is left without one.
-            first, start = _resumed(found, Origin(str(opened.name), opened.uid))
+            first, start, end = _whole_part(found, Origin(str(opened.name), opened.uid))
             tail = await opened.tail_offset()
             head = await opened.head_offset()
             if start is None:
@@ -43,6 +45,10 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
                     head=head,
                     next_step="export to another file",
                 )
+            found.seek(end)
+            found.truncate()  # Its end mark, or a frame that was being written.
+            if not end:
+                found.write(pack_head(Origin(str(opened.name), opened.uid)))
             with bar_of_shares(log) as on_progress:
                 async for batch in opened.read_batches(start, tail):
                     found.writelines(
@@ -50,6 +56,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
                         for block, base, records in _blocks_of(batch)
                     )
                     on_progress(batch.next_offset - start, tail - start)
+            found.write(pack_end(max(start, tail)))
             found.flush()
             os.fsync(found.fileno())
             return {
@@ -64,7 +71,13 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
 
 
 def _opened(file: str) -> BinaryIO:
-    return open(file, "r+b" if os.path.exists(file) else "w+b")  # Its caller closes it.
+    """Raises `InvalidRequest`."""
+    try:
+        return open(file, "r+b" if os.path.exists(file) else "w+b")  # Its caller closes it.
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot write {file}: {error.strerror}", next_step="name another file"
+        ) from None
 
 
 def _readable(file: str) -> BinaryIO:
@@ -77,14 +90,11 @@ def _readable(file: str) -> BinaryIO:
         ) from None
 
 
-def _resumed(file: BinaryIO, origin: Origin) -> tuple[int | None, int | None]:
-    """The first offset of the file, and the one after its last; the file is ready for more. Raises `InvalidRequest`."""
+def _whole_part(file: BinaryIO, origin: Origin) -> tuple[int | None, int | None, int]:
+    """The first offset of the file, the one after its last, and where that ends. Raises `InvalidRequest`, `BlockCorrupt`."""
     has = read_head(file)
     if has is None:
-        file.seek(0)
-        file.truncate()
-        file.write(pack_head(origin))
-        return None, None
+        return None, None, 0
     if has.uid != origin.uid:
         raise InvalidRequest(
             f"the file has records of {has.log}, another log: its uid is {has.uid}",
@@ -94,9 +104,7 @@ def _resumed(file: BinaryIO, origin: Origin) -> tuple[int | None, int | None]:
     for frame in read_frames(file):
         first = frame.first_offset if first is None else first
         end, following = frame.end, frame.next_offset
-    file.seek(end)
-    file.truncate()  # A frame that was being written.
-    return first, following
+    return first, following, end
 
 
 def _blocks_of(batch: RecordBatch) -> Iterator[tuple[bytes, int, int]]:
@@ -116,10 +124,17 @@ def _packed(records: list[Record]) -> bytes:
     return pack_block(values, keys=keys, headers=headers, event_times=times)
 
 
-def import_log(access: LogAccess, log: str, file: str, create: bool, output: str) -> None:
+def import_log(
+    access: LogAccess, log: str, file: str, create: bool, incomplete: bool, output: str
+) -> None:
     with _readable(file) as found:
         if read_head(found) is None:
             raise InvalidRequest(f"{file} holds no records", next_step="rollbook log export --help")
+        if not incomplete and not is_ended(found):
+            raise InvalidRequest(
+                f"{file} has no end: its export was ended, or the file was cut",
+                next_step="run the export again; --incomplete imports what there is",
+            )
 
         async def load(client: Client) -> dict[str, Any]:
             opened = await client.open(log, create=create)

@@ -128,7 +128,8 @@ def test_a_log_is_exported_and_imported_once(dev: Dev, tmp_path: Path) -> None:
     assert found(dev, "log", "export", "exported", str(file))["next_offset"] == 9
     whole = file.read_bytes()
     file.write_bytes(whole[:-7])  # It was killed.
-    shell(dev, "log", "import", "imported", str(file), "--create")  # The frames that are whole.
+    assert "has no end" in shell(dev, "log", "import", "imported", str(file), "--create", code=2)
+    shell(dev, "log", "import", "imported", str(file), "--create", "--incomplete")
     shell(dev, "log", "export", "exported", str(file))
     assert file.read_bytes() == whole
     shell(dev, "log", "append", "exported", "late")
@@ -145,4 +146,7 @@ def test_a_log_is_exported_and_imported_once(dev: Dev, tmp_path: Path) -> None:
     assert "another log" in shell(dev, "log", "export", "other", str(file), code=2)
     assert "OFFSET_MISMATCH" in shell(dev, "log", "import", "other", str(file), code=4)
     file.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
-    assert "checksum" in shell(dev, "log", "import", "third", str(file), "--create", code=7)
+    assert "is damaged" in shell(dev, "log", "import", "third", str(file), "--create", code=7)
+    damaged = file.read_bytes()
+    assert "is damaged" in shell(dev, "log", "export", "exported", str(file), code=7)
+    assert file.read_bytes() == damaged  # Nothing of it was cut off.
