@@ -397,9 +397,9 @@ def test_a_server_that_nobody_reaches_is_given_up_in_time() -> None:
     assert time.monotonic() - before_s < 30
 
 
-def test_calls_that_are_refused_for_a_while_do_not_end_a_query() -> None:
+def test_calls_that_are_refused_for_a_while_do_not_end_a_query(site: Site) -> None:
     """Spark repeats nothing on the driver."""
-    access = Access("log://127.0.0.1:9", retries=10, retry_delay_s=0.001)
+    access = Access(site.url, retries=10, retry_delay_s=0.001)
     channel, refused = Channel(access), 0
 
     def call() -> str:
@@ -415,7 +415,7 @@ def test_calls_that_are_refused_for_a_while_do_not_end_a_query() -> None:
         channel.patiently(call)
 
 
-def test_calls_that_are_wrong_are_not_repeated() -> None:
+def test_calls_that_are_wrong_are_not_repeated(site: Site) -> None:
     calls = 0
 
     def call() -> None:
@@ -424,7 +424,7 @@ def test_calls_that_are_wrong_are_not_repeated() -> None:
         raise NoSuchLog("nobody")
 
     with pytest.raises(NoSuchLog):
-        Channel(Access("log://127.0.0.1:9")).patiently(call)
+        Channel(Access(site.url)).patiently(call)
     assert calls == 1
 
 
