@@ -417,11 +417,11 @@ class Tail:
         return record
 
     async def aclose(self) -> None:
-        """The server is asked to send no more. Idempotent. At once, cancelled or not."""
+        """The server is asked to send no more. A loop or a poll in another task ends. Idempotent. At once, cancelled or not."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()
-        self._records = iter(())
+        deque(self._records, maxlen=0)  # A loop that iterates over them ends, too.
         self._reader.let_go()
 
     def __del__(self) -> None:
@@ -441,17 +441,20 @@ class Tail:
         return False
 
     async def _next_event(self, due: float | None) -> Event | None:
-        while True:
+        while not self.is_over:
             ahead = self._ahead = self._ahead or self._loop.create_task(self._reader.next())
             left = None if due is None else max(due - self._loop.time(), 0)
             await asyncio.wait((ahead,), timeout=left)  # Cancelled, it goes on for the next call.
             if not ahead.done():
                 return None
+            if self._ahead is not ahead:
+                continue  # The tail was closed while this waited.
             self._ahead = None
             try:
                 return ahead.result()
             except ReaderStalled as stalled:
                 warn_of_waiting(stalled)
+        return None
 
 
 def records_in(event: Event) -> Iterator[Record] | None:

@@ -18,8 +18,9 @@ import asyncio
 import atexit
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -503,11 +504,12 @@ class SyncTail:
         self._timeout = timeout
         self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
         self._ahead: Future[Event | None] | None = None
+        self._is_closed = False
 
     @property
     def is_over(self) -> bool:
         """Whether the log is sealed and was read to its end, or the tail was closed."""
-        return self._reader.is_over and self._ahead is None
+        return self._is_closed or (self._reader.is_over and self._ahead is None)
 
     def poll(self, timeout: float | None = None) -> Record | None:
         """The next record. None: none came within this many seconds, or `is_over`. Raises `Truncated`, `DataLost`."""
@@ -529,11 +531,12 @@ class SyncTail:
         return record
 
     def close(self) -> None:
-        """The server is asked to send no more. Idempotent."""
+        """The server is asked to send no more. A loop or a poll in another thread ends. Idempotent."""
+        self._is_closed = True
         self._ahead, ahead = None, self._ahead
         if ahead is not None:
             ahead.cancel()
-        self._records = iter(())
+        deque(self._records, maxlen=0)  # A loop that iterates over them ends, too.
         self._thread.start(self._reader.aclose)
 
     def __enter__(self) -> Self:
@@ -573,9 +576,13 @@ class SyncTail:
                 self._ahead = None
                 warn_of_waiting(stalled)
                 continue
-            except RollbookError:
+            except (RollbookError, CancelledError):
+                if self._is_closed:
+                    return None
                 self._ahead = None
                 raise
+            if self._is_closed:
+                return None
             self._ahead = None
             if event is not None:
                 self._ahead = self._thread.submit(self._reader.next())

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rollbook.api.client.client import connect
-from rollbook.api.client.reader import RecordBatch
+from rollbook.api.client.reader import RecordBatch, Tail
 from rollbook.logservice import words
+from rollbook.logservice.core.block import Record
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import (
@@ -130,6 +131,36 @@ async def test_a_tail_is_polled_and_may_end_by_its_timeout(site: Site) -> None:
     await log.seal()
     assert await tail.poll(30) is None
     assert tail.is_over
+
+
+async def test_a_tail_closed_by_another_task_ends(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+
+    async def iterate(tail: Tail) -> Record | None:
+        async for record in tail:
+            return record
+        return None
+
+    for wait in (Tail.poll, iterate):
+        tail = log.tail()
+        waits = asyncio.create_task(wait(tail))
+        await asyncio.sleep(0)  # It waits by now.
+        await tail.aclose()
+        async with asyncio.timeout(30):
+            assert await waits is None
+        assert tail.is_over
+        assert await tail.poll() is None
+
+
+async def test_a_loop_ends_that_closes_its_tail(site: Site) -> None:
+    log = await site.client("a").open("orders", create=True)
+    await log.append_many([b"1", b"2", b"3"])
+    seen = []
+    tail = log.tail("earliest")
+    async for record in tail:
+        seen.append(record.value)
+        await tail.aclose()
+    assert seen == [b"1"]
 
 
 async def test_a_cursor_has_a_default(site: Site) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -134,6 +135,30 @@ def test_a_tail_ends_when_the_log_is_sealed(client: SyncClient) -> None:
     log.seal()
     follower.join(30)
     assert seen == [b"a", b"b"]
+
+
+def test_a_tail_closed_by_another_thread_ends(client: SyncClient) -> None:
+    log = client.open("orders", create=True)
+    for wait in (lambda tail: tail.poll(), lambda tail: next(iter(tail), None)):
+        with ThreadPoolExecutor(1) as threads, log.tail() as tail:
+            waits = threads.submit(wait, tail)
+            with suppress(TimeoutError):
+                waits.exception(0.05)  # It waits by now; it is the same if it does not.
+            tail.close()
+            assert tail.is_over
+            assert waits.result(30) is None
+        assert tail.poll() is None
+
+
+def test_a_loop_ends_that_closes_its_tail(client: SyncClient) -> None:
+    log = client.open("orders", create=True)
+    log.append_many([b"a", b"b", b"c"])
+    seen = []
+    tail = log.tail("earliest")
+    for record in tail:
+        seen.append(record.value)
+        tail.close()
+    assert seen == [b"a"]
 
 
 def test_leaving_an_iteration_hangs_up(client: SyncClient, core: FakeCore) -> None:
