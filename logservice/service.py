@@ -841,6 +841,7 @@ class Service:
             stream_bytes_max=self.server.config.stream_bytes_max,
             cursor_blob_bytes_max=CURSOR_BLOB_BYTES_MAX,
             usable_bookies=self.server.ledgers.count_usable(),
+            quorum=self.server.config.quorum,
         )
 
     async def _stored_of(self, log: LogName, due: float) -> StoredLog:

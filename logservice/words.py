@@ -37,6 +37,7 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import ConfigValues, LogConfig
 from rollbook.proto.errors import InvalidRequest, RollbookError
 from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.quorum import Quorum
 
 # --- Appending --------------------------------------------------------------------------------
 
@@ -736,7 +737,10 @@ class ServiceLimits:
     message_bytes_max: int  # Of gRPC.
     stream_bytes_max: int  # In flight on one append stream, before it is read no further.
     cursor_blob_bytes_max: int
-    usable_bookies: int = 0  # They take new records at present; 0: an older server does not say.
+    usable_bookies: int = (
+        0  # They take new records at present. 0 without a quorum: an older server does not say.
+    )
+    quorum: Quorum | None = None  # Of a new log, unless its configuration has another one.
 
 
 # --- Cluster ----------------------------------------------------------------------------------

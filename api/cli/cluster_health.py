@@ -66,13 +66,13 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "health": verdict,
         "bookies": f"{writable} of {len(bookies)} writable",
         "log_servers": f"{serving} of {len(servers)} reachable" if servers else "none",
-        "new_logs": _new_logs(writable, acks, ensemble),
+        "new_logs": new_logs_with(writable, acks, ensemble),
         "degraded_logs": degraded,
         "lost_segments": lost,
     }
 
 
-def _new_logs(writable: int, acks: int, ensemble: int) -> str:
+def new_logs_with(writable: int, acks: int, ensemble: int) -> str:
     if writable < acks:
         return f"take no append: {acks} bookies have to be writable, better {ensemble}"
     if writable < ensemble:

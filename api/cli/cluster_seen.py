@@ -7,10 +7,11 @@ bookies that nobody has asked for anything.
 import asyncio
 from typing import Any
 
-from rollbook.api.cli.cluster_health import is_reached
+from rollbook.api.cli.cluster_health import is_reached, new_logs_with
 from rollbook.api.cli.log_access import LogAccess
 from rollbook.api.client.client import Client
 from rollbook.logservice import words
+from rollbook.proto.quorum import Quorum
 
 
 def look_at_cluster(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -42,12 +43,13 @@ def look_at_health(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, An
         for row, is_there in zip(rows, reached, strict=True):
             if not is_there:
                 row["state"] = "unreachable"
-        degraded = sum(each.logs_degraded for each in servers)
+        degraded, quorum = sum(each.logs_degraded for each in servers), _quorum_of(limits)
         facts = {
-            "health": verdict(rows, outage, degraded),
+            "health": verdict(rows, outage, degraded, limits),
             "seen_by": client.owners.address_of(None),
             "log_servers": f"{sum(reached)} of {len(rows)} reachable",
             "usable_bookies": limits.usable_bookies,
+            "new_logs": new_logs_with(limits.usable_bookies, quorum.ack, quorum.ensemble),
             "degraded_logs": degraded,
             "cause": outage.cause,
             "next_step": outage.next_step,
@@ -61,15 +63,26 @@ def look_at_health(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, An
     return access.run(look)
 
 
-def verdict(servers: list[dict[str, Any]], outage: words.Outage, degraded: int) -> str:
+def verdict(
+    servers: list[dict[str, Any]], outage: words.Outage, degraded: int, limits: words.ServiceLimits
+) -> str:
     kinds = [each.kind for each in outage.obstacles]
-    if words.ObstacleKind.METADATA in kinds or all(
-        each["state"] == "unreachable" for each in servers
+    usable, quorum = limits.usable_bookies, _quorum_of(limits)
+    if (
+        words.ObstacleKind.METADATA in kinds
+        or usable < quorum.ack
+        or all(each["state"] == "unreachable" for each in servers)
     ):
         return "unavailable"
-    if kinds or degraded or any(each["state"] != "serving" for each in servers):
+    is_short = degraded or usable < quorum.ensemble
+    if kinds or is_short or any(each["state"] != "serving" for each in servers):
         return "degraded"
     return "healthy"
+
+
+def _quorum_of(limits: words.ServiceLimits) -> Quorum:
+    """Of a new log. A server that does not say needs one bookie at least."""
+    return limits.quorum or Quorum(1, 1, 1)
 
 
 def _row(server: words.ServerView) -> dict[str, Any]:

@@ -914,6 +914,7 @@ class ServiceLimits(_message.Message):
     STREAM_BYTES_MAX_FIELD_NUMBER: _builtins.int
     CURSOR_BLOB_BYTES_MAX_FIELD_NUMBER: _builtins.int
     USABLE_BOOKIES_FIELD_NUMBER: _builtins.int
+    QUORUM_FIELD_NUMBER: _builtins.int
     record_bytes_max: _builtins.int
     """Of one record."""
     block_bytes_max: _builtins.int
@@ -930,6 +931,10 @@ class ServiceLimits(_message.Message):
     """Of a cursor."""
     usable_bookies: _builtins.int
     """Bookies that take new records at present: a record has no more copies than that. 0: the server does not say."""
+    @_builtins.property
+    def quorum(self) -> Global___Quorum:
+        """Of a new log at this server, unless its configuration has another one. Absent: the server does not say."""
+
     def __init__(
         self,
         *,
@@ -941,10 +946,11 @@ class ServiceLimits(_message.Message):
         stream_bytes_max: _builtins.int = ...,
         cursor_blob_bytes_max: _builtins.int = ...,
         usable_bookies: _builtins.int = ...,
+        quorum: Global___Quorum | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quorum", b"quorum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes_max", b"block_bytes_max", "block_records_max", b"block_records_max", "block_unpacked_bytes_max", b"block_unpacked_bytes_max", "cursor_blob_bytes_max", b"cursor_blob_bytes_max", "message_bytes_max", b"message_bytes_max", "record_bytes_max", b"record_bytes_max", "stream_bytes_max", b"stream_bytes_max", "usable_bookies", b"usable_bookies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes_max", b"block_bytes_max", "block_records_max", b"block_records_max", "block_unpacked_bytes_max", b"block_unpacked_bytes_max", "cursor_blob_bytes_max", b"cursor_blob_bytes_max", "message_bytes_max", b"message_bytes_max", "quorum", b"quorum", "record_bytes_max", b"record_bytes_max", "stream_bytes_max", b"stream_bytes_max", "usable_bookies", b"usable_bookies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,8 @@ import pytest
 
 from rollbook.api.cli.cluster_health import judge
 from rollbook.api.cli.cluster_seen import verdict
-from rollbook.logservice.words import Obstacle, ObstacleKind, Outage
+from rollbook.logservice.log_config import DEFAULT_QUORUM
+from rollbook.logservice.words import Obstacle, ObstacleKind, Outage, ServiceLimits
 from tests.support import commands
 from tests.support.dev import running_dev
 
@@ -107,4 +108,5 @@ def test_a_log_server_judges_by_what_it_has_seen(
     servers: list[str], away: list[ObstacleKind], degraded: int, health: str
 ) -> None:
     outage = Outage(tuple(Obstacle(kind, "x", 1, "does not answer") for kind in away))
-    assert verdict(list(map(seen, servers)), outage, degraded) == health
+    limits = ServiceLimits(1, 1, 1, 1, 1, 1, 1, usable_bookies=3, quorum=DEFAULT_QUORUM)
+    assert verdict(list(map(seen, servers)), outage, degraded, limits) == health
