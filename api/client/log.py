@@ -266,7 +266,7 @@ class Log:
     def tail_batches(
         self, start: Start = "latest", *, skip_truncated: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """As `tail`, many records at a time."""
+        """As `tail`, many records at a time. Raises `ReaderStalled` where `tail` waits on."""
         return batches_of(self.events(start, skip_truncated=skip_truncated))
 
     def events(
@@ -327,6 +327,11 @@ class Log:
 
         Raises `BeyondTail`.
         """
+        if not isinstance(timestamp, datetime | None):
+            raise InvalidRequest(
+                f"timestamp={timestamp!r:.80} is no datetime",
+                next_step="give a datetime with its time zone, or a position as the first argument",
+            )
         wanted = timestamp if timestamp is not None else position
         if wanted is None:
             raise InvalidRequest("find what? Give a position or a timestamp")

@@ -37,11 +37,16 @@ def headers_as_bytes(headers: TextHeaders) -> Headers:
 
 
 def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
-    """Raises `InvalidRequest` for both at once, and for a time without its zone."""
+    """Raises `InvalidRequest` for both at once, for a time without its zone, and for anything but a datetime."""
     if time is None:
         return time_us
     if time_us is not None:
         raise InvalidRequest("a record has event_time or event_time_us, not both")
+    if not isinstance(time, datetime):  # The types of many programs are not checked.
+        raise InvalidRequest(
+            f"event_time={time!r:.80} is no datetime",
+            next_step="give a datetime with its time zone, or event_time_us= for microseconds since 1970",
+        )
     as_number: int = as_us(time)
     return as_number
 

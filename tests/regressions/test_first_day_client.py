@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rollbook.api.access.core.principals import digest_of
 from rollbook.proto import errors
 from rollbook.proto.errors import (
     BadConfig,
+    InvalidRequest,
     NoSuchLog,
     RollbookError,
     ServerUnreachable,
@@ -166,11 +168,19 @@ def test_a_tail_is_polled(site: Site) -> None:
             assert [record.value for record in tail] == [b"2", b"3"]
             assert tail.poll(0) is None
             log.append(b"4")
-            assert next(tail).value == b"4"
+            fourth = tail.poll(30)
+            assert fourth is not None
+            assert fourth.value == b"4"
             assert not tail.is_over
             log.seal()
             assert tail.poll(30) is None
             assert tail.is_over
+        with ThreadPoolExecutor(1) as threads, client.open("waited", create=True).tail() as tail:
+            waits = threads.submit(tail.poll)
+            with pytest.raises(TimeoutError):
+                waits.result(0.05)  # It waits by now.
+            tail.close()
+            assert waits.result(30) is None
 
 
 @defect(
@@ -184,6 +194,8 @@ def test_keys_headers_and_times_are_taken_as_people_have_them(site: Site) -> Non
         log.append(b"1", key="käse", headers={"h": "ü"}, event_time=happened)
         with log.writer() as writer:
             writer.submit(b"2", key="käse", headers={"h": "ü"}, event_time=happened)
+            with pytest.raises(InvalidRequest, match="event_time=5"):
+                writer.submit(b"x", event_time=5)  # type: ignore[arg-type]  # A program may.
         log.append_many([b"3"], keys=["käse"], headers=[{"h": "ü"}], event_times=[happened])
         for record in log.read():
             assert record.key == "käse".encode()

@@ -73,9 +73,17 @@ async def test_text_and_datetimes_are_encoded_alike_everywhere(site: Site) -> No
         for wrong in (
             {"event_time": time, "event_time_us": 1},
             {"event_time": time.replace(tzinfo=None)},
+            {"event_time": 0},
+            {"event_time": "2026-01-31"},
+            {"event_time": time.date()},
         ):
             with pytest.raises(InvalidRequest):
                 writer.submit(b"x", **wrong)
+        with pytest.raises(InvalidRequest, match="event_time=5 is no datetime") as caught:
+            await log.append(b"x", event_time=5)  # type: ignore[arg-type]  # A program may.
+        assert "event_time_us=" in caught.value.next_step
+        with pytest.raises(InvalidRequest, match="timestamp=5 is no datetime"):
+            await log.find(timestamp=5)  # type: ignore[arg-type]  # A program may.
         with pytest.raises(InvalidRequest, match="UTF-8"):
             writer.submit(b"x", key="\ud800")
     found = [record async for record in log.read()]
