@@ -62,6 +62,13 @@ async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:
     return await failure
 
 
+def unwrapped(error: BaseException) -> BaseException:
+    """The error itself if it is in a group alone, however deep the groups are nested."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 class TaskGroup(asyncio.TaskGroup):
     """`asyncio.TaskGroup`, but children are cancelled in the order in which they were made.
 

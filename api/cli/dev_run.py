@@ -15,6 +15,7 @@ from rollbook.api.cli.local_cluster import (
     SMALL,
     LocalCluster,
     Sizes,
+    dashboard_address,
     local_cluster,
     usual_or_free,
 )
@@ -76,6 +77,8 @@ def _folder(data: str) -> str:
 
 def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
     """For scripts: one line when it serves."""
+    if http:
+        dashboard_address(http, config)  # Refused before anything starts.
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
 

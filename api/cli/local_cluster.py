@@ -38,6 +38,7 @@ from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
 from rollbook.proto.ids import BookieId
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore
 from rollbook.proto.runtime.disk import SystemDisk
@@ -151,7 +152,7 @@ async def _dashboard(
     metrics.add_process(__version__)
     tls = tls_files(server)
     config = HttpConfig(
-        parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT),
+        dashboard_address(http, server),
         server.token_file or None,
         tls,
         knows_callers=bool(server.access_file),
@@ -159,6 +160,22 @@ async def _dashboard(
     doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
     async with management(repair.ledgers, url, config, doorkeeper, metrics) as where:
         yield f"{'https' if tls else 'http'}://{where}"
+
+
+def dashboard_address(http: str, server: LogServerConfig) -> Address:
+    """Where management and the dashboard listen.
+
+    Raises `BadConfig` if it is none, or if it is off loopback without TLS and a token: `insecure` is for logs (MG2).
+    """
+    address = parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT)
+    is_locked = server.tls_certificate and (server.token_file or server.access_file)
+    if is_locked or is_loopback(address.host):
+        return address
+    raise BadConfig(
+        f"--http {address} would be open to the network",
+        next_step="give it --tls-certificate with --token-file or --access-file, "
+        f"or say --http {_HOST}:{address.port}",
+    )
 
 
 async def _open_bookie(

@@ -45,7 +45,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.tls import TlsFiles, client_context
-from rollbook.proto.tasks import TaskGroup
+from rollbook.proto.tasks import TaskGroup, unwrapped
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtsOf
 from rollbook.recovery.doubts import BookieDoubts
@@ -323,6 +323,8 @@ async def recovery_server(
 ) -> AsyncIterator[RecoveryServer]:
     """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
     that serves it. `doubts_of`: of bookies of this process; others are asked over their admin pages.
+
+    Raises what the server or the context ends in; a group only if both have failed.
     """
     config, machine = settings.server, RealMachine()
     randomness = random.Random(random.SystemRandom().getrandbits(128))
@@ -359,12 +361,18 @@ async def recovery_server(
             doubts_of=doubts_of_any,
             stats=stats,
         )
-        async with TaskGroup() as group:
-            running = group.create_task(server.run())
-            try:
-                yield server
-            finally:
-                running.cancel()
+        failure: BaseException | None = None
+        try:
+            async with TaskGroup() as group:
+                running = group.create_task(server.run())
+                try:
+                    yield server
+                finally:
+                    running.cancel()
+        except BaseExceptionGroup as errors:
+            failure = unwrapped(errors)
+        if failure is not None:  # Raised here, it keeps the cause that it has.
+            raise failure
 
 
 def _doubts_over_http(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.proto.tasks import TaskGroup, first_failure, first_of, joined
+from rollbook.proto.tasks import TaskGroup, first_failure, first_of, joined, unwrapped
 
 
 async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
@@ -132,3 +132,11 @@ async def test_whoever_waits_for_work_that_others_cancel_is_told_and_goes_on() -
     work.cancel()
     with pytest.raises(ValueError, match="it is over"):
         await waiting
+
+
+def test_a_group_of_one_error_is_that_error() -> None:
+    error, other = ValueError("a"), ValueError("b")
+    both = ExceptionGroup("", [error, other])
+    assert unwrapped(ExceptionGroup("", [ExceptionGroup("", [error])])) is error
+    assert unwrapped(ExceptionGroup("", [both])) is both
+    assert unwrapped(error) is error

@@ -1,8 +1,11 @@
 """HTTP management as processes: a bookie is drained over HTTP while a cluster serves."""
 
+import asyncio
 import json
 import os
+import random
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,11 @@ from click.testing import CliRunner
 
 import rollbook
 from rollbook.api.cli.server import group
+from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig
-from tests.support import pages
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.metastore import open_metadata_store
+from tests.support import commands, pages
 from tests.support.dev import running_dev
 from tests.support.processes import REPOSITORY
 
@@ -83,3 +89,43 @@ def test_flags_that_make_no_sense_or_open_it_to_all_are_refused(
     result = CliRunner().invoke(group, command, standalone_mode=False)
     assert isinstance(result.exception, BadConfig)
     assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--http", "nonsense:x"], "no host:port"),
+        (["--http", "0.0.0.0:0"], "open to the network"),
+        (["--http", "0.0.0.0:0", "--insecure"], "open to the network"),
+        (["--http", "0.0.0.0:0", "--token-file", "token"], "open to the network"),
+    ],
+)
+def test_server_all_refuses_a_bad_address_before_it_starts(
+    flags: list[str], said: str, tmp_path: Path
+) -> None:
+    """MG2."""
+    command = ["all", "--data", str(tmp_path / "data"), *flags]
+    result = CliRunner().invoke(group, command, standalone_mode=False)
+    assert isinstance(result.exception, BadConfig)
+    assert said in str(result.exception)
+    assert "--insecure" not in result.exception.next_step
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_taken_port_is_one_line_and_wrong_usage(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/metadata.db"
+
+    async def make() -> None:
+        async with await open_metadata_store(url, create=True) as store:
+            await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random())
+
+    asyncio.run(make())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        where = ("--http", f"127.0.0.1:{port}", "--only-http", "--log-level", "error")
+        done = commands.run("server", "recovery", "--metadata", url, *where)
+    said = done.stderr.decode()
+    assert (done.returncode, "Traceback" in said) == (2, False), said
+    assert f"error: cannot listen on 127.0.0.1:{port}" in said
