@@ -200,9 +200,13 @@ def choice(name: str, label: str, options: Mapping[str, str], chosen: str) -> Ht
 
 
 def when(ms: Any) -> str:
+    """A time that a calendar of four-digit years lacks is shown as its number."""
     if not isinstance(ms, int):
         return "—"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
 
 
 def text_of(value: Any) -> str:

@@ -1,6 +1,7 @@
 """The screens, made of the same facts that the routes of HTTP management show. They decide nothing."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -120,7 +121,8 @@ def bookie(frame: Frame, row: Facts, grants: Grants) -> Screen:
         f"Bookie {name}",
         [facts(shown), _bookie_acts(frame, row, grants)],
         commands=[
-            f"bookie {verb} {name}" for verb in ("drain", "undrain", "safe-to-remove", "remove")
+            f"bookie {verb} {shlex.quote(name)}"
+            for verb in ("drain", "undrain", "safe-to-remove", "remove")
         ],
         calls=[
             ("GET", f"{path}/lifecycle", ""),
@@ -336,7 +338,7 @@ def recovery(frame: Frame, found: Facts, grants: Grants) -> Screen:
             table(
                 ("Process", "Part", "State", "Restarts", "Last error"),
                 processes,
-                "None has said so.",
+                "No recovery process has reported.",
             ),
         ],
         commands=["recovery status", "recovery ls", "recovery audit"],

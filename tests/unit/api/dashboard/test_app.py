@@ -1,6 +1,9 @@
 """The pages: every screen, every form, every role, and what strangers try."""
 
+import asyncio
 import re
+import shlex
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -179,6 +182,36 @@ async def test_hostile_names_are_text_on_every_screen(
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
         assert not [tag for tag, _ in reader.tags if tag in ("script", "b", "img")], path
         assert not [attr for _, attrs in reader.tags for attr, _ in attrs if attr[:2] == "on"], path
+
+
+async def test_names_in_commands_are_one_word_of_a_shell(there: Site, browser: Browser) -> None:
+    name = r"a;reboot<>?[\`"
+    there.cluster.rows = [a_bookie(name)]
+    reader = Reader()
+    reader.feed((await browser.get(f"{HERE}/bookie?{urlencode({'id': name})}")).body.decode())
+    commands = [text for text in reader.texts if text.startswith(("rollbook ", "curl "))]
+    assert len(commands) == 9
+    for text in commands:
+        words = shlex.split(text)
+        assert not text.startswith("rollbook") or words[3:4] == [name]
+        shell = [
+            "sh",
+            "-c",
+            f'rollbook() {{ printf "%s\\n" "$@"; }}; curl() {{ rollbook "$@"; }}; {text}',
+        ]
+        said = await asyncio.to_thread(subprocess.check_output, shell, text=True)
+        assert said.splitlines() == words[1:]
+
+
+async def test_a_time_beyond_the_calendar_is_shown_as_a_number(
+    there: Site, browser: Browser
+) -> None:
+    beyond_ms = 253_402_300_800_000  # The year 10000.
+    for since_ms in (beyond_ms, -(2**63), 2**63):
+        there.cluster.rows = [a_bookie("bk-1", lifecycle_since_ms=since_ms)]
+        there.now_ns += 10_000_000_000
+        page = await browser.get(f"{HERE}/bookie?id=bk-1")
+        assert (page.status, f"{since_ms} ms" in text_of(page)) == (200, True)
 
 
 async def test_open_pages_share_an_answer_until_somebody_acts(
