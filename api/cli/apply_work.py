@@ -239,5 +239,10 @@ def _typed(text: str) -> tuple[str, Any]:
                 f"the label {wrong[0][:SHOWN]!r} is no NAME=VALUE",
                 next_step="write labels=team=checkout,env=prod",
             )
-        return key, {label: text for label, _, text in pairs}
+        labels = {label: text for label, _, text in pairs}
+        if len(labels) != len(pairs):
+            raise InvalidRequest(
+                f"{text[:SHOWN]!r} names a label twice", next_step="leave out one of them"
+            )
+        return key, labels
     return key, value

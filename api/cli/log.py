@@ -327,7 +327,7 @@ def journal(access: "LogAccess", **how: Any) -> None:
     "headers",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Of each record; may be repeated.",
+    help="Of each record; may be repeated, with another name.",
 )
 @click.option("--event-time", metavar="TIME", help="Of each record: 2026-01-31T10:00:00Z.")
 @click.option(

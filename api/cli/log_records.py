@@ -106,6 +106,11 @@ def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -
                 f"--header has {each[:80]!r}, which is no NAME=VALUE",
                 next_step="write --header source=shop",
             )
+        if name in pairs:
+            raise InvalidRequest(
+                f"--header names {name[:80]!r} twice; a record has one value for each name",
+                next_step="leave out one of them",
+            )
         pairs[name] = os.fsencode(value)
     at = None if event_time is None else parse_position(f"ts:{event_time.removeprefix('ts:')}")
     time_us = at.timestamp_us if isinstance(at, AtTime) else None
@@ -232,13 +237,10 @@ async def append_numbered(
                     await numbered.add(record)
             await numbered.send()
     except asyncio.CancelledError:
-        tally.in_doubt = numbered.pending
+        numbered.give_up(is_unknown=True)
         raise _counted(Interrupted("interrupted"), tally) from None
     except RollbookError as error:
-        if error.outcome is Outcome.UNKNOWN:
-            tally.in_doubt = numbered.pending
-        else:
-            tally.not_appended = numbered.pending
+        numbered.give_up(is_unknown=error.outcome is Outcome.UNKNOWN)
         raise _counted(error, tally) from error.__cause__
     facts = {
         "log": shown,
@@ -262,10 +264,14 @@ class _Numbered:
         self._seq = 0
         self._batch: list[InputRecord] = []
         self._bytes = 0
+        self._is_sent = False  # The batch; before that, its records are in this process only.
 
-    @property
-    def pending(self) -> int:
-        return len(self._batch)
+    def give_up(self, *, is_unknown: bool) -> None:
+        """Counts the records of the last batch. `is_unknown`: what was sent may have been appended."""
+        if is_unknown and self._is_sent:
+            self.tally.in_doubt = len(self._batch)
+        else:
+            self.tally.not_appended = len(self._batch)
 
     async def add(self, record: InputRecord) -> None:
         self._batch.append(record)
@@ -281,6 +287,7 @@ class _Numbered:
         ref = None
         if self._producer is not None:
             ref = ProducerRef(self._producer.encode(), 0, self._seq)
+        self._is_sent = True
         try:
             ack = await self._log.append_many(
                 values,
@@ -301,7 +308,7 @@ class _Numbered:
             self._expected = ack.next_offset if self._expects else None
         self.tally.acked += len(self._batch)
         self._seq += 1
-        self._batch, self._bytes = [], 0
+        self._batch, self._bytes, self._is_sent = [], 0, False
 
 
 def print_records(

@@ -94,6 +94,8 @@ def _record_of(fields: Any, shown: bytes) -> InputRecord:
             raise KeyError("value")
         headers = {name: text.encode() for name, text in fields.get("headers", {}).items()}
         for name, text in fields.get("headers_base64", {}).items():
+            if name in headers:
+                raise ValueError(f"the header {name[:80]!r} is in headers and in headers_base64")
             headers[name] = base64.b64decode(text, validate=True)
         event_time_us = fields.get("event_time_us")
         if type(event_time_us) not in (int, type(None)):

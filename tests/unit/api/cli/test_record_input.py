@@ -60,6 +60,7 @@ def test_whoever_gives_up_ends_the_reader_without_a_word(
         b'{"value_base64": "?"}',
         b'{"value": "v", "headers": ["h"]}',
         b'{"value": "v", "headers": {"h": 1}}',
+        b'{"value": "v", "headers": {"h": "1"}, "headers_base64": {"h": "Mg=="}}',
         b'{"value": "v", "event_time_us": "1"}',
         b"\xff",
     ],
