@@ -6,6 +6,7 @@ The cluster is handed in as a `ClusterAdmin`; nothing is decided here. Each rout
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
@@ -367,7 +368,7 @@ class BookieActs:
             return await self._admin.set_lifecycle(bookie, state, force=force)
 
         about: dict[str, Any] = {"bookie": bookie, "state": state.value, "force": force}
-        kind = f"{state.value}-{bookie}{'-forced' if force else ''}"
+        kind = f"{'forced-' if force else ''}{state.value}-{bookie}"  # An id may end in anything.
         return await self._settle(duty, "SetLifecycle", kind, work, about)
 
     async def remove(self, bookie: str, give_up: int | None) -> Operation:
@@ -384,9 +385,9 @@ class BookieActs:
         async def work() -> Facts:
             return await self._admin.judge_removal(bookies)
 
-        which = hashlib.sha256("\n".join(bookies).encode("utf-8", "surrogateescape")).hexdigest()
+        which = hashlib.sha256(json.dumps(list(bookies)).encode()).hexdigest()
         kind = f"judge-{which[:16]}"  # A thousand ids would make a long path.
-        return await self._operations.settle(kind, work, _PATIENCE_S)
+        return await self._operations.settle(kind, work, _PATIENCE_S, is_look=True)
 
     async def _settle(
         self,

@@ -19,7 +19,8 @@ Facts = Mapping[str, Any]
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _OPERATIONS_KEPT: Final = 100
-_OPERATIONS_AT_ONCE: Final = 8
+_ACTS_AT_ONCE: Final = 8
+_LOOKS_AT_ONCE: Final = 2  # Of their own: callers who may only look block no act (MG4).
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Operation:
     id: str
     kind: str
     started_ms: int
+    is_look: bool = False  # It changes nothing.
     ended_ms: int | None = None
     result: dict[str, Any] | None = None
     problem: dict[str, Any] | None = None
@@ -43,39 +45,54 @@ class Operation:
 
 
 class RunningOperations:
-    """Each has an id to ask after; the last hundred are remembered."""
+    """Each has an id to ask after. The last hundred are remembered; those that only look are forgotten first, and
+    none is forgotten while it runs.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, Operation] = {}  # Oldest first.
         self._running: dict[str, tuple[Operation, asyncio.Task[None]]] = {}  # By kind.
         self._number = 0
 
-    def start(self, kind: str, work: Callable[[], Awaitable[Facts]]) -> Operation:
+    def start(
+        self, kind: str, work: Callable[[], Awaitable[Facts]], *, is_look: bool = False
+    ) -> Operation:
         """The one that runs already, if there is one of this kind. Raises `Overloaded`."""
         if running := self._running.get(kind):
             return running[0]
-        if len(self._running) >= _OPERATIONS_AT_ONCE:
+        alike = sum(each.is_look == is_look for each, _ in self._running.values())
+        if alike >= (_LOOKS_AT_ONCE if is_look else _ACTS_AT_ONCE):
             raise Overloaded("too many operations are running", next_step="wait for one to end")
         self._number += 1
         name = _UNSAFE.sub("_", kind)  # It is a part of a path.
-        operation = Operation(f"{name}-{self._number}", kind, _now_ms())
+        operation = Operation(f"{name}-{self._number}", kind, _now_ms(), is_look)
         self._known[operation.id] = operation
-        while len(self._known) > _OPERATIONS_KEPT:
-            del self._known[next(iter(self._known))]
+        if len(self._known) > _OPERATIONS_KEPT:
+            self._forget_one()
         task = asyncio.create_task(self._run(operation, work))
         self._running[kind] = operation, task
         logger.info("operation_started", operation=operation.id)
         return operation
 
+    def _forget_one(self) -> None:
+        ended = [each for each in self._known.values() if each.ended_ms is not None]
+        oldest = next((each for each in ended if each.is_look), ended[0])
+        del self._known[oldest.id]
+
     async def settle(
-        self, kind: str, work: Callable[[], Awaitable[Facts]], patience_s: float
+        self,
+        kind: str,
+        work: Callable[[], Awaitable[Facts]],
+        patience_s: float,
+        *,
+        is_look: bool = False,
     ) -> Operation:
         """Started or joined, and waited for that long: it may still be running. Raises what it ended in."""
-        operation = self.start(kind, work)
+        operation = self.start(kind, work, is_look=is_look)
         _, task = self._running[kind]
         await asyncio.wait([task], timeout=patience_s)
         if operation.error is not None:
-            raise operation.error
+            raise operation.error.copy()
         return operation
 
     async def _run(self, operation: Operation, work: Callable[[], Awaitable[Facts]]) -> None:

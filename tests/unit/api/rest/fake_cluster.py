@@ -63,7 +63,9 @@ class FakeCluster:
     asked: Counter[str] = field(default_factory=Counter)  # Some of the questions.
     raises: RollbookError | None = None
     is_away: bool = False
-    may_finish: asyncio.Event | None = None  # A lifecycle changes no sooner.
+    may_finish: asyncio.Event | None = (
+        None  # A lifecycle changes no sooner, nor does a judgement end.
+    )
     verdict: str = "healthy"
 
     def _ask(self) -> None:
@@ -128,6 +130,8 @@ class FakeCluster:
 
     async def judge_removal(self, names: Sequence[str]) -> Facts:
         self._ask()
+        if self.may_finish is not None:
+            await self.may_finish.wait()
         return {
             "safe_to_remove": False,
             "bookies": [f"{name} (active, named by 3 ledgers)" for name in names],

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rollbook.api.access.audit import Audit
 from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
-from rollbook.api.rest.operations import RunningOperations
+from rollbook.api.rest.operations import Facts, RunningOperations
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.stats import Stats
-from rollbook.proto.errors import BookieFailed, Overloaded
+from rollbook.proto.errors import BadConfig, BookieFailed, Overloaded
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
 from rollbook.proto.stats import Kind, metrics_of
@@ -302,6 +302,10 @@ async def test_operations_are_few_at_once(admin: FakeAdmin) -> None:
     with pytest.raises(Overloaded):
         operations.start("verify-8", admin.scrub)
     operations.start("verify-7", admin.scrub)  # Joins.
+    for number in range(2):  # Those that only look have places of their own.
+        operations.start(f"judge-{number}", admin.scrub, is_look=True)
+    with pytest.raises(Overloaded):
+        operations.start("judge-2", admin.scrub, is_look=True)
     await operations.close()
 
 
@@ -324,6 +328,42 @@ async def test_operations_are_remembered_within_bounds(admin: FakeAdmin) -> None
             await asyncio.sleep(0)
     known = operations.newest_first()
     assert (len(known), known[0].id, known[-1].id) == (100, "gc-250", "gc-151")
+
+
+async def test_looks_do_not_displace_acts_nor_what_runs() -> None:
+    """MG4."""
+    may_end = asyncio.Event()
+
+    async def wait() -> Facts:
+        await may_end.wait()
+        return {}
+
+    async def look() -> Facts:
+        return {}
+
+    operations = RunningOperations()
+    running = operations.start("drain", wait)
+    for number in range(250):
+        await operations.settle(f"judge-{number}", look, 1.0, is_look=number > 150)
+    assert operations.find(running.id).ended_ms is None
+    assert len([each for each in operations.newest_first() if not each.is_look]) == 99
+    may_end.set()
+    await operations.close()
+
+
+async def test_each_caller_that_joined_has_an_error_of_its_own() -> None:
+    async def fail() -> Facts:
+        await asyncio.sleep(0)
+        raise BadConfig("no", bookie="bk-1")
+
+    operations = RunningOperations()
+    joined = (operations.settle("drain", fail, 1.0) for _ in range(2))
+    one, other = await asyncio.gather(*joined, return_exceptions=True)
+    assert isinstance(one, BadConfig)
+    assert isinstance(other, BadConfig)
+    assert one is not other
+    assert (one.message, one.ids) == (other.message, other.ids) == ("no", {"bookie": "bk-1"})
+    await operations.close()
 
 
 async def test_compaction_is_suspended_and_resumed(client: Client) -> None:

@@ -221,6 +221,23 @@ async def test_what_walks_long_goes_on_and_can_be_asked_after(
     assert (await client.get(strange.headers["location"])).status == 200
 
 
+async def test_callers_who_only_look_block_no_act(
+    cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MG4. A forced drain of a bookie is not the drain of another one, either."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    cluster.may_finish = asyncio.Event()
+    cluster.rows += [a_bookie("x"), a_bookie("x-forced")]
+    judge = f"{API}/bookies:safe-to-remove"
+    judged = [await ask(client, "POST", judge, {"bookies": [f"b{each}"]}) for each in range(8)]
+    assert [each.status for each in judged] == [202, 202, 503, 503, 503, 503, 503, 503]
+    wanted: dict[str, Any] = {"state": "draining"}
+    plain = await ask(client, "PUT", f"{API}/bookies/x-forced/lifecycle", wanted)
+    forced = await ask(client, "PUT", f"{API}/bookies/x/lifecycle", {**wanted, "force": True})
+    assert (plain.status, forced.status) == (202, 202)
+    assert plain.json["id"] != forced.json["id"]
+
+
 async def test_verifying_goes_on_in_the_background(cluster: FakeCluster, client: Client) -> None:
     started = await ask(client, "POST", f"{API}/ledgers/7:verify")
     assert started.status == 202
