@@ -84,13 +84,13 @@ async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
         return await ask_peer(request, address, due)
 
     cluster._ask_peer = ask  # type: ignore[method-assign,assignment]  # The test answers for the peer.
-    a = await cluster.start_server("a")
+    a = await cluster.start_server("a", rebalance_after_s=3600.0)  # It keeps the log.
     await a.service.ensure_log(words.EnsureLog(ORDERS), due())
     for first in (0, 10):
         await append(a.service, first, 10)
         await a.service.roll_log(words.RollLog(ORDERS), due())
     await append(a.service, 20, 10)
-    b = await cluster.start_server("b")
+    b = await cluster.start_server("b", rebalance_after_s=3600.0)
     found: list[bytes] = []
 
     async def read(start: int, until: int) -> None:
