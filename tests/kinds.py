@@ -72,7 +72,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         # A third of them, which the commit decides; each of them on seeds that no other commit tries.
         "mutants": ["--one-in=3", first],
         "crash": [
-            *(("--kills=50", "--cuts=15") if arguments.thorough else ("--kills=10", "--cuts=5")),
+            *(("--kills=30", "--cuts=10") if arguments.thorough else ("--kills=10", "--cuts=5")),
             first,
         ],
         "hostile": [],
@@ -93,7 +93,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["spark-kills"] = [
         "tests",
         "spark",
-        "--kills=30" if arguments.thorough else "--kills=4",
+        "--kills=10" if arguments.thorough else "--kills=4",
         first,
     ]
     if arguments.thorough:
