@@ -142,5 +142,5 @@ def test_lag_is_what_is_left_of_our_logs() -> None:
 
 
 def test_an_idle_query_waits_longer_for_more_logs() -> None:
-    assert idle_wait_s(1) == pytest.approx(0.75, abs=0.01)
-    assert idle_wait_s(10_000) == pytest.approx(2.75)
+    assert idle_wait_s(1) == pytest.approx(0.95, abs=0.01)
+    assert idle_wait_s(10_000) == pytest.approx(4.95)
