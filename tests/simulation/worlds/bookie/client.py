@@ -122,7 +122,9 @@ class Client:
         self._has_news = asyncio.Event()
         self._window = sums.chance.choice(_WINDOWS)
         self._again_odds = sums.chance.choice(_AGAIN_ODDS)
-        self._deferred: dict[tuple[str, int], list[Sent]] = {}  # Answered, but not durable yet.
+        # Answered, but not durable yet; by bookie, ledger and process: what another process answered, which has failed to
+        # sync it, no force of the next one is about.
+        self._deferred: dict[tuple[str, int, int], list[Sent]] = {}
 
     async def do(self, step: str) -> None:
         verb, bookie, ledger, *rest = step.split()
@@ -340,7 +342,8 @@ class Client:
             if replies.error is None:
                 sums.history.on_applied(append, entry_id)
                 if add.is_deferred:
-                    self._deferred.setdefault((link.bookie, add.ledger_id), []).append(add)
+                    key = link.bookie, add.ledger_id, link.process
+                    self._deferred.setdefault(key, []).append(add)
             elif replies.error.outcome is Outcome.NOT_APPLIED:
                 sums.history.on_refused(append)
             else:
@@ -351,7 +354,8 @@ class Client:
     async def _force(self, link: Link, ledger_id: int) -> None:
         checker = self._sums.checker
         asked = checker.on_asked(link.bookie, ledger_id)
-        covered = [a for a in self._deferred.pop((link.bookie, ledger_id), []) if a.at < asked.at]
+        answered = self._deferred.pop((link.bookie, ledger_id, link.process), [])
+        covered = [add for add in answered if add.at < asked.at]
         reply = await self._ask(link, "force", ForceLedger(LedgerId(ledger_id)))
         assert isinstance(reply, ForceLedgerReply)
         if reply.error is None and link.process == self._sums.process_of(link.bookie):
