@@ -20,7 +20,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic 
             return
         root = Path(self.root)
         at_root = {  # What `import rollbook` shows, and that it has types.
-            root / "api" / "_root.py": "rollbook/__init__.py",
+            root / "api" / "package_init.py": "rollbook/__init__.py",
             **{root / "api" / f"_{name}.py": f"rollbook/{name}.py" for name in _NAMES},
             root / "api" / "py.typed": "rollbook/py.typed",
         }
@@ -36,7 +36,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # Generic 
 
 def link_to(source: Path, link: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
-    if link.is_symlink() or link.exists():
+    if link.exists():
         return
+    link.unlink(missing_ok=True)  # It leads to a file that has another name now.
     relative = os.path.relpath(source, link.parent)
     link.symlink_to(relative, target_is_directory=source.is_dir())

@@ -14,8 +14,8 @@ from typing import Final
 from rollbook import __version__
 from rollbook.bookie.bookie import Bookie, State
 from rollbook.bookie.compaction import Stopped
+from rollbook.bookie.ledger_reports import View, sorted_ids
 from rollbook.bookie.stats import Stats
-from rollbook.bookie.views import View, sorted_ids
 from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger, Unavailable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk

@@ -20,12 +20,12 @@ from typing import Any, Final, Protocol, cast
 import structlog
 
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
-from rollbook.bookie.core.remedies import RESTORED
+from rollbook.bookie.core.repair_commands import RESTORED
+from rollbook.bookie.disk_maintenance import Space
 from rollbook.bookie.identity import Identity
-from rollbook.bookie.leaving import Leaving
-from rollbook.bookie.membership import Membership
+from rollbook.bookie.lifecycle_watch import Leaving
+from rollbook.bookie.registration_loop import Membership
 from rollbook.bookie.server import BookieServer
-from rollbook.bookie.space import Space
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address

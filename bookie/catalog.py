@@ -18,7 +18,7 @@ import structlog
 from rollbook.bookie.core.catalog import COMPLETE, Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     ID_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -32,7 +32,7 @@ from rollbook.bookie.core.records import (
     scan,
     unpack_file_header,
 )
-from rollbook.bookie.core.remedies import FORMAT
+from rollbook.bookie.core.repair_commands import FORMAT
 from rollbook.bookie.journal_reading import write_again
 from rollbook.proto.errors import BookieFailed, DataLost, WrongCluster
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY

@@ -1,7 +1,7 @@
 """A filled journal file becomes an entry log, and the mark moves behind it.
 
 Either it is adopted: its footer is written behind its END, its name linked into a ledger directory;
-or its entries are written to a new log, sorted by ledger and entry (`core/adoption.py` decides). In
+or its entries are written to a new log, sorted by ledger and entry (`core/journal_adoption.py` decides). In
 both cases the log is durable, under its name, before the catalog takes it up; that one record also
 brings the facts about ledgers, what rot took, and the mark (B5). Until then the log is a leftover
 that boot removes, from then on the journal file is.
@@ -17,20 +17,20 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.background import Background
-from rollbook.bookie.boot import log_path
+from rollbook.bookie.background_yield import Background
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import Log, Mark
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_format import FooterBuilder
-from rollbook.bookie.core.memtable import Columns
-from rollbook.bookie.core.records import HEAD_BYTES
+from rollbook.bookie.core.journal_index import Columns
+from rollbook.bookie.core.record_format import HEAD_BYTES
 from rollbook.bookie.core.salvage import proves_itself
 from rollbook.bookie.journal import JournalFile
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.sorted_log import Indexed, NewLog, SortedLog, SortedWriter, write_footer
+from rollbook.bookie.startup import log_path
 from rollbook.proto.ports import Clock, Disk, Randomness
 
 logger = structlog.get_logger()

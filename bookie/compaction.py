@@ -19,8 +19,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.background import Background
-from rollbook.bookie.boot import log_path
+from rollbook.bookie.background_yield import Background
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import COMPACTED, Held
@@ -35,15 +34,16 @@ from rollbook.bookie.core.compaction import (
     pick_victims,
 )
 from rollbook.bookie.core.disk_usage import DiskUsage, pick_directory
-from rollbook.bookie.core.doubt import EVERYTHING
-from rollbook.bookie.core.memtable import Columns, Place
+from rollbook.bookie.core.journal_index import Columns, Place
+from rollbook.bookie.core.possible_losses import EVERYTHING
 from rollbook.bookie.entry_log import EntryLog, EntryLogs
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog, SortedLog, SortedWriter
+from rollbook.bookie.startup import log_path
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ids import NO_ENTRY
-from rollbook.proto.pace import Pace
+from rollbook.proto.pacing import Pace
 from rollbook.proto.ports import Clock, Disk, Randomness
 from rollbook.proto.tasks import to_its_end
 

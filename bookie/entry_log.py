@@ -10,7 +10,6 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.core.doubt import EVERYTHING, Doubts, Range
 from rollbook.bookie.core.entry_log_format import (
     TRAILER_BYTES,
     PageRow,
@@ -22,8 +21,9 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.memtable import Columns, IntArray, LedgerRows, Memtable, Place
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.journal_index import Columns, IntArray, LedgerRows, Memtable, Place
+from rollbook.bookie.core.possible_losses import EVERYTHING, Doubts, Range
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
     RecordReader,

@@ -14,10 +14,10 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.census import Census
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.garbage import Suspects
-from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.journal_index import IntArray
+from rollbook.bookie.deleted_ledger_scan import Census
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.ports import Clock

@@ -21,7 +21,6 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.boot import lock_directories, make_directories
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.identity import (
     STAMP,
@@ -46,15 +45,16 @@ from rollbook.bookie.core.identity import (
     unpack_stamp,
     why_not_to_erase,
 )
-from rollbook.bookie.core.remedies import FORMAT
+from rollbook.bookie.core.repair_commands import FORMAT
 from rollbook.bookie.inspection import StoreFiles
+from rollbook.bookie.startup import lock_directories, make_directories
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root, require_cluster
 from rollbook.proto.cluster.cookies import Member, MemberNodes
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.lost_replies import read_surely
 from rollbook.proto.cluster.registration import id_taken
+from rollbook.proto.cluster.uncertain_writes import read_surely
 from rollbook.proto.errors import (
     BadConfig,
     BadMetadata,

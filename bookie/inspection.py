@@ -10,7 +10,38 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.boot import (
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core.catalog import Catalog, Log
+from rollbook.bookie.core.control_records import Operation
+from rollbook.bookie.core.entry_log_format import (
+    TRAILER_BYTES,
+    PageRow,
+    check_page,
+    unpack_page,
+    unpack_tables,
+    unpack_trailer,
+)
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.journal_index import Memtable
+from rollbook.bookie.core.record_format import (
+    FILE_HEADER_BYTES,
+    SECTOR,
+    FileHeader,
+    Kind,
+    Record,
+    RecordReader,
+    Rot,
+    Scan,
+    is_blank,
+    scan,
+    unpack_file_header,
+)
+from rollbook.bookie.core.replay import Replayed, replay
+from rollbook.bookie.journal import journal_path
+from rollbook.bookie.journal_reading import first_record, read_back
+from rollbook.bookie.ledger_reports import LedgerViews, View
+from rollbook.bookie.startup import (
     HEADLESS_JOURNAL,
     LOSS_REMEDY,
     MISSING_JOURNAL,
@@ -27,37 +58,6 @@ from rollbook.bookie.boot import (
     refuse_remains,
     why_lost,
 )
-from rollbook.bookie.catalog import CatalogFiles
-from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.catalog import Catalog, Log
-from rollbook.bookie.core.control import Operation
-from rollbook.bookie.core.entry_log_format import (
-    TRAILER_BYTES,
-    PageRow,
-    check_page,
-    unpack_page,
-    unpack_tables,
-    unpack_trailer,
-)
-from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.memtable import Memtable
-from rollbook.bookie.core.records import (
-    FILE_HEADER_BYTES,
-    SECTOR,
-    FileHeader,
-    Kind,
-    Record,
-    RecordReader,
-    Rot,
-    Scan,
-    is_blank,
-    scan,
-    unpack_file_header,
-)
-from rollbook.bookie.core.replay import Replayed, replay
-from rollbook.bookie.journal import journal_path
-from rollbook.bookie.journal_reading import first_record, read_back
-from rollbook.bookie.views import LedgerViews, View
 from rollbook.proto.errors import BadConfig, Missing, TornRecord
 from rollbook.proto.ports import Disk, DiskLock, OpenMode, Randomness
 
@@ -268,7 +268,7 @@ class StoreFiles:
     # --- What a start would miss --------------------------------------------------------------
 
     async def losses(self) -> AsyncIterator[Loss]:
-        """As boot would name them (`boot.py`), which stops at the first one."""
+        """As boot would name them (`startup.py`), which stops at the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):
                 if is_newer_log(self.catalog, number):

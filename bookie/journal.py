@@ -20,11 +20,13 @@ import structlog
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.adoption import Shape
-from rollbook.bookie.core.control import Control
+from rollbook.bookie.core.control_records import Control
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, size_of
-from rollbook.bookie.core.memtable import Memtable
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.journal_adoption import Shape
+from rollbook.bookie.core.journal_index import Memtable
+from rollbook.bookie.core.journal_prezeroing import ZerosAhead
+from rollbook.bookie.core.lone_writer import Solo
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     ID_BYTES,
     SECTOR,
@@ -34,8 +36,6 @@ from rollbook.bookie.core.records import (
     Row,
     align,
 )
-from rollbook.bookie.core.solo import Solo
-from rollbook.bookie.core.zeros_ahead import ZerosAhead
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
     Record,

@@ -14,9 +14,8 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.even_cuts import cut_evenly
-from rollbook.bookie.core.memtable import Place
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.journal_index import Place
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
     FileHeader,
@@ -24,6 +23,7 @@ from rollbook.bookie.core.records import (
     bodies_in,
 )
 from rollbook.bookie.core.salvage import proves_itself
+from rollbook.bookie.core.strided_slices import cut_evenly
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 

@@ -18,13 +18,13 @@ import structlog
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import Held
-from rollbook.bookie.core.doubt import EVERYTHING, Range
-from rollbook.bookie.core.memtable import Place
+from rollbook.bookie.core.journal_index import Place
+from rollbook.bookie.core.possible_losses import EVERYTHING, Range
 from rollbook.bookie.entry_log import EntryLog
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import EntryStateUnknown, TornRecord
-from rollbook.proto.pace import Pace
+from rollbook.proto.pacing import Pace
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import to_its_end
 

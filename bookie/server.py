@@ -10,15 +10,15 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.answers import Answers
 from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.connection import CHUNK_BYTES_MAX, Connection
 from rollbook.bookie.core.deadlines import Deadlines
-from rollbook.bookie.core.flow import Pool
-from rollbook.bookie.core.patience import LEAST_NS, patience_ns
-from rollbook.bookie.handler import CHUNK_BYTES_MAX, Connection
-from rollbook.bookie.lanes import Lane, Line, Turn
+from rollbook.bookie.core.memory_budget import Pool
+from rollbook.bookie.core.partial_request_timeout import LEAST_NS, patience_ns
 from rollbook.bookie.long_polls import LongPolls
-from rollbook.bookie.shared import Shared
+from rollbook.bookie.read_scheduler import Lane, Line, Turn
+from rollbook.bookie.request_handlers import Answers
+from rollbook.bookie.server_context import Shared
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Address, Clock, Listener, Transport

@@ -15,8 +15,8 @@ import structlog
 from rollbook.bookie.core.catalog import Log
 from rollbook.bookie.core.entry_log_format import Extent, FooterBuilder
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.memtable import Columns, IntArray, fitting_end
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.journal_index import Columns, IntArray, fitting_end
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
     ID_BYTES,

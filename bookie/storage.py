@@ -22,25 +22,25 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from rollbook.bookie.background import Background
-from rollbook.bookie.boot import Found, find_store, lock_directories, log_path, make_store
+from rollbook.bookie.background_yield import Background
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.fencing import Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
-from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.ranges import Ranges
 from rollbook.bookie.core.salvage import take_frames
 from rollbook.bookie.entry_log import EntryLogs
+from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
-from rollbook.bookie.reading import Reading
+from rollbook.bookie.ledger_reports import LedgerViews
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
+from rollbook.bookie.startup import Found, find_store, lock_directories, log_path, make_store
 from rollbook.bookie.stats import Stats
-from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Overloaded, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness

@@ -23,7 +23,7 @@ from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.marks import Lock, Marks
 from rollbook.proto.errors import BadMetadata, BookieFailed, NoSuchLedger, RollbookError
 from rollbook.proto.ids import BookieId, LedgerId
-from rollbook.proto.pace import Pace
+from rollbook.proto.pacing import Pace
 from rollbook.proto.ports import Clock, MetadataStore
 from rollbook.proto.tasks import to_its_end
 

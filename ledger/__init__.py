@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollbook.ledger.config import ClientConfig
-    from rollbook.ledger.connecting import connect
     from rollbook.ledger.ledgers import Ledgers
+    from rollbook.ledger.open_client import connect
     from rollbook.ledger.reader import LedgerReader
     from rollbook.ledger.writer import LedgerWriter
     from rollbook.proto.wire.digest import DigestType, Entry
@@ -41,7 +41,7 @@ _HOMES = {
     "LedgerReader": "rollbook.ledger.reader",
     "LedgerWriter": "rollbook.ledger.writer",
     "Ledgers": "rollbook.ledger.ledgers",
-    "connect": "rollbook.ledger.connecting",
+    "connect": "rollbook.ledger.open_client",
 }
 
 

@@ -20,10 +20,10 @@ from operator import attrgetter
 from typing import Final, TypeAlias, cast
 
 from rollbook.ledger.add_channel import AddChannel, WaitingAdds
+from rollbook.ledger.capacity import Room
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.outbox import CHUNK_BYTES_MAX, Outbox, in_pieces
-from rollbook.ledger.room import Room
-from rollbook.ledger.turn import Turn
+from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, Outbox, in_pieces
+from rollbook.ledger.tick_flush import Turn
 from rollbook.proto.errors import (
     BadFrame,
     BookieTimeout,
@@ -58,7 +58,7 @@ from rollbook.proto.wire.messages import (
     WriteLac,
     WriteLacReply,
 )
-from rollbook.proto.wire.replies import ReplyDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
 
 RECEIVE_BYTES: Final = 256 * 1024
 _ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.

@@ -13,8 +13,8 @@ nor a task, unless it has to wait for a connection.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.core.append import Pipeline
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.core.add_pipeline import Pipeline
 from rollbook.ledger.core.ensemble_change import Seating
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import Calls, error_of
-from rollbook.ledger.core.entries import consecutive, unpack_batch
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.concurrent_calls import Calls, error_of
+from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
 from rollbook.ledger.core.read_plan import covering_slots
-from rollbook.ledger.stream import EntryStream
-from rollbook.ledger.view import LedgerView
+from rollbook.ledger.metadata_view import LedgerView
+from rollbook.ledger.read_ahead import EntryStream
 from rollbook.proto.errors import (
     DigestMismatch,
     EntryUnavailable,

@@ -19,12 +19,12 @@ from typing import Final, Self
 
 import structlog
 
-from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.verification import Verdict
-from rollbook.ledger.pardoning import pardon_those_that_answer
+from rollbook.ledger.pardon import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import Recovery
 from rollbook.ledger.seat_watch import SeatWatch

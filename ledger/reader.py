@@ -12,16 +12,16 @@ import asyncio
 from contextlib import suppress
 from typing import Final, Self
 
-from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import UNTIL_HEARD, Calls
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.concurrent_calls import UNTIL_HEARD, Calls
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.copies import Copies
-from rollbook.ledger.core.confirmed import judge_lac
-from rollbook.ledger.core.coverage import LacSurvey
 from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.lac_reply import judge_lac
+from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.follower import Follower, Tail
-from rollbook.ledger.stream import EntryStream
-from rollbook.ledger.view import LedgerView
+from rollbook.ledger.metadata_view import LedgerView
+from rollbook.ledger.read_ahead import EntryStream
+from rollbook.ledger.replica_reader import Copies
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     DigestMismatch,

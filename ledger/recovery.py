@@ -17,18 +17,18 @@ from typing import Final
 
 import structlog
 
-from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import BUSY_OR_BROKEN, UNTIL_HEARD, Calls, Passing, error_of
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, UNTIL_HEARD, Calls, Passing, error_of
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.copies import Copies
-from rollbook.ledger.core.confirmed import judge_lac
-from rollbook.ledger.core.coverage import LacSurvey
-from rollbook.ledger.core.entries import unpack_batch, unpack_last
+from rollbook.ledger.core.entry_checks import unpack_batch, unpack_last
 from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.lac_reply import judge_lac
+from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
 from rollbook.ledger.core.tail_search import Ask, TailSearch
-from rollbook.ledger.write_backs import WriteBacks
+from rollbook.ledger.recovery_writer import WriteBacks
+from rollbook.ledger.replica_reader import Copies
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     DigestMismatch,

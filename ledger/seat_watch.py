@@ -1,12 +1,12 @@
 """Looks once a second whether a bookie has gone for which some writer of this client keeps a seat
-(`core/absences.py`), and lets those writers replace it, at most 500 a second.
+(`core/lost_members.py`), and lets those writers replace it, at most 500 a second.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from rollbook.ledger.core.absences import Absences
+from rollbook.ledger.core.lost_members import Absences
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Self
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.connecting import connect as connect_async
 from rollbook.ledger.follower import News
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.open_client import connect as connect_async
+from rollbook.ledger.read_ahead import EntryStream
 from rollbook.ledger.reader import LedgerReader
-from rollbook.ledger.stream import EntryStream
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.ledger_nodes import LedgerWalk
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId

@@ -12,10 +12,10 @@ from typing import Final
 
 import google_crc32c
 
-from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import BUSY_OR_BROKEN, Calls, error_of
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, Calls, error_of
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.entries import unpack_batch
+from rollbook.ledger.core.entry_checks import unpack_batch
 from rollbook.ledger.core.verification import Copy, CopyState, Verdict, state_after
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.formats.service_info import BATCH_READ

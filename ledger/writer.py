@@ -1,5 +1,5 @@
-"""The writer of a ledger: the shell around `core/append.py`. With it work `stand_ins.py`, which finds
-successors for bookies that fail, `ledger_tail.py`, which writes its metadata, and `explicit_lac.py`.
+"""The writer of a ledger: the shell around `core/add_pipeline.py`. With it work `bookie_replacement.py`, which finds
+successors for bookies that fail, `metadata_writer.py`, which writes its metadata, and `explicit_lac.py`.
 
     append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
     futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
@@ -7,7 +7,7 @@ successors for bookies that fail, `ledger_tail.py`, which writes its metadata, a
 What appends of one turn of the loop bring leaves in one write per bookie, or a little later, with what
 comes yet, while that bookie has enough to do (WR10); what bookies answer comes in batches and is counted
 in batches. No entry has a task, a timer or a lock. While entries are on their way there are ticks, which
-`ticker.py` has for all writers, and so when one rests; there is one timer for each bookie that is busy or
+`shared_timer.py` has for all writers, and so when one rests; there is one timer for each bookie that is busy or
 lags.
 """
 
@@ -20,16 +20,16 @@ from typing import Any, Final, Self
 
 import structlog
 
-from rollbook.ledger.bookies import AddChannel, Bookies
+from rollbook.ledger.bookie_pool import AddChannel, Bookies
+from rollbook.ledger.bookie_replacement import StandIns
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.append import LAGGARD_TICKS, Pipeline
+from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
 from rollbook.ledger.core.ensemble_change import Seating, Verdict, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
-from rollbook.ledger.ledger_tail import LedgerTail
-from rollbook.ledger.outbox import CHUNK_BYTES_MAX
-from rollbook.ledger.stand_ins import StandIns
+from rollbook.ledger.metadata_writer import LedgerTail
+from rollbook.ledger.send_queue import CHUNK_BYTES_MAX
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import (
     AppendUnsettled,

@@ -22,8 +22,8 @@ from typing import Final, Protocol
 
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.messages import Cursor
 from rollbook.logservice.stats import LAGS_MAX
-from rollbook.logservice.words import Cursor
 from rollbook.proto.errors import Missing, RollbookError
 
 _INTERVAL_S: Final = 30.0

@@ -14,7 +14,7 @@ import structlog
 
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import NoSuchLog
 from rollbook.proto.ids import LedgerId

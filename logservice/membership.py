@@ -16,14 +16,14 @@ from typing import Final
 import structlog
 
 from rollbook.logservice.core.clocks import odd_clocks
+from rollbook.logservice.core.owner_placement import Suggestions, server_name
 from rollbook.logservice.core.server_record import (
     ServerRecord,
     pack_server_record,
     unpack_server_record,
 )
-from rollbook.logservice.core.suggestion import Suggestions, server_name
 from rollbook.logservice.ids import ServerId
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,
     delete_surely,

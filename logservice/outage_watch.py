@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.obstacles import Obstacles, advice_on, cause_in_words
-from rollbook.logservice.log_nodes import LogNodes
-from rollbook.logservice.words import ObstacleKind, Outage
+from rollbook.logservice.core.outages import Obstacles, advice_on, cause_in_words
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.messages import ObstacleKind, Outage
 from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
 from rollbook.proto.ports import Clock
 

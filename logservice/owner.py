@@ -1,10 +1,10 @@
 """One log, as long as this server owns it.
 
-    Owner ──► Order         what is appended, and who is told when        order.py
-          ──► Succession    from one segment to the next                  succession.py
-          ──► Writership    exclusive writers                             writership.py
-          ──► ListKeeper    the ledger list, by compare-and-set           list_keeper.py
-    open_log                how a server becomes the owner                opening.py
+    Owner ──► Order         what is appended, and who is told when        append_path.py
+          ──► Succession    from one segment to the next                  segment_roll.py
+          ──► Writership    exclusive writers                             writer_epochs.py
+          ──► ListKeeper    the ledger list, by compare-and-set           ledger_list_store.py
+    open_log                how a server becomes the owner                log_takeover.py
 
 Once it has failed it stays so: `failure` says why, `until_lost` tells of it, and what was pending gets
 `OwnerLost` (somebody else owns the log, or may) or `AppendUnsettled` (bookies were missing).
@@ -17,29 +17,29 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from rollbook.logservice.core.block import BlockInfo, Limits
-from rollbook.logservice.core.control import Follows, Opened, Sealed, Snapshot
+from rollbook.logservice.append_path import Loss, Order, Tell, told_to
+from rollbook.logservice.core.control_blocks import Follows, Opened, Sealed, Snapshot
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
-from rollbook.logservice.core.lives import text_of
-from rollbook.logservice.core.rolling import DEMAND, TRUNCATION, SegmentLimits
-from rollbook.logservice.ground import Ground
+from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.core.record_block import BlockInfo, Limits
+from rollbook.logservice.core.roll_rules import DEMAND, TRUNCATION, SegmentLimits
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId, WriterEpoch
-from rollbook.logservice.list_keeper import ListKeeper
+from rollbook.logservice.ledger_list_store import ListKeeper
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import StoredLog
-from rollbook.logservice.opening import Opening, open_log
-from rollbook.logservice.order import Loss, Order, Tell, told_to
-from rollbook.logservice.succession import Succession
-from rollbook.logservice.tail_cache import Subscription, TailCache
-from rollbook.logservice.truncation import delete_discarded, truncate
-from rollbook.logservice.words import (
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.log_takeover import Opening, open_log
+from rollbook.logservice.messages import (
     AcquireMode,
     AppendAck,
     Condition,
     TruncateAnswer,
     WriterGrant,
 )
-from rollbook.logservice.writership import Writership
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.segment_roll import Succession
+from rollbook.logservice.tail_cache import Subscription, TailCache
+from rollbook.logservice.truncation import delete_discarded, truncate
+from rollbook.logservice.writer_epochs import Writership
 from rollbook.proto.errors import (
     AppendUnsettled,
     InvalidRequest,

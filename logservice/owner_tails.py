@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook.logservice.ids import LogName, Offset
+from rollbook.logservice.messages import GetTail, LogTail
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.words import GetTail, LogTail
 from rollbook.proto.errors import (
     NotOwner,
     OutcomeUnknown,

@@ -28,9 +28,9 @@ import structlog
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
-from rollbook.logservice.core.block import opened_together, span_of
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
-from rollbook.logservice.core.lives import check_life, text_of
+from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.record_block import opened_together, span_of
 from rollbook.logservice.core.segments import (
     AwaitOwner,
     AwaitRoll,
@@ -41,11 +41,8 @@ from rollbook.logservice.core.segments import (
     from_last_settled,
 )
 from rollbook.logservice.ids import FIRST_OFFSET, NO_OWNER_YET, LogName, Offset
-from rollbook.logservice.log_nodes import LogNodes, StoredLog
-from rollbook.logservice.owner import Owner
-from rollbook.logservice.positions import find_entry, read_block
-from rollbook.logservice.tail_cache import Subscription
-from rollbook.logservice.words import (
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.messages import (
     CaughtUp,
     FellBehind,
     Gap,
@@ -58,6 +55,9 @@ from rollbook.logservice.words import (
     Sealed,
     WaitsFor,
 )
+from rollbook.logservice.offset_lookup import find_entry, read_block
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.tail_cache import Subscription
 from rollbook.proto.errors import (
     Corrupt,
     DataLost,

@@ -27,11 +27,11 @@ from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
 from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
-from rollbook.logservice.orphans import OrphanRepair
+from rollbook.logservice.messages import TruncateAnswer
+from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.truncation import delete_discarded, free_log, truncate
-from rollbook.logservice.words import TruncateAnswer
 from rollbook.proto.errors import NoSuchLog, NotOwner, RollbookError
 from rollbook.proto.ports import Clock, Randomness
 

@@ -13,12 +13,12 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.logservice.core.degrading import degraded_quorum
+from rollbook.logservice.core.degraded_segments import degraded_quorum
 from rollbook.logservice.core.ledger_list import custom_metadata
-from rollbook.logservice.core.rolling import SegmentLimits
-from rollbook.logservice.ground import Ground
+from rollbook.logservice.core.roll_rules import SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
-from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.owner_context import Ground
 from rollbook.proto.errors import NotEnoughBookies, RollbookError
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 from rollbook.proto.quorum import Quorum

@@ -3,7 +3,7 @@
     held                                          served
     its listed owner lives, and answers           NOT_OWNER: ask there
     its listed owner lives, they say, and         taken over by whom the others suggest, unless it was
-      refuses connections for half a second       taken that way lately (`core/takeover_patience.py`)
+      refuses connections for half a second       taken that way lately (`core/takeover_backoff.py`)
     no owner, or one that is gone                 opened by whom all suggest; whoever else is asked
                                                   says NOT_OWNER and names that one
     being opened or handed over here              the request waits for it
@@ -29,23 +29,23 @@ import structlog
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
-from rollbook.logservice.core.lives import check_life, text_of
+from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.owner_placement import life_of, server_name
 from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
-from rollbook.logservice.core.suggestion import life_of, server_name
-from rollbook.logservice.core.takeover_patience import TakeoverPatience
+from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.cursor_lags import CursorLags
-from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
-from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import Membership
 from rollbook.logservice.outage_watch import OutageWatch
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.peers import Peers
-from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.peer_liveness import Peers
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.server_clock import ServerClock
+from rollbook.logservice.stall_detector import Pulse
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
     LogDeleted,

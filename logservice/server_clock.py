@@ -11,7 +11,7 @@ import structlog
 
 from rollbook.logservice.core.clocks import CLOCKS_APART_US_MAX, ServerTime, odd_clocks
 from rollbook.logservice.ids import ServerId
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
 from rollbook.proto.errors import ClockDisagrees
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import joined

@@ -1,4 +1,4 @@
-"""The log service without any transport: one method for each thing that can be asked (`words.py`).
+"""The log service without any transport: one method for each thing that can be asked (`messages.py`).
 
 Appends, seals, truncations and writer epochs are decided by a log's owner; a server that is not says
 `NotOwner`, and whom to ask. Everything else any server answers.
@@ -12,13 +12,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from rollbook.logservice import words
+from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import AppendStream
-from rollbook.logservice.core.block import BlockInfo, check_block
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
-from rollbook.logservice.core.lives import check_life, text_of
-from rollbook.logservice.core.stopping import Until, cut_to_size
-from rollbook.logservice.core.views import check_etag, etag_of, journal_of, segments_page, with_lost
+from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.log_views import (
+    check_etag,
+    etag_of,
+    journal_of,
+    segments_page,
+    with_lost,
+)
+from rollbook.logservice.core.read_bounds import Until, cut_to_size
+from rollbook.logservice.core.record_block import BlockInfo, check_block
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
     Ago,
@@ -39,27 +45,8 @@ from rollbook.logservice.log_config import (
     DELETE_GRACE_MS_MAX,
     LogConfig,
 )
-from rollbook.logservice.log_nodes import StoredLog
-from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_tails import AskPeer, OwnerTails
-from rollbook.logservice.positions import (
-    NOT_OWNED,
-    find_last_time,
-    find_offset_at,
-    find_sizes,
-    find_tail,
-)
-from rollbook.logservice.reader import LogReader
-from rollbook.logservice.server import LogServer
-from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
-from rollbook.logservice.tail_directory import TailDirectory
-from rollbook.logservice.truncation import (
-    delete_discarded,
-    delete_log,
-    stop_writer,
-    truncate_closed,
-)
-from rollbook.logservice.words import (
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.messages import (
     AtTail,
     CaughtUp,
     Consistency,
@@ -73,6 +60,25 @@ from rollbook.logservice.words import (
     Sealed,
     Stopped,
     WaitsFor,
+)
+from rollbook.logservice.offset_lookup import (
+    NOT_OWNED,
+    find_last_time,
+    find_offset_at,
+    find_sizes,
+    find_tail,
+)
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.owner_tails import AskPeer, OwnerTails
+from rollbook.logservice.reader import LogReader
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
+from rollbook.logservice.tail_directory import TailDirectory
+from rollbook.logservice.truncation import (
+    delete_discarded,
+    delete_log,
+    stop_writer,
+    truncate_closed,
 )
 from rollbook.proto.errors import (
     BeyondTail,

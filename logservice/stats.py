@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.stats import (
     Gauge,

@@ -24,11 +24,11 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
 from rollbook.logservice.core.log_tails import Scope, TailTable, tail_of_list
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
+from rollbook.logservice.offset_lookup import find_tail
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.positions import find_tail
 from rollbook.logservice.server import LogServer, nobody_listens
-from rollbook.logservice.words import TailOfLog, Tails, WatchTails
 from rollbook.proto.errors import (
     InvalidRequest,
     NoSuchLog,

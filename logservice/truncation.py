@@ -25,13 +25,13 @@ from rollbook.logservice.core.ledger_list import (
     Sizes,
 )
 from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
-from rollbook.logservice.core.lives import check_life, text_of
+from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.core.log_views import check_etag
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
-from rollbook.logservice.core.views import check_etag
 from rollbook.logservice.ids import LogName, LogUid, Offset, OwnerEpoch
-from rollbook.logservice.log_nodes import LogNodes, StoredLog
-from rollbook.logservice.words import TruncateAnswer
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.messages import TruncateAnswer
 from rollbook.proto.errors import (
     Guarded,
     MetadataConflict,

@@ -5,7 +5,7 @@ import math
 from collections import deque
 from typing import Final
 
-from rollbook.proto.pace import Pace
+from rollbook.proto.pacing import Pace
 
 _NS_PER_S: Final = 1_000_000_000
 

@@ -19,7 +19,7 @@ from typing import Final, Never
 
 import structlog
 
-from rollbook.ledger.calls import error_of
+from rollbook.ledger.concurrent_calls import error_of
 from rollbook.ledger.core.verification import Copy, CopyState
 from rollbook.ledger.ledgers import Ledgers, credentials
 from rollbook.ledger.verifier import Verifier
@@ -56,7 +56,7 @@ from rollbook.recovery.core.checks import (
 )
 from rollbook.recovery.core.plan import Seat, lacking_in, windows
 from rollbook.recovery.ledger_repair import mean_entry_bytes, pick_for_racks
-from rollbook.recovery.patience import AWAY, LOOK_AGAIN_S, patiently, until_done
+from rollbook.recovery.metadata_outages import AWAY, LOOK_AGAIN_S, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, CheckTimes
 
 logger = structlog.get_logger()

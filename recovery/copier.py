@@ -1,7 +1,7 @@
 """Copies entries of one closed run of a ledger from the bookies that have them to one that lacks them.
 
     entry ids ──► chunks of about 1 MiB ──► read, a few chunks ahead ──► written in order, acknowledged when durable
-                                             one source per chunk,        (`restorer.py`)
+                                             one source per chunk,        (`entry_restorer.py`)
                                              the next one for what
                                              it could not give
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from rollbook.ledger.bookies import Bookies
-from rollbook.ledger.calls import BUSY_OR_BROKEN, Calls, error_of
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, Calls, error_of
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.entries import consecutive, unpack_batch
+from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
 from rollbook.ledger.core.verification import CopyState, state_after
 from rollbook.proto.errors import (
     BookieFailed,
@@ -41,7 +41,7 @@ from rollbook.proto.wire.messages import (
 )
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.core.healing import ranges_of
-from rollbook.recovery.restorer import Restorer
+from rollbook.recovery.entry_restorer import Restorer
 
 _CHUNKS_AHEAD: Final = 4  # That are read while earlier ones are written.
 _UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # Of one target.

@@ -29,10 +29,10 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.failures import Failure, after_failure
-from rollbook.recovery.doubts import BookieDoubts
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import Outcome
-from rollbook.recovery.patience import patiently
+from rollbook.recovery.metadata_outages import patiently
+from rollbook.recovery.possible_losses import BookieDoubts
 
 logger = structlog.get_logger()
 

@@ -25,7 +25,6 @@ from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import Range
-from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
 from rollbook.recovery.ledger_healer import (
     LedgerHealer,
     LedgerHealing,
@@ -33,6 +32,7 @@ from rollbook.recovery.ledger_healer import (
     Task,
     Writers,
 )
+from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 
 logger = structlog.get_logger()
 

@@ -37,7 +37,7 @@ from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, EventKind, MetadataStore, Watch
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.core.shapes import Shape, members_of, shape_of
+from rollbook.recovery.core.ensemble_shapes import Shape, members_of, shape_of
 
 logger = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.ledger.calls import error_of
+from rollbook.ledger.concurrent_calls import error_of
 from rollbook.ledger.core.verification import Copy, CopyState
 from rollbook.ledger.ledgers import UNCLAIMED, Ledgers, credentials
 from rollbook.ledger.verifier import Verifier

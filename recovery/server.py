@@ -5,7 +5,7 @@
       each is a part: one that fails begins again, after a pause that doubles up to a minute
 
 All parts use one metadata session: its end takes votes and locks along together. They share one `Marks`, which knows
-the locks of the session. What the parts do is written down by `presence.py`, for `status`.
+the locks of the session. What the parts do is written down by `process_status.py`, for `status`.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from rollbook.recovery.checks import Checks
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.index import LedgerIndex
-from rollbook.recovery.patience import patiently, until_done
-from rollbook.recovery.presence import Presence, PresenceNodes
+from rollbook.recovery.metadata_outages import patiently, until_done
+from rollbook.recovery.process_status import Presence, PresenceNodes
 from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import STEWARD

@@ -3,8 +3,8 @@ is elected. It has an election of its own: BookKeeper's auditor may be Java's, w
 
     lifecycles ──► core/drains.py ──► tasks (tasks.py) ──► workers copy, the index hears of it
                         │
-                        └──► census.py ──► Drained          `core/lifecycle.py`
-    incarnations ─────────────────────► tasks ──► whole.py
+                        └──► reference_scan.py ──► Drained          `core/lifecycle.py`
+    incarnations ─────────────────────► tasks ──► known_incarnations.py
     doubts of bookies ────────────────► doubt_healing.py
 
 - A bookie is Drained iff a whole fresh walk that began after it was seen read-only or down finds no ledger
@@ -32,8 +32,8 @@ from rollbook.proto.cluster.cookies import MemberNodes
 from rollbook.proto.cluster.election import Vote
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
-from rollbook.proto.cluster.lost_replies import read_surely
 from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.uncertain_writes import read_surely
 from rollbook.proto.errors import (
     BadMetadata,
     MetadataConflict,
@@ -46,17 +46,17 @@ from rollbook.proto.formats.paths import AVAILABLE
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, EventKind, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
-from rollbook.recovery.census import take_census
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core.drains import DrainFacts, Step, is_stuck, next_step
+from rollbook.recovery.core.ensemble_shapes import Shape
 from rollbook.recovery.core.failures import Failure
 from rollbook.recovery.core.lifecycle import fail, finish, revert
-from rollbook.recovery.core.shapes import Shape
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtState
 from rollbook.recovery.index import LedgerIndex
-from rollbook.recovery.patience import patiently, until_done
+from rollbook.recovery.known_incarnations import WholeNodes
+from rollbook.recovery.metadata_outages import patiently, until_done
+from rollbook.recovery.reference_scan import take_census
 from rollbook.recovery.tasks import DrainTasks, Failures
-from rollbook.recovery.whole import WholeNodes
 
 logger = structlog.get_logger()
 

@@ -19,15 +19,15 @@ from typing import Final, Generic, TypeVar
 import structlog
 
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.marks import Checked, Marks, MarkTree
+from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
+from rollbook.proto.cluster.uncertain_writes import (
     delete_surely,
     ensure_node,
     put_surely,
     read_surely,
     set_surely,
 )
-from rollbook.proto.cluster.marks import Checked, Marks, MarkTree
-from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,

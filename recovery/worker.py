@@ -38,7 +38,7 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.core.failures import after_failure
 from rollbook.recovery.ledger_repair import LedgerRepair, OpenEnd, Repair
-from rollbook.recovery.patience import AWAY, follow, patiently, until_done
+from rollbook.recovery.metadata_outages import AWAY, follow, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
 
 logger = structlog.get_logger()

@@ -125,8 +125,8 @@ def rest() -> str:
 
 def openapi() -> dict[str, Any]:
     """Of a log server. It is asked for its routes alone, so nothing is behind them."""
-    from rollbook.api.rest.door import Door
-    from rollbook.api.rest.logs import make_app
+    from rollbook.api.rest.log_app import make_app
+    from rollbook.api.rest.owner_routing import Door
 
     nothing = cast(Any, None)
     return make_app(Door(nothing, lambda _: ""), lambda: False, nothing).openapi()

@@ -9,10 +9,10 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from rollbook.api.access.doorkeeper import Caller
-from rollbook.logservice.core.block import HEADER_BYTES, producer_of, with_producer
+from rollbook.api.access.authenticator import Caller
+from rollbook.logservice.core.record_block import HEADER_BYTES, producer_of, with_producer
 from rollbook.logservice.ids import ONCE
-from rollbook.logservice.words import StreamAppend
+from rollbook.logservice.messages import StreamAppend
 from rollbook.proto.errors import Invalid
 
 _DIGEST_BYTES: Final = 29

@@ -4,8 +4,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import CALLER, Caller
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.doorkeeper import CALLER, Caller
 from rollbook.api.access.refusals import refusal_of_duty
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from rollbook.api.access.core.grants import Duty, rights_for
-from rollbook.logservice.core.block import HEADER_BYTES, opened_bytes_of, span_of
+from rollbook.logservice.core.record_block import HEADER_BYTES, opened_bytes_of, span_of
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
-from rollbook.logservice.words import GetServerStats
+from rollbook.logservice.messages import GetServerStats
 from rollbook.proto.errors import Unauthorized
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from rollbook.api.access.core.settling import Seen, Settling, Wait
+from rollbook.api.access.core.file_settling import Seen, Settling, Wait
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
 from rollbook.proto.runtime.system_errors import told

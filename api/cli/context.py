@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from rollbook.api.cli.context_option import names_of_contexts
-from rollbook.api.cli.lazy import AliasGroup
+from rollbook.api.cli.lazy_group import AliasGroup
 from rollbook.api.cli.output import examples, list_output_option
 
 _name = click.argument("name", shell_complete=names_of_contexts)
@@ -45,7 +45,7 @@ def add(
 ) -> None:
     """Name a cluster, or name it anew. The first one is used from now on."""
     from rollbook.api import context_file
-    from rollbook.api.cli.cluster_work import parse_url
+    from rollbook.api.cli.cluster.actions import parse_url
     from rollbook.api.client.url import parse_log_url
 
     parse_log_url(server)  # What makes no sense is said here, and not each time that it is meant.

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from rollbook.api.cli.log_access import LogAccess
+    from rollbook.api.cli.log.connection import LogAccess
 
 _FOR_ACCESS: Final = (
     *("token_file", "tls_authorities", "tls_certificate", "tls_key"),

@@ -18,7 +18,7 @@ import click
 
 from rollbook import __version__
 from rollbook.api.cli.failures import explain, explain_error
-from rollbook.api.cli.lazy import LazyGroup, Place
+from rollbook.api.cli.lazy_group import LazyGroup, Place
 from rollbook.api.cli.output import examples
 from rollbook.proto import errors
 
@@ -45,9 +45,13 @@ _GROUPS: Final = {
     "context": "Name clusters, and say which one is meant",
     "debug": "Gather what somebody who helps needs to see",
 }
-_PLACES: Final = {
-    name: Place(f"rollbook.api.cli.{name}", "group", what) for name, what in _GROUPS.items()
-}
+
+
+def _module_of(name: str) -> str:
+    return f"rollbook.api.cli.{name}" if name == "context" else f"rollbook.api.cli.{name}.commands"
+
+
+_PLACES: Final = {name: Place(_module_of(name), "group", what) for name, what in _GROUPS.items()}
 
 _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Interrupted, INTERRUPTED),
@@ -141,7 +145,7 @@ def completion(shell: str) -> None:
     """Print what makes a shell complete commands, flags and names."""
     from click.shell_completion import get_completion_class
 
-    from rollbook.api.cli.shells import add_shells
+    from rollbook.api.cli.shell_completion import add_shells
 
     add_shells()
     complete = get_completion_class(shell)
@@ -157,7 +161,7 @@ def main() -> None:
     if not __debug__:
         sys.exit("rollbook checks its own promises with assert: run Python without -O")
     if _COMPLETE in os.environ:
-        from rollbook.api.cli.shells import add_shells
+        from rollbook.api.cli.shell_completion import add_shells
 
         add_shells()
     try:

@@ -7,7 +7,7 @@ from rollbook.api.client.log import Log
 from rollbook.api.client.reader import EventReader, RecordBatch, Tail
 from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.writer import Writer
-from rollbook.logservice.core.block import Record
+from rollbook.logservice.core.record_block import Record
 
 __all__ = [
     "Client",

@@ -9,9 +9,9 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from rollbook.logservice.core.block import Codec, Headers, pack_block, with_producer
+from rollbook.logservice.core.record_block import Codec, Headers, pack_block, with_producer
 from rollbook.logservice.ids import Offset, ProducerRef
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto.errors import RollbookError
 
 

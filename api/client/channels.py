@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import grpc
 
-from rollbook.api.client.forks import require_own_process
-from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX
+from rollbook.api.client.fork_guard import require_own_process
+from rollbook.api.methods import MESSAGE_BYTES_MAX
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest

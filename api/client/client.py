@@ -6,21 +6,21 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from rollbook.api.client.append_line import AppendLines
-from rollbook.api.client.calls import Calls
+from rollbook.api.client.append_stream import AppendLines
 from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.forks import on_used
+from rollbook.api.client.fork_guard import on_used
 from rollbook.api.client.log import Log, names_of
-from rollbook.api.client.meeting import Meeting
-from rollbook.api.client.owners import Owners
+from rollbook.api.client.owner_cache import Owners
 from rollbook.api.client.positions import listed, milliseconds_of
+from rollbook.api.client.server_discovery import Meeting
 from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.target import Target, token_of_file, unnamed_target
 from rollbook.api.client.unacked import Loss, attach, error_of
+from rollbook.api.client.unary_calls import Calls
 from rollbook.api.client.url import parse_log_url
-from rollbook.api.grpc.methods import BY_REQUEST
-from rollbook.logservice import words
+from rollbook.api.methods import BY_REQUEST
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, parse_prefix
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
     ServerUnreachable,
     Unauthorized,
 )
-from rollbook.proto.runtime.allocator import keep_pieces_of_messages
+from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
 _ASKED_MAX: Final = 3  # Servers, about what is away.
@@ -136,7 +136,7 @@ class Client:
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """Any word of `rollbook.logservice.words` that one call answers. What the other methods use.
+        """Any word of `rollbook.logservice.messages` that one call answers. What the other methods use.
 
         Cancelled, a change may have been made or not.
         """
@@ -172,7 +172,7 @@ class Client:
         left_s = max(due - asyncio.get_running_loop().time(), self.config.retry_pause_s_max)
         attempt_s = min(left_s, self.config.attempt_s)
         asking = [
-            asyncio.ensure_future(self._calls.try_once(words.GetLimits(), each, attempt_s))
+            asyncio.ensure_future(self._calls.try_once(messages.GetLimits(), each, attempt_s))
             for each in self.owners.servers
         ]
         failures: list[RollbookError] = []
@@ -208,10 +208,10 @@ class Client:
             await anext(self._guard)
         log = LogName.parse(name)
         if create is False:
-            state = await self.ask(words.GetLog(log))
+            state = await self.ask(messages.GetLog(log))
         else:
             config = create if isinstance(create, LogConfig) else None
-            state = await self.ask(words.EnsureLog(log, config))
+            state = await self.ask(messages.EnsureLog(log, config))
         self.owners.learn(log, state.owner, state.owner_epoch)
         await self._meeting.begin()  # Before one of them fails.
         return Log(self, state)
@@ -228,7 +228,9 @@ class Client:
         namespace, prefix = listed(namespace, prefix)
         start_after = ""
         while True:
-            page: words.LogNames = await self.ask(words.ListLogs(namespace, prefix, start_after))
+            page: messages.LogNames = await self.ask(
+                messages.ListLogs(namespace, prefix, start_after)
+            )
             for name in page.logs:
                 yield name
             if not page.next_page:
@@ -256,68 +258,68 @@ class Client:
         else:
             parse_prefix(prefix)
             prefixes = (prefix,)
-        request = words.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
+        request = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
         return TailsWatch(request, self.channels, self.config, self._addresses)
 
     async def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
-    ) -> words.DeleteLogAnswer:
+    ) -> messages.DeleteLogAnswer:
         """Gone at once for everybody; its ledgers go after a time of grace.
 
         `etag`: only if its configuration is still the one that has it. `uid`: only this log, and not another one
         that was created under its name since. Raises `NoSuchLog`, `LogReplaced`. Cancelled, it may be gone or not.
         """
         grace_ms = None if grace_s is None else milliseconds_of(grace_s, "grace_s")
-        answer: words.DeleteLogAnswer = await self.ask(
-            words.DeleteLog(LogName.parse(name), etag, grace_ms, uid)
+        answer: messages.DeleteLogAnswer = await self.ask(
+            messages.DeleteLog(LogName.parse(name), etag, grace_ms, uid)
         )
         return answer
 
     # --- Cluster ------------------------------------------------------------------------------
 
-    async def lookup(self, names: Iterable[str | LogName]) -> tuple[words.LogOwner, ...]:
+    async def lookup(self, names: Iterable[str | LogName]) -> tuple[messages.LogOwner, ...]:
         """Who owns these logs, or should."""
-        answer: words.LogOwners = await self.ask(words.Lookup(names_of(names)))
+        answer: messages.LogOwners = await self.ask(messages.Lookup(names_of(names)))
         return answer.owners
 
-    async def servers(self) -> tuple[words.ServerView, ...]:
+    async def servers(self) -> tuple[messages.ServerView, ...]:
         """Those that are registered, and how they are."""
-        answer: words.Servers = await self.ask(words.ListServers())
+        answer: messages.Servers = await self.ask(messages.ListServers())
         return answer.servers
 
-    async def transfer(self, name: str | LogName, to: str) -> words.LogOwner:
+    async def transfer(self, name: str | LogName, to: str) -> messages.LogOwner:
         """Hands the log over to that server, without failed appends. Cancelled, it may move all the same."""
-        answer: words.LogOwner = await self.ask(words.TransferLog(LogName.parse(name), to))
+        answer: messages.LogOwner = await self.ask(messages.TransferLog(LogName.parse(name), to))
         return answer
 
     async def drain(self, server: str, *, resume: bool = False) -> int:
         """Has a server hand over its logs and take no others, until `resume`; how many it has yet to hand
         over. Cancelled, it may have been told or not.
         """
-        answer: words.DrainAnswer = await self.ask(words.DrainServer(server, resume))
+        answer: messages.DrainAnswer = await self.ask(messages.DrainServer(server, resume))
         return answer.logs_left
 
-    async def limits(self) -> words.ServiceLimits:
+    async def limits(self) -> messages.ServiceLimits:
         """What the server takes at most: of a record, a batch, a message, a stream, a cursor's blob."""
-        answer: words.ServiceLimits = await self.ask(words.GetLimits())
+        answer: messages.ServiceLimits = await self.ask(messages.GetLimits())
         return answer
 
-    async def stats(self, address: str | None = None) -> words.ServerStats:
+    async def stats(self, address: str | None = None) -> messages.ServerStats:
         """Of the server at that address."""
-        answer: words.ServerStats = await self.ask(words.GetServerStats(), server=address)
+        answer: messages.ServerStats = await self.ask(messages.GetServerStats(), server=address)
         return answer
 
-    async def outage(self) -> words.Outage:
+    async def outage(self) -> messages.Outage:
         """What the server that is asked knows to be away: bookies, the metadata store."""
-        answer: words.Outage = await self.ask(words.GetOutage())
+        answer: messages.Outage = await self.ask(messages.GetOutage())
         return answer
 
-    async def _ask_outage(self) -> words.Outage | None:
+    async def _ask_outage(self) -> messages.Outage | None:
         """Some servers at the same time: one of them may be what is away."""
         some = self.owners.servers[:_ASKED_MAX]
-        asked = (self._calls.try_once(words.GetOutage(), each, _OUTAGE_S) for each in some)
+        asked = (self._calls.try_once(messages.GetOutage(), each, _OUTAGE_S) for each in some)
         found = await asyncio.gather(*asked, return_exceptions=True)
-        told = [each for each in found if isinstance(each, words.Outage)]
+        told = [each for each in found if isinstance(each, messages.Outage)]
         return max(told, key=lambda each: len(each.obstacles), default=None)
 
     # --- The end ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar, overload
 
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import CursorName, LogName, parse_offset
 from rollbook.proto.errors import NoSuchCursor
 
@@ -26,13 +26,13 @@ class Cursor:
         return f"<Cursor {self.name} of {self.log}>"
 
     @overload
-    async def get(self) -> words.Cursor: ...
+    async def get(self) -> messages.Cursor: ...
     @overload
-    async def get(self, default: D) -> words.Cursor | D: ...
+    async def get(self, default: D) -> messages.Cursor | D: ...
     async def get(self, default: Any = REQUIRED) -> Any:
         """Where it stands. `default` is returned if there is no such cursor; without one it raises `NoSuchCursor`."""
         try:
-            return await self._ask(words.GetCursor(self.log, self.name, self._uid))
+            return await self._ask(messages.GetCursor(self.log, self.name, self._uid))
         except NoSuchCursor:
             if default is REQUIRED:
                 raise
@@ -46,13 +46,13 @@ class Cursor:
         protect: bool | None = None,
         version: int | None = None,
         may_rewind: bool = False,
-    ) -> words.Cursor:
+    ) -> messages.Cursor:
         """Moves it, or makes it. `version`: only if it still has this one; -1: only if there is
         none. `protect`, `blob`: as they were, unless given. `may_rewind`: to before where it is, too.
 
         Raises `MetadataConflict`, `CursorAhead`. Cancelled, it may have moved or not: `get` tells, by its version.
         """
-        request = words.CommitCursor(
+        request = messages.CommitCursor(
             self.log,
             self.name,
             parse_offset(offset),
@@ -62,12 +62,12 @@ class Cursor:
             may_rewind,
             self._uid,
         )
-        moved: words.Cursor = await self._ask(request)
+        moved: messages.Cursor = await self._ask(request)
         return moved
 
     async def mark(
         self, offset: int, blob: bytes = b"", *, version: int | None = None
-    ) -> words.Cursor:
+    ) -> messages.Cursor:
         """`commit` with this `blob`, protected: what lies at `offset` and above it is not truncated.
 
         Cancelled, likewise.
@@ -79,4 +79,4 @@ class Cursor:
 
         Raises `NoSuchCursor`, `MetadataConflict`. Cancelled, it may be there or not.
         """
-        await self._ask(words.DeleteCursor(self.log, self.name, version, self._uid))
+        await self._ask(messages.DeleteCursor(self.log, self.name, version, self._uid))

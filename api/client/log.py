@@ -6,7 +6,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rollbook.api.client.appender import Appender, Framed, Records
 from rollbook.api.client.cursor import Cursor
 from rollbook.api.client.pipeline import Pipeline, Source
 from rollbook.api.client.positions import (
@@ -25,13 +24,14 @@ from rollbook.api.client.reader import (
     batches_of,
     records_of,
 )
-from rollbook.api.client.spread import AnyServer, Run, runs_of
+from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
+from rollbook.api.client.shared_replay import AnyServer, Run, runs_of
+from rollbook.api.client.single_append import Appender, Framed, Records
 from rollbook.api.client.sync_writer import SyncWriter
-from rollbook.api.client.texts import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.writer import Writer
-from rollbook.api.nearest import did_you_mean
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Record, producer_of
+from rollbook.api.did_you_mean import did_you_mean
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Record, producer_of
 from rollbook.logservice.ids import (
     LogName,
     Offset,
@@ -56,7 +56,7 @@ class Log:
     name, whatever asks for it raises `LogReplaced`: open the new one.
     """
 
-    def __init__(self, client: "Client", state: words.LogState) -> None:
+    def __init__(self, client: "Client", state: messages.LogState) -> None:
         self.name: LogName = state.log
         self.uid: str = state.uid  # Another log, created later under this name, has another one.
         self.config: LogConfig = state.config  # As it was when the log was opened.
@@ -88,7 +88,7 @@ class Log:
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         """Durable when it returns; retried without duplicates until the timeout.
 
         `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8. `event_time` has a time zone;
@@ -125,7 +125,7 @@ class Log:
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         """One atomic batch: all of them or none. Else as `append`, also if it is cancelled.
 
         `event_times` are datetimes, or microseconds since 1970. `idempotency_key` is that of the whole batch.
@@ -159,7 +159,7 @@ class Log:
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         """A batch that was framed before, by `rollbook.pack_block` or by the writer of another log (`Block.data`).
 
         Its records stay as they are, byte for byte; the server checks sizes, layout and checksum. `producer`
@@ -274,7 +274,7 @@ class Log:
         start: Start = "latest",
         *,
         until: int | None = None,
-        at_tail: words.AtTail = words.AtTail.FOLLOW,
+        at_tail: messages.AtTail = messages.AtTail.FOLLOW,
         skip_truncated: bool = False,
         whom: Whom | None = None,
     ) -> EventReader:
@@ -283,8 +283,8 @@ class Log:
         `whom`: which server is asked; by default the log's owner.
         """
         client = self._client
-        truncated = words.OnTruncated.SKIP if skip_truncated else words.OnTruncated.FAIL
-        request = words.ReadStream(
+        truncated = messages.OnTruncated.SKIP if skip_truncated else messages.OnTruncated.FAIL
+        request = messages.ReadStream(
             self.name,
             position_of(start),
             until_offset=None if until is None else parse_offset(until),
@@ -297,13 +297,13 @@ class Log:
 
     def bounded_events(self, start: Start, end: int | None) -> EventReader:
         """What `read` is made from."""
-        at_tail = words.AtTail.STOP if end is None else words.AtTail.FOLLOW
+        at_tail = messages.AtTail.STOP if end is None else messages.AtTail.FOLLOW
         return self.events(start, until=end, at_tail=at_tail)
 
     # --- Where it begins and ends -------------------------------------------------------------
 
     async def tail_offset(
-        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
+        self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> Offset:
         """The next offset to be given out. `"barrier"`: above whatever anybody was acked before."""
         return (await self.state_of_tail(consistency)).tail
@@ -313,11 +313,13 @@ class Log:
         return (await self.state_of_tail()).head
 
     async def state_of_tail(
-        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
-    ) -> words.LogTail:
+        self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
+    ) -> messages.LogTail:
         """Where it begins and ends, whether it is sealed, and whose it is. `consistency`: see `tail_offset`."""
-        wanted = words.Consistency(consistency)
-        answer: words.LogTail = await self._client.ask(words.GetTail(self.name, wanted, self.uid))
+        wanted = messages.Consistency(consistency)
+        answer: messages.LogTail = await self._client.ask(
+            messages.GetTail(self.name, wanted, self.uid)
+        )
         return answer
 
     async def find(
@@ -335,8 +337,8 @@ class Log:
         wanted = timestamp if timestamp is not None else position
         if wanted is None:
             raise InvalidRequest("find what? Give a position or a timestamp")
-        found: words.FoundOffset = await self._client.ask(
-            words.FindOffset(self.name, position_of(wanted), self.uid)
+        found: messages.FoundOffset = await self._client.ask(
+            messages.FindOffset(self.name, position_of(wanted), self.uid)
         )
         return found.offset
 
@@ -344,14 +346,14 @@ class Log:
 
     async def truncate(
         self, before: Start, *, plan: bool = False, force_roll: bool = False
-    ) -> words.TruncateAnswer:
+    ) -> messages.TruncateAnswer:
         """What lies before is readable no more. `plan`: only say what would be done.
 
         `force_roll`: of the segment that is written, too, so that its space is freed. Raises `Guarded` where
         a protected mark is in the way. Cancelled, it may have been done or not: `head_offset` tells.
         """
-        answer: words.TruncateAnswer = await self._client.ask(
-            words.Truncate(self.name, position_of(before), plan, force_roll, self.uid)
+        answer: messages.TruncateAnswer = await self._client.ask(
+            messages.Truncate(self.name, position_of(before), plan, force_roll, self.uid)
         )
         return answer
 
@@ -361,20 +363,20 @@ class Log:
         Cancelled, it may be sealed or not: sealed again, it tells the same tail.
         """
         condition = condition_of(expect, epoch, False)
-        answer: words.SealAnswer = await self._client.ask(
-            words.Seal(self.name, None, condition, self.uid)
+        answer: messages.SealAnswer = await self._client.ask(
+            messages.Seal(self.name, None, condition, self.uid)
         )
         return answer.tail
 
     async def acquire_writer(
         self,
         holder: str,
-        mode: words.AcquireMode | str = words.AcquireMode.FAIL,
+        mode: messages.AcquireMode | str = messages.AcquireMode.FAIL,
         *,
         ttl_s: float = 0,
         timeout_s: float | None = None,
         attempt: str = "",
-    ) -> words.WriterGrant:
+    ) -> messages.WriterGrant:
         """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
 
         `mode`, if somebody holds it: `"fail"` with `WriterHeld`, `"wait"` until he lets go of it or his
@@ -383,27 +385,29 @@ class Log:
         at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if it
         was released. Without a name only this one call asks again by itself. Cancelled, it is as in doubt.
         """
-        request = words.AcquireWriter(
+        request = messages.AcquireWriter(
             self.name,
             holder,
-            words.AcquireMode(mode),
+            messages.AcquireMode(mode),
             milliseconds_of(ttl_s, "ttl_s"),
             attempt,
             self.uid,
         )
-        grant: words.WriterGrant = await self._client.ask(request, timeout_s=timeout_s)
+        grant: messages.WriterGrant = await self._client.ask(request, timeout_s=timeout_s)
         return grant
 
-    async def renew_writer(self, epoch: int) -> words.WriterGrant:
+    async def renew_writer(self, epoch: int) -> messages.WriterGrant:
         """Its time begins anew. Raises `StaleEpoch`. Cancelled, it may have begun anew or not."""
-        grant: words.WriterGrant = await self._client.ask(
-            words.RenewWriter(self.name, parse_writer_epoch(epoch), self.uid)
+        grant: messages.WriterGrant = await self._client.ask(
+            messages.RenewWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )
         return grant
 
     async def release_writer(self, epoch: int) -> None:
         """The next one need not wait or steal. Raises `StaleEpoch`. Cancelled, it may be held or not."""
-        await self._client.ask(words.ReleaseWriter(self.name, parse_writer_epoch(epoch), self.uid))
+        await self._client.ask(
+            messages.ReleaseWriter(self.name, parse_writer_epoch(epoch), self.uid)
+        )
 
     # --- Cursors ------------------------------------------------------------------------------
 
@@ -411,13 +415,13 @@ class Log:
         """A named position; a protected one holds truncation back."""
         return Cursor(self._client.ask, self.name, parse_cursor_name(name), self.uid)
 
-    async def cursors(self) -> tuple[words.Cursor, ...]:
+    async def cursors(self) -> tuple[messages.Cursor, ...]:
         """All that the log has, by name."""
-        found: list[words.Cursor] = []
+        found: list[messages.Cursor] = []
         start_after = ""
         while True:
-            asked = words.ListCursors(self.name, start_after, uid=self.uid)
-            page: words.Cursors = await self._client.ask(asked)
+            asked = messages.ListCursors(self.name, start_after, uid=self.uid)
+            page: messages.Cursors = await self._client.ask(asked)
             found += page.cursors
             if not page.next_page:
                 return tuple(found)
@@ -425,12 +429,12 @@ class Log:
 
     # --- Administration -----------------------------------------------------------------------
 
-    async def state(self) -> words.LogState:
+    async def state(self) -> messages.LogState:
         """Its configuration and etag, its size, its owner, its writer."""
-        answer: words.LogState = await self._client.ask(words.GetLog(self.name, self.uid))
+        answer: messages.LogState = await self._client.ask(messages.GetLog(self.name, self.uid))
         return answer
 
-    async def update(self, *, etag: str = "", **changes: Any) -> words.LogState:
+    async def update(self, *, etag: str = "", **changes: Any) -> messages.LogState:
         """`update(retention_age_s=3600)`: fields of `LogConfig`, which are changed together.
 
         `etag`: only if its configuration is still the one that has it, else `MetadataConflict`. Cancelled, it
@@ -442,32 +446,36 @@ class Log:
                 f"a log has no setting {', '.join(unknown)}",
                 next_step=did_you_mean(unknown[0], known, f"known: {', '.join(sorted(known))}"),
             )
-        answer: words.LogState = await self._client.ask(
-            words.UpdateLog(self.name, ConfigValues(**changes), tuple(changes), etag, self.uid)
+        answer: messages.LogState = await self._client.ask(
+            messages.UpdateLog(self.name, ConfigValues(**changes), tuple(changes), etag, self.uid)
         )
         self.config = answer.config
         return answer
 
     async def roll(self) -> SegmentId:
         """A new segment begins, unless the one that is written is empty. Cancelled, it may or may not."""
-        answer: words.RollLogAnswer = await self._client.ask(words.RollLog(self.name, self.uid))
+        answer: messages.RollLogAnswer = await self._client.ask(
+            messages.RollLog(self.name, self.uid)
+        )
         return answer.segment_id
 
-    async def segments(self) -> list[words.SegmentView]:
+    async def segments(self) -> list[messages.SegmentView]:
         """What it is made of, oldest first."""
-        found: list[words.SegmentView] = []
+        found: list[messages.SegmentView] = []
         start: SegmentId | None = SegmentId(0)
         while start is not None:
-            page: words.Segments = await self._client.ask(
-                words.ListSegments(self.name, start, uid=self.uid)
+            page: messages.Segments = await self._client.ask(
+                messages.ListSegments(self.name, start, uid=self.uid)
             )
             found += page.segments
             start = page.next_segment
         return found
 
-    async def journal(self, limit: int = 100) -> tuple[words.JournalEvent, ...]:
+    async def journal(self, limit: int = 100) -> tuple[messages.JournalEvent, ...]:
         """What befell it, newest first."""
-        answer: words.Journal = await self._client.ask(words.GetJournal(self.name, limit, self.uid))
+        answer: messages.Journal = await self._client.ask(
+            messages.GetJournal(self.name, limit, self.uid)
+        )
         return answer.events
 
 

@@ -18,15 +18,15 @@ from collections import deque
 from functools import partial
 from typing import Protocol
 
-from rollbook.api.client.append_line import AppendLine, AppendLines
+from rollbook.api.client.append_stream import AppendLine, AppendLines
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.owners import Owners
+from rollbook.api.client.owner_cache import Owners
 from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
-from rollbook.api.client.retrying import Pauses, again, in_doubt, may_retry
-from rollbook.logservice.core.block import Codec
+from rollbook.api.client.retry_policy import Pauses, again, in_doubt, may_retry
+from rollbook.logservice.core.record_block import Codec
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.words import AppendAck, Condition
+from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.proto.errors import BadFrame, InvalidRequest, Outcome, QuorumTimeout, RollbookError
 
 

@@ -21,7 +21,7 @@ from rollbook.logservice.ids import (
     parse_writer_epoch,
     time_us_of,
 )
-from rollbook.logservice.words import Condition
+from rollbook.logservice.messages import Condition
 from rollbook.proto.errors import InvalidRequest
 
 _SECONDS_MAX: Final = 2**32  # More than a hundred years.

@@ -20,13 +20,13 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.outages import Outages
-from rollbook.api.client.retrying import Pauses, may_retry
-from rollbook.api.grpc.methods import READ_STREAM
+from rollbook.api.client.outage_reports import Outages
+from rollbook.api.client.retry_policy import Pauses, may_retry
+from rollbook.api.grpc.protobuf_codec import event_kinds, pack, unpack_event
 from rollbook.api.grpc.status import error_of_call, hung_up
-from rollbook.api.grpc.translation import event_kinds, pack, unpack_event
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Block, Record, opened_together, span_of
+from rollbook.api.methods import READ_STREAM
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Block, Record, opened_together, span_of
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.proto.errors import (
     BadFrame,
@@ -41,7 +41,7 @@ from rollbook.proto.v1 import log_pb2
 
 _logger: Final = logging.getLogger("rollbook.client")  # structlog is for servers.
 _MISSED_MAX: Final = 2  # Heartbeats of one server.
-_KINDS: Final = event_kinds(words.ReadEvent)
+_KINDS: Final = event_kinds(messages.ReadEvent)
 
 
 class RecordBatch:
@@ -86,12 +86,12 @@ class RecordBatch:
 
 Event = (
     RecordBatch
-    | words.CaughtUp
-    | words.FellBehind
-    | words.Progress
-    | words.Gap
-    | words.Sealed
-    | words.Stopped
+    | messages.CaughtUp
+    | messages.FellBehind
+    | messages.Progress
+    | messages.Gap
+    | messages.Sealed
+    | messages.Stopped
 )
 
 
@@ -111,7 +111,7 @@ class EventReader:
 
     def __init__(
         self,
-        request: words.ReadStream,
+        request: messages.ReadStream,
         channels: Channels,
         owners: Whom,
         config: LogClientConfig,
@@ -134,7 +134,7 @@ class EventReader:
         self._heard_at = self._loop.time()  # From anybody.
         self._due = 0.0  # When this server has been silent for too long.
         self._stuck = 0
-        self._last_progress: words.Progress | None = None
+        self._last_progress: messages.Progress | None = None
         self._trouble: RollbookError | None = None  # Since somebody was heard.
         self._batches: deque[RecordBatch] = (
             deque()
@@ -169,15 +169,15 @@ class EventReader:
 
     # --- Events -------------------------------------------------------------------------------
 
-    def _on_event(self, event: words.ReadEvent) -> Event | None:
-        if isinstance(event, words.Records):
+    def _on_event(self, event: messages.ReadEvent) -> Event | None:
+        if isinstance(event, messages.Records):
             return self._on_records(event)
-        if isinstance(event, words.Progress):
+        if isinstance(event, messages.Progress):
             self._on_progress(event)
-        elif isinstance(event, words.Gap):
+        elif isinstance(event, messages.Gap):
             self._expect(event.start)
             self.position = event.end
-        elif isinstance(event, words.Moving):
+        elif isinstance(event, messages.Moving):
             if self.position is None or event.resume_offset > self.position:
                 self._expect(
                     event.resume_offset
@@ -185,14 +185,14 @@ class EventReader:
             self._hang_up()
             self._moving_to = event.server
             return None
-        elif isinstance(event, words.CaughtUp):
+        elif isinstance(event, messages.CaughtUp):
             self._expect(event.tail)
-        elif isinstance(event, words.Sealed | words.Stopped):
+        elif isinstance(event, messages.Sealed | messages.Stopped):
             self.is_over = True
             self._hang_up()
         return event
 
-    def _on_records(self, event: words.Records) -> RecordBatch:
+    def _on_records(self, event: messages.Records) -> RecordBatch:
         self._expect(event.base_offset)
         spans = [span_of(block) for block in event.blocks]
         tiles = all(end == start for (_, end), (start, _) in pairwise(spans))
@@ -222,9 +222,9 @@ class EventReader:
             )
         self.position = offset
 
-    def _on_progress(self, event: words.Progress) -> None:
+    def _on_progress(self, event: messages.Progress) -> None:
         self._expect(event.position)
-        if self._tail is None and event.waits_for is not words.WaitsFor.THROTTLE:
+        if self._tail is None and event.waits_for is not messages.WaitsFor.THROTTLE:
             self._tail = event.tail  # Who waits for his quota has not begun.
         before, self._last_progress = self._last_progress, event
         if before and event.lag_records and before.position == event.position:
@@ -236,7 +236,7 @@ class EventReader:
 
     # --- The stream ---------------------------------------------------------------------------
 
-    async def _next_told(self) -> words.ReadEvent | None:
+    async def _next_told(self) -> messages.ReadEvent | None:
         """None: try again."""
         try:
             if self._call is None:
@@ -266,7 +266,7 @@ class EventReader:
         self._pauses.reset()
         return event
 
-    async def _first(self) -> words.ReadEvent | None:
+    async def _first(self) -> messages.ReadEvent | None:
         """Which comes at once, unless something is away."""
         with self._owners.outages.waiting():
             event = await self._read()
@@ -285,7 +285,7 @@ class EventReader:
         shown = self._channels.shown_to(self._address)
         self._call = ask(pack(request).SerializeToString(), metadata=shown)
 
-    async def _read(self) -> words.ReadEvent | None:
+    async def _read(self) -> messages.ReadEvent | None:
         try:
             data = await self._call.read()
         except asyncio.CancelledError:
@@ -296,7 +296,9 @@ class EventReader:
         if data is grpc.aio.EOF:
             raise await self._end()
         try:
-            event: words.ReadEvent | None = unpack_event(log_pb2.ReadEvent.FromString(data), _KINDS)
+            event: messages.ReadEvent | None = unpack_event(
+                log_pb2.ReadEvent.FromString(data), _KINDS
+            )
         except (DecodeError, InvalidRequest) as error:
             raise BadFrame(f"the server's event makes no sense: {error}") from None
         return event
@@ -348,7 +350,7 @@ def _in_batches(blocks: Sequence[bytes], start: Offset, end: Offset) -> Iterator
 
 
 async def batches_of(
-    reader: EventReader, on_skipped: Callable[[words.Gap], None] | None = None
+    reader: EventReader, on_skipped: Callable[[messages.Gap], None] | None = None
 ) -> AsyncGenerator[RecordBatch]:
     """Only the records. Raises `DataLost` at records of which no copy can be read.
 
@@ -358,7 +360,7 @@ async def batches_of(
         while (event := await reader.next()) is not None:
             if isinstance(event, RecordBatch):
                 yield event
-            elif isinstance(event, words.Gap):
+            elif isinstance(event, messages.Gap):
                 require_truncated(event)
                 (on_skipped or warn_of_skipped)(event)
     finally:
@@ -461,7 +463,7 @@ def records_in(event: Event) -> Iterator[Record] | None:
     """None: there are none in it. Raises `DataLost`; truncated records that are skipped are logged."""
     if isinstance(event, RecordBatch):
         return iter(event.records())
-    if isinstance(event, words.Gap):
+    if isinstance(event, messages.Gap):
         require_truncated(event)
         warn_of_skipped(event)
     return None
@@ -471,13 +473,13 @@ def warn_of_waiting(stalled: ReaderStalled) -> None:
     _logger.warning("tail_waits: %s", stalled)
 
 
-def require_truncated(gap: words.Gap) -> None:
+def require_truncated(gap: messages.Gap) -> None:
     """Raises `DataLost` if no copy of the records can be read."""
-    if gap.kind is words.GapKind.LOST:
+    if gap.kind is messages.GapKind.LOST:
         raise DataLost("no copy of these records can be read", start=gap.start, end=gap.end)
 
 
-def warn_of_skipped(gap: words.Gap) -> None:
+def warn_of_skipped(gap: messages.Gap) -> None:
     _logger.warning(
         "records_skipped: %d records from %d to %d were truncated",
         *(gap.end - gap.start, gap.start, gap.end - 1),

@@ -31,7 +31,7 @@ from typing import Any, Self, TypeVar, overload
 from rollbook.api.client import client as aio
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import REQUIRED, Cursor, D
-from rollbook.api.client.forks import is_own_process, on_used
+from rollbook.api.client.fork_guard import is_own_process, on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
 from rollbook.api.client.reader import (
@@ -43,12 +43,12 @@ from rollbook.api.client.reader import (
     warn_of_skipped,
     warn_of_waiting,
 )
+from rollbook.api.client.record_text import Text, TextHeaders
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.tails import TailsWatch
-from rollbook.api.client.texts import Text, TextHeaders
 from rollbook.api.client.unacked import attach
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Record
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, ReaderStalled, RecordsUnacked, RollbookError
@@ -190,25 +190,25 @@ class SyncClient:
 
     def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
-    ) -> words.DeleteLogAnswer:
+    ) -> messages.DeleteLogAnswer:
         return self._thread.run(self._client.delete(name, etag=etag, grace_s=grace_s, uid=uid))
 
-    def lookup(self, names: Sequence[str | LogName]) -> tuple[words.LogOwner, ...]:
+    def lookup(self, names: Sequence[str | LogName]) -> tuple[messages.LogOwner, ...]:
         return self._thread.run(self._client.lookup(names))
 
-    def servers(self) -> tuple[words.ServerView, ...]:
+    def servers(self) -> tuple[messages.ServerView, ...]:
         return self._thread.run(self._client.servers())
 
-    def transfer(self, name: str | LogName, to: str) -> words.LogOwner:
+    def transfer(self, name: str | LogName, to: str) -> messages.LogOwner:
         return self._thread.run(self._client.transfer(name, to))
 
     def drain(self, server: str, *, resume: bool = False) -> int:
         return self._thread.run(self._client.drain(server, resume=resume))
 
-    def limits(self) -> words.ServiceLimits:
+    def limits(self) -> messages.ServiceLimits:
         return self._thread.run(self._client.limits())
 
-    def stats(self, address: str | None = None) -> words.ServerStats:
+    def stats(self, address: str | None = None) -> messages.ServerStats:
         return self._thread.run(self._client.stats(address))
 
     def ask(self, word: Any, *, timeout_s: float | None = None, server: str | None = None) -> Any:
@@ -284,7 +284,7 @@ class SyncLog:
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         work = self._log.append(
             value,
             key=key,
@@ -312,7 +312,7 @@ class SyncLog:
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         work = self._log.append_many(
             values,
             keys=keys,
@@ -336,7 +336,7 @@ class SyncLog:
         epoch: int | None = None,
         must_be_empty: bool = False,
         timeout_s: float | None = None,
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         work = self._log.append_block(
             block,
             producer=producer,
@@ -387,7 +387,7 @@ class SyncLog:
         start: Start = "latest",
         *,
         until: int | None = None,
-        at_tail: words.AtTail = words.AtTail.FOLLOW,
+        at_tail: messages.AtTail = messages.AtTail.FOLLOW,
         skip_truncated: bool = False,
     ) -> Iterator[Event]:
         return self._events(
@@ -400,7 +400,7 @@ class SyncLog:
         for event in self._events(make):
             if isinstance(event, RecordBatch):
                 yield event
-            elif isinstance(event, words.Gap):
+            elif isinstance(event, messages.Gap):
                 require_truncated(event)
                 warn_of_skipped(event)
 
@@ -419,7 +419,7 @@ class SyncLog:
     # --- Where it begins and ends -------------------------------------------------------------
 
     def tail_offset(
-        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
+        self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> Offset:
         return self._thread.run(self._log.tail_offset(consistency))
 
@@ -427,8 +427,8 @@ class SyncLog:
         return self._thread.run(self._log.head_offset())
 
     def state_of_tail(
-        self, consistency: words.Consistency | str = words.Consistency.COMMITTED
-    ) -> words.LogTail:
+        self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
+    ) -> messages.LogTail:
         return self._thread.run(self._log.state_of_tail(consistency))
 
     def find(self, position: Start | None = None, *, timestamp: datetime | None = None) -> Offset:
@@ -438,7 +438,7 @@ class SyncLog:
 
     def truncate(
         self, before: Start, *, plan: bool = False, force_roll: bool = False
-    ) -> words.TruncateAnswer:
+    ) -> messages.TruncateAnswer:
         return self._thread.run(self._log.truncate(before, plan=plan, force_roll=force_roll))
 
     def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
@@ -447,18 +447,18 @@ class SyncLog:
     def acquire_writer(
         self,
         holder: str,
-        mode: words.AcquireMode | str = words.AcquireMode.FAIL,
+        mode: messages.AcquireMode | str = messages.AcquireMode.FAIL,
         *,
         ttl_s: float = 0,
         timeout_s: float | None = None,
         attempt: str = "",
-    ) -> words.WriterGrant:
+    ) -> messages.WriterGrant:
         work = self._log.acquire_writer(
             holder, mode, ttl_s=ttl_s, timeout_s=timeout_s, attempt=attempt
         )
         return self._thread.run(work)
 
-    def renew_writer(self, epoch: int) -> words.WriterGrant:
+    def renew_writer(self, epoch: int) -> messages.WriterGrant:
         return self._thread.run(self._log.renew_writer(epoch))
 
     def release_writer(self, epoch: int) -> None:
@@ -469,24 +469,24 @@ class SyncLog:
     def cursor(self, name: str) -> "SyncCursor":
         return SyncCursor(self._thread, self._log.cursor(name))
 
-    def cursors(self) -> tuple[words.Cursor, ...]:
+    def cursors(self) -> tuple[messages.Cursor, ...]:
         return self._thread.run(self._log.cursors())
 
     # --- Administration -----------------------------------------------------------------------
 
-    def state(self) -> words.LogState:
+    def state(self) -> messages.LogState:
         return self._thread.run(self._log.state())
 
-    def update(self, *, etag: str = "", **changes: Any) -> words.LogState:
+    def update(self, *, etag: str = "", **changes: Any) -> messages.LogState:
         return self._thread.run(self._log.update(etag=etag, **changes))
 
     def roll(self) -> SegmentId:
         return self._thread.run(self._log.roll())
 
-    def segments(self) -> list[words.SegmentView]:
+    def segments(self) -> list[messages.SegmentView]:
         return self._thread.run(self._log.segments())
 
-    def journal(self, limit: int = 100) -> tuple[words.JournalEvent, ...]:
+    def journal(self, limit: int = 100) -> tuple[messages.JournalEvent, ...]:
         return self._thread.run(self._log.journal(limit))
 
 
@@ -599,7 +599,7 @@ class SyncTailsWatch:
         self._watch = watch
 
     @property
-    def known(self) -> Mapping[LogName, words.TailOfLog]:
+    def known(self) -> Mapping[LogName, messages.TailOfLog]:
         """The tails of all logs that there are, as far as they are known: a copy."""
         return self._thread.call(lambda: dict(self._watch.known))
 
@@ -612,16 +612,16 @@ class SyncTailsWatch:
     def is_complete(self) -> bool:
         return self._thread.call(lambda: self._watch.is_complete)
 
-    def ready(self, timeout_s: float | None = None) -> Mapping[LogName, words.TailOfLog]:
-        async def ready() -> Mapping[LogName, words.TailOfLog]:
+    def ready(self, timeout_s: float | None = None) -> Mapping[LogName, messages.TailOfLog]:
+        async def ready() -> Mapping[LogName, messages.TailOfLog]:
             return dict(await self._watch.ready(timeout_s))
 
         return self._thread.run(ready())
 
-    def next(self, timeout_s: float | None = None) -> words.Tails | None:
+    def next(self, timeout_s: float | None = None) -> messages.Tails | None:
         return self._thread.run(self._watch.next(timeout_s))
 
-    def __iter__(self) -> Iterator[words.Tails]:
+    def __iter__(self) -> Iterator[messages.Tails]:
         with suppress(ClientClosed):
             while (news := self.next()) is not None:
                 yield news
@@ -655,9 +655,9 @@ class SyncCursor:
         return repr(self._cursor)
 
     @overload
-    def get(self) -> words.Cursor: ...
+    def get(self) -> messages.Cursor: ...
     @overload
-    def get(self, default: D) -> words.Cursor | D: ...
+    def get(self, default: D) -> messages.Cursor | D: ...
     def get(self, default: Any = REQUIRED) -> Any:
         return self._thread.run(self._cursor.get(default))
 
@@ -669,13 +669,15 @@ class SyncCursor:
         protect: bool | None = None,
         version: int | None = None,
         may_rewind: bool = False,
-    ) -> words.Cursor:
+    ) -> messages.Cursor:
         work = self._cursor.commit(
             offset, blob=blob, protect=protect, version=version, may_rewind=may_rewind
         )
         return self._thread.run(work)
 
-    def mark(self, offset: int, blob: bytes = b"", *, version: int | None = None) -> words.Cursor:
+    def mark(
+        self, offset: int, blob: bytes = b"", *, version: int | None = None
+    ) -> messages.Cursor:
         return self._thread.run(self._cursor.mark(offset, blob, version=version))
 
     def delete(self, *, version: int | None = None) -> None:

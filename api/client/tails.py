@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.retrying import Pauses, may_retry
-from rollbook.api.grpc.methods import WATCH_TAILS
+from rollbook.api.client.retry_policy import Pauses, may_retry
+from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
 from rollbook.api.grpc.status import error_of_call, hung_up
-from rollbook.api.grpc.translation import message_of, pack, unpack
-from rollbook.logservice import words
+from rollbook.api.methods import WATCH_TAILS
+from rollbook.logservice import messages
 from rollbook.logservice.core.log_tails import MergedTails
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
 
 _MISSED_MAX: Final = 2  # Heartbeats; then a server is asked again.
 _ASK_AGAIN_S: Final = 1.0  # While no server of those that were named can be heard.
-_MESSAGE: Final = message_of(words.Tails)
+_MESSAGE: Final = message_of(messages.Tails)
 
 AskServers = Callable[[], Awaitable[Iterable[str]]]
 
@@ -47,7 +47,7 @@ class TailsWatch:
 
     def __init__(
         self,
-        request: words.WatchTails,
+        request: messages.WatchTails,
         channels: Channels,
         config: LogClientConfig,
         ask_servers: AskServers,
@@ -67,7 +67,7 @@ class TailsWatch:
         self._meeting = self._loop.create_task(self._meet())
 
     @property
-    def known(self) -> Mapping[LogName, words.TailOfLog]:
+    def known(self) -> Mapping[LogName, messages.TailOfLog]:
         """The tails of all logs that there are, as far as they are known."""
         return self._merged.known
 
@@ -76,7 +76,7 @@ class TailsWatch:
         """All servers have said all that they know."""
         return self._merged.is_complete
 
-    async def ready(self, timeout_s: float | None = None) -> Mapping[LogName, words.TailOfLog]:
+    async def ready(self, timeout_s: float | None = None) -> Mapping[LogName, messages.TailOfLog]:
         """Waits until all servers have said all that they know; `known`. `timeout_s`: by default that of the client.
 
         Raises `QuorumTimeout`, which names the servers that could not be heard. Cancelled, the watch goes on.
@@ -96,7 +96,7 @@ class TailsWatch:
             ) from self._trouble
         return self.known
 
-    async def next(self, timeout_s: float | None = None) -> words.Tails | None:
+    async def next(self, timeout_s: float | None = None) -> messages.Tails | None:
         """What has changed since the last call, or all at first: once for each log. None: nothing has in that time.
 
         Raises what has ended the watch. Cancelled, no news is lost: ask again.
@@ -114,7 +114,7 @@ class TailsWatch:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> words.Tails:
+    async def __anext__(self) -> messages.Tails:
         try:
             news = await self.next()
         except ClientClosed:
@@ -150,14 +150,14 @@ class TailsWatch:
         if self._is_closed:
             raise ClientClosed
 
-    def _take_news(self) -> words.Tails | None:
+    def _take_news(self) -> messages.Tails | None:
         is_complete = self.is_complete
         changed = self._merged.take_changed()
         if not changed and is_complete == self._was_complete:
             return None
         self._was_complete = is_complete
         tails = [(log, self._merged.known.get(log)) for log in changed]
-        return words.Tails(
+        return messages.Tails(
             tuple(tail for _, tail in tails if tail is not None),
             tuple(log for log, tail in tails if tail is None),
             is_complete,
@@ -219,7 +219,7 @@ class TailsWatch:
                     pauses.reset()
                 is_new = False
                 try:
-                    message = unpack(_MESSAGE.FromString(data), words.Tails)
+                    message = unpack(_MESSAGE.FromString(data), messages.Tails)
                 except (DecodeError, InvalidRequest) as error:
                     raise BadFrame(f"the server's message makes no sense: {error}") from None
                 self._on_message(server, message)
@@ -241,7 +241,7 @@ class TailsWatch:
         except asyncio.CancelledError:
             raise hung_up() from None
 
-    def _on_message(self, server: str, message: words.Tails) -> None:
+    def _on_message(self, server: str, message: messages.Tails) -> None:
         self.unreached.pop(server, None)
         self._merged.on_message(server, message)
         self._listen_to(self._merged.servers)

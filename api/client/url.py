@@ -6,7 +6,7 @@ others.
 
 from dataclasses import dataclass
 
-from rollbook.api.grpc.methods import DEFAULT_PORT
+from rollbook.api.methods import DEFAULT_PORT
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig
 

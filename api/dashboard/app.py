@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.doorkeeper import CALLER, Doorkeeper, anybody
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import screens
 from rollbook.api.dashboard.core.sessions import Session, Sessions

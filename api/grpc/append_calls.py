@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from rollbook.api.access.guarded import Guarded
+from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.grpc.status import LISTENS_KEY, detail_of
-from rollbook.logservice.core.block import OPENED_BYTES_MAX, opened_bytes_of
+from rollbook.logservice.core.record_block import OPENED_BYTES_MAX, opened_bytes_of
 from rollbook.logservice.ids import INT64_MAX, LogName, Offset, WriterEpoch
-from rollbook.logservice.words import (
+from rollbook.logservice.messages import (
     AppendResult,
     AppendStream,
     Bind,

@@ -19,14 +19,14 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.access.guarded import Guarded
-from rollbook.api.grpc.calls import handlers
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, SERVICES
-from rollbook.api.grpc.open_services import HealthService, ReflectionService
-from rollbook.api.grpc.strangers import Strangers
-from rollbook.logservice.words import ServiceCore
+from rollbook.api.grpc.handlers import handlers
+from rollbook.api.grpc.health_reflection import HealthService, ReflectionService
+from rollbook.api.grpc.unauthenticated_limits import Strangers
+from rollbook.api.methods import MESSAGE_BYTES_MAX, SERVICES
+from rollbook.logservice.messages import ServiceCore
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.system_errors import told

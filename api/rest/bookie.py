@@ -22,7 +22,7 @@ from fastapi.responses import PlainTextResponse
 
 from rollbook import __version__
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.doorkeeper import CALLER, Doorkeeper
+from rollbook.api.access.authenticator import CALLER, Doorkeeper
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import structlog
 
-from rollbook.api.client.calls import answer_of
 from rollbook.api.client.channels import Channels, Security
-from rollbook.api.grpc.methods import BY_REQUEST, waits
+from rollbook.api.client.unary_calls import answer_of
+from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.status import failure_of
-from rollbook.api.grpc.translation import pack
+from rollbook.api.methods import BY_REQUEST, waits
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.tasks import to_its_end
 

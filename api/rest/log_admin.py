@@ -7,11 +7,13 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from rollbook.api.rest.door import Asking, Door
-from rollbook.api.rest.json_words import field_names, from_json, schema_of, to_json
+from rollbook.api.rest.json_codec import field_names, from_json, schema_of, to_json
 from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
 from rollbook.api.rest.openapi import ANYWHERE, AT_OWNER, OF_APPENDS, RECORD_BODIES, described
-from rollbook.api.rest.parameters import (
+from rollbook.api.rest.owner_routing import Asking, Door
+from rollbook.api.rest.problems import problem_of
+from rollbook.api.rest.record_json import JSON, dumped, parse_body
+from rollbook.api.rest.route_parameters import (
     By,
     Cursor,
     Epoch,
@@ -25,9 +27,7 @@ from rollbook.api.rest.parameters import (
     Version,
     media_type,
 )
-from rollbook.api.rest.problems import problem_of
-from rollbook.api.rest.record_json import JSON, dumped, parse_body
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, SegmentId
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
 from rollbook.proto.errors import (
@@ -88,13 +88,13 @@ def _logs(door: Door, routes: APIRouter) -> None:
     async def listed(
         namespace: str, prefix: str, token: str, limit: int, view: View, how: How
     ) -> Response:
-        asked = words.ListLogs(namespace, prefix, token, limit)
+        asked = messages.ListLogs(namespace, prefix, token, limit)
         if view == "names":
             return json_response(await door.ask(asked, how))
         loop = asyncio.get_running_loop()
         due = loop.time() + how.timeout_ms / 1000
         few = replace(asked, limit=min(limit, _STATES_MAX))
-        page: words.LogNames = await door.ask(few, how, due=due)
+        page: messages.LogNames = await door.ask(few, how, due=due)
         states: list[Any] = []
         next_page = page.next_page
         for start in range(0, len(page.logs), _STATES_AT_ONCE):
@@ -107,11 +107,11 @@ def _logs(door: Door, routes: APIRouter) -> None:
 
     async def states_of(logs: Sequence[LogName], how: Asking, due: float) -> list[Any]:
         """At the same time, and told in order, without those that were deleted since they were listed."""
-        asked = (door.ask(words.GetLog(log), how, due=due) for log in logs)
+        asked = (door.ask(messages.GetLog(log), how, due=due) for log in logs)
         states = await asyncio.gather(*asked, return_exceptions=True)
         found: list[Any] = []
         for log, state in zip(logs, states, strict=True):
-            if isinstance(state, words.LogState):
+            if isinstance(state, messages.LogState):
                 found.append(to_json(state))
             elif not isinstance(state, RollbookError):
                 raise state
@@ -147,7 +147,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
         LOG,
         tags=["logs"],
         **described(
-            words.LogState,
+            messages.LogState,
             errors=(*ANYWHERE, LogExists, BadConfig),
             body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
             body_required=False,
@@ -159,25 +159,25 @@ def _logs(door: Door, routes: APIRouter) -> None:
         wanted = await _said(request) or {}
         config = from_json(wanted, ConfigValues) if wanted else None
         names = tuple(field_names(LogConfig)[each] for each in wanted)
-        state: words.LogState = await door.ask(words.EnsureLog(log, config, names), how)
+        state: messages.LogState = await door.ask(messages.EnsureLog(log, config, names), how)
         return _state_response(state, 201 if state.was_created else 200)
 
-    @routes.get(LOG, tags=["logs"], **described(words.LogState))
+    @routes.get(LOG, tags=["logs"], **described(messages.LogState))
     async def get_log(log: Log, how: HowOf) -> Response:
         """All there is to know at a glance. The `ETag` changes with the configuration."""
-        return _state_response(await door.ask(words.GetLog(log), how))
+        return _state_response(await door.ask(messages.GetLog(log), how))
 
     @routes.head(LOG, tags=["logs"], **described())
     async def head_log(log: Log, how: HowOf) -> Response:
         """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
-        asked = words.GetTail(log, words.Consistency.CACHED)
+        asked = messages.GetTail(log, messages.Consistency.CACHED)
         return Response(headers=tail_headers(await door.ask(asked, how)))
 
     @routes.patch(
         LOG,
         tags=["logs"],
         **described(
-            words.LogState,
+            messages.LogState,
             errors=(*AT_OWNER, MetadataConflict, BadConfig),
             body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
         ),
@@ -187,25 +187,25 @@ def _logs(door: Door, routes: APIRouter) -> None:
         wanted = await _said(request, is_required=True)
         config = from_json(wanted, ConfigValues)
         names = tuple(field_names(LogConfig)[each] for each in wanted)
-        return _state_response(await door.ask(words.UpdateLog(log, config, names, etag), how))
+        return _state_response(await door.ask(messages.UpdateLog(log, config, names, etag), how))
 
     @routes.delete(
         LOG,
         tags=["logs"],
         **described(
-            words.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
+            messages.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
         ),
     )
     async def delete_log(log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None) -> Response:
         """Nobody can use it any more. Its records are freed when the grace is over."""
-        answer = await door.ask(words.DeleteLog(log, etag, grace_ms), how)
+        answer = await door.ask(messages.DeleteLog(log, etag, grace_ms), how)
         return json_response(answer, status=202)
 
 
 def _list_described() -> dict[str, Any]:
-    found = described(words.LogNames)
+    found = described(messages.LogNames)
     names = found["responses"][200]["content"][JSON]
-    full = schema_of(words.LogNames)
+    full = schema_of(messages.LogNames)
     full["title"] = "LogStates"
     failed = {
         "type": "object",
@@ -216,7 +216,7 @@ def _list_described() -> dict[str, Any]:
         },
         "required": ["log", "error"],
     }
-    each = {"anyOf": [schema_of(words.LogState), failed]}
+    each = {"anyOf": [schema_of(messages.LogState), failed]}
     full["properties"]["logs"] = {"type": "array", "items": each}
     names["schema"] = {"anyOf": [names["schema"], full]}
     return found
@@ -226,7 +226,7 @@ def _config_schema() -> dict[str, Any]:
     return schema_of(LogConfig, is_said=True)
 
 
-def _state_response(state: words.LogState, status: int = 200) -> Response:
+def _state_response(state: messages.LogState, status: int = 200) -> Response:
     headers = {"etag": f'"{state.etag}"', "location": path_of(state.log), "log-uid": state.uid}
     if status != 201:
         del headers["location"]
@@ -253,13 +253,13 @@ def _verbs(door: Door, routes: APIRouter) -> None:
     @routes.post(
         f"{LOG}:truncate",
         tags=["logs"],
-        **described(words.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=words.Truncate),
+        **described(messages.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=messages.Truncate),
     )
     async def truncate(request: Request, log: Log, how: HowOf) -> Response:
         """Nobody reads what is before that position any more; `dry_run` tells what would go."""
         said = await _said(request, is_required=True)
         return json_response(
-            await door.ask(from_json(said, words.Truncate, log=log, uid=how.uid), how)
+            await door.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
         )
 
     @routes.post(
@@ -267,7 +267,7 @@ def _verbs(door: Door, routes: APIRouter) -> None:
         tags=["logs"],
         dependencies=[TakesRecord],
         **described(
-            words.SealAnswer,
+            messages.SealAnswer,
             errors=OF_APPENDS,
             body=RECORD_BODIES,
             body_required=False,
@@ -281,23 +281,23 @@ def _verbs(door: Door, routes: APIRouter) -> None:
             block = await block_in(request, producer)
         if isinstance(block, Response):
             return block
-        return json_response(await door.ask(words.Seal(log, block, condition), how))
+        return json_response(await door.ask(messages.Seal(log, block, condition), how))
 
-    @routes.post(f"{LOG}:roll", tags=["logs"], **described(words.RollLogAnswer, errors=AT_OWNER))
+    @routes.post(f"{LOG}:roll", tags=["logs"], **described(messages.RollLogAnswer, errors=AT_OWNER))
     async def roll(log: Log, how: HowOf) -> Response:
         """Starts a new segment, unless the one that is written is still empty."""
-        return json_response(await door.ask(words.RollLog(log), how))
+        return json_response(await door.ask(messages.RollLog(log), how))
 
     @routes.post(
         f"{LOG}:transfer",
         tags=["cluster"],
-        **described(words.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=words.TransferLog),
+        **described(messages.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=messages.TransferLog),
     )
     async def transfer(request: Request, log: Log, how: HowOf) -> Response:
         """Hands the log over to another server; no append fails by it."""
         said = await _said(request, is_required=True)
         return json_response(
-            await door.ask(from_json(said, words.TransferLog, log=log, uid=how.uid), how)
+            await door.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
         )
 
 
@@ -311,10 +311,10 @@ def _writers(door: Door, routes: APIRouter) -> None:
         path,
         tags=[*tags],
         **described(
-            words.WriterGrant,
+            messages.WriterGrant,
             status=201,
             errors=(*AT_OWNER, WriterHeld, StaleEpoch),
-            says=words.AcquireWriter,
+            says=messages.AcquireWriter,
         ),
     )
     async def acquire_writer(request: Request, log: Log, how: HowOf) -> Response:
@@ -322,18 +322,20 @@ def _writers(door: Door, routes: APIRouter) -> None:
         was acked to him is below `fence_offset`, and nothing will be any more.
         """
         said = await _said(request, is_required=True)
-        grant = await door.ask(from_json(said, words.AcquireWriter, log=log, uid=how.uid), how)
+        grant = await door.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
         return json_response(grant, status=201)
 
-    @routes.put(path, tags=[*tags], **described(words.WriterGrant, errors=(*AT_OWNER, StaleEpoch)))
+    @routes.put(
+        path, tags=[*tags], **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch))
+    )
     async def renew_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
         """Begins the time anew that was granted."""
-        return json_response(await door.ask(words.RenewWriter(log, epoch), how))
+        return json_response(await door.ask(messages.RenewWriter(log, epoch), how))
 
     @routes.delete(path, tags=[*tags], **described(status=204, errors=(*AT_OWNER, StaleEpoch)))
     async def release_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
         """Somebody else may have it."""
-        await door.ask(words.ReleaseWriter(log, epoch), how)
+        await door.ask(messages.ReleaseWriter(log, epoch), how)
         return Response(status_code=204)
 
 
@@ -343,7 +345,7 @@ def _writers(door: Door, routes: APIRouter) -> None:
 def _cursors(door: Door, routes: APIRouter) -> None:
     path, tags = f"{LOG}/cursors", ["cursors"]
 
-    @routes.get(path, tags=[*tags], **described(words.Cursors))
+    @routes.get(path, tags=[*tags], **described(messages.Cursors))
     async def list_cursors(
         log: Log,
         how: HowOf,
@@ -351,24 +353,24 @@ def _cursors(door: Door, routes: APIRouter) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> Response:
         """By name; `next_page` is the `page_token` of the next page."""
-        return json_response(await door.ask(words.ListCursors(log, page_token, limit), how))
+        return json_response(await door.ask(messages.ListCursors(log, page_token, limit), how))
 
     @routes.get(
         f"{path}/{{cursor}}",
         tags=[*tags],
-        **described(words.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
+        **described(messages.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
     )
     async def get_cursor(log: Log, how: HowOf, cursor: Cursor) -> Response:
         """A named position. Protected it is a mark, and holds truncation and retention back."""
-        return _cursor_response(await door.ask(words.GetCursor(log, cursor), how))
+        return _cursor_response(await door.ask(messages.GetCursor(log, cursor), how))
 
     @routes.put(
         f"{path}/{{cursor}}",
         tags=[*tags],
         **described(
-            words.Cursor,
+            messages.Cursor,
             errors=(*ANYWHERE, MetadataConflict, CursorAhead, Guarded),
-            says=words.CommitCursor,
+            says=messages.CommitCursor,
             without=("log", "uid", "name", "expected_version"),
         ),
     )
@@ -378,7 +380,9 @@ def _cursors(door: Door, routes: APIRouter) -> None:
         """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
         said = await _said(request, is_required=True)
         given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
-        return _cursor_response(await door.ask(from_json(said, words.CommitCursor, **given), how))
+        return _cursor_response(
+            await door.ask(from_json(said, messages.CommitCursor, **given), how)
+        )
 
     @routes.delete(
         f"{path}/{{cursor}}",
@@ -387,11 +391,11 @@ def _cursors(door: Door, routes: APIRouter) -> None:
     )
     async def delete_cursor(log: Log, how: HowOf, cursor: Cursor, version: Version) -> Response:
         """It holds nothing back any more."""
-        await door.ask(words.DeleteCursor(log, cursor, version), how)
+        await door.ask(messages.DeleteCursor(log, cursor, version), how)
         return Response(status_code=204)
 
 
-def _cursor_response(cursor: words.Cursor) -> Response:
+def _cursor_response(cursor: messages.Cursor) -> Response:
     return json_response(cursor, headers={"etag": f'"{cursor.version}"'})
 
 
@@ -399,68 +403,70 @@ def _cursor_response(cursor: words.Cursor) -> Response:
 
 
 def _inside(door: Door, routes: APIRouter) -> None:
-    @routes.get(f"{LOG}/segments", tags=["logs"], **described(words.Segments))
+    @routes.get(f"{LOG}/segments", tags=["logs"], **described(messages.Segments))
     async def list_segments(
         log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
     ) -> Response:
         """The ledgers that the log is made of."""
-        return json_response(await door.ask(words.ListSegments(log, SegmentId(start), limit), how))
+        return json_response(
+            await door.ask(messages.ListSegments(log, SegmentId(start), limit), how)
+        )
 
-    @routes.get(f"{LOG}/journal", tags=["logs"], **described(words.Journal))
+    @routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.Journal))
     async def get_journal(log: Log, how: HowOf, limit: Page = 100) -> Response:
         """What befell the log, newest first."""
-        return json_response(await door.ask(words.GetJournal(log, limit), how))
+        return json_response(await door.ask(messages.GetJournal(log, limit), how))
 
 
 def _cluster(door: Door, routes: APIRouter) -> None:
     tags = ["cluster"]
 
-    @routes.get("/v1/owners", tags=[*tags], **described(words.LogOwners))
+    @routes.get("/v1/owners", tags=[*tags], **described(messages.LogOwners))
     async def lookup(
         how: How,
         log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
     ) -> Response:
         """Who has these logs, or should have them; those that do not exist are left out."""
         names = tuple(LogName.parse(each) for each in log)
-        return json_response(await door.ask(words.Lookup(names), how))
+        return json_response(await door.ask(messages.Lookup(names), how))
 
-    @routes.get("/v1/servers", tags=[*tags], **described(words.Servers))
+    @routes.get("/v1/servers", tags=[*tags], **described(messages.Servers))
     async def list_servers(how: How) -> Response:
         """Those that live. `url` is where their HTTP is, empty if they have none."""
-        found = to_json(await door.ask(words.ListServers(), how))
+        found = to_json(await door.ask(messages.ListServers(), how))
         for each in found["servers"]:
             each["url"] = door.url_of(each["address"])
         return Response(dumped(found), media_type=JSON)
 
-    @routes.get("/v1/stats", tags=[*tags], **described(words.ServerStats))
+    @routes.get("/v1/stats", tags=[*tags], **described(messages.ServerStats))
     async def get_server_stats(how: How) -> Response:
         """Of the server that is asked."""
-        return json_response(await door.ask(words.GetServerStats(), how))
+        return json_response(await door.ask(messages.GetServerStats(), how))
 
-    @routes.get("/v1/outage", tags=[*tags], **described(words.Outage))
+    @routes.get("/v1/outage", tags=[*tags], **described(messages.Outage))
     async def get_outage(how: How) -> Response:
         """What this server knows to be away: bookies, the metadata store. Answered within a second."""
-        return json_response(await door.ask(words.GetOutage(), how))
+        return json_response(await door.ask(messages.GetOutage(), how))
 
-    @routes.get("/v1/limits", tags=[*tags], **described(words.ServiceLimits))
+    @routes.get("/v1/limits", tags=[*tags], **described(messages.ServiceLimits))
     async def get_limits(how: How) -> Response:
         """What no log and no request may have more of."""
-        return json_response(await door.ask(words.GetLimits(), how))
+        return json_response(await door.ask(messages.GetLimits(), how))
 
     @routes.post(
         f"{_SERVER}:drain",
         tags=[*tags],
-        **described(words.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
+        **described(messages.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
     )
     async def drain(how: How, server: Server) -> Response:
         """It hands over what it owns and opens nothing more; ask again how many logs are left."""
-        return json_response(await door.ask(words.DrainServer(server), how), status=202)
+        return json_response(await door.ask(messages.DrainServer(server), how), status=202)
 
     @routes.post(
         f"{_SERVER}:resume",
         tags=[*tags],
-        **described(words.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
+        **described(messages.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
     )
     async def resume(how: How, server: Server) -> Response:
         """It takes logs again."""
-        return json_response(await door.ask(words.DrainServer(server, resume=True), how))
+        return json_response(await door.ask(messages.DrainServer(server, resume=True), how))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
-from rollbook.api.rest.door import Door
 from rollbook.api.rest.openapi import described
-from rollbook.api.rest.parameters import How
-from rollbook.logservice import words
+from rollbook.api.rest.owner_routing import Door
+from rollbook.api.rest.route_parameters import How
+from rollbook.logservice import messages
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 
@@ -26,7 +26,7 @@ def metric_routes(door: Door, shown: Shown) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse, **described())
     async def read_metrics(how: How) -> Response:
         """For Prometheus."""
-        await door.ask(words.GetServerStats(), how)
+        await door.ask(messages.GetServerStats(), how)
         shown.look()
         parts = []
         for part in shown.metrics.exposition():

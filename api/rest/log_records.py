@@ -9,10 +9,9 @@ import google_crc32c
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from rollbook.api.access.doorkeeper import CALLER
-from rollbook.api.rest.door import Asking, Door
-from rollbook.api.rest.following import SSE, Follow, is_end
-from rollbook.api.rest.json_words import to_json
+from rollbook.api.access.authenticator import CALLER
+from rollbook.api.rest.event_streams import SSE, Follow, is_end
+from rollbook.api.rest.json_codec import to_json
 from rollbook.api.rest.openapi import (
     ANYWHERE,
     AT_OWNER,
@@ -23,7 +22,19 @@ from rollbook.api.rest.openapi import (
     RECORD_BODIES,
     described,
 )
-from rollbook.api.rest.parameters import (
+from rollbook.api.rest.owner_routing import Asking, Door
+from rollbook.api.rest.problems import response_of
+from rollbook.api.rest.range_response import RangeResponse
+from rollbook.api.rest.record_json import (
+    BLOCK,
+    JSON,
+    NDJSON,
+    RAW,
+    Encoding,
+    block_of,
+    dumped,
+)
+from rollbook.api.rest.route_parameters import (
     Accept,
     By,
     How,
@@ -35,19 +46,8 @@ from rollbook.api.rest.parameters import (
     media_type,
     position,
 )
-from rollbook.api.rest.problems import response_of
-from rollbook.api.rest.reading import RangeResponse
-from rollbook.api.rest.record_json import (
-    BLOCK,
-    JSON,
-    NDJSON,
-    RAW,
-    Encoding,
-    block_of,
-    dumped,
-)
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Block, Headers
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Block, Headers
 from rollbook.logservice.ids import (
     INT64_MAX,
     TIMESTAMP_US_MAX,
@@ -88,7 +88,7 @@ class _BeforeVerb(StringConvertor):
 
 register_url_convertor("before_verb", _BeforeVerb())
 
-_Followed = words.ReadStream | words.WatchTail | words.WatchTails
+_Followed = messages.ReadStream | messages.WatchTail | messages.WatchTails
 
 From = Annotated[
     str,
@@ -108,7 +108,7 @@ def record_routes(door: Door) -> APIRouter:
         f"{LOG}/records",
         dependencies=[TakesRecord],
         **described(
-            words.AppendAck,
+            messages.AppendAck,
             status=201,
             errors=OF_APPENDS,
             body=RECORD_BODIES,
@@ -126,7 +126,7 @@ def record_routes(door: Door) -> APIRouter:
         block = await block_in(request, producer)
         if isinstance(block, Response):
             return block
-        ack: words.AppendAck = await door.ask(words.Append(log, block, condition), how)
+        ack: messages.AppendAck = await door.ask(messages.Append(log, block, condition), how)
         headers = {
             "location": f"{path_of(log)}/records/{ack.first_offset}",
             "log-next-offset": str(ack.next_offset),
@@ -158,10 +158,11 @@ def record_routes(door: Door) -> APIRouter:
         ] = 0,
         encoding: Encoding = Encoding.AUTO,
         at_tail: Annotated[
-            words.AtTail, Query(description="Of what follows the log: events and lines.")
-        ] = words.AtTail.FOLLOW,
+            messages.AtTail, Query(description="Of what follows the log: events and lines.")
+        ] = messages.AtTail.FOLLOW,
         on_truncated: Annotated[
-            words.OnTruncated | None, Query(description="Left out: skip if it follows, else fail.")
+            messages.OnTruncated | None,
+            Query(description="Left out: skip if it follows, else fail."),
         ] = None,
         heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
         last_event_id: Annotated[
@@ -184,13 +185,13 @@ def record_routes(door: Door) -> APIRouter:
         begin = position(last_next if is_resumed and last_next else start, "from")
         uid = parse_uid(last_uid) if is_resumed and last_uid else how.uid
         if kind in (SSE, NDJSON) and request.method == "HEAD":  # It would never end.
-            tail = words.GetTail(log, words.Consistency.CACHED)
+            tail = messages.GetTail(log, messages.Consistency.CACHED)
             return Response(headers=tail_headers(await door.ask(tail, how)), media_type=kind)
         if kind in (SSE, NDJSON):
-            reading = words.ReadStream(
+            reading = messages.ReadStream(
                 *(log, begin, None if until is None else Offset(until), until_timestamp_us),
                 at_tail=at_tail,
-                on_truncated=on_truncated or words.OnTruncated.SKIP,
+                on_truncated=on_truncated or messages.OnTruncated.SKIP,
                 heartbeat_ms=heartbeat_ms,
                 uid=uid,
             )
@@ -198,7 +199,7 @@ def record_routes(door: Door) -> APIRouter:
                 # Where the tail was when he came first.
                 end = _offset_of(last_end, "Last-Event-ID") if last_end else None
                 reading = reading.resumed_at(begin.offset, end)
-            stops = at_tail is not words.AtTail.FOLLOW
+            stops = at_tail is not messages.AtTail.FOLLOW
             reading = await door.begun(reading, how)
             return await _follow(
                 *(door, kind, reading, encoding),
@@ -207,9 +208,9 @@ def record_routes(door: Door) -> APIRouter:
             )
         if until_timestamp_us is not None:
             raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
-        fails = on_truncated or words.OnTruncated.FAIL
-        asked = words.Read(log, begin, limit, max_bytes, wait_ms, fails)
-        answer: words.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
+        fails = on_truncated or messages.OnTruncated.FAIL
+        asked = messages.Read(log, begin, limit, max_bytes, wait_ms, fails)
+        answer: messages.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
         return _read_response(door, kind, answer, until, encoding, waited=wait_ms > 0)
 
     @routes.head(f"{LOG}/records/{{offset}}", include_in_schema=False)
@@ -231,8 +232,10 @@ def record_routes(door: Door) -> APIRouter:
         """One record, its bytes as they are. It never changes in the life of its log: named with the log's `uid`
         it may be kept for ever, else a cache asks each time whether it is still the same.
         """
-        asked = words.Read(log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else "")
-        answer: words.ReadAnswer = await door.ask(asked, how)
+        asked = messages.Read(
+            log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else ""
+        )
+        answer: messages.ReadAnswer = await door.ask(asked, how)
         if not answer.blocks:
             raise BeyondTail(offset=offset, tail=answer.tail)
         is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
@@ -240,14 +243,15 @@ def record_routes(door: Door) -> APIRouter:
         caching = f"{'public' if is_for_all else 'private'}, {lasts}"
         return _record_response(answer, offset, if_none_match or [], caching)
 
-    @routes.get(f"{LOG}/tail", **described(words.LogTail, errors=AT_OWNER))
+    @routes.get(f"{LOG}/tail", **described(messages.LogTail, errors=AT_OWNER))
     async def get_tail(
         log: Log,
         how: HowOf,
         accept: Accept,
         consistency: Annotated[
-            words.Consistency, Query(description="barrier: whatever was acked before is below it.")
-        ] = words.Consistency.COMMITTED,
+            messages.Consistency,
+            Query(description="barrier: whatever was acked before is below it."),
+        ] = messages.Consistency.COMMITTED,
         interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
         heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
         last_event_id: Annotated[
@@ -259,15 +263,15 @@ def record_routes(door: Door) -> APIRouter:
         """
         kind = _accepted(accept)
         if kind in (SSE, NDJSON):
-            asked = words.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
+            asked = messages.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
             is_resumed = kind == SSE and last_event_id is not None
             return await _follow(
                 door, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
             )
-        tail: words.LogTail = await door.ask(words.GetTail(log, consistency), how)
+        tail: messages.LogTail = await door.ask(messages.GetTail(log, consistency), how)
         return json_response(tail, headers=tail_headers(tail))
 
-    @routes.get("/v1/tails", **described(words.Tails, errors=ANYWHERE))
+    @routes.get("/v1/tails", **described(messages.Tails, errors=ANYWHERE))
     async def watch_tails(
         how: How,
         accept: Accept,
@@ -284,20 +288,20 @@ def record_routes(door: Door) -> APIRouter:
         """
         named = tuple(map(LogName.parse, log or ()))
         prefixes = tuple(prefix or ()) if named or prefix else ("",)
-        asked = words.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
+        asked = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
         kind = _accepted(accept)
         if kind in (SSE, NDJSON):
             return await _follow(door, kind, asked, Encoding.AUTO)
         return json_response(await _all_tails(door, asked, how))
 
-    @routes.post(f"{LOG}:barrier", **described(words.LogTail, errors=AT_OWNER))
+    @routes.post(f"{LOG}:barrier", **described(messages.LogTail, errors=AT_OWNER))
     async def barrier(log: Log, how: HowOf) -> Response:
         """A tail below which is all that was acked before, by whichever server."""
-        asked = words.GetTail(log, words.Consistency.BARRIER)
-        tail: words.LogTail = await door.ask(asked, how)
+        asked = messages.GetTail(log, messages.Consistency.BARRIER)
+        tail: messages.LogTail = await door.ask(asked, how)
         return json_response(tail, headers=tail_headers(tail))
 
-    @routes.get(f"{LOG}/offsets", **described(words.FoundOffset, errors=OF_READS))
+    @routes.get(f"{LOG}/offsets", **described(messages.FoundOffset, errors=OF_READS))
     async def find_offset(
         log: Log,
         how: HowOf,
@@ -308,7 +312,7 @@ def record_routes(door: Door) -> APIRouter:
         if (at is None) == (timestamp_us is None):
             raise InvalidRequest("say one of at and timestamp_us")
         where = position(at, "at") if at is not None else AtTime(timestamp_us or 0)
-        return json_response(await door.ask(words.FindOffset(log, where), how))
+        return json_response(await door.ask(messages.FindOffset(log, where), how))
 
     return routes
 
@@ -326,7 +330,7 @@ def json_response(
     return Response(dumped(to_json(word)), status, headers, JSON)
 
 
-def tail_headers(tail: words.LogTail) -> dict[str, str]:
+def tail_headers(tail: messages.LogTail) -> dict[str, str]:
     return {
         "log-head": str(tail.head),
         "log-tail": str(tail.tail),
@@ -403,17 +407,17 @@ async def _follow(
         return Response(status_code=204)  # Browsers come back after anything else.
 
     def again(offset: Offset) -> Any:
-        if isinstance(asked, words.ReadStream):
+        if isinstance(asked, messages.ReadStream):
             return door.follow(asked.resumed_at(offset), offset)
         return door.follow(asked)
 
-    uid = asked.uid if isinstance(asked, words.ReadStream) else ""
+    uid = asked.uid if isinstance(asked, messages.ReadStream) else ""
     return Follow(door, kind, first, events, again, encoding, end, uid)
 
 
-async def _all_tails(door: Door, asked: words.WatchTails, how: Asking) -> words.Tails:
+async def _all_tails(door: Door, asked: messages.WatchTails, how: Asking) -> messages.Tails:
     """As they are now. Raises `QuorumTimeout`."""
-    found: dict[LogName, words.TailOfLog] = {}
+    found: dict[LogName, messages.TailOfLog] = {}
     try:
         async with asyncio.timeout(how.timeout_ms / 1000), aclosing(door.follow(asked)) as events:
             async for message in events:
@@ -421,7 +425,7 @@ async def _all_tails(door: Door, asked: words.WatchTails, how: Asking) -> words.
                 for log in message.gone:
                     found.pop(log, None)
                 if message.is_complete:
-                    return words.Tails(
+                    return messages.Tails(
                         tuple(found[log] for log in sorted(found)), (), True, message.servers
                     )
     except TimeoutError:
@@ -432,15 +436,15 @@ async def _all_tails(door: Door, asked: words.WatchTails, how: Asking) -> words.
 async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
     """Of a sealed log, or of the range."""
     match first:
-        case words.CaughtUp(place) | words.Progress(position=place):
-            until = asked.until_offset if isinstance(asked, words.ReadStream) else None
+        case messages.CaughtUp(place) | messages.Progress(position=place):
+            until = asked.until_offset if isinstance(asked, messages.ReadStream) else None
             if until is not None and place >= until:
                 return True
-            assert not isinstance(asked, words.WatchTails)  # Nobody resumes it.
-            tail = words.GetTail(asked.log, words.Consistency.CACHED, asked.uid)
-            known: words.LogTail = await door.ask(tail, how)
+            assert not isinstance(asked, messages.WatchTails)  # Nobody resumes it.
+            tail = messages.GetTail(asked.log, messages.Consistency.CACHED, asked.uid)
+            known: messages.LogTail = await door.ask(tail, how)
             return known.is_sealed and place >= known.tail
-    return isinstance(first, words.Sealed | words.Stopped) or is_end(first)
+    return isinstance(first, messages.Sealed | messages.Stopped) or is_end(first)
 
 
 def _offset_of(text: str, name: str) -> Offset:
@@ -453,7 +457,7 @@ def _offset_of(text: str, name: str) -> Offset:
 def _read_response(
     door: Door,
     kind: str,
-    answer: words.ReadAnswer,
+    answer: messages.ReadAnswer,
     until: int | None,
     encoding: Encoding,
     *,
@@ -481,7 +485,7 @@ def _read_response(
 
 
 def _record_response(
-    answer: words.ReadAnswer, offset: int, known: list[str], caching: str
+    answer: messages.ReadAnswer, offset: int, known: list[str], caching: str
 ) -> Response:
     block = Block(answer.blocks[0])
     index = offset - block.base_offset

@@ -4,10 +4,10 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rollbook.api.rest.json_words import Json, example_of, schema_of
+from rollbook.api.rest.json_codec import Json, example_of, schema_of
 from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.record_json import BLOCK, JSON, NDJSON, RAW
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.proto.errors import (
     BadChecksum,
     BeyondTail,

@@ -25,8 +25,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from rollbook.api.rest.document import complete
-from rollbook.api.rest.known_words import KnownWords
+from rollbook.api.rest.openapi_document import complete
+from rollbook.api.rest.unknown_parameters import KnownWords
 from rollbook.proto.errors import (
     EntryTooLarge,
     InvalidRequest,

@@ -6,7 +6,7 @@ Whoever appends says what a body is by its media type:
                                    Log-Key, Log-Event-Time-Us, Log-Meta-<name>
     application/json               {"records": [{…}, …]}: one atomic batch
     application/x-ndjson           one record to a line: one atomic batch
-    application/vnd.rollbook.batch a block as `logservice/core/block.py` frames it, untouched
+    application/vnd.rollbook.batch a block as `logservice/core/record_block.py` frames it, untouched
 
 A record is an object, and the names of its fields say how they are written, so that nothing is guessed:
 
@@ -30,8 +30,8 @@ from typing import Any, Final
 from pydantic_core import PydanticSerializationError, from_json, to_json
 from starlette.datastructures import Headers
 
-from rollbook.api.rest.json_words import b64, from_b64
-from rollbook.logservice.core.block import Record, by_name, pack_block
+from rollbook.api.rest.json_codec import b64, from_b64
+from rollbook.logservice.core.record_block import Record, by_name, pack_block
 from rollbook.logservice.ids import INT64_MAX, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest

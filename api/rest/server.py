@@ -9,10 +9,10 @@ Nobody gets much without having shown the token:
                    been idle for longest, if there is one, and is hung up on otherwise
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
-    an answer      as fast as it is taken; large ones of all requests together (`untaken.py`)
-    the loop       a number of headers, trailers, fields of a query, and small chunks of a body (`chunks.py`): the
+    an answer      as fast as it is taken; large ones of all requests together (`response_backpressure.py`)
+    the loop       a number of headers, trailers, fields of a query, and small chunks of a body (`chunked_body.py`): the
                    parser looks at each of them, and thousands hold up everybody. And a slice of what it says
-                   in a turn; of those who come in one go one begins at a time (`line.py`)
+                   in a turn; of those who come in one go one begins at a time (`admission_queue.py`)
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
     a refusal      is heard also by who is sending still: for a moment what he sends is read, and forgotten
     a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
@@ -43,12 +43,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.access.certificate_names import names_in
-from rollbook.api.access.doorkeeper import CALLER, Caller, Doorkeeper, anybody
-from rollbook.api.rest.chunks import BadChunks, Chunks
-from rollbook.api.rest.line import Line
+from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.chunked_body import BadChunks, Chunks
 from rollbook.api.rest.problems import response_of
-from rollbook.api.rest.untaken import Untaken
+from rollbook.api.rest.response_backpressure import Untaken
 from rollbook.proto.errors import (
     BadConfig,
     EntryTooLarge,
@@ -60,9 +60,9 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.handshakes import Handshakes
 from rollbook.proto.runtime.network import ACCEPTED_AT_ONCE, cannot_listen, widen_backlog
 from rollbook.proto.runtime.tls import TlsFiles, server_context
+from rollbook.proto.runtime.tls_handshakes import Handshakes
 
 _CONNECTIONS_MAX: Final = 64
 _HEAD_BYTES_MAX: Final = 16 * 1024

@@ -16,10 +16,10 @@ from typing import Final
 
 from rollbook.api.client.sync import SyncLog
 from rollbook.api.spark.channel import Channel
-from rollbook.api.spark.core.chunks import Mark, Written, cut, rows_written
+from rollbook.api.spark.core.batch_blocks import Mark, Written, cut, rows_written
 from rollbook.api.spark.frames import Rows
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Block, Codec
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Block, Codec
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import (
     DuplicateDiffers,
@@ -72,7 +72,7 @@ class LogSink:
         self._key = (channel.access.endpoint, self._log.uid, batch.query)
         self._first = self._end = -1  # Of the batch, in the log.
         self._sent: dict[
-            int, Future[words.AppendAck]
+            int, Future[messages.AppendAck]
         ] = {}  # By number, those that are on their way.
 
     def append(self, rows: Rows) -> None:
@@ -154,7 +154,7 @@ class LogSink:
             self._end = ack.next_offset
             return seq
 
-    def _append_alone(self, rows: Rows, first: int, last: int, seq: int) -> words.AppendAck:
+    def _append_alone(self, rows: Rows, first: int, last: int, seq: int) -> messages.AppendAck:
         block = rows.pack(first, last, self._batch.ref(seq), self._codec)
         return self._channel.patiently(partial(self._log.append_block, block))
 
@@ -166,7 +166,7 @@ class LogSink:
                 block = rows.pack(first, last, self._batch.ref(number), self._codec)
                 self._sent[number] = thread.submit(log.append_block(block))
 
-    def _sent_before(self, seq: int) -> words.AppendAck | None:
+    def _sent_before(self, seq: int) -> messages.AppendAck | None:
         """None: it was not, or it failed, and then it goes again, alone."""
         sent = self._sent.pop(seq, None)
         try:
@@ -252,6 +252,6 @@ def _blob_of(mark: Mark) -> bytes:
     return json.dumps({"batch": mark.batch, "start": mark.start}).encode()
 
 
-def _mark_of(cursor: words.Cursor) -> Mark:
+def _mark_of(cursor: messages.Cursor) -> Mark:
     told = json.loads(cursor.blob or b'{"batch": -1}')
     return Mark(int(told["batch"]), int(told.get("start", cursor.offset)), cursor.offset)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollbook.logservice.core.block import Block, Section
+from rollbook.logservice.core.record_block import Block, Section
 
 ROWS_ALONE: Final = 1000  # A block of this many rows,
 BYTES_ALONE: Final = 64 * 1024  # or bytes, is a batch of its own.

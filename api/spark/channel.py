@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from rollbook.api.client.client import DEFAULTS
-from rollbook.api.client.retrying import may_retry
+from rollbook.api.client.retry_policy import may_retry
 from rollbook.api.client.sync import SyncClient, connect
 from rollbook.api.spark.core.options import Access
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig, RollbookError
 
@@ -42,7 +42,7 @@ class Channel:
         )
 
     def ask(self, word: Any) -> Any:
-        """Any word of `rollbook.logservice.words` that may be asked twice."""
+        """Any word of `rollbook.logservice.messages` that may be asked twice."""
         return self.patiently(lambda: self.client.ask(word))
 
     def patiently(self, call: Callable[[], T]) -> T:
@@ -60,8 +60,8 @@ class Channel:
             time.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def tail_of(self, log: LogName, uid: str = "") -> words.LogTail:
-        found: words.LogTail = self.ask(words.GetTail(log, uid=uid))
+    def tail_of(self, log: LogName, uid: str = "") -> messages.LogTail:
+        found: messages.LogTail = self.ask(messages.GetTail(log, uid=uid))
         return found
 
 

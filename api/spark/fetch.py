@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from typing import Final
 
 from rollbook.api.client.reader import Event, EventReader, RecordBatch
-from rollbook.api.client.retrying import may_retry
+from rollbook.api.client.retry_policy import may_retry
 from rollbook.api.spark.arrow import Slice
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import TOLERATE, Point, Tail, deleted, replaced, truncated
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import (
     LogDataLoss,
@@ -38,8 +38,10 @@ class _Reading:
         self._channel = channel
         self._is_strict = fails_on_data_loss
         self._thread, client = channel.client.inside()
-        on_truncated = words.OnTruncated.FAIL if fails_on_data_loss else words.OnTruncated.SKIP
-        request = words.ReadStream(
+        on_truncated = (
+            messages.OnTruncated.FAIL if fails_on_data_loss else messages.OnTruncated.SKIP
+        )
+        request = messages.ReadStream(
             LogName.parse(span.log),
             AtOffset(Offset(span.start)),
             until_offset=Offset(span.end),
@@ -63,7 +65,7 @@ class _Reading:
                 if isinstance(event, RecordBatch):
                     yield from _slices(span.log, event)
                     self.position = event.next_offset
-                elif isinstance(event, words.Gap):
+                elif isinstance(event, messages.Gap):
                     self._on_gap(event)
         except (NoSuchLog, LogDeleted, LogReplaced, Truncated) as error:
             self._on_lost(self._named(error), span.end)
@@ -90,12 +92,12 @@ class _Reading:
                 continue
             if event is not None:
                 self._ahead = self._thread.submit(self._reader.next())
-            if isinstance(event, RecordBatch | words.Gap | None):
+            if isinstance(event, RecordBatch | messages.Gap | None):
                 return event
 
-    def _on_gap(self, gap: words.Gap) -> None:
+    def _on_gap(self, gap: messages.Gap) -> None:
         end = min(gap.end, self.span.end)
-        if gap.kind is words.GapKind.TRUNCATED:
+        if gap.kind is messages.GapKind.TRUNCATED:
             self._on_lost(truncated(self.span.log, gap.start, end, None), end)
         else:
             lost = LogDataLoss(

@@ -8,7 +8,7 @@ from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Places, Selection
 from rollbook.api.spark.core.plan import Segment, record_bytes_of
 from rollbook.api.spark.core.progress import TOLERATE, Tail
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,
     AtOffset,
@@ -42,7 +42,7 @@ class Logs:
         found: list[Segment] = []
         start: SegmentId | None = FIRST_SEGMENT
         while start is not None:
-            page: words.Segments = self._channel.ask(words.ListSegments(log, start))
+            page: messages.Segments = self._channel.ask(messages.ListSegments(log, start))
             found += [
                 Segment(each.base_offset, each.next_offset, each.records, each.bytes)
                 for each in page.segments
@@ -77,8 +77,8 @@ class Logs:
             tail=tail.tail,
         )
         try:
-            found: words.FoundOffset = self._channel.ask(
-                words.FindOffset(LogName.parse(log), wanted, tail.uid)
+            found: messages.FoundOffset = self._channel.ask(
+                messages.FindOffset(LogName.parse(log), wanted, tail.uid)
             )
         except BeyondTail as error:
             if finds_latest:

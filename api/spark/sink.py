@@ -24,7 +24,7 @@ from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.core.options import SinkOptions
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.frames import SCHEMA, Rows, by_log, check_columns, sorted_by_bytes
-from rollbook.logservice.core.block import Codec
+from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import BadConfig, EntryTooLarge, InvalidRequest
 
 _logger: Final = logging.getLogger("rollbook.spark")

@@ -250,10 +250,10 @@ class _Live:
                 _logger.warning("cursor_not_moved: %s of %s: %s", options.cursor, name, error)
 
     def _move(self, name: str, point: Point, *, is_protected: bool) -> None:
-        from rollbook.logservice import words
+        from rollbook.logservice import messages
         from rollbook.logservice.ids import CursorName, LogName, Offset
 
-        word = words.CommitCursor(
+        word = messages.CommitCursor(
             LogName.parse(name),
             CursorName(self._options.cursor),
             Offset(point.next),

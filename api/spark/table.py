@@ -12,10 +12,10 @@ from rollbook.api.spark.batch import BatchReader
 from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import Chain
+from rollbook.api.spark.core.archive_seam import Clip, Parts, divide, is_overtaken
 from rollbook.api.spark.core.options import Places, SourceOptions, source_options, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import Tail
-from rollbook.api.spark.core.seam import Clip, Parts, divide, is_overtaken
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.logs import require_some
 from rollbook.api.spark.scan import ARCHIVED

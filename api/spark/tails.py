@@ -14,7 +14,7 @@ from rollbook.api.client.sync import SyncTailsWatch
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.progress import Points, Tail, moved
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
 
@@ -84,7 +84,7 @@ class Tails:
         if (news := watch.next(wait_s)) is not None:
             self._take(news.tails, news.gone)
 
-    def _take(self, tails: Iterable[words.TailOfLog], gone: Iterable[LogName]) -> None:
+    def _take(self, tails: Iterable[messages.TailOfLog], gone: Iterable[LogName]) -> None:
         for log in gone:
             self._known.pop(str(log), None)
             self._inexact.pop(str(log), None)

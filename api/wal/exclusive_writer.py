@@ -15,14 +15,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollbook.api.client.batches import Submission
-from rollbook.api.client.calls import new_attempt
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.log import Log
-from rollbook.api.client.retrying import Pauses, again
+from rollbook.api.client.retry_policy import Pauses, again
 from rollbook.api.client.unacked import attach
+from rollbook.api.client.unary_calls import new_attempt
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.ids import Offset, WriterEpoch
-from rollbook.logservice.words import AcquireMode, WriterGrant
+from rollbook.logservice.messages import AcquireMode, WriterGrant
 from rollbook.proto.errors import (
     BadConfig,
     NotEnoughBookies,

@@ -19,7 +19,7 @@
             assert await term.propose(b"5") == 5        # What apply said.
         await machine.read(lambda: counter.total)       # On any replica, led by whomever.
 
-`core/replica.py`, `core/term.py` and `core/mark.py` have the rules.
+`core/replica.py`, `core/term_rules.py` and `core/snapshot_pointer.py` have the rules.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
-from rollbook.api.client.retrying import Pauses, again
-from rollbook.api.wal.core.mark import SUFFIX, is_due
+from rollbook.api.client.retry_policy import Pauses, again
 from rollbook.api.wal.core.replica import Replica
+from rollbook.api.wal.core.snapshot_pointer import SUFFIX, is_due
 from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter, is_passing
 from rollbook.api.wal.shared_barrier import SharedBarrier
 from rollbook.api.wal.snapshots import Snapshots
 from rollbook.api.wal.term import Term
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, Offset, WriterEpoch
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import (
@@ -96,7 +96,7 @@ class StateMachine:
         self._replica = Replica()
         self._snapshots: Snapshots
         self._log: Log
-        self._barrier = SharedBarrier(lambda: self._log.tail_offset(words.Consistency.BARRIER))
+        self._barrier = SharedBarrier(lambda: self._log.tail_offset(messages.Consistency.BARRIER))
         self._snapshot_at = Offset(0)  # Where the last one was begun.
         self._moved = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -141,7 +141,7 @@ class StateMachine:
 
     # --- For everybody ------------------------------------------------------------------------
 
-    def lead(self, mode: words.AcquireMode | str = words.AcquireMode.WAIT) -> Term:
+    def lead(self, mode: messages.AcquireMode | str = messages.AcquireMode.WAIT) -> Term:
         """`async with` it: one leadership, when it is this one's turn. Until then it follows."""
         writer = ExclusiveWriter(self._log, self.holder, mode=mode, lease_s=self._lease_s)
         return Term(self, writer)
@@ -150,7 +150,7 @@ class StateMachine:
         """The `holder` of whoever leads; empty: nobody."""
         state = await self._log.state()
         if state.owner and not state.writer_holder:  # Only the log's owner knows.
-            question = words.GetLog(self.name)
+            question = messages.GetLog(self.name)
             state = await self._client.ask(question, server=state.owner)
         return state.writer_holder
 

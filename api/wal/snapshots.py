@@ -1,4 +1,4 @@
-"""Snapshots of a state, written, found again, and no longer needed: `core/mark.py` has the rules."""
+"""Snapshots of a state, written, found again, and no longer needed: `core/snapshot_pointer.py` has the rules."""
 
 import asyncio
 import os
@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import google_crc32c
 
 from rollbook.api.client.log import Log
-from rollbook.api.wal.core.mark import MARK, Snapshot, pieces_of
-from rollbook.logservice import words
+from rollbook.api.wal.core.snapshot_pointer import MARK, Snapshot, pieces_of
+from rollbook.logservice import messages
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.proto.errors import Guarded, MetadataConflict, NoSuchCursor
 
-Mark = tuple[words.Cursor, Snapshot]
+Mark = tuple[messages.Cursor, Snapshot]
 
 
 class Snapshots:
@@ -48,7 +48,7 @@ class Snapshots:
         crc = google_crc32c.value(data)
         end = Offset(offsets[-1] + 1)
         snapshot = Snapshot(epoch, offsets[0], end, token, len(data), crc)
-        version = words.NO_CURSOR if before is None else before[0].version
+        version = messages.NO_CURSOR if before is None else before[0].version
         try:
             await self._cursor.mark(applied, snapshot.pack(), version=version)
         except MetadataConflict:

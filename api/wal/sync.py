@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 from rollbook.api.client.sync import SyncClient, SyncLog, in_words_of
 from rollbook.api.wal import exclusive_writer, machine, term
 from rollbook.logservice.ids import Offset, WriterEpoch
-from rollbook.logservice.words import AcquireMode
+from rollbook.logservice.messages import AcquireMode
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.runtime.loop_thread import LoopThread
 

@@ -1,12 +1,12 @@
-"""`Term`: one leadership of a state machine. `core/term.py` has the rules."""
+"""`Term`: one leadership of a state machine. `core/term_rules.py` has the rules."""
 
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from rollbook.api.client.batches import Submission
-from rollbook.api.client.retrying import again
-from rollbook.api.wal.core.term import TermRules
+from rollbook.api.client.retry_policy import again
+from rollbook.api.wal.core.term_rules import TermRules
 from rollbook.api.wal.exclusive_writer import ExclusiveWriter
 from rollbook.logservice.ids import WriterEpoch
 from rollbook.proto.errors import ClientClosed, Outcome, RollbookError

@@ -42,10 +42,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
-from rollbook.bookie.core.doubt import Doubts
 from rollbook.bookie.core.entry_log_format import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.journal_index import IntArray
+from rollbook.bookie.core.possible_losses import Doubts
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 

@@ -25,8 +25,8 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from rollbook.bookie.core.memtable import Columns, Place, Places, fitting_end, run_end
-from rollbook.bookie.core.records import seed_of
+from rollbook.bookie.core.journal_index import Columns, Place, Places, fitting_end, run_end
+from rollbook.bookie.core.record_format import seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
 PAGE_ROWS_MAX: Final = 1024

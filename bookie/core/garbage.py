@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.journal_index import IntArray
 
 _BRAKE_LEDGERS_MIN: Final = 100  # Fewer are never many.
 _NOT_AGREED: Final = -1

@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from rollbook.bookie.core.control import Control
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.control_records import Control
+from rollbook.bookie.core.record_format import (
     HEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
     Kind,

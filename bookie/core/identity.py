@@ -40,7 +40,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from rollbook.bookie.core.remedies import FORMAT, REJOIN, WRITE_OFF
+from rollbook.bookie.core.repair_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.ids import BookieId

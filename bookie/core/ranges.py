@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
-from rollbook.bookie.core.memtable import run_end
+from rollbook.bookie.core.journal_index import run_end
 
 
 def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:

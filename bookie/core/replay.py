@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.core.adoption import Shape
-from rollbook.bookie.core.control import Control, Operation, is_of_control, unpack_controls
-from rollbook.bookie.core.memtable import IntArray, Memtable
-from rollbook.bookie.core.records import Kind, Record, RecordReader, Rot, Row, Scan
+from rollbook.bookie.core.control_records import Control, Operation, is_of_control, unpack_controls
+from rollbook.bookie.core.journal_adoption import Shape
+from rollbook.bookie.core.journal_index import IntArray, Memtable
+from rollbook.bookie.core.record_format import Kind, Record, RecordReader, Rot, Row, Scan
 from rollbook.bookie.core.salvage import find_entries
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.wire.stored_adds import StoredAdds

@@ -23,8 +23,8 @@ from rollbook.logservice.ids import (
     parse_cursor_name,
     parse_offset,
 )
+from rollbook.logservice.messages import NO_CURSOR, CommitCursor, Cursor
 from rollbook.logservice.schema import log_node_pb2 as schema
-from rollbook.logservice.words import NO_CURSOR, CommitCursor, Cursor
 from rollbook.proto.errors import (
     BadMetadata,
     CursorAhead,

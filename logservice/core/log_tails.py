@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
-from rollbook.logservice.core.lives import text_of
+from rollbook.logservice.core.log_lives import text_of
 from rollbook.logservice.ids import FIRST_OFFSET, LogName, parse_prefix
-from rollbook.logservice.words import TailOfLog, Tails, WatchTails
+from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
 from rollbook.proto.errors import InvalidRequest
 
 NAMED_MAX: Final = 10_000  # Logs, and prefixes, that one watcher names.

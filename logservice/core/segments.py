@@ -19,9 +19,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollbook.logservice.core.block import Block, span_of
-from rollbook.logservice.core.control import Follows, unpack_control
+from rollbook.logservice.core.control_blocks import Follows, unpack_control
 from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.core.record_block import Block, span_of
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import DataLost
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId

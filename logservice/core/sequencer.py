@@ -9,16 +9,16 @@ Of an append it is asked, in this order:
  3. Does it bear the writer epoch that is in force (LS8)?
  4. Is the tail where it was expected?
 
-What is answered to that, yes or no, rests on blocks that are not confirmed yet: see `settling.py`.
+What is answered to that, yes or no, rests on blocks that are not confirmed yet: see `pending_commits.py`.
 Time is the server's, and is never less than a block's before (LS7).
 """
 
 from typing import Final, NamedTuple
 
-from rollbook.logservice.core.block import BlockInfo
-from rollbook.logservice.core.control import WriterAcquired
-from rollbook.logservice.core.memory import LogMemory
+from rollbook.logservice.core.control_blocks import WriterAcquired
+from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.record_block import BlockInfo
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     NO_WRITER_YET,
@@ -26,7 +26,7 @@ from rollbook.logservice.ids import (
     Offset,
     WriterEpoch,
 )
-from rollbook.logservice.words import AcquireMode, Condition
+from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.proto.errors import (
     InvalidRequest,
     LogSealed,

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rollbook.logservice.core.suggestion import server_name
+from rollbook.logservice.core.owner_placement import server_name
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.proto.errors import BadMetadata, InvalidRequest, UnsupportedVersion
 from rollbook.proto.formats.bounds import check_size

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.logservice.core.control import Follows
+from rollbook.logservice.core.control_blocks import Follows
 from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
 from rollbook.logservice.ids import OwnerEpoch
 from rollbook.proto.ids import NO_ENTRY, EntryId

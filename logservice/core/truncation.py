@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rollbook.logservice.core.cursors import Marks
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
 from rollbook.logservice.ids import Offset
-from rollbook.logservice.words import TruncateAnswer
+from rollbook.logservice.messages import TruncateAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.lost_replies import children_surely, read_surely
+from rollbook.proto.cluster.uncertain_writes import children_surely, read_surely
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.proto.cluster.ledger_nodes import LedgerWalk
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,
     ensure_path,

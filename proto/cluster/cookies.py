@@ -8,7 +8,7 @@ drawn at random for the record tells whose write it was when a reply is lost (LR
 from dataclasses import dataclass
 
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,
     delete_surely,

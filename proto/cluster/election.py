@@ -22,7 +22,7 @@ from typing import Any, Final, Never
 
 import structlog
 
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     delete_surely,
     ensure_path,

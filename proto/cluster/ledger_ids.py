@@ -24,7 +24,7 @@ import re
 from collections import deque
 from typing import Final
 
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     ATTEMPTS,
     children_surely,
     delete_surely,

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from rollbook.proto.cluster.ledger_ids import LedgerIds
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
+from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     delete_surely,
     read_surely,
     set_surely,
     transact_surely,
 )
-from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
+from rollbook.proto.cluster.uncertain_writes import (
     children_surely,
     create_surely,
     delete_surely,
@@ -30,7 +31,6 @@ from rollbook.proto.cluster.lost_replies import (
     set_surely,
     transact_surely,
 )
-from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
 from rollbook.proto.errors import (
     BadMetadata,
     ConnectionLost,

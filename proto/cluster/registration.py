@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from rollbook.proto.cluster.cluster import zookeeper_command
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     ATTEMPTS,
     create_surely,
     delete_surely,

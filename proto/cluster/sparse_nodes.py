@@ -6,7 +6,7 @@ too; a create that loses its parent to such a removal makes it again.
 
 from typing import Final
 
-from rollbook.proto.cluster.lost_replies import (
+from rollbook.proto.cluster.uncertain_writes import (
     IsOurs,
     create_surely,
     delete_surely,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rollbook.proto.metastore.client import Receiver
 from rollbook.proto.metastore.core.messages import FromClient, FromService, HangUp
-from rollbook.proto.metastore.host import Host
+from rollbook.proto.metastore.service_host import Host
 
 
 class LocalChannel:

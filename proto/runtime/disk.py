@@ -23,7 +23,6 @@ from typing import Final, TypeVar
 
 from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import Buffer, DiskSpace, FileStat, OpenMode
-from rollbook.proto.runtime.disk_pages import WrittenLately
 from rollbook.proto.runtime.disk_reads import (
     Ahead,
     DirectFiles,
@@ -34,6 +33,7 @@ from rollbook.proto.runtime.disk_reads import (
 )
 from rollbook.proto.runtime.disk_threads import Threads
 from rollbook.proto.runtime.durable import reserve, sync_data
+from rollbook.proto.runtime.page_cache import WrittenLately
 
 T = TypeVar("T")
 

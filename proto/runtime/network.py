@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
-from rollbook.proto.runtime.handshakes import Handshakes
 from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.tls_handshakes import Handshakes
 
 # A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
 # even on a connection on which nothing is asked.

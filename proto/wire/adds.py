@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, cast
 
 from rollbook.proto.errors import EntryTooLarge
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire.columns import unpack_int64s
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, LedgerDigest, pack_entry_header
+from rollbook.proto.wire.frame_columns import unpack_int64s
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 

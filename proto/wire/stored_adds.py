@@ -22,8 +22,8 @@ from typing import Final, NamedTuple, TypeAlias
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import count_run
 from rollbook.proto.wire.arrays import array_of
-from rollbook.proto.wire.columns import count_same, unpack_int64s, varint_columns
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
+from rollbook.proto.wire.frame_columns import count_same, unpack_int64s, varint_columns
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
 

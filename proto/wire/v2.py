@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v2
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
-from rollbook.proto.wire.bodies import LARGE_BYTES, pack_bodies, unpack_bodies
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
+from rollbook.proto.wire.entry_batches import LARGE_BYTES, pack_bodies, unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES, pack_frame
 from rollbook.proto.wire.messages import (
     Add,

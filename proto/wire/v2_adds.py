@@ -30,13 +30,13 @@ from rollbook.proto.wire.adds import (
     count_run,
     run_at,
 )
-from rollbook.proto.wire.columns import count_int64s_on, count_same, pack_int64s_on
 from rollbook.proto.wire.digest import (
     ENTRY_HEADER_BYTES,
     LEDGER_KEY_BYTES,
     LedgerDigest,
     pack_entry_header,
 )
+from rollbook.proto.wire.frame_columns import count_int64s_on, count_same, pack_int64s_on
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 

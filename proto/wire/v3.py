@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from rollbook.proto.errors import OK, BadFrame, InvalidRequest, error_of_v3
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.bodies import LARGE_BYTES, pack_bodies, unpack_bodies
+from rollbook.proto.wire.entry_batches import LARGE_BYTES, pack_bodies, unpack_bodies
 from rollbook.proto.wire.entry_list import pack_entry_list, unpack_entry_list
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (

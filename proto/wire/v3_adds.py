@@ -35,7 +35,8 @@ from rollbook.proto.wire.adds import (
     count_run,
     run_at,
 )
-from rollbook.proto.wire.columns import (
+from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
+from rollbook.proto.wire.frame_columns import (
     count_alike,
     count_int64s_on,
     count_same,
@@ -44,7 +45,6 @@ from rollbook.proto.wire.columns import (
     unpack_column,
     varint_columns,
 )
-from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LedgerDigest, pack_entry_header
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 from rollbook.proto.wire.varint import message_pattern, pack_varint, unpack_varint

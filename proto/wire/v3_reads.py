@@ -9,7 +9,7 @@ from typing import Final
 
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
-from rollbook.proto.wire.bodies import unpack_bodies
+from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Answer, BatchReadReply, Call, Operation, Read, ReadReply
 from rollbook.proto.wire.varint import message_pattern, unpack_varint

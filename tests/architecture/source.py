@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 # Where a program of one's own comes in: they bring the machine to shells that know only ports.
-DOORS: Final = ("ledger/connecting.py", "ledger/sync.py")
+DOORS: Final = ("ledger/open_client.py", "ledger/sync.py")
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("proto", "ledger", "bookie", "recovery", "logservice", "api")

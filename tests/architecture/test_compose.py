@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from rollbook.api.cli.recovery_server import RecoveryServerConfig
+from rollbook.api.cli.server.recovery import RecoveryServerConfig
 from rollbook.bookie.config import BookieConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.runtime.config import variables_of_flags

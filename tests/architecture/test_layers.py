@@ -15,10 +15,14 @@ MAY_IMPORT = {
 }
 # They build processes out of any package; the bookie's admin pages get their bookie handed in.
 COMPOSITION_ROOTS = {
-    *("api/cli/bookie_server.py", "api/cli/local_cluster.py"),
-    "api/cli/recovery_server.py",  # Also inside a bookie's process.
+    *("api/cli/server/bookie.py", "api/cli/dev/local_cluster.py"),
+    "api/cli/server/recovery.py",  # Also inside a bookie's process.
     # About the directories of one.
-    *("api/cli/bookie_settings.py", "api/cli/bookie_identity.py", "api/cli/bookie_inspect.py"),
+    *(
+        "api/cli/server/bookie_settings.py",
+        "api/cli/bookie/identity.py",
+        "api/cli/bookie/inspection.py",
+    ),
 }
 # What a core may use besides `rollbook.proto` values: nothing that touches the machine.
 PURE = {
@@ -64,7 +68,7 @@ def test_a_log_server_imports_no_bookie() -> None:
     """It starts faster so."""
     of = {f"rollbook.{'.'.join(m.path.with_suffix('').parts)}": m for m in hand_written()}
     loaded: set[str] = set()
-    wanted = ["rollbook.api.cli.log_server"]
+    wanted = ["rollbook.api.cli.server.log"]
     while wanted:
         name = wanted.pop()
         if name in of and name not in loaded:

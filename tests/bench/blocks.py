@@ -11,7 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from rollbook.logservice.core.block import CEILING, Block, Codec, check_block, pack_block, stamped
+from rollbook.logservice.core.record_block import (
+    CEILING,
+    Block,
+    Codec,
+    check_block,
+    pack_block,
+    stamped,
+)
 from rollbook.logservice.ids import ProducerRef
 from tests.bench import Figure, figure
 

@@ -17,8 +17,8 @@ from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import Answer, Call, Operation, Read, ReadReply
-from rollbook.proto.wire.replies import ReplyDecoder
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure
 
 CHUNK_BYTES: Final = 64 * 1024

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import structlog
 
-from rollbook.ledger.bookies import Bookies
+from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
@@ -26,7 +26,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure
 from tests.unit.ledger.scripted_bookie import FixedWatcher
 

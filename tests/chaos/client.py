@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.connecting import connect
 from rollbook.ledger.core.verification import CopyState
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.open_client import connect
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import NoSuchLedger, Outcome, RollbookError
 from rollbook.proto.ids import EntryId

@@ -2,7 +2,7 @@
 
 Most are those that crash images have to find as well (`images/flaws.py`); the others are about
 what only a process, a kernel or a disk can do. A flaw is planted in the process that calls it, a
-bookie of a test (`bookie_server.py`), for good. Where it takes a crash at the right moment, the flaw
+bookie of a test (`server/bookie.py`), for good. Where it takes a crash at the right moment, the flaw
 makes the moment last.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from rollbook.bookie import boot, catalog, checkpoint
+from rollbook.bookie import catalog, checkpoint, startup
 from rollbook.bookie.core.catalog import Mark
 from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.journal import Journal, OnDone
@@ -80,7 +80,7 @@ def only_syncs_what_it_read() -> None:
     async def sync(file: File, _start: int, _end: int) -> None:
         await file.sync()
 
-    _patch(boot, "write_again", sync)
+    _patch(startup, "write_again", sync)
     _patch(catalog, "write_again", sync)
 
 

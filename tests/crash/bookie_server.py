@@ -20,7 +20,7 @@ import sys
 from typing import Final
 from unittest import mock
 
-import rollbook.api.cli.bookie_server  # noqa: F401  # What the command will need.
+import rollbook.api.cli.server.bookie  # noqa: F401  # What the command will need.
 from rollbook.api.cli.main import main as rollbook_command
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed

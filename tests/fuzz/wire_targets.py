@@ -36,8 +36,8 @@ from rollbook.proto.wire.messages import (
     Unknown,
     WriteLacReply,
 )
-from rollbook.proto.wire.replies import ReplyDecoder
-from rollbook.proto.wire.requests import Refused, RequestDecoder, unpack_adds
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
+from rollbook.proto.wire.request_decoder import Refused, RequestDecoder, unpack_adds
 from tests.fuzz.targets import Target
 from tests.golden.bookkeeper import ENTRIES, ENTRY_LISTS, V2_FRAMES, V3_FRAMES
 from tests.unit.proto.wire.streams import HeardAdd, flatten

@@ -13,9 +13,9 @@ import struct
 import sys
 from typing import Final
 
-from rollbook.api.grpc.methods import METHODS, READ_STREAM
-from rollbook.api.grpc.translation import pack
-from rollbook.logservice import words
+from rollbook.api.grpc.protobuf_codec import pack
+from rollbook.api.methods import METHODS, READ_STREAM
+from rollbook.logservice import messages
 from rollbook.logservice.ids import Earliest
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.tls import client_context
@@ -52,7 +52,7 @@ def grpc_attacks() -> list[Attack]:
     bomb = b"\x40" + _string(b"h") + _string(b"x" * 3500) + b"\xbe" * 12_000
     settings = _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535) * 100)
     zipped = gzip.compress(bytes(64 * 1024 * 1024))
-    long = pack(words.ReadStream(LONG_LOG, Earliest())).SerializeToString()
+    long = pack(messages.ReadStream(LONG_LOG, Earliest())).SerializeToString()
     small = _frame(_SETTINGS, 0, 0, struct.pack(">HI", 4, 0))  # Nothing may be sent to it.
     return [
         Attack("noise", chance.randbytes(64 * 1024), End.HUNG_UP),

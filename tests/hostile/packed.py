@@ -15,9 +15,9 @@ from typing import Any, Final
 import grpc
 
 from rollbook.api.client.sync import SyncClient, connect
-from rollbook.api.grpc.methods import APPEND_STREAM, BY_REQUEST
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Codec, pack_block
+from rollbook.api.methods import APPEND_STREAM, BY_REQUEST
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Codec, pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING, LogConfig
 from rollbook.proto.errors import RollbookError
@@ -72,7 +72,7 @@ def cost_of_packed(server: RunningLogServer, bomb_bytes: int = BOMB_BYTES) -> Pa
             client.open(str(name), create=config)
         thread, inner = client.inside()
         for _ in range(count):
-            thread.run(inner.ask(words.Append(LOG, bomb, None)))
+            thread.run(inner.ask(messages.Append(LOG, bomb, None)))
         done = subprocess.run(
             [sys.executable, "-c", _CONSUMER, url, str(LOG)],
             check=True,
@@ -101,7 +101,7 @@ def _grown(process: RunningBookie, act: Any) -> int:
 def _read_as_records(address: str) -> None:
     asked = log_pb2.ReadRequest(log=str(LOG), start="0", bytes_max=1024 * 1024, as_records=True)
     with grpc.insecure_channel(address, options=_ANY_SIZE) as channel:
-        read: Any = channel.unary_unary(BY_REQUEST[words.Read].path)
+        read: Any = channel.unary_unary(BY_REQUEST[messages.Read].path)
         with suppress(
             grpc.RpcError
         ):  # Where there is no bound an answer of gigabytes cannot be sent.

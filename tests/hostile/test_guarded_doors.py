@@ -17,8 +17,8 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from rollbook.api.grpc.methods import BY_REQUEST, MESSAGE_BYTES_MAX
-from rollbook.logservice import words
+from rollbook.api.methods import BY_REQUEST, MESSAGE_BYTES_MAX
+from rollbook.logservice import messages
 from rollbook.proto.errors import OutcomeUnknown, Unavailable
 from rollbook.proto.ports import Address
 from rollbook.proto.v1 import admin_pb2, log_pb2
@@ -38,8 +38,8 @@ _PING_ANSWERED: Final = b"\x08\x06\x01"  # Eight bytes, of a ping, answered.
 _LINGER_S: Final = 0.2  # What comes of those that are let be is seen by then.
 _MIB: Final = 1024 * 1024
 _GROWN_MIB_MAX: Final = 64  # By any kind. A call that is held open takes 20 KiB.
-_APPEND: Final = BY_REQUEST[words.Append].path
-_GET_LOG: Final = BY_REQUEST[words.GetLog].path
+_APPEND: Final = BY_REQUEST[messages.Append].path
+_GET_LOG: Final = BY_REQUEST[messages.GetLog].path
 _EACH: Final = 10  # Of a kind, where all come at once.
 _HUNG_UP: Final = 0
 _NOTHING: Final = MappingProxyType(dict[str, str]())

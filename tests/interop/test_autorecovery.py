@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollbook.api.cli.bookie import group as bookies
-from rollbook.api.cli.recovery import group as recovery
+from rollbook.api.cli.bookie.commands import group as bookies
+from rollbook.api.cli.recovery.commands import group as recovery
 from tests.interop import shell
 from tests.interop.cluster import (
     PATIENCE_S,

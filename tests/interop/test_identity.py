@@ -6,7 +6,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from rollbook.api.cli.bookie_settings import load_settings
+from rollbook.api.cli.server.bookie_settings import load_settings
 from rollbook.bookie.bookie import addresses_of
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.errors import BadConfig

@@ -141,7 +141,7 @@ def _link_packages(folder: Path) -> None:
     settings = tomllib.loads((folder / "pyproject.toml").read_text())
     sources = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
     links = {**{folder / each: target for each, target in sources.items()}}
-    links[folder / "api" / "_root.py"] = "rollbook/__init__.py"
+    links[folder / "api" / "package_init.py"] = "rollbook/__init__.py"
     for source, target in links.items():
         link = folder / ".import-root" / target
         link.parent.mkdir(parents=True, exist_ok=True)

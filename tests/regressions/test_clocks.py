@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollbook.api.client.client import connect
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto.errors import RollbookError
 from tests.regressions.defects import defect
 from tests.support import bookies, commands, log_processes

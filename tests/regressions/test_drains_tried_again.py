@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
-from rollbook.ledger.connecting import connect
+from rollbook.ledger.open_client import connect
 from tests.regressions.defects import defect
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster

@@ -7,10 +7,10 @@ import pytest
 
 from rollbook.api.client.client import Client, connect
 from rollbook.api.wal.aio import ExclusiveWriter, StateMachine
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto.errors import RollbookError
 from tests.regressions.defects import defect
 from tests.support import log_processes

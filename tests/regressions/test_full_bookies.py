@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from rollbook.logservice import words
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import Latest, LogName
 from rollbook.proto.errors import NoSuchLedger, RollbookError
 from tests.regressions.defects import defect
@@ -55,18 +55,18 @@ async def _empty(folder: Path, *, is_owned: bool) -> None:
     async with LogCluster(folder) as cluster:
         server = await cluster.start_server("a")
         service = server.service
-        await service.ensure_log(words.EnsureLog(_LOG), _due())
+        await service.ensure_log(messages.EnsureLog(_LOG), _due())
         block = pack_block([b"x" * 1000] * 50)
         for _ in range(20):
-            await service.append(words.Append(_LOG, block), _due())
-        (full,) = (await service.list_segments(words.ListSegments(_LOG), _due())).segments
+            await service.append(messages.Append(_LOG, block), _due())
+        (full,) = (await service.list_segments(messages.ListSegments(_LOG), _due())).segments
         await _fill(cluster, server)
         if not is_owned:
             try:
-                await service.append(words.Append(_LOG, block), _due())
+                await service.append(messages.Append(_LOG, block), _due())
             except RollbookError:
                 pass  # Which costs the log its owner.
-        told = await service.truncate(words.Truncate(_LOG, Latest()), _due())
+        told = await service.truncate(messages.Truncate(_LOG, Latest()), _due())
         assert told.new_head >= 1000
         async with asyncio.timeout(_PATIENCE_S):
             while not await _is_gone(server, full.ledger_id):
@@ -76,5 +76,5 @@ async def _empty(folder: Path, *, is_owned: bool) -> None:
         async with asyncio.timeout(_PATIENCE_S):
             while len(server.ledgers.live().writable) < 3:
                 await asyncio.sleep(0.05)
-        ack = await service.append(words.Append(_LOG, block), _due())
+        ack = await service.append(messages.Append(_LOG, block), _due())
         assert ack.first_offset == told.new_head

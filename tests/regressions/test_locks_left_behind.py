@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.ledger.connecting import connect
+from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store

@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 import rollbook
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import DuplicateDiffers, DuplicateTooOld, Outcome
 from tests.regressions.defects import defect

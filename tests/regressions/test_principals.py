@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from rollbook.api.access.core.principals import digest_of
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.core.cursors import pack_cursor
 from rollbook.logservice.ids import CursorName, LogName, Offset
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Create
@@ -119,7 +119,7 @@ def test_cursors_are_listed_in_pages(site: Site) -> None:
 
 async def fill(metadata: str, log: LogName) -> None:
     """With as many cursors as a log may have, past the server: one after the other would take minutes."""
-    cursor = pack_cursor(words.Cursor(CursorName("any"), Offset(0), 1, b"", False, 0))
+    cursor = pack_cursor(messages.Cursor(CursorName("any"), Offset(0), 1, b"", False, 0))
     async with await open_metadata_store(metadata) as store:
         cluster = await open_cluster(store, MetadataUrl.parse(metadata).ledgers_root)
         folder = f"{LogNodes(store, cluster, SystemClock(), random.Random()).path(log)}/cursors"

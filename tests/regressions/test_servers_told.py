@@ -10,9 +10,9 @@ import pytest
 
 from rollbook.api.client import sync
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.grpc.methods import BY_REQUEST
-from rollbook.api.grpc.translation import message_of, pack, unpack
-from rollbook.logservice import words
+from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
+from rollbook.api.methods import BY_REQUEST
+from rollbook.logservice import messages
 from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.logservice.membership import FOLDER
@@ -52,11 +52,13 @@ def test_a_server_is_drained_by_way_of_any_other(cluster: LogProcesses) -> None:
 )
 def test_a_bare_call_drains_a_server_by_way_of_any_other(cluster: LogProcesses) -> None:
     with grpc.insecure_channel(cluster.servers["log-1"].address) as channel:
-        for word in (words.DrainServer("log-2"), words.DrainServer("log-2", resume=True)):
-            call: Any = channel.unary_unary(BY_REQUEST[words.DrainServer].path)
+        for word in (messages.DrainServer("log-2"), messages.DrainServer("log-2", resume=True)):
+            call: Any = channel.unary_unary(BY_REQUEST[messages.DrainServer].path)
             answer = call(pack(word).SerializeToString(), timeout=30.0)
-            drained = unpack(message_of(words.DrainAnswer).FromString(answer), words.DrainAnswer)
-            assert isinstance(drained, words.DrainAnswer)
+            drained = unpack(
+                message_of(messages.DrainAnswer).FromString(answer), messages.DrainAnswer
+            )
+            assert isinstance(drained, messages.DrainAnswer)
 
 
 @defect(

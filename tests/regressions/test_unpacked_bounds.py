@@ -13,8 +13,8 @@ import pytest
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.client.client import DEFAULTS
 from rollbook.api.client.sync import SyncClient, connect
-from rollbook.api.grpc.methods import BY_REQUEST
-from rollbook.logservice import words
+from rollbook.api.methods import BY_REQUEST
+from rollbook.logservice import messages
 from rollbook.proto.v1 import log_pb2
 from tests.regressions.defects import defect
 from tests.support import bookies, log_processes
@@ -108,7 +108,7 @@ def test_server_that_takes_packed_blocks_apart_keeps_a_bounded_memory(site: _Sit
     asked = log_pb2.ReadRequest(log="team/bomb", start="0", bytes_max=_MIB, as_records=True)
     with grpc.insecure_channel(site.address, options=_ANY_SIZE) as channel:
         read: Any = channel.unary_unary(
-            BY_REQUEST[words.Read].path, response_deserializer=log_pb2.ReadAnswer.FromString
+            BY_REQUEST[messages.Read].path, response_deserializer=log_pb2.ReadAnswer.FromString
         )
         shown = (("authorization", f"Bearer {_TOKENS['member']}"),)
         answer = read(asked.SerializeToString(), metadata=shown, timeout=60.0)

@@ -8,6 +8,7 @@ import pytest
 
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.archive import Chain, File, Manifest, chain_of, faults_of, manifest_of
+from rollbook.api.spark.core.archive_seam import divide
 from rollbook.api.spark.core.findings import (
     Content,
     Mirrored,
@@ -17,7 +18,6 @@ from rollbook.api.spark.core.findings import (
     judge_span,
 )
 from rollbook.api.spark.core.progress import Tail
-from rollbook.api.spark.core.seam import divide
 from rollbook.proto.errors import (
     ArchiveDamaged,
     BeyondTail,

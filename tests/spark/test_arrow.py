@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from rollbook.api.spark.arrow import BYTES_ALONE, ROWS_ALONE, Batches, Slice
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.options import COLUMNS, ON_DEMAND
-from rollbook.logservice.core.block import Block, Codec, pack_block, stamped
+from rollbook.logservice.core.record_block import Block, Codec, pack_block, stamped
 
 EVERY = (*COLUMNS, *ON_DEMAND)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rollbook.api.spark.core.chunks import Mark, Written, cut, rows_written
+from rollbook.api.spark.core.batch_blocks import Mark, Written, cut, rows_written
 from rollbook.api.spark.frames import SCHEMA, Rows, by_log
-from rollbook.logservice.core.block import HEADER_BYTES, Block, Codec, Limits, check_block
+from rollbook.logservice.core.record_block import HEADER_BYTES, Block, Codec, Limits, check_block
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import InvalidRequest, SinkReplayDiverged
 

@@ -14,7 +14,7 @@ from rollbook.api.client.sync import SyncClient
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Access
 from rollbook.api.spark.failures import RollbookFailure
-from rollbook.logservice.core.block import Headers
+from rollbook.logservice.core.record_block import Headers
 from rollbook.proto.errors import LogDeleted, NoSuchLog, Overloaded
 from tests.regressions.lone_server import PATIENCE_S, Site
 from tests.spark.drive import Loaded, Query, copied

@@ -20,7 +20,7 @@ from rollbook.api.spark.columns import HEADERS
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.logservice.ids import ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto.errors import OutcomeUnknown, RollbookError, Unavailable
 from rollbook.proto.quorum import Quorum
 from tests.regressions.lone_server import Site

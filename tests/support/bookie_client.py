@@ -33,7 +33,7 @@ from rollbook.proto.wire.messages import (
     Reply,
     Request,
 )
-from rollbook.proto.wire.replies import ReplyDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 

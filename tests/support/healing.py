@@ -3,7 +3,7 @@
 from rollbook.bookie.bookie import Bookie
 from rollbook.proto.ids import LedgerId
 from rollbook.recovery.core.healing import Range
-from rollbook.recovery.doubts import DoubtsPage
+from rollbook.recovery.possible_losses import DoubtsPage
 
 
 class DirectDoubts:

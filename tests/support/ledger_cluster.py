@@ -27,7 +27,7 @@ from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, ServerConfig, StorageConfig
 from rollbook.bookie.identity import Identity
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.connecting import Connecting, connect
+from rollbook.ledger.open_client import Connecting, connect
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.url import MetadataUrl

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rollbook.api.grpc.methods import BY_REQUEST
+from rollbook.api.methods import BY_REQUEST
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.cluster import open_cluster

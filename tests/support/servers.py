@@ -28,10 +28,14 @@ from typing import IO, Final
 _MAIN: Final = "rollbook.api.cli.main"
 _REPOSITORY: Final = Path(__file__).parents[2]
 _PRELOADED: Final = (
-    *("rollbook.api.cli.log_server", "rollbook.api.cli.log_rest", "rollbook.api.cli.log_metrics"),
-    *("rollbook.api.cli.bookie_server", "rollbook.api.cli.recovery_server"),
+    *(
+        "rollbook.api.cli.server.log",
+        "rollbook.api.cli.server.log_rest",
+        "rollbook.api.cli.server.log_metrics",
+    ),
+    *("rollbook.api.cli.server.bookie", "rollbook.api.cli.server.recovery"),
     *("rollbook.api.rest.bookie", "rollbook.proto.runtime.metastore.embedded_owner"),
-    "rollbook.api.cli.dev_run",
+    "rollbook.api.cli.dev.run",
 )
 _REQUEST_BYTES_MAX: Final = 1 << 17
 _READ_LATE: Final = ("NO_COLOR", "PATH")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import NAME, LogName, parse_prefix
 from rollbook.proto.errors import BadConfig
 
@@ -123,7 +123,7 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> Shown | None:
     return Shown(tuple(sorted(logs)), tuple(sorted(widest)))
 
 
-def narrowed(grants: Grants, asked: words.WatchTails) -> words.WatchTails:
+def narrowed(grants: Grants, asked: messages.WatchTails) -> messages.WatchTails:
     """To names and prefixes below which there is something visible. What is denied in them is still to be left out."""
     if grants.shows_all:
         return asked
@@ -139,7 +139,7 @@ def narrowed(grants: Grants, asked: words.WatchTails) -> words.WatchTails:
     return replace(asked, logs=tuple(logs), prefixes=tuple(prefixes))
 
 
-def visible_of(grants: Grants, message: words.Tails) -> words.Tails:
+def visible_of(grants: Grants, message: messages.Tails) -> messages.Tails:
     if grants.shows_all:
         return message
     tails = tuple(each for each in message.tails if is_visible(grants, str(each.log)))
@@ -166,45 +166,45 @@ _ADMINS: Final = (Right.ADMIN,)
 
 # Of the log that a word names; one of them will do.
 _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
-    words.Append: _APPENDS,
-    words.Bind: _APPENDS,
-    words.AcquireWriter: _APPENDS,
-    words.RenewWriter: _APPENDS,
-    words.ReleaseWriter: _APPENDS,
-    words.Read: _READS,
-    words.ReadStream: _READS,
-    words.FindOffset: _READS,
-    words.GetCursor: _READS,
-    words.CommitCursor: _READS,
-    words.ListCursors: _READS,
-    words.ListSegments: _READS,
-    words.GetJournal: _READS,
-    words.GetTail: _ANY,
-    words.WatchTail: _ANY,
-    words.GetLog: _ANY,
-    words.EnsureLog: _ADMINS,
-    words.UpdateLog: _ADMINS,
-    words.DeleteLog: _ADMINS,
-    words.Truncate: _ADMINS,
-    words.Seal: _ADMINS,
-    words.RollLog: _ADMINS,
-    words.TransferLog: _ADMINS,
-    words.DeleteCursor: _ADMINS,
+    messages.Append: _APPENDS,
+    messages.Bind: _APPENDS,
+    messages.AcquireWriter: _APPENDS,
+    messages.RenewWriter: _APPENDS,
+    messages.ReleaseWriter: _APPENDS,
+    messages.Read: _READS,
+    messages.ReadStream: _READS,
+    messages.FindOffset: _READS,
+    messages.GetCursor: _READS,
+    messages.CommitCursor: _READS,
+    messages.ListCursors: _READS,
+    messages.ListSegments: _READS,
+    messages.GetJournal: _READS,
+    messages.GetTail: _ANY,
+    messages.WatchTail: _ANY,
+    messages.GetLog: _ANY,
+    messages.EnsureLog: _ADMINS,
+    messages.UpdateLog: _ADMINS,
+    messages.DeleteLog: _ADMINS,
+    messages.Truncate: _ADMINS,
+    messages.Seal: _ADMINS,
+    messages.RollLog: _ADMINS,
+    messages.TransferLog: _ADMINS,
+    messages.DeleteCursor: _ADMINS,
 }
 _SHOWN_TO_ALL: Final = (
-    words.WatchTails,
-    words.ListLogs,
-    words.Lookup,
-    words.ListServers,
-    words.GetLimits,
-    words.GetOutage,
+    messages.WatchTails,
+    messages.ListLogs,
+    messages.Lookup,
+    messages.ListServers,
+    messages.GetLimits,
+    messages.GetOutage,
 )
-_FOR_OPERATORS: Final = (words.DrainServer, words.GetServerStats)
+_FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
 def rights_for(word: Any) -> tuple[Right, ...]:
     """On the log that the word names; one of them will do. None: the word is of no log."""
-    if type(word) is words.CommitCursor and word.is_protected is not None:
+    if type(word) is messages.CommitCursor and word.is_protected is not None:
         return _ADMINS  # It holds others' truncation back, or lets go what somebody waits for.
     return _ON_ITS_LOG.get(type(word), ())
 
@@ -216,7 +216,7 @@ def may_ask(grants: Grants, word: Any) -> bool:
         return grants.may_any(rights, str(word.log))
     if kind in _SHOWN_TO_ALL:
         return True
-    if kind is words.GetServerStats and grants.may_manage(Duty.LOOK):
+    if kind is messages.GetServerStats and grants.may_manage(Duty.LOOK):
         return True
     return kind in _FOR_OPERATORS and grants.is_operator
 
@@ -228,8 +228,11 @@ def is_visible(grants: Grants, log: str) -> bool:
 def is_act(word: Any) -> bool:
     """Whether it changes more than records and cursors: it is told to the audit."""
     kind = type(word)
-    if kind is words.Truncate:
+    if kind is messages.Truncate:
         return not word.dry_run
-    if kind is words.CommitCursor:
+    if kind is messages.CommitCursor:
         return word.is_protected is not None
-    return _ON_ITS_LOG.get(kind) == _ADMINS or kind in (words.DrainServer, words.AcquireWriter)
+    return _ON_ITS_LOG.get(kind) == _ADMINS or kind in (
+        messages.DrainServer,
+        messages.AcquireWriter,
+    )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.proto.errors import (
     InvalidRequest,
     LogDataLoss,
@@ -45,7 +45,7 @@ class Tail(NamedTuple):
     is_sealed: bool = False
 
     @classmethod
-    def of(cls, found: words.LogTail | words.TailOfLog) -> Self:
+    def of(cls, found: messages.LogTail | messages.TailOfLog) -> Self:
         return cls(found.uid, found.head, found.tail, found.is_sealed)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from rollbook.api.spark.archive import Archive, sizes_in
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.archive import Chain, File, faults_of, unsigned
+from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.findings import (
     Content,
     Finding,
@@ -27,7 +28,6 @@ from rollbook.api.spark.core.findings import (
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import Tail
-from rollbook.api.spark.core.seam import is_overtaken
 from rollbook.api.spark.failures import told_by_spark
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way

@@ -18,10 +18,10 @@ from typing import Any, Final
 from rollbook.api.client.sync import SyncCursor
 from rollbook.api.spark.archive import Archive, drop_folder, require_name
 from rollbook.api.spark.core.archive import Chain, File, Manifest, manifest_of
+from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.options import Selection, SplitLimits
 from rollbook.api.spark.core.plan import Span, next_ends, split
 from rollbook.api.spark.core.progress import Point, Tail, replaced
-from rollbook.api.spark.core.seam import is_overtaken
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import Measured, Piece, folder_of, measure

@@ -19,7 +19,7 @@ from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.archive import Chain, File
 from rollbook.api.spark.frames import Rows, columns_of
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
-from rollbook.logservice.core.block import Codec
+from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import ArchiveDamaged, NoSuchArchive
 
 _COLUMNS = ["value", "key", "event_time", "headers"]

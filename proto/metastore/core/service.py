@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.proto.errors import Overloaded, RollbookError, SessionExpired
+from rollbook.proto.metastore.core.capacity import Room
 from rollbook.proto.metastore.core.messages import (
     Answer,
     Children,
@@ -35,7 +36,6 @@ from rollbook.proto.metastore.core.messages import (
     Welcome,
 )
 from rollbook.proto.metastore.core.ops import check_ops, check_path
-from rollbook.proto.metastore.core.room import Room
 from rollbook.proto.metastore.core.sessions import SessionTable
 from rollbook.proto.metastore.core.tree import Applied, Row, Tree
 from rollbook.proto.metastore.core.watches import WatchTable

@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
     OutcomeUnknown,
     UnsupportedVersion,
 )
-from rollbook.proto.metastore.core.room import ROOMY_BYTES
+from rollbook.proto.metastore.core.capacity import ROOMY_BYTES
 from rollbook.proto.metastore.core.service import Batch, Kept
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.ports import SessionId

@@ -41,8 +41,8 @@ from rollbook.proto.metastore.core.messages import (
     Hello,
 )
 from rollbook.proto.metastore.core.service import Batch
-from rollbook.proto.metastore.host import Host
 from rollbook.proto.metastore.local import LocalChannel
+from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile

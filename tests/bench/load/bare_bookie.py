@@ -16,7 +16,7 @@ from typing import Final
 
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.frames import LENGTH_BYTES
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench.load.bare import connections
 
 _FILE_BYTES: Final = 64 * 1024 * 1024

@@ -33,7 +33,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import NO_SESSION, Create, Delete, MetadataStore, Node, NodeStat, Op
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.wire.digest import DigestType
 from rollbook.recovery.auditor import Auditor

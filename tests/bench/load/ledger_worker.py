@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from rollbook.ledger import ClientConfig, Ledgers, LedgerWriter, connect
-from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.gc_tuning import calm_collector
 from tests.bench.load import jobs
 from tests.bench.load.jobs import ADDS_BURSTS, ADDS_SAMPLED, Found, Job, Stopwatch, percentiles
 

@@ -27,14 +27,14 @@ from rollbook.proto.metadata import Fragment
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, ProtocolFactory
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.runtime.allocator import keep_freed_memory
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.collector import calm_collector
+from rollbook.proto.runtime.gc_tuning import calm_collector
+from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.wire.digest import Entry, LedgerDigest, ledger_key
 from rollbook.recovery.config import WorkerConfig
-from rollbook.recovery.restorer import Restorer
+from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.tasks import DrainTasks, Failures
 from rollbook.recovery.worker import Worker
 from tests.bench.load import jobs

@@ -74,11 +74,11 @@ def _watch_longest(owner: Any, name: str) -> None:
 
 
 def _watch_everything() -> None:
+    from rollbook.bookie.connection import Connection
     from rollbook.bookie.core.group_commit import RecordPacker
-    from rollbook.bookie.handler import Connection
     from rollbook.bookie.storage import Storage
     from rollbook.proto.runtime import disk
-    from rollbook.proto.wire.requests import RequestDecoder
+    from rollbook.proto.wire.request_decoder import RequestDecoder
 
     transport = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]  # Likewise.
     _watch(transport, "_read_ready__get_buffer", "receive from sockets")

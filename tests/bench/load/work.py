@@ -14,8 +14,8 @@ from rollbook.proto.wire import v2, v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply
-from rollbook.proto.wire.replies import ReplyDecoder
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 
 PASSWORD: Final = b"password"
 KEY: Final = ledger_key(PASSWORD)

@@ -26,7 +26,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.departures import Departures
+from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.tasks import DrainTasks
 from tests.chaos.cast import Actor, tracebacks
 from tests.chaos.checker import Judgement, judge

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollbook.api.client import aio
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.cluster.cluster import Cluster, initialise, open_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
@@ -29,7 +29,7 @@ from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.departures import Departures
+from rollbook.recovery.bookie_removal import Departures
 from tests.support import bookies
 from tests.support.processes import Family, family
 
@@ -94,7 +94,7 @@ async def _each(do: Callable[[Any], Awaitable[Any]], things: Iterable[Any]) -> l
 
 
 async def _epoch(client: aio.Client, log: LogName) -> int:
-    tail = await client.ask(words.GetTail(log, words.Consistency.CACHED))
+    tail = await client.ask(messages.GetTail(log, messages.Consistency.CACHED))
     return int(tail.owner_epoch)
 
 

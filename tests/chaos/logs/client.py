@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollbook import aio
-from rollbook.logservice import words
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName, ProducerRef
 from rollbook.proto.errors import LogSealed, Outcome, RollbookError
 from tests.chaos.logs.history import HistoryFile, name_in, payload_of
@@ -123,13 +123,13 @@ class Writer(Client):
                 first += count
                 await asyncio.sleep(self.chance.uniform(0, 0.2))
 
-    async def _send(self, name: str, block: bytes) -> words.AppendAck:
+    async def _send(self, name: str, block: bytes) -> messages.AppendAck:
         """For as long as it takes."""
-        request = words.Append(LogName.parse(name), block)
+        request = messages.Append(LogName.parse(name), block)
         while True:
             try:
                 async with asyncio.timeout(self.chance.choice((0.003, 0.01, 30))):
-                    ack: words.AppendAck = await self.client.ask(request)
+                    ack: messages.AppendAck = await self.client.ask(request)
                     return ack
             except (RollbookError, TimeoutError):
                 await asyncio.sleep(self.chance.uniform(0, _PAUSE_S))
@@ -275,7 +275,7 @@ class Reader(Client):
             try:
                 async for event in reader:
                     position = self.hear(name, event, position)
-                    if isinstance(event, words.Sealed):
+                    if isinstance(event, messages.Sealed):
                         return
             except RollbookError:
                 await asyncio.sleep(_PAUSE_S)
@@ -290,10 +290,10 @@ class Reader(Client):
                     self.note("odd", name, offset=event.base_offset + names.index(None))
                 self.note("read", name, offset=event.base_offset, names=names)
                 return event.next_offset
-            case words.Gap():
+            case messages.Gap():
                 self.note("gap", name, start=event.start, end=event.end, why=event.kind.value)
                 return event.end
-            case words.Sealed():
+            case messages.Sealed():
                 self.note("sealed", name, tail=event.tail)
         return position
 

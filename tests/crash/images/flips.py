@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     Kind,
     RecordReader,

@@ -52,8 +52,8 @@ from rollbook.proto.metastore.core.tree import Row
 from rollbook.proto.ports import SessionId
 from rollbook.recovery.checks import SECOND_LOOK_S
 from rollbook.recovery.core.failures import Failure, unpack_failure
+from rollbook.recovery.known_incarnations import WHOLE
 from rollbook.recovery.tasks import DRAIN, FAILURES, STEWARD
-from rollbook.recovery.whole import WHOLE
 from tests.simulation.checkers.ledger.facts import Facts, LedgerFacts, OnBroken
 from tests.simulation.checkers.ledger.metadata import repaired_seat
 

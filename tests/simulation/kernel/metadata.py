@@ -40,7 +40,7 @@ from rollbook.proto.metastore.core.messages import (
 )
 from rollbook.proto.metastore.core.service import Batch, Kept, Service
 from rollbook.proto.metastore.core.tree import Row, Tree
-from rollbook.proto.metastore.host import Host
+from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
 from tests.simulation.kernel.connection import Endpoint
 

@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.frames import LENGTH_BYTES
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import ledger_bare
 from tests.bench.ledger_bare import BareBookie, BareCluster
 from tests.bench.load.work import entry_bytes

@@ -12,7 +12,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from tests.simulation.kernel import Node, World
 from tests.support.bookie_client import KEY, PASSWORD, BookieClient

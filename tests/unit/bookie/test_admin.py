@@ -11,8 +11,8 @@ from rollbook.bookie.compaction import CompactionState, Stopped
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.ledger_reports import LedgerViews
 from rollbook.bookie.stats import Stats
-from rollbook.bookie.views import LedgerViews
 from rollbook.proto.errors import BookieReadOnly, Unavailable
 from rollbook.proto.ports import Clock, Disk
 from tests.support.clocks import StandingClock

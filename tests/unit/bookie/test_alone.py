@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli.bookie_settings import load_settings
+from rollbook.api.cli.server.bookie_settings import load_settings
 from rollbook.bookie.config import MIB, StorageConfig
 from rollbook.proto.errors import BadConfig
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.bookie import entry_log
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.records import ID_BYTES, FileHeader, Purpose
+from rollbook.bookie.core.record_format import ID_BYTES, FileHeader, Purpose
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.record_file import Cache
 

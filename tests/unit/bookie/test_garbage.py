@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.bookie.census import Census
 from rollbook.bookie.config import SpaceConfig
+from rollbook.bookie.deleted_ledger_scan import Census
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import Cluster, initialise

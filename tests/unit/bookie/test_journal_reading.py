@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.bookie import journal_reading
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
     FileHeader,

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
     FileHeader,

@@ -10,7 +10,13 @@ import pytest
 
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.group_commit import RecordPacker
-from rollbook.bookie.core.records import FILE_HEADER_BYTES, HEAD_BYTES, FileHeader, Kind, Purpose
+from rollbook.bookie.core.record_format import (
+    FILE_HEADER_BYTES,
+    HEAD_BYTES,
+    FileHeader,
+    Kind,
+    Purpose,
+)
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.ports import Buffer
 

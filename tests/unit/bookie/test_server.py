@@ -22,7 +22,7 @@ from rollbook.proto.wire.messages import Read, ReadReply
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.support.bookie_client import BookieClient
 from tests.unit.bookie.serving import PORT, STORAGE, Scene, add_entries, entry, tell
-from tests.unit.bookie.test_handler import Tally, pack, poll, until
+from tests.unit.bookie.test_connection import Tally, pack, poll, until
 from tests.unit.proto.runtime.test_tls import golden
 
 L7 = LedgerId(7)

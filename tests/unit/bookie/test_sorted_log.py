@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.memtable import Columns
-from rollbook.bookie.core.records import ID_BYTES
+from rollbook.bookie.core.journal_index import Columns
+from rollbook.bookie.core.record_format import ID_BYTES
 from rollbook.bookie.entry_log import EntryLogs
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog, SortedLog, SortedWriter

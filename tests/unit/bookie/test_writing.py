@@ -8,16 +8,16 @@ from itertools import count
 import pytest
 
 from rollbook.bookie.config import ServerConfig
-from rollbook.bookie.handler import Connection
+from rollbook.bookie.connection import Connection
 from rollbook.bookie.journal import OnDone
-from rollbook.bookie.shared import Shared
+from rollbook.bookie.server_context import Shared
 from rollbook.bookie.storage import Admission
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.adds import AddReplies, Adds
 from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read
-from rollbook.proto.wire.replies import ReplyDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from tests.support.bookie_client import KEY
 from tests.unit.bookie.serving import STORAGE, Scene, Story, add_entries, digest_of, tell

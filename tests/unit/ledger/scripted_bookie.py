@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from rollbook.ledger.bookies import AddChannel, Bookies
+from rollbook.ledger.bookie_pool import AddChannel, Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
@@ -28,7 +28,7 @@ from rollbook.proto.wire.messages import (
     Call,
     refusal_of,
 )
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from tests.simulation.kernel import Node, World

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from rollbook.ledger.bookies import AddChannel
+from rollbook.ledger.bookie_pool import AddChannel
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import NoSuchEntry, RollbookError
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId

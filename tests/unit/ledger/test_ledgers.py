@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.connecting import connect
 from rollbook.ledger.core.verification import CopyState, Verdict
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.open_client import connect
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.errors import (
     AppendUnsettled,

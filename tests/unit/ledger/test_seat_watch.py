@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.ledger.core.absences import Absences
+from rollbook.ledger.core.lost_members import Absences
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.ids import BookieId

@@ -13,15 +13,15 @@ from typing import Any, Final, TypeVar
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.block import Block, BlockInfo, Codec, pack_block
-from rollbook.logservice.ground import Ground
+from rollbook.logservice.core.record_block import Block, BlockInfo, Codec, pack_block
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, ServerId, ServerInfo
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.logservice.owner import Owner, Pending
-from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.stall_detector import Pulse
 from rollbook.logservice.tail_cache import TailMemory
-from rollbook.logservice.words import AppendAck, Condition
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.formats.paths import AVAILABLE

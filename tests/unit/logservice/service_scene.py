@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from rollbook.api.grpc.methods import BY_REQUEST
+from rollbook.api.methods import BY_REQUEST
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.config import LogServiceConfig
-from rollbook.logservice.core.block import Block
+from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import Earliest, LogName, Offset, Position, ProducerRef
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.cluster import open_cluster
@@ -133,26 +133,26 @@ class Serving(Server):
 
     async def append(
         self, log: LogName, *values: bytes, producer: ProducerRef | None = None
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         block, _ = block_of(*values, producer=producer)
-        return await self.ask(self.service.append(words.Append(log, block), self.due(10.0)))
+        return await self.ask(self.service.append(messages.Append(log, block), self.due(10.0)))
 
     async def read_all(self, log: LogName, start: Position = Earliest()) -> list[bytes]:  # noqa: B008  # A value.
         """Up to where the log ends now."""
-        request = words.ReadStream(log, start, at_tail=words.AtTail.STOP)
+        request = messages.ReadStream(log, start, at_tail=messages.AtTail.STOP)
         values: list[bytes] = []
         async with self.events(request) as events:
             async for event in events:
-                if isinstance(event, words.Records):
+                if isinstance(event, messages.Records):
                     values += values_of(event)
         return values
 
     @asynccontextmanager
     async def events(
-        self, request: words.ReadStream
-    ) -> AsyncIterator[AsyncIterator[words.ReadEvent]]:
+        self, request: messages.ReadStream
+    ) -> AsyncIterator[AsyncIterator[messages.ReadEvent]]:
         """Told in this server's process, however slowly they are taken here."""
-        queue: asyncio.Queue[words.ReadEvent | RollbookError | None] = asyncio.Queue()
+        queue: asyncio.Queue[messages.ReadEvent | RollbookError | None] = asyncio.Queue()
         wanted = asyncio.Semaphore(0)
 
         async def tell() -> None:
@@ -168,7 +168,7 @@ class Serving(Server):
             finally:
                 await stream.aclose()  # type: ignore[attr-defined]  # It is a generator.
 
-        async def take() -> AsyncIterator[words.ReadEvent]:
+        async def take() -> AsyncIterator[messages.ReadEvent]:
             while True:
                 wanted.release()
                 event = await queue.get()
@@ -186,7 +186,7 @@ class Serving(Server):
             await asyncio.gather(telling, return_exceptions=True)
 
 
-def values_of(records: words.Records) -> list[bytes]:
+def values_of(records: messages.Records) -> list[bytes]:
     """Of what the event tells, that is, without what its first and last block have beyond."""
     values: list[bytes] = []
     for block in map(Block, records.blocks):
@@ -228,7 +228,7 @@ class Client:
     def hear_of(self, server: Serving) -> None:
         self._servers[server.address] = server
 
-    async def append(self, log: LogName, *values: bytes) -> words.AppendAck:
+    async def append(self, log: LogName, *values: bytes) -> messages.AppendAck:
         seq = self._seqs.get(log, 0)
         self._seqs[log] = seq + 1
         producer = ProducerRef(b"client", 0, seq)
@@ -250,10 +250,10 @@ class Client:
 
     async def _ask(
         self, server: Serving, log: LogName, values: tuple[bytes, ...], producer: ProducerRef
-    ) -> words.AppendAck:
+    ) -> messages.AppendAck:
         """A process that is killed, or stands still, answers nobody."""
         block, _ = block_of(*values, producer=producer)
-        asking = server.begin(server.service.append(words.Append(log, block), server.due(10.0)))
+        asking = server.begin(server.service.append(messages.Append(log, block), server.due(10.0)))
         while not asking.done():
             await asyncio.sleep(0.002)
             if not server.node.is_running:

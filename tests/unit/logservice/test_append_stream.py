@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollbook.logservice import words
+from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import AppendResult, Bind, Condition, StreamAppend
+from rollbook.logservice.messages import AppendResult, Bind, Condition, StreamAppend
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest, NotOwner, OwnerChanging
 from tests.unit.logservice.owner_scene import Scene, block_of, play, refused
 from tests.unit.logservice.service_scene import Serving, log_suggested_to, make_log, start_all

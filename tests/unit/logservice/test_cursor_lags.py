@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rollbook.logservice import cursor_lags, words
+from rollbook.logservice import cursor_lags, messages
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, LogUid, Offset
@@ -36,7 +36,7 @@ class Nodes:
         self.read_s = 14.0
         self.offsets: dict[LogName, dict[str, int]] = {}  # Of those that are not as all.
 
-    async def first_cursors(self, log: LogName, at_most: int) -> tuple[list[words.Cursor], int]:
+    async def first_cursors(self, log: LogName, at_most: int) -> tuple[list[messages.Cursor], int]:
         assert at_most == cursor_lags._READ_MAX
         self.asked.append(log)
         await asyncio.sleep(self.read_s)
@@ -44,7 +44,7 @@ class Nodes:
             raise self.broken[log]
         offsets = self.offsets.get(log, {"c": 4})
         found = [
-            words.Cursor(CursorName(name), Offset(offset), 1, b"", False, 0)
+            messages.Cursor(CursorName(name), Offset(offset), 1, b"", False, 0)
             for name, offset in offsets.items()
         ]
         return found[:at_most], len(found[at_most:])

@@ -5,16 +5,16 @@ from contextlib import suppress
 
 import pytest
 
-from rollbook.logservice import order
-from rollbook.logservice.core.block import Block
-from rollbook.logservice.core.control import Barrier, unpack_control
+from rollbook.logservice import append_path
+from rollbook.logservice.core.control_blocks import Barrier, unpack_control
 from rollbook.logservice.core.ledger_list import LogState
-from rollbook.logservice.core.rolling import AGE
+from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.core.roll_rules import AGE
 from rollbook.logservice.ids import Offset, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.logservice.owner import Pending
 from rollbook.logservice.tail_cache import Subscription
-from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     AppendUnsettled,
     InvalidRequest,
@@ -412,7 +412,7 @@ def test_a_full_window_refuses_and_changes_nothing() -> None:
 
 
 def test_answers_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order, "_UNCERTAIN_MAX", 100)
+    monkeypatch.setattr(append_path, "_UNCERTAIN_MAX", 100)
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()

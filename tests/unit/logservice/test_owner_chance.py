@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 
 from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.messages import AppendAck
 from rollbook.logservice.owner import Pending
-from rollbook.logservice.words import AppendAck
 from rollbook.proto.errors import RollbookError
 from tests.unit.logservice.owner_scene import Held, Scene, play
 

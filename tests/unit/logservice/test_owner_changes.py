@@ -7,17 +7,17 @@ from itertools import pairwise
 import pytest
 
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.logservice import opening
-from rollbook.logservice.core.control import Barrier, Opened, unpack_control
+from rollbook.logservice import log_takeover
+from rollbook.logservice.core.control_blocks import Barrier, Opened, unpack_control
 from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, LogState
-from rollbook.logservice.core.memory import LogMemory, snapshot_in
-from rollbook.logservice.ground import Ground
+from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.logservice.owner import Owner, Pending
+from rollbook.logservice.owner_context import Ground
 from rollbook.logservice.segment_writer import make_ledger
-from rollbook.logservice.words import AcquireMode, Condition
 from rollbook.proto.errors import (
     DataLost,
     DuplicateDiffers,
@@ -561,7 +561,7 @@ def test_a_ledger_made_for_an_opening_that_is_given_up_is_written_by_nobody(
         ack = await first.append(b"a")
         first.server.node.kill()
         await scene.ledgers.delete(ack.ledger_id)
-        monkeypatch.setattr(opening, "make_ledger", make)
+        monkeypatch.setattr(log_takeover, "make_ledger", make)
         taker = await scene.server("s2")
         taking = taker.begin(Owner.open(LOG, taker.ground, reason="test"))
         await scene.until(lambda: made)

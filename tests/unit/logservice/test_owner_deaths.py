@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.logservice.core.ledger_list import LogState
 from rollbook.logservice.ids import ProducerRef
-from rollbook.logservice.words import AcquireMode, AppendAck
+from rollbook.logservice.messages import AcquireMode, AppendAck
 from rollbook.proto.errors import LogSealed
 from tests.unit.logservice.owner_scene import Held, Scene, play
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 
 from rollbook.ledger.reader import LedgerReader
-from rollbook.logservice import positions, segment_writer, succession
-from rollbook.logservice.core.block import Block
-from rollbook.logservice.core.memory import snapshot_in
+from rollbook.logservice import offset_lookup, segment_roll, segment_writer
+from rollbook.logservice.core.log_state import snapshot_in
+from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import AcquireMode
+from rollbook.logservice.messages import AcquireMode
 from rollbook.proto.errors import InvalidRequest, OwnerChanging, OwnerLost
 from rollbook.proto.ids import EntryId
 from tests.unit.logservice import owner_scene
@@ -168,7 +168,7 @@ def test_who_seals_a_log_that_is_lost_is_not_told_that_nothing_was_done() -> Non
 def test_a_log_with_too_many_segments_rolls_no_more_and_can_be_opened_and_truncated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(succession, "SEGMENTS_MAX", 2)
+    monkeypatch.setattr(segment_roll, "SEGMENTS_MAX", 2)
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -220,13 +220,13 @@ def test_a_time_is_found_behind_many_entries_without_a_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads: list[EntryId] = []
-    read_block = positions.read_block
+    read_block = offset_lookup.read_block
 
     async def counted(ledger: LedgerReader, entry_id: EntryId) -> Block:
         reads.append(entry_id)
         return await read_block(ledger, entry_id)
 
-    monkeypatch.setattr(positions, "read_block", counted)
+    monkeypatch.setattr(offset_lookup, "read_block", counted)
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -236,7 +236,7 @@ def test_a_time_is_found_behind_many_entries_without_a_record(
         await log.append(b"b")
         await log.close()
         listed = (await scene.stored()).list
-        find = positions.find_offset_at
+        find = offset_lookup.find_offset_at
         assert await find(listed, first.timestamp_us, scene.ledgers) == 0
         assert await find(listed, first.timestamp_us + 1, scene.ledgers) == 1
         assert len(reads) < 50

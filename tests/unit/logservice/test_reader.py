@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from rollbook.logservice import service, words
-from rollbook.logservice.core.suggestion import shard_of
+from rollbook.logservice import messages as words
+from rollbook.logservice import service
+from rollbook.logservice.core.owner_placement import shard_of
 from rollbook.logservice.ids import (
     Ago,
     AtOffset,
@@ -21,9 +22,7 @@ from rollbook.logservice.ids import (
     Position,
 )
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.reader import LogReader
-from rollbook.logservice.server import _Grounds
-from rollbook.logservice.words import (
+from rollbook.logservice.messages import (
     AtTail,
     CaughtUp,
     Consistency,
@@ -39,6 +38,8 @@ from rollbook.logservice.words import (
     Stopped,
     WaitsFor,
 )
+from rollbook.logservice.reader import LogReader
+from rollbook.logservice.server import _Grounds
 from rollbook.proto.errors import (
     BeyondTail,
     EntryUnavailable,

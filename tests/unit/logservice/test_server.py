@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.logservice import opening, words
+from rollbook.logservice import log_takeover as opening
+from rollbook.logservice import messages
 from rollbook.logservice.core.ledger_list import LogState
-from rollbook.logservice.ground import Ground
 from rollbook.logservice.ids import (
     INT64_MAX,
     AtOffset,
@@ -20,13 +20,14 @@ from rollbook.logservice.ids import (
     ProducerRef,
 )
 from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, LogConfig
-from rollbook.logservice.log_nodes import StoredLog, StoredMarks
-from rollbook.logservice.opening import Opening
+from rollbook.logservice.log_metadata import StoredLog, StoredMarks
+from rollbook.logservice.log_takeover import Opening
 from rollbook.logservice.owner import Owner
+from rollbook.logservice.owner_context import Ground
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.server import _Grounds
 from rollbook.logservice.service import Service
-from rollbook.proto.cluster.lost_replies import create_surely, delete_surely, read_surely
+from rollbook.proto.cluster.uncertain_writes import create_surely, delete_surely, read_surely
 from rollbook.proto.errors import (
     AppendUnsettled,
     BadConfig,
@@ -78,7 +79,7 @@ def test_who_is_cut_off_from_the_list_acks_nothing_once_a_deletion_was_answered(
         await a.append(log, b"0")
         await a.run(a.log_server.membership.close())  # As if its lease had run out, unheard.
         await scene.until(lambda: b.log_server.membership.find("a") is None)
-        deletion = words.DeleteLog(log, grace_ms=60_000)
+        deletion = messages.DeleteLog(log, grace_ms=60_000)
         answer = await b.ask(b.service.delete_log(deletion, b.due()))
         assert a.log_server.find(log) is not None
         await refused(a.append(log, b"1"), OwnerLost)
@@ -95,9 +96,9 @@ def test_a_log_is_not_kept_for_more_years_than_can_be_told() -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))
         for grace_ms in (-1, DELETE_GRACE_MS_MAX + 1, INT64_MAX):
-            deletion = words.DeleteLog(log, grace_ms=grace_ms)
+            deletion = messages.DeleteLog(log, grace_ms=grace_ms)
             await refused(a.ask(a.service.delete_log(deletion, a.due())), InvalidRequest)
-        deletion = words.DeleteLog(log, grace_ms=DELETE_GRACE_MS_MAX)
+        deletion = messages.DeleteLog(log, grace_ms=DELETE_GRACE_MS_MAX)
         await a.ask(a.service.delete_log(deletion, a.due()))
         assert (await scene.stored(log)).list.state is LogState.DELETED
 
@@ -115,7 +116,7 @@ def test_a_deletion_that_could_not_stop_the_writer_is_in_doubt_and_can_be_repeat
         await scene.until(lambda: b.log_server.membership.find("a") is None)
         for bookie in scene.bookies.values():
             bookie.scripted.node.kill()
-        deletion = words.DeleteLog(log)
+        deletion = messages.DeleteLog(log)
         error = await refused(b.ask(b.service.delete_log(deletion, b.due(20.0))), QuorumTimeout)
         assert error.outcome is Outcome.UNKNOWN
         assert (await scene.stored(log)).list.state is LogState.DELETED
@@ -152,14 +153,14 @@ def test_a_log_is_truncated_while_all_bookies_are_full() -> None:
         log = await make_log(scene, log_suggested_to(a))
         for value in (b"0", b"1", b"2"):
             await a.append(log, value)
-            await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+            await a.ask(a.service.roll_log(messages.RollLog(log), a.due()))
         scene.set_bookies(is_full=True)
         await refused(a.append(log, b"3"), AppendUnsettled)
 
-        def until(offset: int) -> words.Truncate:
-            return words.Truncate(log, AtOffset(Offset(offset)))
+        def until(offset: int) -> messages.Truncate:
+            return messages.Truncate(log, AtOffset(Offset(offset)))
 
-        plan = words.Truncate(log, AtOffset(Offset(2)), dry_run=True)
+        plan = messages.Truncate(log, AtOffset(Offset(2)), dry_run=True)
         told = await a.ask(a.service.truncate(plan, a.due(20.0)))
         assert (await scene.stored(log)).list.head == 0
         assert await a.ask(a.service.truncate(until(2), a.due(20.0))) == told
@@ -186,7 +187,7 @@ def test_full_bookies_are_emptied_of_an_open_segment() -> None:
         scene.set_bookies(is_full=True)
         await refused(a.append(log, b"3"), AppendUnsettled)
         full = (await scene.stored(log)).list.segments[0]
-        told = await a.ask(a.service.truncate(words.Truncate(log, Latest()), a.due(20.0)))
+        told = await a.ask(a.service.truncate(messages.Truncate(log, Latest()), a.due(20.0)))
         assert told.new_head >= 3
         listed = (await scene.stored(log)).list
         assert listed.head == listed.tail == told.new_head
@@ -205,7 +206,7 @@ async def make_three_segments(scene: Scene, server: Serving) -> LogName:
     await scene.nodes.ensure(log, LogConfig(retention_age_s=60))
     for value in (b"0", b"1", b"2"):
         await server.append(log, value)
-        await server.ask(server.service.roll_log(words.RollLog(log), server.due()))
+        await server.ask(server.service.roll_log(messages.RollLog(log), server.due()))
     return log
 
 
@@ -250,7 +251,7 @@ def test_a_log_that_was_sent_elsewhere_expires_when_nobody_owns_it() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", idle_s_max=5.0)
         log = await make_three_segments(scene, a)
-        await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        await a.ask(a.service.transfer_log(messages.TransferLog(log, "b"), a.due()))
         await b.append(log, b"3")
         await asyncio.sleep(90)  # It was let go of within ten.
         assert owners_of(log, a, b) == []
@@ -271,7 +272,7 @@ def test_a_log_that_was_sent_elsewhere_and_lost_there_expires() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", idle_s_max=1000.0)
         log = await make_three_segments(scene, a)
-        await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        await a.ask(a.service.transfer_log(messages.TransferLog(log, "b"), a.due()))
         await b.append(log, b"3")
         b.do(b.log_server._on_session_lost)
         await scene.until(lambda: owners_of(log, a, b) == [])
@@ -316,7 +317,7 @@ def test_who_opens_a_log_that_is_truncated_without_an_owner_knows_its_head(
             return await read_marks(name)
 
         monkeypatch.setattr(nodes, "read_marks", late_read_marks)
-        request = words.Truncate(log, AtOffset(Offset(2)))
+        request = messages.Truncate(log, AtOffset(Offset(2)))
         await refused(a.ask(a.service.truncate(request, a.due(20.0))), Unavailable)
         is_answered.set()
         owner = await scene.within(opening[0])
@@ -336,7 +337,7 @@ def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
         await a.ask(a.log_server.let_go(log, "the test says so"))
         for bookie in scene.bookies.values():
             bookie.scripted.node.kill()
-        request = words.Truncate(log, AtOffset(Offset(2)))
+        request = messages.Truncate(log, AtOffset(Offset(2)))
         await refused(a.ask(a.service.truncate(request, a.due(0.5))), OwnerChanging)
         assert (await scene.stored(log)).list.head == 0
 
@@ -415,9 +416,9 @@ def test_a_server_that_starts_truncates_no_log_of_another() -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        await a.ask(a.service.roll_log(words.RollLog(log), a.due()))
+        await a.ask(a.service.roll_log(messages.RollLog(log), a.due()))
         ground, b.log_server._ground = b.log_server._ground, None
-        request = words.Truncate(log, AtOffset(Offset(1)))
+        request = messages.Truncate(log, AtOffset(Offset(1)))
         await refused(b.ask(b.service.truncate(request, b.due())), OwnerChanging)
         assert (await scene.stored(log)).list.head == 0
         b.log_server._ground = ground
@@ -437,7 +438,7 @@ def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
         a.node.kill()
         await scene.until(lambda: b.log_server.membership.find("a") is None)
         scene.set_bookies(is_hung=True)
-        update = words.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
+        update = messages.UpdateLog(log, LogConfig(record_bytes_max=10), ("record_bytes_max",))
         asked_at = scene.world.now
         await b.ask(b.service.update_log(update, b.due(50.0)))
         assert (await scene.stored(log)).list.config.record_bytes_max == 10
@@ -456,7 +457,7 @@ def test_changes_at_once_do_not_make_what_neither_was_allowed_to() -> None:
             log = await make_log(scene, log_suggested_to(a, number))
 
             async def change(server: Serving, log: LogName = log, **limits: Any) -> bool:
-                update = words.UpdateLog(log, ConfigValues(**limits), tuple(limits))
+                update = messages.UpdateLog(log, ConfigValues(**limits), tuple(limits))
                 try:
                     await server.ask(server.service.update_log(update, server.due()))
                 except BadConfig:
@@ -482,7 +483,7 @@ def test_a_log_says_when_its_segment_ends_for_its_age() -> None:
         log = await make_log(scene, log_suggested_to(a))
 
         async def due_us() -> int:
-            state: words.LogState = await a.ask(a.service.get_log(words.GetLog(log), a.due()))
+            state: messages.LogState = await a.ask(a.service.get_log(messages.GetLog(log), a.due()))
             return state.roll_due_us
 
         assert await due_us() == 0
@@ -515,7 +516,7 @@ def test_what_is_not_there_is_said_by_any_server() -> None:
         await refused(a.append(log, b"0"), NoSuchLog)
         await make_log(scene, log)
         await a.append(log, b"0")
-        await a.ask(a.service.delete_log(words.DeleteLog(log), a.due()))
+        await a.ask(a.service.delete_log(messages.DeleteLog(log), a.due()))
         await refused(a.append(log, b"1"), LogDeleted)
 
     play(story)
@@ -692,7 +693,7 @@ def test_a_log_rests_though_it_was_lost_before_anybody_was_served() -> None:
         ack = await a.append(log, b"0")
         scene.world.network.refuse("a")
         scene.set_bookies(ignored={ack.ledger_id + 1})
-        taking = b.begin(b.service.append(words.Append(log, block_of(b"1")[0]), b.due(30.0)))
+        taking = b.begin(b.service.append(messages.Append(log, block_of(b"1")[0]), b.due(30.0)))
         await scene.until(lambda: log in b.log_server._openings)
         epoch = await epoch_of(scene, log)
         while await epoch_of(scene, log) == epoch:
@@ -737,13 +738,13 @@ def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        drained = await a.ask(a.service.drain_server(words.DrainServer("a"), a.due()))
+        drained = await a.ask(a.service.drain_server(messages.DrainServer("a"), a.due()))
         assert drained.logs_left == 0
         await scene.until(lambda: b.log_server.membership.suggestions.names == ("b",))
         error = await refused(a.append(log, b"1"), NotOwner)
         assert error.ids["owner"] == b.address
         assert (await b.append(log, b"1")).first_offset == 1
-        await a.ask(a.service.drain_server(words.DrainServer("a", resume=True), a.due()))
+        await a.ask(a.service.drain_server(messages.DrainServer("a", resume=True), a.due()))
         await scene.until(lambda: owners_of(log, b) == [])  # It goes back where it belongs.
         assert (await Client(scene, a, b).append(log, b"2")).first_offset == 2
         assert owners_of(log, a, b) == ["a"]
@@ -767,7 +768,7 @@ def test_a_drain_that_failed_can_be_asked_for_again(
             await create_surely(*arguments)
 
         monkeypatch.setattr("rollbook.logservice.membership.create_surely", create)
-        request = words.DrainServer("a")
+        request = messages.DrainServer("a")
         await refused(a.ask(a.service.drain_server(request, a.due())), error)
         assert a.log_server.is_draining is (error is OutcomeUnknown)  # Else nothing was done.
         await a.ask(a.service.drain_server(request, a.due()))
@@ -794,7 +795,7 @@ def test_a_drain_that_others_may_have_seen_is_not_taken_back(
             return await read_surely(store, asked, **how)
 
         monkeypatch.setattr("rollbook.logservice.membership.read_surely", read)
-        request = words.DrainServer("a")
+        request = messages.DrainServer("a")
         await refused(a.ask(a.service.drain_server(request, a.due())), OutcomeUnknown)
         assert not failures
         assert a.log_server.is_draining
@@ -812,7 +813,7 @@ def test_whoever_drains_is_answered_while_no_session_lasts(
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
         if resume:
-            await a.ask(a.service.drain_server(words.DrainServer("a"), a.due()))
+            await a.ask(a.service.drain_server(messages.DrainServer("a"), a.due()))
         is_away = True
 
         async def create(*arguments: Any) -> None:
@@ -821,7 +822,7 @@ def test_whoever_drains_is_answered_while_no_session_lasts(
             await create_surely(*arguments)
 
         monkeypatch.setattr("rollbook.logservice.membership.create_surely", create)
-        request = words.DrainServer("a", resume=resume)
+        request = messages.DrainServer("a", resume=resume)
         asking = scene.within(a.ask(a.service.drain_server(request, a.due(1.0))))
         error = await refused(asking, QuorumTimeout)
         assert error.outcome is Outcome.UNKNOWN
@@ -845,9 +846,9 @@ def test_who_was_replaced_and_not_told_refuses_no_cursor_beyond_his_tail() -> No
         await scene.until(lambda: b.log_server.membership.find("a") is None)
         await b.append(log, b"1")
         assert a.log_server.find(log) is not None
-        request = words.CommitCursor(log, CursorName("c"), Offset(2))
+        request = messages.CommitCursor(log, CursorName("c"), Offset(2))
         assert (await a.ask(a.service.commit_cursor(request, a.due()))).offset == 2
-        beyond = words.CommitCursor(log, CursorName("c"), Offset(3))
+        beyond = messages.CommitCursor(log, CursorName("c"), Offset(3))
         await refused(b.ask(b.service.commit_cursor(beyond, b.due())), InvalidRequest)
 
     play(story)
@@ -856,10 +857,10 @@ def test_who_was_replaced_and_not_told_refuses_no_cursor_beyond_his_tail() -> No
 def test_any_server_has_another_one_drained() -> None:
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
-        request = words.DrainServer("b")
+        request = messages.DrainServer("b")
         assert (await a.ask(a.service.drain_server(request, a.due()))).logs_left == 0
         assert b.log_server.is_draining
-        resume = words.DrainServer("b", resume=True)
+        resume = messages.DrainServer("b", resume=True)
         await a.ask(a.service.drain_server(resume, a.due()))
         assert not b.log_server.is_draining
         b.takes_calls = False
@@ -867,7 +868,7 @@ def test_any_server_has_another_one_drained() -> None:
         alone = Service(a.log_server, a.log_server.clock)
         asking = a.ask(alone.drain_server(request, a.due()))
         assert (await refused(asking, NotOwner)).ids["owner"] == b.address
-        asking = a.ask(a.service.drain_server(words.DrainServer("c"), a.due()))
+        asking = a.ask(a.service.drain_server(messages.DrainServer("c"), a.due()))
         await refused(asking, NoSuchServer)
 
     play(story)
@@ -897,7 +898,7 @@ def test_a_transferred_log_stays_where_it_was_sent() -> None:
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
-        moved = await a.ask(a.service.transfer_log(words.TransferLog(log, "b"), a.due()))
+        moved = await a.ask(a.service.transfer_log(messages.TransferLog(log, "b"), a.due()))
         assert moved.address == b.address
         error = await refused(a.append(log, b"1"), NotOwner)
         assert error.ids["owner"] == b.address
@@ -905,7 +906,7 @@ def test_a_transferred_log_stays_where_it_was_sent() -> None:
         await asyncio.sleep(5.0)
         assert owners_of(log, a, b) == ["b"]
         await refused(
-            b.ask(b.service.transfer_log(words.TransferLog(log, "c"), b.due())), NoSuchServer
+            b.ask(b.service.transfer_log(messages.TransferLog(log, "c"), b.due())), NoSuchServer
         )
 
     play(story)
@@ -1051,7 +1052,7 @@ def test_a_server_whose_clock_is_set_wrong_hands_its_logs_over(far_s: float) -> 
         assert (again.first_offset, again.is_duplicate) == (0, True)
         error = await refused(a.append(log, b"x"), NotOwner)
         assert error.ids["owner"] == b.address
-        stats = await a.ask(a.service.get_server_stats(words.GetServerStats(), a.due()))
+        stats = await a.ask(a.service.get_server_stats(messages.GetServerStats(), a.due()))
         assert stats.stats["rollbook_log_clock_refused"] == 1
         assert abs(stats.stats["rollbook_log_clock_apart_seconds"] - far_s) < 1
         a.node.clock.jump(-far_s)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.service import Service
@@ -31,8 +31,8 @@ def batch(first: int, count: int) -> bytes:
     return pack_block([b"%d" % number for number in range(first, first + count)])
 
 
-async def append(service: Service, first: int, count: int) -> words.AppendAck:
-    return await service.append(words.Append(ORDERS, batch(first, count)), due())
+async def append(service: Service, first: int, count: int) -> messages.AppendAck:
+    return await service.append(messages.Append(ORDERS, batch(first, count)), due())
 
 
 def values_of(blocks: tuple[bytes, ...], start: int, end: int) -> list[bytes]:
@@ -45,12 +45,12 @@ def values_of(blocks: tuple[bytes, ...], start: int, end: int) -> list[bytes]:
 
 async def test_from_create_to_tail(cluster: LogCluster) -> None:
     service = (await cluster.start_server("a")).service
-    state = await service.ensure_log(words.EnsureLog(ORDERS, LogConfig()), due())
+    state = await service.ensure_log(messages.EnsureLog(ORDERS, LogConfig()), due())
     assert state.was_created
     acks = [await append(service, first, 10) for first in range(0, 100, 10)]
     assert [ack.first_offset for ack in acks] == list(range(0, 100, 10))
 
-    answer = await service.read(words.Read(ORDERS, AtOffset(Offset(37)), records_max=20), due())
+    answer = await service.read(messages.Read(ORDERS, AtOffset(Offset(37)), records_max=20), due())
     assert (answer.first_offset, answer.tail) == (37, 100)
     values = values_of(answer.blocks, 37, answer.next_offset)
     assert values == [b"%d" % number for number in range(37, answer.next_offset)]
@@ -58,8 +58,8 @@ async def test_from_create_to_tail(cluster: LogCluster) -> None:
     told: list[bytes] = []
 
     async def tail() -> None:
-        async for event in service.read_stream(words.ReadStream(ORDERS, Earliest())):
-            if isinstance(event, words.Records):
+        async for event in service.read_stream(messages.ReadStream(ORDERS, Earliest())):
+            if isinstance(event, messages.Records):
                 told.extend(values_of(event.blocks, event.base_offset, event.next_offset))
             if len(told) >= 120:
                 return
@@ -76,27 +76,27 @@ async def test_a_range_of_closed_segments_is_read_without_asking_the_owner(
     cluster: LogCluster,
 ) -> None:
     """Where replays are spread over servers, each stream cost the owner a question."""
-    asked: list[words.GetTail] = []
+    asked: list[messages.GetTail] = []
     ask_peer = cluster._ask_peer
 
-    async def ask(request: words.GetTail, address: str, due: float) -> Any:
+    async def ask(request: messages.GetTail, address: str, due: float) -> Any:
         asked.append(request)
         return await ask_peer(request, address, due)
 
     cluster._ask_peer = ask  # type: ignore[method-assign,assignment]  # The test answers for the peer.
     a = await cluster.start_server("a", rebalance_after_s=3600.0)  # It keeps the log.
-    await a.service.ensure_log(words.EnsureLog(ORDERS), due())
+    await a.service.ensure_log(messages.EnsureLog(ORDERS), due())
     for first in (0, 10):
         await append(a.service, first, 10)
-        await a.service.roll_log(words.RollLog(ORDERS), due())
+        await a.service.roll_log(messages.RollLog(ORDERS), due())
     await append(a.service, 20, 10)
     b = await cluster.start_server("b", rebalance_after_s=3600.0)
     found: list[bytes] = []
 
     async def read(start: int, until: int) -> None:
-        request = words.ReadStream(ORDERS, AtOffset(Offset(start)), until_offset=Offset(until))
+        request = messages.ReadStream(ORDERS, AtOffset(Offset(start)), until_offset=Offset(until))
         async for event in b.service.read_stream(request):
-            if isinstance(event, words.Records):
+            if isinstance(event, messages.Records):
                 found.extend(values_of(event.blocks, event.base_offset, event.next_offset))
 
     async with asyncio.timeout(PATIENCE_S):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, CursorName, Earliest, Offset, ProducerRef
 from rollbook.logservice.stats import LAGS_MAX, STAGES, LogStats, largest
 from rollbook.proto.errors import OffsetMismatch
@@ -25,8 +25,8 @@ def test_every_append_has_its_stages_and_they_make_it_up() -> None:
         stream = a.do(a.service.open_append_stream)
         a.do(
             stream.submit,
-            [words.Bind(1, log, True)],
-            [words.StreamAppend(number, 1, block_of(b"x")[0]) for number in range(10)],
+            [messages.Bind(1, log, True)],
+            [messages.StreamAppend(number, 1, block_of(b"x")[0]) for number in range(10)],
         )
         told = 0
         while told < 10:
@@ -38,11 +38,13 @@ def test_every_append_has_its_stages_and_they_make_it_up() -> None:
         parts = sum(stats.stages[stage].total for stage in STAGES)
         assert abs(stats.appends.total - parts) < 11 * 1000, "to the microsecond"
         assert stats.stages["queue"].total > stats.stages["sequence"].total, "opening the log"
-        stale = words.Append(log, block_of(b"x")[0], words.Condition(expected_offset=Offset(999)))
+        stale = messages.Append(
+            log, block_of(b"x")[0], messages.Condition(expected_offset=Offset(999))
+        )
         with pytest.raises(OffsetMismatch):
             await a.ask(a.service.append(stale, a.due(10.0)))
         assert stats.refusals == {"OFFSET_MISMATCH": 1}
-        again = words.Append(log, block_of(b"x", producer=ProducerRef(b"p", 0, 0))[0])
+        again = messages.Append(log, block_of(b"x", producer=ProducerRef(b"p", 0, 0))[0])
         for _ in range(2):
             await a.ask(a.service.append(again, a.due(10.0)))
         assert (stats.records, stats.duplicates) == (13, 1)
@@ -60,7 +62,7 @@ def test_an_append_counts_when_it_is_answered() -> None:
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"x")
         scene.set_bookies(delay_s=0.2)
-        append = words.Append(log, block_of(b"y")[0])
+        append = messages.Append(log, block_of(b"y")[0])
         leaving = a.begin(a.service.append(append, a.due(10.0)))
         await asyncio.sleep(0.1)
         leaving.cancel()
@@ -74,7 +76,7 @@ def test_an_append_counts_when_it_is_answered() -> None:
     play(story)
 
 
-async def _results(stream: words.AppendStream) -> list[words.AppendResult]:
+async def _results(stream: messages.AppendStream) -> list[messages.AppendResult]:
     return list(await stream.results())
 
 
@@ -84,24 +86,24 @@ def test_who_lags_is_told() -> None:
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, *[b"x"] * 30)
         stats = a.service.stats
-        commit = words.CommitCursor(log, CursorName("c"), Offset(10))
+        commit = messages.CommitCursor(log, CursorName("c"), Offset(10))
         await a.ask(a.service.commit_cursor(commit, a.due(10.0)))
         a.do(a.log_server.cursor_lags.look)
         await scene.until(stats.cursor_lags)
         assert stats.cursor_lags() == {f"{log}:c": 20.0}
-        async with a.events(words.ReadStream(log, Earliest())) as events:
-            assert isinstance(await anext(events), words.Records)
+        async with a.events(messages.ReadStream(log, Earliest())) as events:
+            assert isinstance(await anext(events), messages.Records)
             assert (stats.readers(), stats.told_records) == (1, 30)
             assert stats.reader_lags() == {str(log): 0.0}
-            request = words.ReadStream(log, AtOffset(Offset(0)))
+            request = messages.ReadStream(log, AtOffset(Offset(0)))
             async with a.events(request) as others:
-                assert isinstance(await anext(others), words.Records)
+                assert isinstance(await anext(others), messages.Records)
                 await a.append(log, b"x", b"y")
                 assert stats.reader_lags() == {str(log): 2.0}
         async with a.events(request) as events:
-            assert isinstance(await anext(events), words.Records)
+            assert isinstance(await anext(events), messages.Records)
             assert list(stats.reader_lags()) == [str(log)]
-        answer = await a.ask(a.service.get_server_stats(words.GetServerStats(), a.due(10.0)))
+        answer = await a.ask(a.service.get_server_stats(messages.GetServerStats(), a.due(10.0)))
         assert answer.stats["rollbook_log_appended_records_total"] == 32
         assert answer.stats["rollbook_log_logs_owned"] == 1
 

@@ -7,11 +7,12 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice import tail_directory, words
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice import messages as words
+from rollbook.logservice import tail_directory
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
 from rollbook.proto.errors import MetadataUnavailable
 from tests.support.log_cluster import PATIENCE_S, LogCluster, RunningServer
 

@@ -3,9 +3,9 @@
 from rollbook.logservice.core.ledger_list import LogEvent, LogState
 from rollbook.logservice.ids import CursorName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import StoredLog
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.messages import CommitCursor
 from rollbook.logservice.truncation import delete_discarded, delete_log, free_log, truncate
-from rollbook.logservice.words import CommitCursor
 from rollbook.proto.errors import (
     Guarded,
     InvalidRequest,

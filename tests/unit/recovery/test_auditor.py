@@ -17,7 +17,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import patience
+from rollbook.recovery import metadata_outages
 from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.checks import CheckKind
@@ -125,7 +125,7 @@ async def settled(auditor: Auditor, missing: set[int]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metadata_outages, "RETRY_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from rollbook.recovery.checks import Checks, CheckState, Schedule
 from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.copier import Copier
 from rollbook.recovery.core.checks import CheckKind
-from rollbook.recovery.restorer import Restorer
+from rollbook.recovery.entry_restorer import Restorer
 from rollbook.recovery.tasks import BadCopies, CheckTimes
 from rollbook.recovery.worker import Worker
 from tests.support.ledger_cluster import LocalCluster

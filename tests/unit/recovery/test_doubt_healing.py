@@ -18,7 +18,7 @@ from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import doubt_healing
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.doubt_healing import DoubtHealing
-from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
+from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_healer import HURT, QUICK, held_by, is_in_doubt, knows_all, write

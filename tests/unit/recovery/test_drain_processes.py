@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rollbook.ledger.connecting import connect
+from rollbook.ledger.open_client import connect
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.bookie.space import Space
+from rollbook.bookie.disk_maintenance import Space
 from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.ids import BookieId, EntryId, LedgerId

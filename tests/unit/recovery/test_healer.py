@@ -27,9 +27,9 @@ from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.config import HealConfig
 from rollbook.recovery.core.healing import WHOLE, Range
-from rollbook.recovery.doubts import DoubtsPage
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import LedgerHealer, Outcome
+from rollbook.recovery.possible_losses import DoubtsPage
 from tests.support.healing import DirectDoubts
 from tests.support.ledger_cluster import LocalCluster
 

@@ -20,15 +20,15 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import Address, Create, CreateMode, Delete, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery import patience
+from rollbook.recovery import metadata_outages
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core import lifecycle
 from rollbook.recovery.core.drains import ATTEMPTS_WITHOUT_TARGET
 from rollbook.recovery.core.failures import Failure, Loss
 from rollbook.recovery.index import LedgerIndex
+from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.steward import Steward
 from rollbook.recovery.tasks import DrainTasks, Failures
-from rollbook.recovery.whole import WholeNodes
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 from tests.unit.recovery.test_auditor import ROOT, B, Site, until
 from tests.unit.recovery.test_index import closed, moved
@@ -150,7 +150,7 @@ class DrainSite(Site):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(metadata_outages, "RETRY_PAUSE_S", 0.001)
 
 
 @pytest.fixture

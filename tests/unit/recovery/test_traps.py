@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.ledger.core.absences import Absences
+from rollbook.ledger.core.lost_members import Absences
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId

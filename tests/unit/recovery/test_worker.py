@@ -14,8 +14,8 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster import marks as marks_module
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.lost_replies import put_surely
 from rollbook.proto.cluster.marks import Lock, Marks
+from rollbook.proto.cluster.uncertain_writes import put_surely
 from rollbook.proto.errors import MetadataUnavailable
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.ids import BookieId, LedgerId

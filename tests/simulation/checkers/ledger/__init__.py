@@ -3,7 +3,7 @@
 Facts come in as they happen: commits of the metadata store, syncs of the bookies' disks, answers as
 they leave the bookies, what users of the client are told. Nothing is known of the client's inside, so a
 rule holds for whoever plays writer or recovery. The rules are S1 to S12 of the ledger protocol, each
-under the name by which a run fails: `copies.py`, `metadata.py`, `answers.py` say them.
+under the name by which a run fails: `replica_reader.py`, `metadata.py`, `request_handlers.py` say them.
 """
 
 from collections.abc import Callable, Sequence

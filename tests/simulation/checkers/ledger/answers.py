@@ -23,7 +23,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Buffer
-from rollbook.proto.wire.bodies import unpack_bodies
+from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.bookie.core.catalog import pack_ledger
-from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts as FactsOnDisk
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata

@@ -18,8 +18,8 @@ from rollbook.logservice.core.ledger_list import (
     Segment,
 )
 from rollbook.logservice.core.log_format import unpack_log_node
+from rollbook.logservice.messages import AppendAck
 from rollbook.logservice.retention import RETENTION
-from rollbook.logservice.words import AppendAck
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path, own_root

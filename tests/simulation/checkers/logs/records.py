@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.logservice.core.block import Block
-from rollbook.logservice.words import AppendAck, Condition, WriterGrant
-from rollbook.logservice.words import Records as Told
+from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.messages import AppendAck, Condition, WriterGrant
+from rollbook.logservice.messages import Records as Told
 from rollbook.proto.errors import LogSealed, OffsetMismatch, RollbookError
 from tests.simulation.checkers.log import check_log
 from tests.simulation.history import Append, Delivery, History, Tail

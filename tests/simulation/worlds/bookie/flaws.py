@@ -4,21 +4,21 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie import boot, record_file
-from rollbook.bookie.answers import Answers
-from rollbook.bookie.census import Census
-from rollbook.bookie.core.control import Control, Operation
-from rollbook.bookie.core.even_cuts import cut_evenly
+from rollbook.bookie import record_file, startup
+from rollbook.bookie.connection import Connection
+from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
-from rollbook.bookie.core.flow import Account
-from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.journal_index import IntArray
+from rollbook.bookie.core.memory_budget import Account
 from rollbook.bookie.core.replay import Replayed
+from rollbook.bookie.core.strided_slices import cut_evenly
 from rollbook.bookie.core.surplus import SurplusCopies
-from rollbook.bookie.handler import Connection
+from rollbook.bookie.deleted_ledger_scan import Census
+from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.long_polls import LongPolls
-from rollbook.bookie.reading import Reading
+from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.surplus import Surplus, _Locked
 from rollbook.proto.cluster.marks import Lock
@@ -236,10 +236,10 @@ def _drop_fence(self: LedgerFacts, journal: int) -> LedgerFacts:
     return replace(_with_drop(self, journal), is_fenced=False)
 
 
-_learn = boot._Boot._learn
+_learn = startup._Boot._learn
 
 
-def _drop_what_came_later(self: boot._Boot, replayed: Replayed, journal: int) -> None:
+def _drop_what_came_later(self: startup._Boot, replayed: Replayed, journal: int) -> None:
     _learn(self, replayed, journal)
     for control in replayed.controls:
         if control.operation is Operation.DROP:
@@ -395,7 +395,7 @@ BOOKIE_MUTANTS: Final = (
         "dropped-again",
         "A replay of the journal drops what was added behind the drop, too.",
         500,
-        ((boot._Boot, "_learn", _drop_what_came_later),),
+        ((startup._Boot, "_learn", _drop_what_came_later),),
         Focus((Kind.KILL, Kind.POWER_CUT), verbs=("move",)),
     ),
     BookieMutant(

@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from rollbook.bookie import bookie as bookie_module
 from rollbook.bookie import catalog as catalog_module
-from rollbook.bookie import space as space_module
+from rollbook.bookie import disk_maintenance as space_module
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import BookieConfig, SpaceConfig
 from rollbook.bookie.core import catalog as core_catalog
-from rollbook.bookie.core import even_cuts
+from rollbook.bookie.core import strided_slices
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.scrub import Scrubber
@@ -129,7 +129,7 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
     (Compactor, "_rewrite", "compact"),
     (Compactor, "_remove_empty", "remove"),
     (Scrubber, "scrub", "scrub"),
-    (even_cuts, "_cut_of", "cut evenly"),
+    (strided_slices, "_cut_of", "cut evenly"),
 )
 # What takes minutes takes moments, and what is done in one go takes turns.
 _RESTLESS: Final[tuple[Patch, ...]] = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.bookie.leaving import Leaving
+from rollbook.bookie.lifecycle_watch import Leaving
 from rollbook.ledger.seat_watch import SeatWatch
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.election import Election
@@ -23,6 +23,7 @@ from rollbook.proto.ports import Delete, EventKind, Set
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery import checks, doubt_healing, ledger_healer, steward, worker
+from rollbook.recovery.bookie_removal import Verdict
 from rollbook.recovery.checks import Checks
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.audit import Losses
@@ -32,7 +33,6 @@ from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.core.healing import WHOLE, judge
 from rollbook.recovery.core.lifecycle import finish
 from rollbook.recovery.core.plan import Action, Seat
-from rollbook.recovery.departures import Verdict
 from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.ledger_healer import LedgerHealer

@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_nodes import LogNodes
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.messages import Append, Read
 from rollbook.logservice.service import Service
-from rollbook.logservice.words import Append, Read
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError, ServerUnreachable
 from rollbook.proto.ports import MetadataStore

@@ -20,19 +20,19 @@ from typing import Any, Final, Never
 
 from rollbook.bookie import bookie
 from rollbook.ledger import seat_watch
-from rollbook.ledger.core.absences import Absences
-from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.core.lost_members import Absences
+from rollbook.ledger.metadata_writer import LedgerTail
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.ledger_metadata import unpack_ledger_metadata
 from rollbook.proto.formats.paths import ledger_of_path
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Create, Delete, Set
-from rollbook.recovery import checks, departures, doubt_healing, server, steward
-from rollbook.recovery.census import take_census
+from rollbook.recovery import bookie_removal, checks, doubt_healing, server, steward
 from rollbook.recovery.core import drains, failures
 from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.ledger_repair import LedgerRepair
+from rollbook.recovery.reference_scan import take_census
 from rollbook.recovery.server import RecoveryServer
 from rollbook.recovery.steward import Steward
 from tests.simulation.checkers.cluster import ClusterChecker
@@ -622,7 +622,7 @@ class _Run(Stage):
             (Node, "kill", end_its_sleep),
             (Steward, "_change", change_at_last),
             (steward, "take_census", noting(take_census)),
-            (departures, "take_census", noting(take_census)),
+            (bookie_removal, "take_census", noting(take_census)),
         ]
 
 

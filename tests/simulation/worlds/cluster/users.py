@@ -26,12 +26,12 @@ from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, BookieId, LedgerId
 from rollbook.proto.ports import Clock, CreateMode, MetadataStore
 from rollbook.proto.tasks import TaskGroup
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest, ledger_key
+from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
-from rollbook.recovery.departures import Departures
-from rollbook.recovery.restorer import Restorer
+from rollbook.recovery.entry_restorer import Restorer
+from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.server import RecoveryConfig, RecoveryServer
 from rollbook.recovery.tasks import STEWARD, AuditOrders
-from rollbook.recovery.whole import WholeNodes
 from tests.simulation.checkers.cluster import ClusterChecker, HeldLedger
 from tests.simulation.history import NEVER
 from tests.simulation.kernel.world import Main, Node

@@ -13,21 +13,21 @@ from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 from rollbook.bookie import bookie, catalog, server
-from rollbook.bookie.answers import Answers
 from rollbook.bookie.bookie import Bookie, Settings
 from rollbook.bookie.config import BookieConfig, SpaceConfig
+from rollbook.bookie.connection import Connection
 from rollbook.bookie.core import identity as core_identity
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     Purpose,
     RecordReader,
     unpack_file_header,
 )
-from rollbook.bookie.handler import Connection
+from rollbook.bookie.disk_maintenance import Space
 from rollbook.bookie.identity import Identity
-from rollbook.bookie.space import Space
+from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.storage import Admission, Storage
-from rollbook.ledger import bookies
+from rollbook.ledger import bookie_pool
 from rollbook.proto.cluster import cookies
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.cluster.registration import BookieRegistration, Standing
@@ -45,7 +45,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.messages import Read, Reply, Request
 from rollbook.recovery.core.healing import Range
-from rollbook.recovery.doubts import BookieDoubts, DoubtsPage
+from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 from tests.simulation.checkers.ledger import LedgerChecker
 from tests.simulation.history import History
 from tests.simulation.kernel.world import Main, Node, Process, World
@@ -369,7 +369,7 @@ FRUGAL: Final[tuple[Patch, ...]] = (
     *((place, "pack_cookie", _pack_cookie) for place in (cookies, core_identity)),
     *((place, "unpack_cookie", _unpack_cookie) for place in (cookies, core_identity)),
     (server, "CHUNK_BYTES_MAX", 32 * 1024),
-    (bookies, "RECEIVE_BYTES", 32 * 1024),
+    (bookie_pool, "RECEIVE_BYTES", 32 * 1024),
     (bookie, "ensure_layout", _pass),
     (Identity, "_require_fit", _pass),
     (Identity, "begin", _count_nothing),

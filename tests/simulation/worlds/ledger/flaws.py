@@ -11,27 +11,28 @@ from itertools import pairwise
 from typing import Any, Final
 
 from rollbook.bookie import record_file
-from rollbook.bookie.answers import Answers
 from rollbook.bookie.core import catalog
-from rollbook.bookie.core.even_cuts import cut_evenly
 from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.strided_slices import cut_evenly
+from rollbook.bookie.entry_reader import Reading
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal
-from rollbook.bookie.reading import Reading
+from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.storage import Storage
-from rollbook.ledger import recovery, write_backs
-from rollbook.ledger.calls import error_of
+from rollbook.ledger import recovery
+from rollbook.ledger import recovery_writer as write_backs
+from rollbook.ledger.concurrent_calls import error_of
 from rollbook.ledger.core.acks import AckTracker
-from rollbook.ledger.core.coverage import LacSurvey
 from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.read_plan import CopySearch
 from rollbook.ledger.core.tail_search import Ask, TailSearch
 from rollbook.ledger.core.write_back import WriteBack
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
-from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.metadata_writer import LedgerTail
 from rollbook.ledger.recovery import Recovery, _Attempt
-from rollbook.ledger.write_backs import WriteBacks
+from rollbook.ledger.recovery_writer import WriteBacks
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster import ledger_nodes
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
@@ -50,11 +51,11 @@ from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire import messages
-from rollbook.proto.wire.bodies import join_bodies, unpack_bodies
 from rollbook.proto.wire.digest import Entry
+from rollbook.proto.wire.entry_batches import join_bodies, unpack_bodies
 from rollbook.proto.wire.v2_adds import V2AddPacker
 from rollbook.proto.wire.v3_adds import V3AddPacker
-from rollbook.recovery.restorer import Restorer
+from rollbook.recovery.entry_restorer import Restorer
 from tests.simulation.worlds.bookie import flaws as bookie_flaws
 from tests.simulation.worlds.ledger.scene import LedgerScene
 from tests.simulation.worlds.ledger.words import BOOKIES

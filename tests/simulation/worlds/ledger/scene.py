@@ -21,7 +21,7 @@ from typing import Any, Final
 from rollbook.bookie import bookie
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
-from rollbook.ledger.ledger_tail import LedgerTail
+from rollbook.ledger.metadata_writer import LedgerTail
 from rollbook.ledger.recovery import Recovery, _Attempt
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.formats.layout import Layout

@@ -30,8 +30,8 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.doubts import BookieDoubts
 from rollbook.recovery.healer import Healer
+from rollbook.recovery.possible_losses import BookieDoubts
 from tests.simulation.checkers.ledger import PAYLOAD_BYTES_MIN, LedgerChecker
 from tests.simulation.history import NEVER, Append, History
 from tests.simulation.kernel.world import Main, Node, World

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollbook.logservice import words as service_words
+from rollbook.logservice import messages as service_words
 from rollbook.logservice.service import Service
 from rollbook.proto.errors import ConnectionLost, RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.ports import Address, Transport

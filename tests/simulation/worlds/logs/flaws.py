@@ -12,38 +12,38 @@ from typing import Any, Final
 from rollbook.api.client.producer import is_forgotten
 from rollbook.logservice import (
     append_stream,
+    log_takeover,
     membership,
-    opening,
     owner,
     reader,
     segment_writer,
     truncation,
 )
 from rollbook.logservice import retention as log_retention
+from rollbook.logservice.append_path import Order
 from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cursors import Marks
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
 from rollbook.logservice.core.lived_time import LivedTime, Witness
-from rollbook.logservice.core.memory import LogMemory
+from rollbook.logservice.core.log_state import LogMemory
+from rollbook.logservice.core.pending_commits import Settling
 from rollbook.logservice.core.producers import Producers
 from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
-from rollbook.logservice.core.settling import Settling
-from rollbook.logservice.core.takeover_patience import TakeoverPatience
+from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
-from rollbook.logservice.log_nodes import LogNodes
-from rollbook.logservice.order import Order
-from rollbook.logservice.orphans import OrphanRepair
-from rollbook.logservice.positions import find_tail, read_block
-from rollbook.logservice.pulse import Pulse
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.messages import DeleteLogAnswer, Moving, WriterGrant
+from rollbook.logservice.offset_lookup import find_tail, read_block
+from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.retention import Sweeper
+from rollbook.logservice.segment_roll import Succession
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.service import Service, _listed_tail
-from rollbook.logservice.succession import Succession
-from rollbook.logservice.words import DeleteLogAnswer, Moving, WriterGrant
-from rollbook.logservice.writership import Writership
+from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.writer_epochs import Writership
 from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging, RollbookError
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from tests.simulation.worlds.logs import users
@@ -457,21 +457,21 @@ LOG_MUTANTS: Final = (
         "logs-keeps-what-does-not-follow",
         "A successor counts wherever its predecessor has ended (LS2).",
         _BUDGET,
-        ((opening, "judge", _keep_whatever_has_entries),),
+        ((log_takeover, "judge", _keep_whatever_has_entries),),
         drill="stuck_roll",
     ),
     LogMutant(
         "logs-drops-the-successor",
         "A takeover discards the second unclosed ledger, whatever was acked in it (LS2).",
         300,
-        ((opening, "judge", _discard_the_unclosed_successor),),
+        ((log_takeover, "judge", _discard_the_unclosed_successor),),
         drill="death_in_a_roll",
     ),
     LogMutant(
         "logs-fences-the-last-one-only",
         "A takeover ends the last ledger and leaves the one before it as it is (LS3).",
         _BUDGET,
-        ((opening, "to_end", lambda listed: listed.segments[-1:]),),
+        ((log_takeover, "to_end", lambda listed: listed.segments[-1:]),),
     ),
     LogMutant(
         "logs-closes-in-the-list-only",

@@ -1,4 +1,4 @@
-"""What users of named logs do and what goes wrong, drawn from a seed. `words.py` has the steps."""
+"""What users of named logs do and what goes wrong, drawn from a seed. `messages.py` has the steps."""
 
 import random
 from dataclasses import replace

@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any, Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice import membership, orphans, server_clock
+from rollbook.logservice import membership, orphan_ledgers, server_clock
 from rollbook.logservice import server as log_server
+from rollbook.logservice.append_path import Order
 from rollbook.logservice.core.ledger_list import LogState
-from rollbook.logservice.list_keeper import ListKeeper
-from rollbook.logservice.log_nodes import LogNodes
-from rollbook.logservice.order import Order
+from rollbook.logservice.ledger_list_store import ListKeeper
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.messages import AppendAck
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.succession import Succession
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.segment_roll import Succession
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.errors import (
     LogDeleted,
@@ -87,7 +87,7 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
 
 # What takes minutes in production takes moments here.
 _RESTLESS: Final[tuple[Patch, ...]] = (
-    (orphans, "YOUNG_MS", 0),
+    (orphan_ledgers, "YOUNG_MS", 0),
     (log_server, "_LOOK_S", 0.3),
     (log_server, "_COMPARE_S", 0.3),
     (server_clock, "_AGAIN_NS", 50_000_000),

@@ -16,8 +16,8 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_nodes import LogNodes
-from rollbook.logservice.orphans import OrphanRepair
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.server import LogServer, _Grounds
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.cluster import open_cluster
@@ -39,7 +39,7 @@ SESSION_S: Final = 2.0
 STOP_S: Final = 20.0
 _RESTART_S: Final = 0.1
 
-# Deadlines that faults outlast. As in a log server (`api/cli/log_server.py`), bookies hear of a last entry late.
+# Deadlines that faults outlast. As in a log server (`api/cli/server/log.py`), bookies hear of a last entry late.
 LEDGERS: Final = ClientConfig(
     connect_timeout_s=0.3,
     reconnect_pause_s_max=0.2,

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollbook.api.client.producer import begins_epoch, is_forgotten, may_repeat
-from rollbook.logservice import words as service_words
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.logservice import messages as service_words
+from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import (
     AtOffset,
     CursorName,
@@ -31,7 +31,7 @@ from rollbook.logservice.ids import (
     WriterEpoch,
 )
 from rollbook.logservice.log_config import WriterMode
-from rollbook.logservice.words import AppendAck, Condition, WaitsFor
+from rollbook.logservice.messages import AppendAck, Condition, WaitsFor
 from rollbook.proto.errors import (
     BeyondTail,
     ConnectionLost,

@@ -16,26 +16,26 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rollbook.api.access import doorkeeper as module
-from rollbook.api.access import guarded_stream
+from rollbook.api.access import authenticator as module
+from rollbook.api.access import authorized_append_stream
 from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
+from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
-from rollbook.api.access.doorkeeper import CALLER, Doorkeeper, anybody
-from rollbook.api.access.guarded import Guarded
-from rollbook.api.client.append_line import AppendLine
+from rollbook.api.client.append_stream import AppendLine
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.methods import BY_REQUEST, METHODS, READ_STREAM, Kind, Method
+from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import error_of_call
-from rollbook.api.grpc.translation import pack
+from rollbook.api.methods import BY_REQUEST, METHODS, READ_STREAM, Kind, Method
 from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.log_metrics import Shown
-from rollbook.api.rest.logs import RestServer
 from rollbook.api.rest.server import HttpConfig
-from rollbook.logservice import words
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import Earliest, LogName, SegmentId
 from rollbook.logservice.stats import LogStats
 from rollbook.proto.errors import (
@@ -181,7 +181,9 @@ async def test_every_method_and_every_principal(there: Site) -> None:
             except RollbookError:  # Of the fake, which knows less than it is asked.
                 was_let_in = True
             assert was_let_in == may, (method.name, who)
-            is_list = method.request is words.ListLogs  # Where nothing is visible nobody is asked.
+            is_list = (
+                method.request is messages.ListLogs
+            )  # Where nothing is visible nobody is asked.
             assert bool(there.core.asked) == may or (may and is_list), (method.name, who)
 
 
@@ -216,7 +218,7 @@ async def test_what_one_has_no_right_on_is_not_told_of(there: Site) -> None:
     for name in ("unseen", "nowhere"):
         with pytest.raises(Unauthorized) as caught:
             await there.ask(
-                BY_REQUEST[words.GetLog], words.GetLog(LogName("ns", name)), "elsewhere"
+                BY_REQUEST[messages.GetLog], messages.GetLog(LogName("ns", name)), "elsewhere"
             )
         refusals.append(str(caught.value).replace(name, "…"))
     assert refusals[0] == refusals[1]
@@ -279,7 +281,7 @@ async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
     """G8: a stream that binds and binds what it may not ends."""
     CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
     stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
-    binds = [words.Bind(ref, LogName("ns", "unseen"), True) for ref in range(2000)]
+    binds = [messages.Bind(ref, LogName("ns", "unseen"), True) for ref in range(2000)]
     stream.submit(binds[:1000], ())
     stream.submit(binds[:1000], ())
     with pytest.raises(InvalidRequest):
@@ -291,7 +293,7 @@ async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(ther
     """Whoever waits for results may be cancelled at any time; nothing is lost by it, nothing left."""
     CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
     stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
-    binds = [words.Bind(1, LOG, True), words.Bind(2, LogName("ns", "unseen"), True)]
+    binds = [messages.Bind(1, LOG, True), messages.Bind(2, LogName("ns", "unseen"), True)]
     there.core.holds.add("append_stream")
     before = asyncio.all_tasks()
     waiting = asyncio.ensure_future(stream.results())
@@ -300,7 +302,7 @@ async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(ther
     await asyncio.gather(waiting, return_exceptions=True)
     assert asyncio.all_tasks() == before
     block = pack_block([b"z"])
-    stream.submit(binds, [words.StreamAppend(number, number, block) for number in (1, 2)])
+    stream.submit(binds, [messages.StreamAppend(number, number, block) for number in (1, 2)])
     async with asyncio.timeout(DEADLINE_S):
         (refused,) = await stream.results()
         assert (refused.number, type(refused.error)) == (2, Unauthorized)
@@ -314,9 +316,9 @@ async def test_refusals_that_nobody_takes_hold_the_stream(there: Site) -> None:
     """G8."""
     CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
     stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
-    unseen = words.Bind(1, LogName("ns", "unseen"), True)
+    unseen = messages.Bind(1, LogName("ns", "unseen"), True)
     block = pack_block([b"z"])
-    stream.submit([unseen], [words.StreamAppend(number, 1, block) for number in range(1000)])
+    stream.submit([unseen], [messages.StreamAppend(number, 1, block) for number in range(1000)])
     ready = asyncio.ensure_future(stream.ready())
     await asyncio.sleep(0)
     assert not ready.done()
@@ -341,7 +343,7 @@ async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.Mo
     assert len(there.core.cluster.log(LOG).blocks) == before
     await line.close()
     with pytest.raises(Unauthorized):
-        await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "appender")
+        await there.ask(BY_REQUEST[messages.GetLimits], messages.GetLimits(), "appender")
 
 
 async def test_a_reader_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +362,7 @@ async def _all_of(events: Any) -> None:
 
 
 def _read_stream(there: Site, who: str, heartbeat_ms: int = 5000) -> Any:
-    asked = words.ReadStream(LOG, Earliest(), heartbeat_ms=heartbeat_ms)
+    asked = messages.ReadStream(LOG, Earliest(), heartbeat_ms=heartbeat_ms)
     channel = there.channels.to(str(there.grpc.address))
     return channel.unary_stream(READ_STREAM.path)(
         pack(asked).SerializeToString(),
@@ -412,7 +414,9 @@ async def test_strangers_hold_no_call(there: Site) -> None:
         return_when=asyncio.FIRST_COMPLETED,
     )
     assert first.pop().result() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert (await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "reader")) is not None
+    assert (
+        await there.ask(BY_REQUEST[messages.GetLimits], messages.GetLimits(), "reader")
+    ) is not None
     for each in checks:
         each.cancel()
     for stream in streams("reader"):
@@ -425,10 +429,10 @@ async def test_strangers_hold_no_call(there: Site) -> None:
 
 async def test_beyond_its_rate_a_call_is_told_when_to_come_back(there: Site) -> None:
     """G8: one quota for both doors, and one reason."""
-    word = words.Append(LOG, pack_block([b"z"] * 1000))
-    await there.ask(BY_REQUEST[words.Append], word, "bounded")
+    word = messages.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[messages.Append], word, "bounded")
     with pytest.raises(Throttled) as caught:
-        await there.ask(BY_REQUEST[words.Append], word, "bounded")
+        await there.ask(BY_REQUEST[messages.Append], word, "bounded")
     assert caught.value.ids["retry_after_ms"] > 100_000
     answer = await there.append_http("bounded")
     assert (answer.status, answer.reason) == (429, "THROTTLED")
@@ -457,12 +461,14 @@ async def test_a_stream_beyond_its_rate_is_read_no_faster(
         await naps.acquire()
 
     monkeypatch.setattr(
-        guarded_stream, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+        authorized_append_stream, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
     )
     CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('bounded')}"))
     stream = Guarded(there.core, now_ns=lambda: now_ns).open_append_stream()
     await stream.ready()
-    stream.submit([words.Bind(1, LOG, True)], [words.StreamAppend(1, 1, pack_block([b"z"] * 1002))])
+    stream.submit(
+        [messages.Bind(1, LOG, True)], [messages.StreamAppend(1, 1, pack_block([b"z"] * 1002))]
+    )
     ready = asyncio.ensure_future(stream.ready())
     for wait_s in (500, 200):  # A thousand records at two a second; not woken by less than that.
         assert await waits.get() == wait_s
@@ -501,7 +507,7 @@ async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
         assert event.progress.waits_for == log_pb2.WAITS_FOR_THROTTLE
         assert event.progress.position == 0
         again.cancel()
-    reads = [word for word in there.core.asked if isinstance(word, words.ReadStream)]
+    reads = [word for word in there.core.asked if isinstance(word, messages.ReadStream)]
     assert len(reads) == 1  # Who waits has nothing in hand.
 
 
@@ -534,11 +540,11 @@ async def test_the_file_is_read_again(there: Site) -> None:
     with structlog.testing.capture_logs() as logs:
         there.path.write_text("[principals.x]\nnonsense = 1")
         for _ in range(3):
-            await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "reader")
+            await there.ask(BY_REQUEST[messages.GetLimits], messages.GetLimits(), "reader")
         there.rewrite({"new": 'read = ["*"]'})
-        await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "new")
+        await there.ask(BY_REQUEST[messages.GetLimits], messages.GetLimits(), "new")
         with pytest.raises(Unauthorized):
-            await there.ask(BY_REQUEST[words.GetLimits], words.GetLimits(), "reader")
+            await there.ask(BY_REQUEST[messages.GetLimits], messages.GetLimits(), "reader")
     events = [each["event"] for each in logs]
     assert events == ["access_not_reloaded", "access_reloaded", "access_refused"]
 
@@ -560,11 +566,11 @@ async def test_a_file_that_others_may_write_is_none(
 
 
 async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
-    word = words.Append(LOG, pack_block([b"z"] * 1000))
-    await there.ask(BY_REQUEST[words.Append], word, "bounded")
+    word = messages.Append(LOG, pack_block([b"z"] * 1000))
+    await there.ask(BY_REQUEST[messages.Append], word, "bounded")
     there.rewrite({**PRINCIPALS, "more": 'read = ["*"]'})
     with pytest.raises(Throttled):
-        await there.ask(BY_REQUEST[words.Append], word, "bounded")
+        await there.ask(BY_REQUEST[messages.Append], word, "bounded")
 
 
 # --- The audit ----------------------------------------------------------------------------------
@@ -573,11 +579,11 @@ async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
 async def test_acts_and_refusals_are_told(there: Site) -> None:
     """G9: who, what, on which log, how it ended; what reads and appends is not told."""
     with structlog.testing.capture_logs() as logs:
-        await there.ask(BY_REQUEST[words.RollLog], words.RollLog(LOG), "admin")
+        await there.ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), "admin")
         await there.http(Route("read", "GET", f"{PATH}/records?from=0"), "reader")
         there.core.failures["delete_log"].append(ConnectionLost("who knows"))
         with pytest.raises(RollbookError):
-            await there.ask(BY_REQUEST[words.DeleteLog], words.DeleteLog(LOG), "admin")
+            await there.ask(BY_REQUEST[messages.DeleteLog], messages.DeleteLog(LOG), "admin")
         await there.http(Route("seal", "POST", f"{PATH}:seal"), "reader")
     assert [each["event"] for each in logs] == ["act_done", "act_failed", "access_refused"]
     done, failed, refused = logs
@@ -594,7 +600,7 @@ async def test_who_hangs_up_over_an_act_is_told_too(there: Site) -> None:
     there.core.holds.add("delete_log")
     with structlog.testing.capture_logs() as logs:
         asking = asyncio.ensure_future(
-            there.ask(BY_REQUEST[words.DeleteLog], words.DeleteLog(LOG), "admin")
+            there.ask(BY_REQUEST[messages.DeleteLog], messages.DeleteLog(LOG), "admin")
         )
         async with asyncio.timeout(DEADLINE_S):
             while not there.core.asked:
@@ -613,7 +619,7 @@ async def test_who_had_another_server_act_is_told(there: Site) -> None:
 
     class Peers:
         async def ask(self, word: Any, address: str, due: float) -> Any:
-            return words.RollLogAnswer(SegmentId(3))
+            return messages.RollLogAnswer(SegmentId(3))
 
     there.rest._door._peers = Peers()
     roll = Route("roll_log", "POST", f"{PATH}:roll")
@@ -658,7 +664,7 @@ async def test_nobody_drowns_what_others_do(there: Site) -> None:
 async def test_no_level_silences_the_audit(there: Site, log: io.StringIO) -> None:
     """G9."""
     configure_logs(level="error", stream=log)
-    await there.ask(BY_REQUEST[words.RollLog], words.RollLog(LOG), "admin")
+    await there.ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), "admin")
     await there.http(Route("seal", "POST", f"{PATH}:seal"), "reader")
     events = [json.loads(line)["event"] for line in log.getvalue().splitlines()]
     assert events == ["act_done", "access_refused"]
@@ -668,7 +674,7 @@ async def test_who_asks_nobody_accounts_for_nobody(there: Site, log: io.StringIO
     """On one's own machine a level is a level."""
     configure_logs(level="error", stream=log)
     CALLER.set(anybody())
-    await Guarded(there.core).ask(BY_REQUEST[words.RollLog], words.RollLog(LOG), 0.0)
+    await Guarded(there.core).ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), 0.0)
     assert not log.getvalue()
 
 
@@ -683,7 +689,7 @@ async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
                 told.append(repr(answer))
             there.core.failures["get_log"].append(ValueError("a surprise"))
             with pytest.raises(RollbookError) as caught:
-                await there.ask(BY_REQUEST[words.GetLog], words.GetLog(LOG), who)
+                await there.ask(BY_REQUEST[messages.GetLog], messages.GetLog(LOG), who)
             told.append(repr(caught.value) + str(caught.value))
         caller = there.doorkeeper.admit(f"Bearer {token_of('reader')}")
         told.append(repr(Security(token=token_of("reader"))))
@@ -744,9 +750,9 @@ async def _knock(site: Site, authority: Authority, shown: TlsFiles | None) -> tu
     channels = Channels(
         Security(True, authorities=authority.certificate, certificate=certificate, key=key)
     )
-    call = channels.call(str(site.grpc.address), BY_REQUEST[words.GetLog].path)
+    call = channels.call(str(site.grpc.address), BY_REQUEST[messages.GetLog].path)
     try:
-        await call(pack(words.GetLog(LOG)).SerializeToString(), timeout=30)
+        await call(pack(messages.GetLog(LOG)).SerializeToString(), timeout=30)
         heard.append("done")
     except grpc.aio.AioRpcError as error:
         heard.append(error.code().name)
@@ -813,9 +819,9 @@ async def test_a_certificate_alone_holds_no_call(
         asks_nothing = known.to(address).stream_unary("/rollbook.v1.LogAdmin/GetLimits")
         call = asks_nothing(iter([]), timeout=DEADLINE_S)
         assert await call.code() is codes.INVALID_ARGUMENT
-        limits = known.call(address, BY_REQUEST[words.GetLimits].path)
+        limits = known.call(address, BY_REQUEST[messages.GetLimits].path)
         assert await limits(b"", timeout=DEADLINE_S)
-        for word in (words.ReadStream(LOG, Earliest()), words.WatchTail(LOG)):
+        for word in (messages.ReadStream(LOG, Earliest()), messages.WatchTail(LOG)):
             follow = known.to(address).unary_stream(BY_REQUEST[type(word)].path)
             events = follow(pack(word).SerializeToString(), timeout=DEADLINE_S)
             assert await events.read()
@@ -887,7 +893,7 @@ async def test_renewed_certificates_need_no_restart(
     site = Site(there.core, there.path, there.doorkeeper, at_grpc, at_rest, there.channels)
     security = Security(True, shown.authorities, shown.certificate, shown.key)
     peers = GrpcPeers(lambda: security, lambda: [file_stamp(path) for path in shown.all])
-    asked = (words.GetLog(LOG), str(at_grpc.address))
+    asked = (messages.GetLog(LOG), str(at_grpc.address))
     try:
         assert await _knock(site, authority, old) == ("done", "done")
         assert await peers.ask(*asked, asyncio.get_running_loop().time() + DEADLINE_S)

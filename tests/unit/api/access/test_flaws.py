@@ -17,23 +17,23 @@ import grpc
 import pytest
 import structlog
 
-from rollbook.api.access import doorkeeper as doorkeeper_module
-from rollbook.api.access import guarded
+from rollbook.api.access import authenticator as doorkeeper_module
+from rollbook.api.access import authorized_service
 from rollbook.api.access import token_file as token_file_module
 from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import Caller, Doorkeeper
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.access.core import grants
+from rollbook.api.access.core.file_settling import Settling
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.principals import Principals, Shown
 from rollbook.api.access.core.quotas import Meter, Rate
-from rollbook.api.access.core.settling import Settling
-from rollbook.api.access.doorkeeper import Caller, Doorkeeper
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.strangers import Strangers
+from rollbook.api.grpc.unauthenticated_limits import Strangers
 from rollbook.api.rest.bookie import AdminServer
-from rollbook.api.rest.logs import RestServer
+from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.server import Guard, HttpConfig
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.proto.errors import Unauthorized
 from rollbook.proto.runtime import tls
 from rollbook.proto.runtime.tls import TlsFiles
@@ -43,7 +43,7 @@ from tests.architecture.test_security import ROWS
 from tests.support.planting import Patch, planted
 from tests.unit.api.access import test_certificate_watch
 from tests.unit.api.access import test_doors as doors
-from tests.unit.api.access.core import test_grants, test_principals, test_quotas, test_settling
+from tests.unit.api.access.core import test_file_settling, test_grants, test_principals, test_quotas
 from tests.unit.api.access.test_doors import Site
 from tests.unit.api.grpc.samples import sample
 from tests.unit.api.rest import test_bookie as bookie
@@ -167,7 +167,7 @@ FLAWS: Final = (
     ),
     _flaw(
         "a half-written file is as good as a whole one",
-        test_settling.test_half_written_file_is_not_taken_before_the_rest_comes,
+        test_file_settling.test_half_written_file_is_not_taken_before_the_rest_comes,
         (Settling, "_wait", lambda *_: None),
     ),
     _flaw(
@@ -189,17 +189,17 @@ FLAWS: Final = (
         "what is denied is not",
         test_grants.test_every_word_and_every_right,
         (Grants, "may", lambda self, right, log: grants._is_any(getattr(self, right.value), log)),
-        word=sample(words.Append),
+        word=sample(messages.Append),
     ),
     _flaw(
         "nobody is asked for his rights",
         doors.test_every_method_and_every_principal,
-        (guarded, "may_ask", lambda *_: True),
+        (authorized_service, "may_ask", lambda *_: True),
     ),
     _flaw(
         "nobody is asked for his rights over HTTP",
         doors.test_every_route_and_every_principal,
-        (guarded, "may_ask", lambda *_: True),
+        (authorized_service, "may_ask", lambda *_: True),
     ),
     _flaw(
         "tokens are logged",

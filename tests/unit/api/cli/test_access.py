@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.grants import Right
-from rollbook.api.access.doorkeeper import Doorkeeper
-from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.log_owning import drain_server
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.api.cli.log.ownership import drain_server
 from rollbook.api.cli.main import exit_code, rollbook
 from rollbook.proto.errors import BadConfig, InvalidRequest, QuorumTimeout, Unauthorized
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli import bench_work
-from rollbook.api.cli.bench_load import Pace, Stopwatch, at_pace, flood
-from rollbook.api.cli.demo_cluster import LOG_SERVERS
+from rollbook.api.cli.bench import actions as bench_work
+from rollbook.api.cli.bench.load import Pace, Stopwatch, at_pace, flood
+from rollbook.api.cli.demo.cluster import LOG_SERVERS
 from rollbook.api.cli.latencies import new_latencies, percentiles
 from tests.support.dev import PATIENCE_S
 from tests.support.zookeeper import free_port

@@ -19,9 +19,9 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from rollbook.api.cli.bookie import group
-from rollbook.api.cli.bookie_inspect import commands
-from rollbook.api.cli.lazy import LazyGroup
+from rollbook.api.cli.bookie.commands import group
+from rollbook.api.cli.bookie.inspection import commands
+from rollbook.api.cli.lazy_group import LazyGroup
 from rollbook.api.rest.bookie import AdminServer
 from rollbook.api.rest.server import HttpConfig
 from rollbook.bookie.config import StorageConfig
@@ -32,7 +32,7 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.records import unpack_file_header
+from rollbook.bookie.core.record_format import unpack_file_header
 from rollbook.bookie.storage import Storage
 from rollbook.proto import errors
 from rollbook.proto.ids import NO_ENTRY

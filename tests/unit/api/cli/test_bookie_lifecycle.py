@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from rollbook.api.cli.bookie import group
-from rollbook.ledger.connecting import connect
+from rollbook.api.cli.bookie.commands import group
+from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from tests.support import processes
 from tests.support.ledger_cluster import ProcessCluster

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollbook.api.cli.cluster_admin import ClusterAdmin, StoreWatch
+from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.proto.errors import (
     LifecycleConflict,
     MetadataUnavailable,

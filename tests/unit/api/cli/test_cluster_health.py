@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli.cluster_health import judge
-from rollbook.api.cli.cluster_seen import verdict
+from rollbook.api.cli.cluster.health import judge
+from rollbook.api.cli.cluster.seen_by_servers import verdict
 from rollbook.logservice.log_config import DEFAULT_QUORUM
-from rollbook.logservice.words import Obstacle, ObstacleKind, Outage, ServiceLimits
+from rollbook.logservice.messages import Obstacle, ObstacleKind, Outage, ServiceLimits
 from tests.support import commands
 from tests.support.dev import running_dev
 

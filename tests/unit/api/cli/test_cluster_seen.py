@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import pytest
 
-from rollbook.api.cli.cluster_seen import verdict
-from rollbook.logservice import words
+from rollbook.api.cli.cluster.seen_by_servers import verdict
+from rollbook.logservice import messages
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies, commands, processes
 
-_LIMITS: Final = words.ServiceLimits(1, 1, 1, 1, 1, 1, 1)
+_LIMITS: Final = messages.ServiceLimits(1, 1, 1, 1, 1, 1, 1)
 _SERVING: Final[list[dict[str, Any]]] = [{"state": "serving"}]
 
 
@@ -37,7 +37,7 @@ def test_health_depends_on_the_bookies_that_take_entries(
     quorum: Quorum | None, usable: int, said: str
 ) -> None:
     limits = replace(_LIMITS, usable_bookies=usable, quorum=quorum)
-    assert verdict(_SERVING, words.Outage(), 0, limits) == said
+    assert verdict(_SERVING, messages.Outage(), 0, limits) == said
 
 
 def test_a_cluster_without_bookies_is_unavailable_to_its_log_server(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ ASKED = b"Really delete it? [y/N]: "
 PROGRAM = """
 import signal
 import sys
-from rollbook.api.cli import confirming, main
+from rollbook.api.cli import confirm, main
 
 def interrupt(*_):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # It was heard: one that comes again is none.
@@ -27,7 +27,7 @@ def interrupt(*_):
 signal.signal(signal.SIGINT, interrupt)  # Ignored where tests run in the background.
 
 def ask(**_):
-    confirming.ask_whether("delete it", False)
+    confirm.ask_whether("delete it", False)
     print("deleted")
 
 main.rollbook = ask

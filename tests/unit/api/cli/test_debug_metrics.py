@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.cli import debug_metrics
-from rollbook.api.cli.cluster_work import make_cluster, run_on_store
-from rollbook.api.cli.debug_metrics import Place, gather, places_of
-from rollbook.api.cli.log_access import LogAccess
+from rollbook.api.cli.cluster.actions import make_cluster, run_on_store
+from rollbook.api.cli.debug import metrics as debug_metrics
+from rollbook.api.cli.debug.metrics import Place, gather, places_of
+from rollbook.api.cli.log.connection import LogAccess
 from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
 from rollbook.logservice.ids import ServerId, ServerInfo
 from rollbook.logservice.membership import FOLDER

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rollbook.api.cli.demo_work import BrokenPromise, check, make_records
+from rollbook.api.cli.demo.actions import BrokenPromise, check, make_records
 from rollbook.api.client.reader import RecordBatch
-from rollbook.logservice.core.block import pack_block, stamped
+from rollbook.logservice.core.record_block import pack_block, stamped
 from rollbook.logservice.ids import Offset, OwnerEpoch, WriterEpoch
 
 RECORDS = make_records(30)
@@ -56,7 +56,7 @@ def test_its_processes_end_with_it() -> None:
     """However the demo ends: its end of the pipe is closed."""
     code = (
         "import runpy, sys, time; import rollbook.api.cli.main as cli; cli.main = lambda: time.sleep(60)\n"
-        "runpy.run_module('rollbook.api.cli.demo_child', run_name='__main__')"
+        "runpy.run_module('rollbook.api.cli.demo.child', run_name='__main__')"
     )
     read, write = os.pipe()
     child = subprocess.Popen([sys.executable, "-c", code], stdin=read)

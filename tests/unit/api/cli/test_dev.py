@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import rollbook
-from rollbook.api.cli import local_cluster as local_cluster_module
-from rollbook.api.cli import log_server
-from rollbook.api.cli.dev_run import run_all, run_dev
-from rollbook.api.cli.local_cluster import SMALL, local_cluster, usual_or_free
-from rollbook.api.cli.log_server import addresses_of
+from rollbook.api.cli.dev import local_cluster as local_cluster_module
+from rollbook.api.cli.dev.local_cluster import SMALL, local_cluster, usual_or_free
+from rollbook.api.cli.dev.run import run_all, run_dev
+from rollbook.api.cli.server import log as log_server
+from rollbook.api.cli.server.log import addresses_of
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, RollbookError

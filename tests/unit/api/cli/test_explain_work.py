@@ -6,21 +6,21 @@ from typing import Any, cast
 
 import pytest
 
-from rollbook.api.cli.explain_work import Look
+from rollbook.api.cli.explain.actions import Look
 from rollbook.api.client.client import Client
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, ServerId
 from rollbook.proto.errors import NoSuchLog, QuorumTimeout
 
 SERVERS = 8
-AWAY = words.Outage(
-    (words.Obstacle(words.ObstacleKind.METADATA, "the store", 0, "does not answer"),)
+AWAY = messages.Outage(
+    (messages.Obstacle(messages.ObstacleKind.METADATA, "the store", 0, "does not answer"),)
 )
 
 
-def _server(number: int) -> words.ServerView:
+def _server(number: int) -> messages.ServerView:
     address = f"s:{number}"
-    return words.ServerView(ServerId(address), address, words.ServerState.SERVING, "", 0, 0)
+    return messages.ServerView(ServerId(address), address, messages.ServerState.SERVING, "", 0, 0)
 
 
 class Silent:
@@ -34,11 +34,11 @@ class Silent:
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
         self.asked[server] = self.asked.get(server, 0) + 1
-        if isinstance(word, words.GetOutage):
+        if isinstance(word, messages.GetOutage):
             await asyncio.sleep(0.5)
             return AWAY
-        if isinstance(word, words.ListServers):
-            return words.Servers(tuple(map(_server, range(SERVERS))))
+        if isinstance(word, messages.ListServers):
+            return messages.Servers(tuple(map(_server, range(SERVERS))))
         assert timeout_s is not None, "nothing is waited for without a bound"
         self.open += server is not None
         self.open_at_most = max(self.open, self.open_at_most)
@@ -53,10 +53,10 @@ class WithoutLog:
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        if isinstance(word, words.GetOutage):
-            return words.Outage()
-        if isinstance(word, words.ListServers):
-            return words.Servers(())
+        if isinstance(word, messages.GetOutage):
+            return messages.Outage()
+        if isinstance(word, messages.ListServers):
+            return messages.Servers(())
         raise NoSuchLog
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from rollbook.api.cli.export_format import (
+from rollbook.api.cli.log.export_format import (
     Origin,
     is_ended,
     pack_end,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.api.cli.log.record_input import Cutter
 from rollbook.api.cli.metadata_option import Metadata
-from rollbook.api.cli.record_input import Cutter
 from rollbook.proto.errors import EntryTooLarge, InvalidRequest
 from tests.support import commands, processes
 from tests.support.ledger_cluster import ProcessCluster

@@ -10,11 +10,11 @@ from typing import Any
 import click
 import pytest
 
-from rollbook.api.cli import completing
+from rollbook.api.cli import completion
 from rollbook.api.cli.context_option import at_context
-from rollbook.api.cli.log import with_access
-from rollbook.api.cli.log_access import LogAccess
-from rollbook.api.cli.log_owning import acquire_writer
+from rollbook.api.cli.log.commands import with_access
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.api.cli.log.ownership import acquire_writer
 from rollbook.api.cli.main import rollbook
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.context_file import Context, Contexts, load, path, save
@@ -212,7 +212,7 @@ def test_a_context_may_show_its_token_in_the_clear(
     assert access.flags == " --context lab"
     typed = click.Context(rollbook)
     typed.params = {"context": None, "server": None, "insecure": False}
-    assert completing._access(typed).insecure
+    assert completion._access(typed).insecure
     file = Path(path())
     file.write_text(file.read_text().replace("insecure = true", 'insecure = "false"'))
     with pytest.raises(BadConfig, match="either true or false"):

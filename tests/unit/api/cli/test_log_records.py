@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli.ledger_access import custom_of
-from rollbook.api.cli.log_records import append_numbered
-from rollbook.api.cli.record_input import InputRecord
+from rollbook.api.cli.ledger.connection import custom_of
+from rollbook.api.cli.log.record_input import InputRecord
+from rollbook.api.cli.log.records import append_numbered
 from rollbook.proto.errors import (
     InvalidRequest,
     Outcome,

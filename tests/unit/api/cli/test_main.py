@@ -10,7 +10,7 @@ import click
 import pytest
 
 from rollbook.api.cli import main as cli
-from rollbook.api.cli.numbers import Number, WholeNumber
+from rollbook.api.cli.click_types import Number, WholeNumber
 from rollbook.proto import errors
 
 NOTHING_WAS_CHANGED = "  outcome: not applied: nothing was changed\n"

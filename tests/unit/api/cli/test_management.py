@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import rollbook
-from rollbook.api.cli.server import group
+from rollbook.api.cli.server.commands import group
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import MetadataUrl

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli import cluster_work
 from rollbook.api.cli import main as cli
+from rollbook.api.cli.cluster import actions as cluster_work
 from rollbook.api.client.client import Client
 from rollbook.api.client.sync import connect
 from rollbook.proto.errors import ConnectionLost, NoSuchNode, RollbookError, Unauthorized
@@ -451,8 +451,8 @@ def test_names_are_completed(
 
     def complete(line: str, **more: str) -> list[str]:
         program = (
-            "from rollbook.api.cli import completing\n"
-            "completing._PATIENCE_S = 30\n"  # For a machine with much to do.
+            "from rollbook.api.cli import completion\n"
+            "completion._PATIENCE_S = 30\n"  # For a machine with much to do.
             "from rollbook.api.cli.main import main\n"
             "main()"
         )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollbook.api.cli.record_format import compile_format
-from rollbook.logservice.core.block import NO_HEADERS, Record
+from rollbook.api.cli.log.record_format import compile_format
+from rollbook.logservice.core.record_block import NO_HEADERS, Record
 from rollbook.logservice.ids import AtTime, Offset, parse_position
 from rollbook.proto.errors import InvalidRequest
 

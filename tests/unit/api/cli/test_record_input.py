@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.cli import record_input
-from rollbook.api.cli.record_input import InputRecord, record_of_json, standard_input
+from rollbook.api.cli.log import record_input
+from rollbook.api.cli.log.record_input import InputRecord, record_of_json, standard_input
 from rollbook.proto.errors import InvalidRequest
 
 DEADLINE_S = 10.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli.recovery_work import accepted_of, summary
-from rollbook.ledger.connecting import connect
+from rollbook.api.cli.recovery.actions import accepted_of, summary
+from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.recovery.core.healing import WHOLE, Range

@@ -10,11 +10,11 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
-from rollbook.api.cli.bookie_settings import read_bookie_config, settings_of
-from rollbook.api.cli.recovery import group as recovery_commands
-from rollbook.api.cli.recovery_server import load_recovery_settings, recovery_of_bookie
-from rollbook.api.cli.server import group
-from rollbook.ledger.connecting import connect
+from rollbook.api.cli.recovery.commands import group as recovery_commands
+from rollbook.api.cli.server.bookie_settings import read_bookie_config, settings_of
+from rollbook.api.cli.server.commands import group
+from rollbook.api.cli.server.recovery import load_recovery_settings, recovery_of_bookie
+from rollbook.ledger.open_client import connect
 from rollbook.proto.errors import BadConfig, NotConfirmed
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.wire.messages import ListEntries

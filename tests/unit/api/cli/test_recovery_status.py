@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.metadata_option import Metadata
-from rollbook.api.cli.recovery_status import rate
+from rollbook.api.cli.recovery.status import rate
 from rollbook.proto.cluster.cluster import Cluster, initialise
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election
-from rollbook.proto.cluster.lost_replies import put_surely
 from rollbook.proto.cluster.marks import Checked, Marks
+from rollbook.proto.cluster.uncertain_writes import put_surely
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.recovery.core.failures import Loss, after_failure
-from rollbook.recovery.presence import Presence, PresenceNodes
+from rollbook.recovery.process_status import Presence, PresenceNodes
 from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures, RateOrder
 from tests.support import commands
 

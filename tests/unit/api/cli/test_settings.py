@@ -7,9 +7,11 @@ from typing import Any, get_type_hints
 import pytest
 from click.testing import CliRunner
 
-from rollbook.api.cli import bookie_server, bookie_settings, log_server
-from rollbook.api.cli.server import bookie as bookie_command
-from rollbook.api.cli.server import log as log_command
+from rollbook.api.cli.server import bookie as bookie_server
+from rollbook.api.cli.server import bookie_settings
+from rollbook.api.cli.server import log as log_server
+from rollbook.api.cli.server.commands import bookie as bookie_command
+from rollbook.api.cli.server.commands import log as log_command
 from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
 from rollbook.ledger.config import ClientConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 from click.shell_completion import ZshComplete
 
-from rollbook.api.cli import shells
+from rollbook.api.cli import shell_completion as shells
 from tests.tally import missing_piece
 
 PATIENCE_S: Final = 60.0
@@ -27,8 +27,8 @@ READY: Final = b"READY>"
 PROGRAM: Final = """#!{python}
 import json, os, sys
 if "_ROLLBOOK_COMPLETE" in os.environ:
-    from rollbook.api.cli import completing
-    completing._PATIENCE_S = 30  # For a machine with much to do.
+    from rollbook.api.cli import completion
+    completion._PATIENCE_S = 30  # For a machine with much to do.
     from rollbook.api.cli.main import main
     main()
 with open({told!r}, "a") as file:

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import asyncio, os, resource, socket
-from rollbook.api.cli.until_stopped import until_stopped
+from rollbook.api.cli.run_until_signal import until_stopped
 
 async def serve() -> None:
     taken = []

@@ -8,15 +8,15 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from rollbook.api.client import append_line
-from rollbook.api.client.append_line import AppendLine, AppendLines
-from rollbook.api.client.appender import Appender, Records
+from rollbook.api.client import append_stream as append_line
+from rollbook.api.client.append_stream import AppendLine, AppendLines
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.owners import Owners
+from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.single_append import Appender, Records
 from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName, WriterEpoch
-from rollbook.logservice.words import Condition
+from rollbook.logservice.messages import Condition
 from rollbook.proto.errors import Outcome, RollbookError, ServerUnreachable
 from rollbook.proto.v1 import log_pb2
 

@@ -8,7 +8,7 @@ import pytest
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.client.client import connect
 from rollbook.api.grpc import server
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from tests.unit.api.client.conftest import Site
@@ -68,12 +68,12 @@ async def test_appends_go_through_however_many_wait(
     held = site.cluster.make("ns/log")
     held.owner, held.holder = core.address, "somebody"
     client = site.client("b")
-    wait = words.AcquireWriter(held.name, "me", words.AcquireMode.WAIT, attempt="mine")
+    wait = messages.AcquireWriter(held.name, "me", messages.AcquireMode.WAIT, attempt="mine")
     waiting = [asyncio.ensure_future(client.ask(wait, timeout_s=100)) for _ in range(CALLS)]
     async with asyncio.timeout(30):
         while core.asked.count(wait) < CALLS:
             await asyncio.sleep(0.01)
-    tail = await client.ask(words.GetTail(held.name), timeout_s=60)
+    tail = await client.ask(messages.GetTail(held.name), timeout_s=60)
     assert tail.tail == Offset(0)
     for each in waiting:
         each.cancel()

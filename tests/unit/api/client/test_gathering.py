@@ -11,14 +11,14 @@ import pytest
 
 from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.gathering import Gathering
-from rollbook.api.client.retrying import again
-from rollbook.bookie import handler
-from rollbook.ledger import outbox
-from rollbook.logservice.core.block import Block, Codec, stamped
+from rollbook.api.client.record_accumulator import Gathering
+from rollbook.api.client.retry_policy import again
+from rollbook.bookie import connection
+from rollbook.ledger import send_queue
+from rollbook.logservice.core.record_block import Block, Codec, stamped
 from rollbook.logservice.ids import Offset, OwnerEpoch, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import AppendAck
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto.errors import (
     ClientClosed,
     EntryTooLarge,
@@ -115,7 +115,7 @@ def test_a_full_batch_reaches_a_bookie_in_one_piece(size: int) -> None:
     digest = LedgerDigest(DigestType.CRC32C, b"", LedgerId(1 << 40))
     packer = V3AddPacker(bytes(20), digest, count(1 << 40))
     frame = packer.pack(EntryId(1 << 30), EntryId(1 << 30), 1 << 50, block_of(batch).data)
-    assert len(frame) <= min(outbox.CHUNK_BYTES_MAX, handler.CHUNK_BYTES_MAX)
+    assert len(frame) <= min(send_queue.CHUNK_BYTES_MAX, connection.CHUNK_BYTES_MAX)
 
 
 def test_a_submission_says_what_became_of_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 _LOAD_GRPC: Final = (
     "rollbook.api.client.aio",
     "rollbook.api.client.sync",
-    "rollbook.api.cli.log_server",
+    "rollbook.api.cli.server.log",
     "tests.bench.load.logs_worker",
 )
 

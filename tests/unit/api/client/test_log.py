@@ -8,8 +8,8 @@ import pytest
 
 from rollbook.api.client.client import connect
 from rollbook.api.client.reader import RecordBatch, Tail
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Record
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import (
@@ -235,7 +235,7 @@ async def test_a_tail_is_told_of_what_comes(site: Site) -> None:
         async for event in log.events():
             if isinstance(event, RecordBatch):
                 seen.extend(event.values())
-            elif isinstance(event, words.CaughtUp):
+            elif isinstance(event, messages.CaughtUp):
                 is_caught_up.set()
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
@@ -291,11 +291,11 @@ async def test_cursors_and_truncation(site: Site) -> None:
     with pytest.raises(Truncated) as caught:
         [record async for record in log.read(0)]
     assert caught.value.ids["head"] == 5
-    events = log.events(0, at_tail=words.AtTail.STOP, skip_truncated=True)
+    events = log.events(0, at_tail=messages.AtTail.STOP, skip_truncated=True)
     progress, gap = await events.next(), await events.next()
-    assert isinstance(progress, words.Progress)
+    assert isinstance(progress, messages.Progress)
     assert (progress.position, progress.tail) == (0, 10)
-    assert gap == words.Gap(words.GapKind.TRUNCATED, Offset(0), Offset(5))
+    assert gap == messages.Gap(messages.GapKind.TRUNCATED, Offset(0), Offset(5))
     await cursor.delete()
     assert await log.cursors() == ()
     assert await log.find("-3") == 7
@@ -321,7 +321,7 @@ async def test_administration(site: Site) -> None:
     with pytest.raises(BadConfig):
         await log.update(record_bytes_max=2001)
     assert await log.roll() == 1
-    assert (await log.segments())[0].state is words.SegmentState.OPEN
+    assert (await log.segments())[0].state is messages.SegmentState.OPEN
     assert (await log.journal())[0].details == {"ledger_id": "7"}
     for index in range(5):
         await client.open(f"team/n{index}", create=True)

@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.api.client.client import connect
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.owners import Owners
+from rollbook.api.client.owner_cache import Owners
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.errors import InvalidRequest, Outcome, ServerUnreachable

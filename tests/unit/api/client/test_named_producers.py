@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.logservice.core.block import Block, pack_block, with_producer
+from rollbook.logservice.core.record_block import Block, pack_block, with_producer
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import (
     BadChecksum,

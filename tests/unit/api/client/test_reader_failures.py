@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rollbook.api.client.reader import EventReader, RecordBatch
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Codec, pack_block, stamped
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import Codec, pack_block, stamped
 from rollbook.logservice.ids import AtOffset, Offset
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
@@ -21,7 +21,7 @@ from rollbook.proto.errors import (
 )
 from tests.unit.api.client.conftest import Site
 
-Script = Callable[[words.ReadStream], AsyncIterator[words.ReadEvent]]
+Script = Callable[[messages.ReadStream], AsyncIterator[messages.ReadEvent]]
 
 
 def block(offset: int, *values: bytes) -> bytes:
@@ -30,16 +30,16 @@ def block(offset: int, *values: bytes) -> bytes:
     )
 
 
-def records(offset: int, *values: bytes) -> words.Records:
+def records(offset: int, *values: bytes) -> messages.Records:
     end = Offset(offset + len(values))
-    return words.Records((block(offset, *values),), Offset(offset), end)
+    return messages.Records((block(offset, *values),), Offset(offset), end)
 
 
-def scripted(*runs: list[words.ReadEvent | RollbookError]) -> Script:
+def scripted(*runs: list[messages.ReadEvent | RollbookError]) -> Script:
     """What each stream tells, one after the other; the last one again and again. Then silence."""
     left = list(runs)
 
-    async def tell(request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+    async def tell(request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
         run = left.pop(0) if len(left) > 1 else left[0]
         for each in run:
             if isinstance(each, RollbookError):
@@ -53,7 +53,7 @@ def scripted(*runs: list[words.ReadEvent | RollbookError]) -> Script:
 async def reader_of(
     site: Site,
     script: Script | None,
-    at_tail: words.AtTail = words.AtTail.FOLLOW,
+    at_tail: messages.AtTail = messages.AtTail.FOLLOW,
     **settings: float,
 ) -> EventReader:
     site.cores["a"].events = script
@@ -65,36 +65,40 @@ async def test_it_resumes_where_it_was(site: Site) -> None:
     script = scripted(
         [records(0, b"a", b"b"), EntryUnavailable()],
         [records(2, b"c"), EntryUnavailable()],
-        [words.Stopped(Offset(3))],
+        [messages.Stopped(Offset(3))],
     )
     reader = await reader_of(site, script)
     seen = [event async for event in reader]
     assert [e.values() for e in seen if isinstance(e, RecordBatch)] == [[b"a", b"b"], [b"c"]]
-    assert seen[-1] == words.Stopped(Offset(3))
-    asked = [each for each in site.cores["a"].asked if isinstance(each, words.ReadStream)]
+    assert seen[-1] == messages.Stopped(Offset(3))
+    asked = [each for each in site.cores["a"].asked if isinstance(each, messages.ReadStream)]
     assert [str(each.start) for each in asked] == ["0", "2", "3"]
 
 
-@pytest.mark.parametrize("at_tail", [words.AtTail.STOP, words.AtTail.STOP_AT_BARRIER])
-async def test_it_ends_where_the_log_ended_when_it_began(site: Site, at_tail: words.AtTail) -> None:
+@pytest.mark.parametrize("at_tail", [messages.AtTail.STOP, messages.AtTail.STOP_AT_BARRIER])
+async def test_it_ends_where_the_log_ended_when_it_began(
+    site: Site, at_tail: messages.AtTail
+) -> None:
     """Each stream that broke gave it a new end: of a log that grows it was told on and on."""
-    waits_for_quota = words.Progress.held_back(Offset(0), Offset(0), Offset(1))
-    begins = words.Progress(Offset(0), Offset(0), Offset(2), 2, 0, 0, words.WaitsFor.FETCHING)
-    heartbeat = words.Progress(Offset(1), Offset(0), Offset(9), 8, 0, 0, words.WaitsFor.REPLICA)
+    waits_for_quota = messages.Progress.held_back(Offset(0), Offset(0), Offset(1))
+    begins = messages.Progress(Offset(0), Offset(0), Offset(2), 2, 0, 0, messages.WaitsFor.FETCHING)
+    heartbeat = messages.Progress(
+        Offset(1), Offset(0), Offset(9), 8, 0, 0, messages.WaitsFor.REPLICA
+    )
     reader = await reader_of(
         site,
         scripted(
             [waits_for_quota, begins, records(0, b"a"), heartbeat, EntryUnavailable()],
-            [records(1, b"b"), words.Stopped(Offset(2))],
+            [records(1, b"b"), messages.Stopped(Offset(2))],
         ),
         at_tail=at_tail,
     )
     seen = [event async for event in reader]
     values = [value for each in seen if isinstance(each, RecordBatch) for value in each.values()]
     assert values == [b"a", b"b"]
-    asked = [each for each in site.cores["a"].asked if isinstance(each, words.ReadStream)]
+    asked = [each for each in site.cores["a"].asked if isinstance(each, messages.ReadStream)]
     wanted = [(each.start, each.until_offset, each.at_tail) for each in asked]
-    resumed = (AtOffset(Offset(1)), Offset(2), words.AtTail.FOLLOW)
+    resumed = (AtOffset(Offset(1)), Offset(2), messages.AtTail.FOLLOW)
     assert wanted == [(AtOffset(Offset(0)), None, at_tail), resumed]
 
 
@@ -125,11 +129,13 @@ async def test_it_outlives_the_server(site: Site) -> None:
 async def test_it_goes_where_it_is_sent(site: Site) -> None:
     await site.start("b")
     there = site.cluster.addresses["b"]
-    reader = await reader_of(site, scripted([records(0, b"a"), words.Moving(there, Offset(1))], []))
-    site.cores["b"].events = scripted([records(1, b"b"), words.Sealed(Offset(2))])
+    reader = await reader_of(
+        site, scripted([records(0, b"a"), messages.Moving(there, Offset(1))], [])
+    )
+    site.cores["b"].events = scripted([records(1, b"b"), messages.Sealed(Offset(2))])
     seen = [event async for event in reader]
     assert [e.values() for e in seen if isinstance(e, RecordBatch)] == [[b"a"], [b"b"]]
-    assert seen[-1] == words.Sealed(Offset(2))
+    assert seen[-1] == messages.Sealed(Offset(2))
 
 
 @pytest.mark.parametrize(
@@ -137,19 +143,19 @@ async def test_it_goes_where_it_is_sent(site: Site) -> None:
     [
         records(3, b"x"),
         records(1, b"x"),
-        words.Moving("", Offset(5)),
-        words.CaughtUp(Offset(9)),
-        words.Gap(words.GapKind.TRUNCATED, Offset(4), Offset(6)),
-        words.Records((block(2, b"x"),), Offset(2), Offset(4)),
-        words.Records((block(2, b"x"), block(4, b"y")), Offset(2), Offset(5)),
-        words.Records((block(3, b"x", b"y"),), Offset(2), Offset(4)),
-        words.Records((block(2, b"x"), block(3, b"y")), Offset(2), Offset(3)),
-        words.Records((block(1, b"x"), block(2, b"y")), Offset(2), Offset(3)),
-        words.Records((), Offset(2), Offset(2)),
+        messages.Moving("", Offset(5)),
+        messages.CaughtUp(Offset(9)),
+        messages.Gap(messages.GapKind.TRUNCATED, Offset(4), Offset(6)),
+        messages.Records((block(2, b"x"),), Offset(2), Offset(4)),
+        messages.Records((block(2, b"x"), block(4, b"y")), Offset(2), Offset(5)),
+        messages.Records((block(3, b"x", b"y"),), Offset(2), Offset(4)),
+        messages.Records((block(2, b"x"), block(3, b"y")), Offset(2), Offset(3)),
+        messages.Records((block(1, b"x"), block(2, b"y")), Offset(2), Offset(3)),
+        messages.Records((), Offset(2), Offset(2)),
     ],
     ids=lambda event: type(event).__name__,
 )
-async def test_holes_and_repetitions_are_noticed(site: Site, event: words.ReadEvent) -> None:
+async def test_holes_and_repetitions_are_noticed(site: Site, event: messages.ReadEvent) -> None:
     reader = await reader_of(site, scripted([records(0, b"a", b"b"), event]))
     assert await reader.next()
     with pytest.raises(BadFrame):
@@ -159,7 +165,7 @@ async def test_holes_and_repetitions_are_noticed(site: Site, event: words.ReadEv
 
 async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
     reader = await reader_of(
-        site, scripted([words.Records((b"nonsense" * 20,), Offset(0), Offset(1))])
+        site, scripted([messages.Records((b"nonsense" * 20,), Offset(0), Offset(1))])
     )
     with pytest.raises((BlockCorrupt, BadFrame)):
         await reader.next()
@@ -168,7 +174,7 @@ async def test_a_block_that_makes_no_sense_is_noticed(site: Site) -> None:
 
 @pytest.mark.parametrize("size", [0, 8, 39, 71])
 async def test_a_block_that_is_too_short_is_noticed(site: Site, size: int) -> None:
-    short = words.Records((block(0, b"a")[:size],), Offset(0), Offset(1))
+    short = messages.Records((block(0, b"a")[:size],), Offset(0), Offset(1))
     reader = await reader_of(site, scripted([short]))
     with pytest.raises((BlockCorrupt, BadFrame)):
         await reader.next()
@@ -202,7 +208,7 @@ async def test_a_silent_server_is_left_for_another(site: Site) -> None:
 
 
 async def test_a_lag_that_does_not_shrink_is_told(site: Site) -> None:
-    stuck = words.Progress(Offset(0), Offset(0), Offset(9), 9, 9, 9, words.WaitsFor.REPLICA)
+    stuck = messages.Progress(Offset(0), Offset(0), Offset(9), 9, 9, 9, messages.WaitsFor.REPLICA)
     reader = await reader_of(site, scripted([stuck] * 9))
     for _ in range(3):
         assert await reader.next() == stuck
@@ -231,7 +237,7 @@ async def test_what_cannot_pass_ends_it(site: Site) -> None:
 
 
 async def test_lost_records_are_told_and_not_passed_over(site: Site) -> None:
-    gap = words.Gap(words.GapKind.LOST, Offset(1), Offset(4))
+    gap = messages.Gap(messages.GapKind.LOST, Offset(1), Offset(4))
     site.cores["a"].events = scripted([records(0, b"a"), gap, records(4, b"b")])
     log = await site.client("a").open("orders", create=True)
     told = log.tail(0)
@@ -244,7 +250,7 @@ async def test_lost_records_are_told_and_not_passed_over(site: Site) -> None:
 async def test_a_cancelled_wait_misses_nothing(site: Site) -> None:
     log = await site.client("a").open("orders", create=True)
     reader = log.events("latest")
-    assert isinstance(await reader.next(), words.CaughtUp)
+    assert isinstance(await reader.next(), messages.CaughtUp)
     waiting = asyncio.ensure_future(reader.next())
     await asyncio.sleep(0.02)
     waiting.cancel()
@@ -263,11 +269,11 @@ async def test_event_of_an_older_server_comes_in_batches_of_a_bounded_size(site:
         stamped(packed, base_offset=at, base_timestamp_us=1, owner_epoch=1, writer_epoch=0)
         for at in (0, 3, 6)
     )
-    event = words.Records(blocks, Offset(1), Offset(8))  # Neither its first nor its last record.
-    reader = await reader_of(site, scripted([event, words.Stopped(Offset(8))]))
+    event = messages.Records(blocks, Offset(1), Offset(8))  # Neither its first nor its last record.
+    reader = await reader_of(site, scripted([event, messages.Stopped(Offset(8))]))
     seen = [await reader.next() for _ in range(3)]
     batches = [each for each in seen if isinstance(each, RecordBatch)]
     assert [(each.base_offset, each.next_offset) for each in batches] == [(1, 3), (3, 6), (6, 8)]
     assert [record.offset for each in batches for record in each.records()] == list(range(1, 8))
     assert reader.position == 8
-    assert await reader.next() == words.Stopped(Offset(8))
+    assert await reader.next() == messages.Stopped(Offset(8))

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from rollbook.api.client.owners import Owners
-from rollbook.api.client.spread import AnyServer, Run, runs_of
+from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.shared_replay import AnyServer, Run, runs_of
 from rollbook.logservice.ids import LogName, Offset, SegmentId
-from rollbook.logservice.words import SegmentState, SegmentView
+from rollbook.logservice.messages import SegmentState, SegmentView
 from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.ids import LedgerId
 

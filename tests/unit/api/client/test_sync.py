@@ -15,7 +15,7 @@ from rollbook.api.client.reader import RecordBatch
 from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.proto.errors import (
     ClientClosed,
     EntryTooLarge,
@@ -165,7 +165,7 @@ def test_leaving_an_iteration_hangs_up(client: SyncClient, core: FakeCore) -> No
     log = client.open("orders", create=True)
     log.append(b"a")
     for event in log.events("earliest"):
-        if isinstance(event, words.CaughtUp):
+        if isinstance(event, messages.CaughtUp):
             break
         assert isinstance(event, RecordBatch)
     gone = threading.Event()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from rollbook.api.client.tails import TailsWatch
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.words import TailOfLog
+from rollbook.logservice.messages import TailOfLog
 from rollbook.proto.errors import ClientClosed, InvalidRequest, QuorumTimeout, Unauthorized
 from tests.unit.api.client.conftest import PATIENCE_S, Site
 

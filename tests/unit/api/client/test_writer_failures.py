@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from rollbook.api.client.batches import Batch, Submission
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Block
+from rollbook.logservice import messages as words
+from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import OwnerEpoch
-from rollbook.logservice.words import AppendResult
+from rollbook.logservice.messages import AppendResult
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import (
     ClientClosed,

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.sessions import IDLE_S

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.api.access.doorkeeper import Doorkeeper
+from rollbook.api.access.authenticator import Doorkeeper
 from tests.rest import browser
 from tests.unit.api.dashboard.test_app import HERE, SCREENS, Site
 from tests.unit.api.rest.fake_cluster import a_bookie

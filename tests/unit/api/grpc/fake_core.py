@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollbook.logservice import log_config, words
-from rollbook.logservice.core.block import CEILING, Block, check_block, stamped
+from rollbook.logservice import log_config, messages
+from rollbook.logservice.core.record_block import CEILING, Block, check_block, stamped
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
     NO_WRITER_YET,
@@ -51,7 +51,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import EntryId, LedgerId
 
-Ack = words.AppendAck
+Ack = messages.AppendAck
 _FIRST_OWNER = OwnerEpoch(1)
 
 
@@ -72,11 +72,11 @@ class FakeLog:
     blocks: list[bytes] = field(default_factory=list)
     segments: int = 1
     producers: dict[bytes, tuple[int, dict[int, Ack]]] = field(default_factory=dict)
-    cursors: dict[str, words.Cursor] = field(default_factory=dict)
+    cursors: dict[str, messages.Cursor] = field(default_factory=dict)
     owner: str = ""  # The address of its server; empty: whoever is asked.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def append(self, data: bytes, condition: words.Condition | None) -> Ack:
+    def append(self, data: bytes, condition: messages.Condition | None) -> Ack:
         info = check_block(data, CEILING)
         producer = info.producer
         if producer:
@@ -109,7 +109,7 @@ class FakeLog:
         self.tell()
         return ack
 
-    def _check(self, condition: words.Condition | None) -> None:
+    def _check(self, condition: messages.Condition | None) -> None:
         if self.is_sealed:
             raise LogSealed(tail=self.tail)
         if condition is None:
@@ -205,12 +205,14 @@ class FakeStream:
         self._core = core
         self._logs: dict[int, tuple[LogName, bool]] = {}
         self._failed: dict[int, int] = {}
-        self._results: deque[words.AppendResult] = deque()
-        self._refusals: list[words.AppendResult] = []
+        self._results: deque[messages.AppendResult] = deque()
+        self._refusals: list[messages.AppendResult] = []
         self._told = asyncio.Event()
         self.is_closed = False
 
-    def submit(self, binds: Sequence[words.Bind], appends: Sequence[words.StreamAppend]) -> None:
+    def submit(
+        self, binds: Sequence[messages.Bind], appends: Sequence[messages.StreamAppend]
+    ) -> None:
         for bind in binds:
             self._logs[bind.ref] = (bind.log, bind.is_ordered)
             self._failed.pop(bind.ref, None)
@@ -220,7 +222,7 @@ class FakeStream:
             self._results.append(self._decide(append))
         self._told.set()
 
-    def _decide(self, append: words.StreamAppend) -> words.AppendResult:
+    def _decide(self, append: messages.StreamAppend) -> messages.AppendResult:
         name, is_ordered = self._logs[append.ref]
         try:
             if append.ref in self._failed:
@@ -230,24 +232,24 @@ class FakeStream:
         except RollbookError as error:
             if is_ordered:
                 self._failed.setdefault(append.ref, append.number)
-            return words.AppendResult(append.number, error=error)
-        return words.AppendResult(append.number, ack=ack)
+            return messages.AppendResult(append.number, error=error)
+        return messages.AppendResult(append.number, ack=ack)
 
     async def ready(self) -> None:
         while len(self._results) > self.WINDOW:
             await asyncio.sleep(0.001)
 
-    def tell(self, results: Sequence[words.AppendResult]) -> None:
+    def tell(self, results: Sequence[messages.AppendResult]) -> None:
         self._refusals += results
         self._told.set()
 
-    async def results(self) -> Sequence[words.AppendResult]:
+    async def results(self) -> Sequence[messages.AppendResult]:
         while not (found := self._take()):
             self._told.clear()
             await self._core.pause(self._told)
         return found
 
-    def _take(self) -> list[words.AppendResult]:
+    def _take(self) -> list[messages.AppendResult]:
         found, self._refusals = self._refusals, []
         if "append_stream" not in self._core.holds:
             found += self._results
@@ -268,7 +270,9 @@ class FakeCore:
         self.holds: set[str] = set()  # Methods that do not answer.
         self.asked: list[Any] = []
         self.streams: list[FakeStream] = []
-        self.events: Callable[[words.ReadStream], AsyncIterator[words.ReadEvent]] | None = None
+        self.events: Callable[[messages.ReadStream], AsyncIterator[messages.ReadEvent]] | None = (
+            None
+        )
         self.readers = 0
         self._released = asyncio.Event()
 
@@ -303,7 +307,7 @@ class FakeCore:
 
     # --- LogService ---------------------------------------------------------------------------
 
-    async def append(self, request: words.Append, due: float) -> Ack:
+    async def append(self, request: messages.Append, due: float) -> Ack:
         await self._asked("append", request)
         return self.owned(request.log).append(request.block, request.condition)
 
@@ -312,15 +316,15 @@ class FakeCore:
         self.streams.append(FakeStream(self))
         return self.streams[-1]
 
-    async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
+    async def read(self, request: messages.Read, due: float) -> messages.ReadAnswer:
         await self._asked("read", request)
         log = self.cluster.log(request.log)
         start = log.offset_of(request.start)
         blocks, end = log.blocks_from(start, request.bytes_max)
         end = Offset(min(end, start + request.records_max))
-        return words.ReadAnswer(blocks, start, end, log.head, log.tail, log.is_sealed)
+        return messages.ReadAnswer(blocks, start, end, log.head, log.tail, log.is_sealed)
 
-    async def read_stream(self, request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+    async def read_stream(self, request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
         await self._asked("read_stream", request)
         self.readers += 1
         try:
@@ -330,7 +334,7 @@ class FakeCore:
         finally:
             self.readers -= 1
 
-    async def _follow(self, request: words.ReadStream) -> AsyncIterator[words.ReadEvent]:
+    async def _follow(self, request: messages.ReadStream) -> AsyncIterator[messages.ReadEvent]:
         log = self.cluster.log(request.log)
         position = log.offset_of(request.start)
         if position > log.tail:
@@ -339,52 +343,54 @@ class FakeCore:
         if is_before and not isinstance(request.start, Earliest):
             raise InvalidRequest("it would end before it begins")
         stop = request.until_offset
-        if request.at_tail is not words.AtTail.FOLLOW:
+        if request.at_tail is not messages.AtTail.FOLLOW:
             stop = log.tail if stop is None else min(stop, log.tail)
             lag = log.tail - position
-            yield words.Progress(position, log.head, log.tail, lag, 0, 0, words.WaitsFor.FETCHING)
-        if position < log.head and request.on_truncated is words.OnTruncated.SKIP:
-            yield words.Gap(words.GapKind.TRUNCATED, position, log.head)
+            yield messages.Progress(
+                position, log.head, log.tail, lag, 0, 0, messages.WaitsFor.FETCHING
+            )
+        if position < log.head and request.on_truncated is messages.OnTruncated.SKIP:
+            yield messages.Gap(messages.GapKind.TRUNCATED, position, log.head)
             position = log.head
         was_caught_up = False
         while True:
             changed = log.changed
             if stop is not None and position >= stop:
-                yield words.Stopped(position)
+                yield messages.Stopped(position)
                 return
             blocks, end = log.blocks_from(position, 1 << 18)
             if blocks:
                 if stop is not None and stop < end:
                     end = stop
                     blocks = tuple(each for each in blocks if Block(each).base_offset < end)
-                yield words.Records(blocks, position, end)
+                yield messages.Records(blocks, position, end)
                 position, was_caught_up = end, False
             elif log.is_sealed:
-                yield words.Sealed(log.tail)
+                yield messages.Sealed(log.tail)
                 return
             elif not was_caught_up:
-                yield words.CaughtUp(log.tail)
+                yield messages.CaughtUp(log.tail)
                 was_caught_up = True
             else:
                 try:
                     async with asyncio.timeout(request.heartbeat_ms / 1000):
                         await changed.wait()
                 except TimeoutError:
-                    yield words.Progress(
-                        position, log.head, log.tail, 0, 0, 0, words.WaitsFor.NOTHING
+                    yield messages.Progress(
+                        position, log.head, log.tail, 0, 0, 0, messages.WaitsFor.NOTHING
                     )
 
-    async def get_tail(self, request: words.GetTail, due: float) -> words.LogTail:
+    async def get_tail(self, request: messages.GetTail, due: float) -> messages.LogTail:
         await self._asked("get_tail", request)
         return self._tail(self.cluster.log(request.log))
 
-    def _tail(self, log: FakeLog) -> words.LogTail:
+    def _tail(self, log: FakeLog) -> messages.LogTail:
         time = 999 + len(log.blocks) if log.blocks else 0
-        return words.LogTail(
+        return messages.LogTail(
             log.head, log.tail, log.is_sealed, time, log.owner or self.address, log.owner_epoch
         )
 
-    async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[words.LogTail]:
+    async def watch_tail(self, request: messages.WatchTail) -> AsyncIterator[messages.LogTail]:
         await self._asked("watch_tail", request)
         log = self.cluster.log(request.log)
         while True:
@@ -392,13 +398,13 @@ class FakeCore:
             yield self._tail(log)
             await changed.wait()
 
-    async def watch_tails(self, request: "words.WatchTails") -> "AsyncIterator[words.Tails]":
+    async def watch_tails(self, request: "messages.WatchTails") -> "AsyncIterator[messages.Tails]":
         """The logs of which this server is the owner, or that nobody owns if it is the first one."""
         await self._asked("watch_tails", request)
         # Here, and annotations as text: regressions run beside products that lack these.
         from rollbook.logservice.core.log_tails import Scope
 
-        scope, sent = Scope.of(request), dict[LogName, words.TailOfLog]()
+        scope, sent = Scope.of(request), dict[LogName, messages.TailOfLog]()
         while True:
             changed = self.cluster.changed
             self.fail("watch_tails_later")
@@ -410,23 +416,23 @@ class FakeCore:
             news = tuple(tail for name, tail in ours.items() if sent.get(name) != tail)
             gone = tuple(name for name in sent if name not in ours)
             sent = ours
-            yield words.Tails(news, gone, True, tuple(self.cluster.addresses.values()))
+            yield messages.Tails(news, gone, True, tuple(self.cluster.addresses.values()))
             await changed.wait()
 
-    def _tail_of_log(self, log: FakeLog) -> words.TailOfLog:
+    def _tail_of_log(self, log: FakeLog) -> messages.TailOfLog:
         tail = self._tail(log)
-        return words.TailOfLog(
+        return messages.TailOfLog(
             *(log.name, log.head, log.tail, log.is_sealed, tail.timestamp_us, f"uid of {log.name}"),
             *(True, tail.owner, log.owner_epoch),
         )
 
-    async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
+    async def find_offset(self, request: messages.FindOffset, due: float) -> messages.FoundOffset:
         await self._asked("find_offset", request)
         log = self.cluster.log(request.log)
         offset = log.offset_of(request.position)
-        return words.FoundOffset(offset, log.head, max(log.tail, offset), request.uid)
+        return messages.FoundOffset(offset, log.head, max(log.tail, offset), request.uid)
 
-    async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
+    async def truncate(self, request: messages.Truncate, due: float) -> messages.TruncateAnswer:
         await self._asked("truncate", request)
         log = self.owned(request.log)
         old, new = log.head, Offset(max(log.offset_of(request.before), log.head))
@@ -436,65 +442,67 @@ class FakeCore:
         if not request.dry_run:
             log.head = new
             log.tell()
-        return words.TruncateAnswer(old, new, new - old, (SegmentId(0),), 10, 20, guards)
+        return messages.TruncateAnswer(old, new, new - old, (SegmentId(0),), 10, 20, guards)
 
-    async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
+    async def seal(self, request: messages.Seal, due: float) -> messages.SealAnswer:
         await self._asked("seal", request)
         log = self.owned(request.log)
         if request.block is not None and not log.is_sealed:
             log.append(request.block, request.condition)
         log.is_sealed = True
         log.tell()
-        return words.SealAnswer(log.tail)
+        return messages.SealAnswer(log.tail)
 
-    async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
+    async def acquire_writer(
+        self, request: messages.AcquireWriter, due: float
+    ) -> messages.WriterGrant:
         await self._asked("acquire_writer", request)
         log = self.owned(request.log)
         is_his = log.holder in (request.holder, "")
         if request.attempt and request.attempt == log.attempt and is_his:
             if not log.holder:
                 raise log.stale()
-            return words.WriterGrant(log.writer_epoch, log.fence, log.holder, log.ttl_ms)
-        while log.holder and request.mode is not words.AcquireMode.STEAL:
-            if request.mode is words.AcquireMode.FAIL:
+            return messages.WriterGrant(log.writer_epoch, log.fence, log.holder, log.ttl_ms)
+        while log.holder and request.mode is not messages.AcquireMode.STEAL:
+            if request.mode is messages.AcquireMode.FAIL:
                 raise WriterHeld(holder=log.holder)
             await log.changed.wait()
         log.writer_epoch = WriterEpoch(log.writer_epoch + 1)
         log.holder, log.fence, log.attempt = request.holder, log.tail, request.attempt
         log.ttl_ms = request.ttl_ms
-        return words.WriterGrant(log.writer_epoch, log.tail, request.holder, request.ttl_ms)
+        return messages.WriterGrant(log.writer_epoch, log.tail, request.holder, request.ttl_ms)
 
-    async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
+    async def renew_writer(self, request: messages.RenewWriter, due: float) -> messages.WriterGrant:
         await self._asked("renew_writer", request)
         log = self.owned(request.log)
         if request.writer_epoch != log.writer_epoch:
             raise log.stale()
-        return words.WriterGrant(log.writer_epoch, log.tail, log.holder, 0)
+        return messages.WriterGrant(log.writer_epoch, log.tail, log.holder, 0)
 
-    async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
+    async def release_writer(self, request: messages.ReleaseWriter, due: float) -> messages.Done:
         await self._asked("release_writer", request)
         log = self.owned(request.log)
         if request.writer_epoch == log.writer_epoch:
             log.holder = ""
             log.tell()
-        return words.Done()
+        return messages.Done()
 
     # --- CursorService ------------------------------------------------------------------------
 
-    async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
+    async def get_cursor(self, request: messages.GetCursor, due: float) -> messages.Cursor:
         await self._asked("get_cursor", request)
         if found := self.cluster.log(request.log).cursors.get(request.name):
             return found
         raise NoSuchCursor(name=request.name)
 
-    async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
+    async def commit_cursor(self, request: messages.CommitCursor, due: float) -> messages.Cursor:
         await self._asked("commit_cursor", request)
         log = self.cluster.log(request.log)
         old = log.cursors.get(request.name)
-        version = words.NO_CURSOR if old is None else old.version
+        version = messages.NO_CURSOR if old is None else old.version
         if request.expected_version not in (None, version):
             raise MetadataConflict(version=version)
-        log.cursors[request.name] = words.Cursor(
+        log.cursors[request.name] = messages.Cursor(
             request.name,
             request.offset,
             version + 1,
@@ -506,22 +514,22 @@ class FakeCore:
         )
         return log.cursors[request.name]
 
-    async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
+    async def list_cursors(self, request: messages.ListCursors, due: float) -> messages.Cursors:
         await self._asked("list_cursors", request)
         cursors = self.cluster.log(request.log).cursors
         names = sorted(name for name in cursors if name > request.start_after)
         page = names[: request.limit]
         more = page[-1] if len(page) < len(names) else ""
-        return words.Cursors(tuple(cursors[name] for name in page), more)
+        return messages.Cursors(tuple(cursors[name] for name in page), more)
 
-    async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
+    async def delete_cursor(self, request: messages.DeleteCursor, due: float) -> messages.Done:
         await self._asked("delete_cursor", request)
         self.cluster.log(request.log).cursors.pop(request.name, None)
-        return words.Done()
+        return messages.Done()
 
     # --- LogAdmin -----------------------------------------------------------------------------
 
-    async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
+    async def ensure_log(self, request: messages.EnsureLog, due: float) -> messages.LogState:
         await self._asked("ensure_log", request)
         found = self.cluster.logs.get(request.log)
         default, config = self.cluster.default, request.config
@@ -533,11 +541,11 @@ class FakeCore:
         log = found or self.cluster.make(str(request.log), wanted)
         return self._state(log, was_created=found is None)
 
-    async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
+    async def get_log(self, request: messages.GetLog, due: float) -> messages.LogState:
         await self._asked("get_log", request)
         return self._state(self.cluster.log(request.log))
 
-    async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
+    async def update_log(self, request: messages.UpdateLog, due: float) -> messages.LogState:
         await self._asked("update_log", request)
         log = self.cluster.log(request.log)
         if request.etag not in ("", str(log.etag)):
@@ -546,8 +554,8 @@ class FakeCore:
         log.etag += 1
         return self._state(log)
 
-    def _state(self, log: FakeLog, *, was_created: bool = False) -> words.LogState:
-        return words.LogState(
+    def _state(self, log: FakeLog, *, was_created: bool = False) -> messages.LogState:
+        return messages.LogState(
             log=log.name,
             config=log.config,
             etag=str(log.etag),
@@ -565,7 +573,7 @@ class FakeCore:
             segments=log.segments,
         )
 
-    async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
+    async def list_logs(self, request: messages.ListLogs, due: float) -> messages.LogNames:
         await self._asked("list_logs", request)
         names = sorted(
             name
@@ -575,78 +583,78 @@ class FakeCore:
             and str(name) > request.start_after
         )
         page = tuple(names[: request.limit])
-        return words.LogNames(page, str(page[-1]) if len(names) > len(page) else "")
+        return messages.LogNames(page, str(page[-1]) if len(names) > len(page) else "")
 
-    async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
+    async def delete_log(self, request: messages.DeleteLog, due: float) -> messages.DeleteLogAnswer:
         await self._asked("delete_log", request)
         self.cluster.log(request.log)
         del self.cluster.logs[request.log]
-        return words.DeleteLogAnswer(request.grace_ms or 0)
+        return messages.DeleteLogAnswer(request.grace_ms or 0)
 
-    async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
+    async def roll_log(self, request: messages.RollLog, due: float) -> messages.RollLogAnswer:
         await self._asked("roll_log", request)
         log = self.owned(request.log)
         log.segments += 1
-        return words.RollLogAnswer(SegmentId(log.segments - 1))
+        return messages.RollLogAnswer(SegmentId(log.segments - 1))
 
-    async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
+    async def list_segments(self, request: messages.ListSegments, due: float) -> messages.Segments:
         await self._asked("list_segments", request)
         log = self.cluster.log(request.log)
-        view = words.SegmentView(
-            *(SegmentId(0), LedgerId(7), words.SegmentState.OPEN, Offset(0), None),
+        view = messages.SegmentView(
+            *(SegmentId(0), LedgerId(7), messages.SegmentState.OPEN, Offset(0), None),
             *(5, 0, 0, 0, f"{log.name} was made"),
         )
-        return words.Segments((view,), None)
+        return messages.Segments((view,), None)
 
-    async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
+    async def get_journal(self, request: messages.GetJournal, due: float) -> messages.Journal:
         await self._asked("get_journal", request)
         self.cluster.log(request.log)
-        event = words.JournalEvent(
+        event = messages.JournalEvent(
             5, "log_opened", "a~1", OwnerEpoch(1), "it was made", {"ledger_id": "7"}
         )
-        return words.Journal((event,))
+        return messages.Journal((event,))
 
-    async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
+    async def get_limits(self, request: messages.GetLimits, due: float) -> messages.ServiceLimits:
         await self._asked("get_limits", request)
-        return words.ServiceLimits(1 << 20, 4 << 20, 4 << 20, 10_000, 8 << 20, 8 << 20, 4096)
+        return messages.ServiceLimits(1 << 20, 4 << 20, 4 << 20, 10_000, 8 << 20, 8 << 20, 4096)
 
     # --- ClusterService -----------------------------------------------------------------------
 
-    async def lookup(self, request: words.Lookup, due: float) -> words.LogOwners:
+    async def lookup(self, request: messages.Lookup, due: float) -> messages.LogOwners:
         await self._asked("lookup", request)
         found = [self.cluster.logs[name] for name in request.logs if name in self.cluster.logs]
-        return words.LogOwners(
+        return messages.LogOwners(
             tuple(
-                words.LogOwner(log.name, log.owner or self.address, log.owner_epoch, True)
+                messages.LogOwner(log.name, log.owner or self.address, log.owner_epoch, True)
                 for log in found
             )
         )
 
-    async def list_servers(self, request: words.ListServers, due: float) -> words.Servers:
+    async def list_servers(self, request: messages.ListServers, due: float) -> messages.Servers:
         await self._asked("list_servers", request)
-        return words.Servers(
+        return messages.Servers(
             tuple(
-                words.ServerView(
-                    *(ServerId(name), address, words.ServerState.SERVING, "0.1", 5),
+                messages.ServerView(
+                    *(ServerId(name), address, messages.ServerState.SERVING, "0.1", 5),
                     len(self.cluster.logs),
                 )
                 for name, address in sorted(self.cluster.addresses.items())
             )
         )
 
-    async def transfer_log(self, request: words.TransferLog, due: float) -> words.LogOwner:
+    async def transfer_log(self, request: messages.TransferLog, due: float) -> messages.LogOwner:
         await self._asked("transfer_log", request)
         log = self.owned(request.log)
         if request.to not in self.cluster.addresses:
             raise NoSuchServer(server=request.to)
         log.owner = self.cluster.addresses[request.to]
         log.owner_epoch = OwnerEpoch(log.owner_epoch + 1)
-        return words.LogOwner(log.name, log.owner, log.owner_epoch, False)
+        return messages.LogOwner(log.name, log.owner, log.owner_epoch, False)
 
-    async def get_outage(self, request: words.GetOutage, due: float) -> words.Outage:
+    async def get_outage(self, request: messages.GetOutage, due: float) -> messages.Outage:
         await self._asked("get_outage", request)
-        obstacle = words.Obstacle(words.ObstacleKind.BOOKIE, "bk-2", 5, "does not answer")
-        return words.Outage((obstacle,), "bookie bk-2 does not answer", "start bookie bk-2")
+        obstacle = messages.Obstacle(messages.ObstacleKind.BOOKIE, "bk-2", 5, "does not answer")
+        return messages.Outage((obstacle,), "bookie bk-2 does not answer", "start bookie bk-2")
 
     def on_waiting(self) -> None:
         pass
@@ -654,17 +662,17 @@ class FakeCore:
     def explained(self, error: RollbookError) -> RollbookError:
         return error
 
-    async def drain_server(self, request: words.DrainServer, due: float) -> words.DrainAnswer:
+    async def drain_server(self, request: messages.DrainServer, due: float) -> messages.DrainAnswer:
         await self._asked("drain_server", request)
-        return words.DrainAnswer(0 if request.resume else len(self.cluster.logs))
+        return messages.DrainAnswer(0 if request.resume else len(self.cluster.logs))
 
     async def get_server_stats(
-        self, request: words.GetServerStats, due: float
-    ) -> words.ServerStats:
+        self, request: messages.GetServerStats, due: float
+    ) -> messages.ServerStats:
         await self._asked("get_server_stats", request)
-        return words.ServerStats(ServerId(f"{self.server}~1"), {"appends_total": 3.0})
+        return messages.ServerStats(ServerId(f"{self.server}~1"), {"appends_total": 3.0})
 
 
-def conforms(core: FakeCore) -> words.ServiceCore:
+def conforms(core: FakeCore) -> messages.ServiceCore:
     """The type checker says so."""
     return core

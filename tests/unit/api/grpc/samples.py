@@ -6,10 +6,10 @@ from enum import Enum
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import AtOffset, CursorName, LogName, Offset, Position
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
-from rollbook.logservice.words import Append, Seal
+from rollbook.logservice.messages import Append, Seal
 from rollbook.proto.errors import OffsetMismatch, RollbookError
 from rollbook.proto.quorum import Quorum
 

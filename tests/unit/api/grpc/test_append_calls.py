@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 
 from rollbook.api.grpc.append_calls import serve_append_stream
-from rollbook.logservice.core.block import Codec, pack_block
-from rollbook.logservice.words import AppendResult, Bind, StreamAppend
+from rollbook.logservice.core.record_block import Codec, pack_block
+from rollbook.logservice.messages import AppendResult, Bind, StreamAppend
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.v1 import log_pb2
 

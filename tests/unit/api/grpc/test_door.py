@@ -11,11 +11,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.plain_records import request_word
 from rollbook.api.grpc.server import GrpcServer
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.api.grpc.unframed_records import request_word
+from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import Append
+from rollbook.logservice.messages import Append
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.v1 import admin_pb2, error_pb2, log_pb2

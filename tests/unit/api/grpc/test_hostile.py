@@ -14,12 +14,12 @@ import pytest
 
 from rollbook.api.grpc import server as server_module
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.methods import MESSAGE_BYTES_MAX, METHODS, Kind
+from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.server import CALLS_OF_ONE_MAX, GrpcServer
 from rollbook.api.grpc.status import error_of_call
-from rollbook.api.grpc.translation import pack
-from rollbook.logservice.core.block import pack_block
-from rollbook.logservice.words import Append, ReadEvent, Records
+from rollbook.api.methods import MESSAGE_BYTES_MAX, METHODS, Kind
+from rollbook.logservice.core.record_block import pack_block
+from rollbook.logservice.messages import Append, ReadEvent, Records
 from rollbook.proto.errors import (
     BadChecksum,
     EntryTooLarge,
@@ -201,7 +201,7 @@ async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.Monk
             quiet = quiet + 1 if told == before else 0
             assert told <= 8 * 24
     assert core.readers == 8
-    monkeypatch.setattr("rollbook.api.grpc.calls._TAKING_S", 0.05)
+    monkeypatch.setattr("rollbook.api.grpc.handlers._TAKING_S", 0.05)
     before = told
     calls.append(channel.unary_stream(path)(request))
     async with asyncio.timeout(30):  # He is let in, told what he takes, and put out.

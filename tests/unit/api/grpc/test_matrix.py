@@ -7,15 +7,15 @@ from typing import Any
 import grpc
 import pytest
 
-from rollbook.api.client.append_line import AppendLine
+from rollbook.api.client.append_stream import AppendLine
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
-from rollbook.api.grpc.methods import METHODS, Kind, Method, late
+from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import detail_of, error_of, error_of_call, failure_of
-from rollbook.api.grpc.translation import pack
-from rollbook.logservice.core.block import pack_block
-from rollbook.logservice.words import AppendAck
+from rollbook.api.methods import METHODS, Kind, Method, late
+from rollbook.logservice.core.record_block import pack_block
+from rollbook.logservice.messages import AppendAck
 from rollbook.proto import errors
 from rollbook.proto.errors import Outcome, RollbookError, every_error
 from rollbook.proto.ports import Address

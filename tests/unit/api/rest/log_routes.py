@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
-from rollbook.api.access.doorkeeper import CALLER, anybody
-from rollbook.api.access.guarded import Guarded
-from rollbook.api.rest.door import Door
-from rollbook.api.rest.logs import make_app
+from rollbook.api.access.authenticator import CALLER, anybody
+from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.rest.log_app import make_app
+from rollbook.api.rest.owner_routing import Door
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer
 

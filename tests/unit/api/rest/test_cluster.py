@@ -12,9 +12,9 @@ import pytest
 import structlog
 
 from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.grants import Duty, Grants
 from rollbook.api.access.core.principals import digest_of
-from rollbook.api.access.doorkeeper import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.rest import cluster as module
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app

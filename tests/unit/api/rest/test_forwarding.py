@@ -9,12 +9,12 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.rest import forwarding
 from rollbook.api.rest.forwarding import GrpcPeers
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.ports import Address
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
-TAIL = words.GetTail(LogName("ns", "log"))
+TAIL = messages.GetTail(LogName("ns", "log"))
 
 
 class Counted(Channels):
@@ -45,9 +45,9 @@ async def test_what_was_shown_before_is_closed_once_when_nobody_asks_over_it(
     seen = 0
     peers = GrpcPeers(lambda: Security(token=f"token {seen}"), lambda: seen)
 
-    async def ask() -> words.LogTail:
+    async def ask() -> messages.LogTail:
         due = asyncio.get_running_loop().time() + 30
-        found: words.LogTail = await peers.ask(TAIL, str(server.address), due)
+        found: messages.LogTail = await peers.ask(TAIL, str(server.address), due)
         return found
 
     async with asyncio.timeout(30):

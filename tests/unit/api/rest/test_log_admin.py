@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.grpc.methods import METHODS, Kind
-from rollbook.api.rest.json_words import example_of, from_json, schema_of, to_json
+from rollbook.api.methods import METHODS, Kind
+from rollbook.api.rest.json_codec import example_of, from_json, schema_of, to_json
+from rollbook.api.rest.log_app import make_app
 from rollbook.api.rest.log_metrics import Shown
-from rollbook.api.rest.logs import make_app
-from rollbook.logservice import words
+from rollbook.logservice import messages
 from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import BadConfig, InvalidRequest, LogDeleted, MetadataUnavailable
@@ -128,7 +128,7 @@ async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.M
         there.core.cluster.make(f"many/log-{number:03}")
     under_way, most, found_before = 0, 0, there.core.get_log
 
-    async def counted(request: words.GetLog, due: float) -> words.LogState:
+    async def counted(request: messages.GetLog, due: float) -> messages.LogState:
         nonlocal under_way, most
         under_way, most = under_way + 1, max(most, under_way + 1)
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_a_log_that_cannot_be_told_hides_no_other(
     errors = {"log-1": MetadataUnavailable("no store"), "log-3": ValueError("a flaw")}
     found_before = there.core.get_log
 
-    async def failing(request: words.GetLog, due: float) -> words.LogState:
+    async def failing(request: messages.GetLog, due: float) -> messages.LogState:
         if (error := errors.get(request.log.name)) is not None:
             raise error
         return await found_before(request, due)
@@ -186,7 +186,7 @@ async def test_a_page_of_states_keeps_the_time_of_its_request(
     dues: list[float] = []
     found_before = there.core.get_log
 
-    async def stalled(request: words.GetLog, due: float) -> words.LogState:
+    async def stalled(request: messages.GetLog, due: float) -> messages.LogState:
         dues.append(due)
         if request.log.name == "log-05":
             await asyncio.Event().wait()
@@ -225,7 +225,7 @@ async def test_truncation(there: Site) -> None:
     await said(there, "PUT", f"{LOG}/cursors/c", {"offset": 4})
     plan = await said(there, "POST", f"{LOG}:truncate", {"before": "cursor:c", "dry_run": True})
     assert plan.json["new_head"] == 4
-    assert there.core.asked[-1] == words.Truncate(NAME, AtCursor(CursorName("c")), dry_run=True)
+    assert there.core.asked[-1] == messages.Truncate(NAME, AtCursor(CursorName("c")), dry_run=True)
     assert (await said(there, "POST", f"{LOG}:truncate", {"before": 4})).json["new_head"] == 4
     await said(there, "PUT", f"{LOG}/cursors/c", {"offset": 5, "is_protected": True})
     answer = await said(there, "POST", f"{LOG}:truncate", {"before": 6})
@@ -261,7 +261,7 @@ async def test_cursors(there: Site) -> None:
     assert (await said(there, "PUT", path, {"offset": 5}, **seen)).reason == "CONFLICT"
     assert [each["name"] for each in (await there.get(f"{LOG}/cursors")).json["cursors"]] == ["c"]
     assert (await there.ask("DELETE", path)).status == 204
-    assert there.core.asked[-1] == words.DeleteCursor(NAME, CursorName("c"))
+    assert there.core.asked[-1] == messages.DeleteCursor(NAME, CursorName("c"))
     for bad in ({"if-match": "x"}, {"if-none-match": "y"}, {"if-match": '"1"', **new}):
         assert (await said(there, "PUT", path, {"offset": 1}, **bad)).reason == "INVALID"
     for body in ({}, {"offset": "1"}, {"offset": 1, "blob_b64": "?"}, {"offset": 1, "name": "d"}):
@@ -273,9 +273,9 @@ async def test_the_cluster(there: Site) -> None:
     assert (server["server_id"], server["state"], server["url"]) == ("a", "serving", "")
     answer = await there.ask("POST", "/v1/servers/127.0.0.1:7400:drain")
     assert (answer.status, answer.json) == (202, {"logs_left": 1})
-    assert there.core.asked[-1] == words.DrainServer("127.0.0.1:7400")
+    assert there.core.asked[-1] == messages.DrainServer("127.0.0.1:7400")
     await there.ask("POST", "/v1/servers/a~1:resume")
-    assert there.core.asked[-1] == words.DrainServer("a~1", resume=True)
+    assert there.core.asked[-1] == messages.DrainServer("a~1", resume=True)
     assert len((await there.get("/v1/owners?log=ns/log&log=ns/none")).json["owners"]) == 1
     assert (await there.get("/v1/owners")).reason == "INVALID"
     assert (await there.get("/v1/owners?log=../x")).reason == "INVALID"
@@ -358,7 +358,7 @@ def every_word() -> Iterator[Any]:
 @pytest.mark.parametrize("is_full", [True, False])
 def test_every_word_and_back(word: Any, is_full: bool) -> None:
     said = sample(word, is_full=is_full)
-    if word in (words.Journal, words.ServerStats):  # They hold what no request says.
+    if word in (messages.Journal, messages.ServerStats):  # They hold what no request says.
         json.dumps(to_json(said))
         return
     assert from_json(json.loads(json.dumps(to_json(said))), word) == said
@@ -374,8 +374,8 @@ def test_every_example_is_of_its_schema(word: Any) -> None:
 def test_what_a_client_says_is_checked_by_name() -> None:
     good = {"offset": 1}
     given = {"log": NAME, "name": CursorName("c"), "expected_version": None}
-    word = words.CommitCursor(NAME, CursorName("c"), Offset(1))
-    assert from_json(good, words.CommitCursor, **given) == word
+    word = messages.CommitCursor(NAME, CursorName("c"), Offset(1))
+    assert from_json(good, messages.CommitCursor, **given) == word
     for bad, text in (
         ({}, "offset is missing"),
         ({"offset": "1"}, "offset: an integer is wanted, not a string"),
@@ -385,7 +385,7 @@ def test_what_a_client_says_is_checked_by_name() -> None:
         ([], "not an array"),
     ):
         with pytest.raises(InvalidRequest, match=text.replace("[", r"\[")):
-            from_json(bad, words.CommitCursor, **given)
+            from_json(bad, messages.CommitCursor, **given)
     with pytest.raises(BadConfig):
         from_json({"roll_entries": 1}, LogConfig)
 

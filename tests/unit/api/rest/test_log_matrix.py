@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from rollbook.api.grpc.methods import METHODS, Kind
-from rollbook.logservice.core.block import Block, pack_block
+from rollbook.api.methods import METHODS, Kind
+from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto import errors
 from rollbook.proto.errors import NotOwner, RollbookError, every_error
@@ -143,7 +143,7 @@ async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answ
 
 async def test_the_owner_is_asked_by_the_server_if_that_is_wanted() -> None:
     from rollbook.logservice.ids import SegmentId
-    from rollbook.logservice.words import RollLog, RollLogAnswer
+    from rollbook.logservice.messages import RollLog, RollLogAnswer
 
     done = RollLogAnswer(SegmentId(3))
     for known in ("", "http://b:7480"):

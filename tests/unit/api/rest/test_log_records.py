@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from rollbook.api.access.doorkeeper import Doorkeeper, anybody
-from rollbook.api.rest import following
+from rollbook.api.access.authenticator import Doorkeeper, anybody
+from rollbook.api.rest import event_streams
+from rollbook.api.rest.reader_turns import Turns
 from rollbook.api.rest.record_json import (
     NDJSON as NDJSON_TYPE,
 )
@@ -31,12 +32,11 @@ from rollbook.api.rest.record_json import (
     record_json,
     records_json,
 )
-from rollbook.api.rest.shared_room import Turns
-from rollbook.logservice import words
-from rollbook.logservice.core.block import Block, Record, pack_block
+from rollbook.logservice import messages as words
+from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset, ProducerRef
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
-from rollbook.logservice.words import Records
+from rollbook.logservice.messages import Records
 from rollbook.proto.errors import EntryTooLarge
 from tests.unit.api.grpc.fake_core import FakeLog
 from tests.unit.api.rest import log_routes
@@ -640,7 +640,7 @@ async def test_whoever_hangs_up_keeps_no_reader(there: Site) -> None:
 async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     for start in range(0, 300, 30):
         log_of(there).append(pack_block([b"%d" % n * 300 for n in range(start, start + 30)]), None)
     heard: list[int] = []
@@ -672,7 +672,7 @@ async def test_a_range_that_a_gap_went_beyond_ends_there(
     assert events_in(answer.body)[1:] == end
     answer = await there.get(asked, **SSE, **{"last-event-id": "9"})
     assert (answer.status, answer.body) == (204, b"")  # So that browsers come no more.
-    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     async with there.open("GET", asked, b"", **SSE) as stream:
         stream.may_send.clear()
         while not there.core.asked or there.core.readers:  # Until it is given back.
@@ -704,7 +704,7 @@ async def test_where_a_log_ends_is_asked_once(
                 stream_of_one[0].may_send.clear()
             yield event
 
-    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(there.core, "events", told_twice)
     asked = f"{RECORDS}?from=0&at_tail={at_tail}"
     async with there.open("GET", asked, b"", **SSE) as stream:
@@ -804,7 +804,7 @@ async def test_whoever_fell_behind_resumes_where_he_stands(
     there: Site, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
 ) -> None:
     """And not at the tail, which he has yet to reach: told nothing for a while, or hung up on."""
-    monkeypatch.setattr(following, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     stream_of_one: list[Stream] = []
     starts: list[Any] = []
 
@@ -889,7 +889,7 @@ def test_a_piece_is_small_or_one_record() -> None:
     sizes = [1, 10, 10_000, 20_000, 100_000, 5, 5]
     block = pack_block([b"x" * size for size in sizes])
     records = Records((block,), Offset(1), Offset(6))
-    told = list(following.told(records, Encoding.AUTO, Offset(1)))
+    told = list(event_streams.told(records, Encoding.AUTO, Offset(1)))
     offsets = [[r["offset"] for r in json.loads(each.facts)["records"]] for each in told]
     assert [offset for piece in offsets for offset in piece] == [1, 2, 3, 4, 5]
     assert [each.next_offset for each in told] == [piece[-1] + 1 for piece in offsets]

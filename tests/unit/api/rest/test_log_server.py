@@ -13,11 +13,11 @@ from typing import Any
 import h11
 import pytest
 
-from rollbook.api.rest import line, untaken
+from rollbook.api.rest import admission_queue, response_backpressure
 from rollbook.api.rest import server as module
-from rollbook.api.rest.logs import RestServer
+from rollbook.api.rest.log_app import RestServer
 from rollbook.api.rest.server import Bounds, HttpConfig
-from rollbook.logservice.core.block import pack_block
+from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
@@ -200,7 +200,7 @@ async def unread_answers(there: There, count: int) -> AsyncIterator[list[asyncio
 async def test_large_answers_together_are_bounded(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(untaken, "_PATIENCE_S", 100)
+    monkeypatch.setattr(response_backpressure, "_PATIENCE_S", 100)
     async with unread_answers(there, 2):
         answer = await there.client.get(f"{LOG}/records")
         assert (answer.status, answer.reason) == (503, "OVERLOADED")
@@ -392,7 +392,7 @@ async def test_what_would_hold_up_everybody_is_not_read(there: There, bomb: str)
 @pytest.fixture
 async def begun(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[int]]:
     """In which round of the loop each request did, whatever the clock says."""
-    monkeypatch.setattr(line, "_REST_S", 3600)
+    monkeypatch.setattr(admission_queue, "_REST_S", 3600)
     monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 3600)
     found: list[int] = []
     served, loop = module.Guard.__call__, Loop()
@@ -453,18 +453,18 @@ async def test_who_was_answered_waits_for_nobody_who_has_just_come(
         for _ in range(2):
             writer.write(_HEAD + b"\r\n")
             assert (await reader.readuntil(b"OK\n")).startswith(b"HTTP/1.1 200")
-            monkeypatch.setattr(line.Line, "wait", lambda *_: asyncio.Event().wait())
+            monkeypatch.setattr(admission_queue.Line, "wait", lambda *_: asyncio.Event().wait())
         writer.close()
 
 
 async def test_however_many_come_at_once_none_waits_long_for_others(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "_REST_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(admission_queue, "_REST_S", 2 * DEADLINE_S)
     monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 0.001)
-    endless = line.Line(10**9)
+    endless = admission_queue.Line(10**9)
     await endless.wait()
-    monkeypatch.setattr(line.Line, "wait", endless.wait)
+    monkeypatch.setattr(admission_queue.Line, "wait", endless.wait)
     assert (await there.client.get("/healthz")).status == 200
 
 
@@ -645,11 +645,11 @@ async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
 ) -> None:
     told: asyncio.Queue[float] = asyncio.Queue()
 
-    async def wait(_: line.Line, patience_s: float) -> None:
+    async def wait(_: admission_queue.Line, patience_s: float) -> None:
         told.put_nowait(patience_s)
         await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(line.Line, "wait", wait)
+    monkeypatch.setattr(admission_queue.Line, "wait", wait)
     monkeypatch.setattr(module._Connection, "_first_may_wait_s", 600.0)
     _, writer = await asyncio.open_connection(*_place(there))
     left_s = []
@@ -673,7 +673,7 @@ async def _in_line_for_ever(
         in_line.release()
         await asyncio.Event().wait()
 
-    patch.setattr(line.Line, "wait", wait)
+    patch.setattr(admission_queue.Line, "wait", wait)
     async with asyncio.timeout(DEADLINE_S):
         callers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
         for _, writer in callers:

@@ -11,7 +11,7 @@ from rollbook.api.client.log import Log
 from rollbook.api.wal.aio import ExclusiveWriter, Term
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.logservice.words import AcquireWriter, WriterGrant
+from rollbook.logservice.messages import AcquireWriter, WriterGrant
 from rollbook.proto.errors import (
     BadConfig,
     ClientClosed,

@@ -17,7 +17,7 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.memtable import Memtable, Place
+from rollbook.bookie.core.journal_index import Memtable, Place
 from rollbook.proto.errors import TornRecord
 
 FILE_ID = b"i" * 16

@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from rollbook.bookie.core.garbage import Suspects
-from rollbook.bookie.core.memtable import IntArray
+from rollbook.bookie.core.journal_index import IntArray
 
 INTERVAL, QUARANTINE = 100, 1000
 

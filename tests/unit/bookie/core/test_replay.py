@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from rollbook.bookie.core import replay as replaying
-from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
-from rollbook.bookie.core.memtable import Memtable
-from rollbook.bookie.core.records import FILE_HEADER_BYTES, Kind, RecordReader, scan
+from rollbook.bookie.core.journal_index import Memtable
+from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, Kind, RecordReader, scan
 from rollbook.bookie.core.replay import replay
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.stored_adds import StoredAdds, StoredEntries
 
 FILE_ID = bytes(range(16))

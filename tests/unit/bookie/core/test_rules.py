@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from rollbook.bookie.core.adoption import Shape
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.control import Control, Operation, is_of_control, unpack_controls
-from rollbook.bookie.core.doubt import Doubts
+from rollbook.bookie.core.control_records import Control, Operation, is_of_control, unpack_controls
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
-from rollbook.bookie.core.records import (
+from rollbook.bookie.core.journal_adoption import Shape
+from rollbook.bookie.core.possible_losses import Doubts
+from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
     Kind,

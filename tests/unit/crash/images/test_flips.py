@@ -7,8 +7,8 @@ import pytest
 
 from rollbook.bookie import record_file
 from rollbook.bookie.core import replay as replay_module
-from rollbook.bookie.core.doubt import Doubts
-from rollbook.bookie.core.records import RecordReader
+from rollbook.bookie.core.possible_losses import Doubts
+from rollbook.bookie.core.record_format import RecordReader
 from rollbook.proto.errors import DataLost
 from rollbook.proto.wire.digest import DigestType
 from tests.crash.images.flips import KINDS, StoreAtRest, flip, open_at_rest

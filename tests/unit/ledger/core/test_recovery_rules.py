@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rollbook.ledger.core.coverage import LacSurvey
+from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.tail_search import Ask, TailSearch
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.quorum import Quorum

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from rollbook.logservice.core.block import Codec, Headers, pack_block, stamped
+from rollbook.logservice.core.record_block import Codec, Headers, pack_block, stamped
 from rollbook.logservice.ids import ProducerRef
 
 

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbook.logservice.core.block import (
+from rollbook.logservice.core.record_block import (
     CEILING,
     Block,
     Codec,

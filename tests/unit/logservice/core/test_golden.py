@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.logservice.core.block import CEILING, Block, Codec, check_block, pack_block, stamped
-from rollbook.logservice.core.control import (
+from rollbook.logservice.core.control_blocks import (
     Barrier,
     Control,
     Follows,
@@ -31,8 +30,16 @@ from rollbook.logservice.core.cursors import (
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
-from rollbook.logservice.core.memory import LogMemory
+from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.record_block import (
+    CEILING,
+    Block,
+    Codec,
+    check_block,
+    pack_block,
+    stamped,
+)
 from rollbook.logservice.ids import (
     CursorName,
     Offset,
@@ -43,7 +50,7 @@ from rollbook.logservice.ids import (
     WriterEpoch,
 )
 from rollbook.logservice.log_config import LogConfig, WriterMode
-from rollbook.logservice.words import Cursor
+from rollbook.logservice.messages import Cursor
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.quorum import Quorum
 from tests.unit.logservice.lists import closed, rolled

@@ -15,7 +15,7 @@ from rollbook.logservice.core.log_tails import (
 )
 from rollbook.logservice.ids import LogName, LogUid, Offset, OwnerEpoch, ServerId, ServerInfo
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.words import TailOfLog, Tails, WatchTails
+from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ids import LedgerId
 

@@ -4,17 +4,17 @@ import struct
 
 import pytest
 
-from rollbook.logservice.core.block import (
+from rollbook.logservice.core.read_bounds import cut_to_size
+from rollbook.logservice.core.record_block import (
     OPENED_BYTES_MAX,
     Codec,
     opened_bytes_of,
     opened_together,
     pack_block,
 )
-from rollbook.logservice.core.stopping import cut_to_size
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING
-from rollbook.logservice.words import Records
+from rollbook.logservice.messages import Records
 from tests.unit.logservice.core.blocks import stamped_at
 
 MIB = 1024 * 1024

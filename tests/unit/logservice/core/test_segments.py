@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from rollbook.logservice.core.block import Block, pack_block, stamped
-from rollbook.logservice.core.control import Barrier, Control, Follows, pack_control
+from rollbook.logservice.core.control_blocks import Barrier, Control, Follows, pack_control
 from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
+from rollbook.logservice.core.record_block import Block, pack_block, stamped
 from rollbook.logservice.core.segments import (
     AwaitOwner,
     AwaitRoll,

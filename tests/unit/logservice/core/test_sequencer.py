@@ -4,8 +4,7 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice.core.block import Block, BlockInfo, Codec, pack_block, stamped
-from rollbook.logservice.core.control import (
+from rollbook.logservice.core.control_blocks import (
     Control,
     Follows,
     Sealed,
@@ -14,11 +13,12 @@ from rollbook.logservice.core.control import (
     WriterReleased,
     pack_control,
 )
-from rollbook.logservice.core.memory import LogMemory, snapshot_in
+from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.record_block import Block, BlockInfo, Codec, pack_block, stamped
 from rollbook.logservice.core.sequencer import Place, Sequencer
 from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, OwnerEpoch, ProducerRef, WriterEpoch
-from rollbook.logservice.words import AcquireMode, Condition
+from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.proto.errors import (
     BadMetadata,
     BlockCorrupt,

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rollbook.proto.cluster import lost_replies
+from rollbook.proto.cluster import uncertain_writes
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
@@ -12,7 +12,7 @@ from tests.unit.proto.cluster.faulty import FaultyStore
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_replies, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(uncertain_writes, "_PAUSE_S", 0.0)
 
 
 @pytest.fixture

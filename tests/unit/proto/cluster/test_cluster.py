@@ -16,7 +16,7 @@ from rollbook.proto.cluster.cluster import (
     open_cluster,
     require_cluster,
 )
-from rollbook.proto.cluster.lost_replies import ensure_path
+from rollbook.proto.cluster.uncertain_writes import ensure_path
 from rollbook.proto.errors import (
     BadConfig,
     BadMetadata,

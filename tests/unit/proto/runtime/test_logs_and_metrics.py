@@ -44,11 +44,11 @@ def test_an_event_is_one_json_line_without_secrets() -> None:
 def test_a_library_logs_where_its_program_says(caplog: pytest.LogCaptureFixture) -> None:
     log_as_a_library()
     with caplog.at_level("WARNING", "rollbook"):
-        logger = structlog.get_logger("rollbook.ledger.bookies")
+        logger = structlog.get_logger("rollbook.ledger.bookie_pool")
         logger.info("not_shown")
         logger.warning("bookie_connection_lost", bookie="bk-1", password="canary")
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("rollbook.ledger.bookies", "WARNING")
+    assert (record.name, record.levelname) == ("rollbook.ledger.bookie_pool", "WARNING")
     assert record.getMessage() == "event='bookie_connection_lost' bookie='bk-1' password='***'"
     configure_logs(stream=io.StringIO())
     before = structlog.get_config()

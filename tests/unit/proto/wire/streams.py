@@ -9,7 +9,7 @@ from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.messages import Auth, BatchRead, Call, Read, ReadLac, Request, StartTls
-from rollbook.proto.wire.requests import Heard, Refused
+from rollbook.proto.wire.request_decoder import Heard, Refused
 
 PASSWORD: Final = b"secret"
 KEY: Final = ledger_key(PASSWORD)

@@ -9,11 +9,11 @@ import pytest
 
 from rollbook.proto.errors import LedgerFenced
 from rollbook.proto.ids import EntryId, LedgerId
-from rollbook.proto.wire import columns, v2_adds, v3, v3_adds
+from rollbook.proto.wire import frame_columns, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
 from rollbook.proto.wire.messages import AddReply, Operation
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.unit.proto.wire.streams import HeardAdd, flatten, packers
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def test_adds_cost_no_more_than_they_are_worth(
     """Alike but for what is looked at last, so that each of them promises a run of all that follow."""
     compared = Compared(monkeypatch)
     for module in (v2_adds, v3_adds):
-        for count in (columns.count_same, columns.count_int64s_on):
+        for count in (frame_columns.count_same, frame_columns.count_int64s_on):
             compared.counts(module, count)
     packer = packers(version, LedgerId(300), 20_000)[0]
     other = (-1 if is_refused else 301).to_bytes(8, signed=True)
@@ -197,7 +197,7 @@ def test_replies_cost_no_more_than_they_are_worth(
 ) -> None:
     """Likewise: entries count on, and ledgers come in turn."""
     compared = Compared(monkeypatch)
-    for count in (columns.count_varints_on, columns.varint_columns):
+    for count in (frame_columns.count_varints_on, frame_columns.varint_columns):
         compared.counts(v3_adds, count)
     ledgers = LedgerId(300), LedgerId(301)
     origin = v3.Origin(3, 9, Operation.ADD)

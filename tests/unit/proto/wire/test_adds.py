@@ -10,8 +10,8 @@ from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK, AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import Add, Operation, ReadReply
-from rollbook.proto.wire.replies import ReplyDecoder
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
 from rollbook.proto.wire.varint import pack_varint
 from tests.unit.proto.wire.streams import KEY, LEDGER, PASSWORD, packers

@@ -46,8 +46,8 @@ from rollbook.proto.wire.messages import (
     StartTlsReply,
     WriteLac,
 )
-from rollbook.proto.wire.replies import ReplyDecoder
-from rollbook.proto.wire.requests import RequestDecoder
+from rollbook.proto.wire.reply_decoder import ReplyDecoder
+from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.golden.bookkeeper import ENTRIES, ENTRY_LISTS, KEYS, V2_FRAMES, V3_FRAMES
 
 PASSWORD: Final = b"testPasswd"

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from rollbook.bookie.core.catalog import pack_ledger
-from rollbook.bookie.core.control import Control, Operation
+from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.proto.wire.bodies import join_bodies
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
+from rollbook.proto.wire.entry_batches import join_bodies
 from rollbook.proto.wire.messages import (
     AddReply,
     BatchRead,

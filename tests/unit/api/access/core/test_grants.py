@@ -12,15 +12,15 @@ from rollbook.api.access.core.grants import (
     visible_of,
 )
 from rollbook.api.access.refusals import refusal_of
-from rollbook.api.grpc.methods import METHODS, Kind
-from rollbook.logservice import words
+from rollbook.api.methods import METHODS, Kind
+from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset, OwnerEpoch
 from rollbook.proto.errors import BadConfig
 from tests.unit.api.grpc.samples import sample
 
 LOG = "ns/log"
 WORDS = [sample(method.request) for method in METHODS if method.kind is not Kind.APPEND_STREAM]
-WORDS.append(words.Bind(1, LogName("ns", "log"), True))
+WORDS.append(messages.Bind(1, LogName("ns", "log"), True))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_every_word_and_every_right(word: object) -> None:
 def test_tails_are_watched_only_where_something_is_visible() -> None:
     """G5: also where a prefix would have the server look at more."""
     log, other = LogName("ns", "log"), LogName("ns", "other")
-    asked = words.WatchTails((log, other), ("", "ns/o", "shop/"))
+    asked = messages.WatchTails((log, other), ("", "ns/o", "shop/"))
     for grants, logs, prefixes in (
         (EVERYTHING, (log, other), ("", "ns/o", "shop/")),
         (Grants(), (), ()),
@@ -110,11 +110,11 @@ def test_tails_are_watched_only_where_something_is_visible() -> None:
         assert (found.logs, found.prefixes) == (logs, prefixes), grants
     grants = Grants(read=("*",), deny=("ns/other",))
     tails = tuple(
-        words.TailOfLog(each, Offset(0), Offset(1), False, 0, "", True, "", OwnerEpoch(0))
+        messages.TailOfLog(each, Offset(0), Offset(1), False, 0, "", True, "", OwnerEpoch(0))
         for each in (log, other)
     )
-    shown = visible_of(grants, words.Tails(tails, (other, log), True, ("a:1",)))
-    assert shown == words.Tails(tails[:1], (log,), True, ("a:1",))
+    shown = visible_of(grants, messages.Tails(tails, (other, log), True, ("a:1",)))
+    assert shown == messages.Tails(tails[:1], (log,), True, ("a:1",))
     assert narrowed(grants, asked).prefixes == ("", "ns/o", "shop/")
 
 
@@ -123,8 +123,8 @@ def test_a_word_nobody_has_thought_of_is_refused() -> None:
 
 
 def test_readers_move_cursors_and_admins_protect_them() -> None:
-    moved = words.CommitCursor(
-        *(LogName("ns", "log"), sample(words.GetCursor).name, Offset(3)), is_protected=None
+    moved = messages.CommitCursor(
+        *(LogName("ns", "log"), sample(messages.GetCursor).name, Offset(3)), is_protected=None
     )
     assert may_ask(Grants(read=(LOG,)), moved)
     assert not may_ask(Grants(admin=(LOG,)), moved)
@@ -134,10 +134,10 @@ def test_readers_move_cursors_and_admins_protect_them() -> None:
 def test_acts() -> None:
     acts = {type(word).__name__ for word in WORDS if is_act(word)}
     assert acts == (OF_ADMINS | {"AcquireWriter", "DrainServer"}) - {"Truncate"}
-    plan = words.Truncate(LogName("ns", "log"), AtOffset(Offset(3)), dry_run=True)
+    plan = messages.Truncate(LogName("ns", "log"), AtOffset(Offset(3)), dry_run=True)
     assert not is_act(plan)
-    assert is_act(words.Truncate(LogName("ns", "log"), AtOffset(Offset(3))))
-    assert set(module._ON_ITS_LOG[words.Truncate]) == {Right.ADMIN}
+    assert is_act(messages.Truncate(LogName("ns", "log"), AtOffset(Offset(3))))
+    assert set(module._ON_ITS_LOG[messages.Truncate]) == {Right.ADMIN}
 
 
 def test_refusal_names_each_right_that_would_do() -> None:

@@ -1,0 +1,112 @@
+"""A stream of appends behind its rules.
+
+Each bind is judged once. What is appended under a bind that was refused is refused with it, and the rest of
+the stream goes on. A stream beyond its quota is read no further until it has waited its debt off. Once its
+principal has changed the stream breaks before anything more of it is read, so that its client comes in
+again; what was taken before is settled, or in doubt, as on any line that breaks.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import Caller
+from rollbook.api.access.core.grants import may_ask
+from rollbook.api.access.idempotency import with_own_keys
+from rollbook.api.access.refusals import refusal_of, size_of
+from rollbook.logservice.messages import AppendResult, Bind, CoreStream, StreamAppend
+from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Unauthorized
+
+_NS_PER_S: Final = 1_000_000_000
+_REFUSED_REFS_MAX: Final = 1000
+_REFUSALS_MAX: Final = 1000  # That nobody has taken; then the stream is read no further.
+
+
+class GuardedStream:
+    def __init__(
+        self,
+        open_stream: Callable[[], CoreStream],
+        caller: Caller,
+        audit: Audit,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Raises `Throttled`."""
+        self._caller, self._audit, self._now_ns = caller, audit, now_ns
+        self._refused: dict[int, Unauthorized] = {}  # By ref.
+        self._refusals = 0  # Of appends; nobody has taken them.
+        self._are_taken = asyncio.Event()
+        self._stack = ExitStack()
+        try:
+            self._stack.enter_context(caller.account.stream())
+        except Throttled as refusal:
+            self._on_refused(refusal, "")
+            raise
+        try:
+            self._inner = open_stream()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
+        if not self._caller.is_in_force():
+            raise ConnectionLost("what it may do has changed: come in again")
+        allowed = [bind for bind in binds if self._may(bind)]
+        if self._refused:
+            appends = self._without_refused(appends)
+        meter = self._caller.account.appends
+        if meter.is_limited:
+            now_ns = self._now_ns()
+            for each in appends:
+                meter.take(*size_of(each.block), now_ns)
+        self._inner.submit(allowed, with_own_keys(appends, self._caller))
+
+    def _may(self, bind: Bind) -> bool:
+        principal = self._caller.principal
+        if may_ask(principal.grants, bind):
+            self._refused.pop(bind.ref, None)
+            return True
+        if bind.ref not in self._refused and len(self._refused) >= _REFUSED_REFS_MAX:
+            raise InvalidRequest(f"{_REFUSED_REFS_MAX} binds of this stream were refused")
+        refusal = self._refused[bind.ref] = refusal_of(principal.name, bind)
+        self._on_refused(refusal, str(bind.log))
+        return False
+
+    def _without_refused(self, appends: Sequence[StreamAppend]) -> list[StreamAppend]:
+        refusals = [
+            AppendResult(each.number, error=self._refused[each.ref])
+            for each in appends
+            if each.ref in self._refused
+        ]
+        self._refusals += len(refusals)
+        self._inner.tell(refusals)
+        return [each for each in appends if each.ref not in self._refused]
+
+    def _on_refused(self, refusal: Unauthorized | Throttled, log: str) -> None:
+        self._audit.refused(
+            refusal,
+            principal=self._caller.principal.name,
+            peer=self._caller.peer,
+            method="AppendStream",
+            log=log,
+        )
+
+    async def ready(self) -> None:
+        await self._inner.ready()
+        while self._refusals >= _REFUSALS_MAX:
+            self._are_taken.clear()
+            await self._are_taken.wait()
+        meter = self._caller.account.appends
+        while wait_ns := meter.wait_ns(self._now_ns()):  # noqa: ASYNC110  # Time is the event.
+            await asyncio.sleep(wait_ns / _NS_PER_S)
+
+    async def results(self) -> Sequence[AppendResult]:
+        results = await self._inner.results()
+        self._refusals = 0
+        self._are_taken.set()
+        return results
+
+    async def close(self) -> None:
+        self._stack.close()
+        await self._inner.close()

@@ -1,0 +1,358 @@
+"""The service core behind its rules: the one place where it is decided who may ask it what, and how much.
+
+Doors ask here and nowhere else; who asks is `CALLER`. A call beyond its quota is refused at once
+(`Throttled`, with when to come back). A stream is not: what it sends is read no faster, what it is told
+comes no faster, and it says so (`WaitsFor.THROTTLE`).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, aclosing
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Final, cast
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import CALLER, Caller
+from rollbook.api.access.authorized_append_stream import GuardedStream
+from rollbook.api.access.core.grants import (
+    Right,
+    Shown,
+    is_act,
+    is_visible,
+    may_ask,
+    narrowed,
+    shown_by,
+    visible_of,
+)
+from rollbook.api.access.read_throttle import MISSES_MAX, Waiting, may_pass
+from rollbook.api.access.refusals import refusal_of, size_of
+from rollbook.api.methods import Method, late
+from rollbook.logservice import messages
+from rollbook.logservice.core.record_block import opened_bytes_of
+from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
+
+_WAITS_S: Final = 1.0  # A request that takes longer has the server look for what is away.
+_TAIL_S: Final = 5.0
+_NAMES_MAX: Final = 1000  # Of one page.
+_READS: Final = (
+    messages.Read,
+    messages.ListLogs,
+    messages.ListCursors,
+)  # Calls that count in the quota of what is read.
+
+Elsewhere = Callable[[NotOwner, Any], Awaitable[Any]]
+Events = AsyncGenerator[Any, None]
+Read = Callable[[Any], Events]
+Through = Callable[[Read, Any], Events]
+
+
+class Guarded:
+    def __init__(
+        self,
+        core: messages.ServiceCore,
+        audit: Audit | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._core = core
+        self._audit = audit or Audit(now_ns, heeds_level=True)  # Nobody has a name.
+        self._now_ns = now_ns
+
+    # --- Calls ------------------------------------------------------------------------------
+
+    async def ask(
+        self, method: Method, word: Any, due: float, elsewhere: Elsewhere | None = None
+    ) -> Any:
+        """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does.
+
+        `elsewhere`: asks the owner instead, or raises again; he is told another name, so that who did it is
+        known here alone.
+        """
+        caller = CALLER.get()
+        try:
+            _require_in_force(caller)  # Streams ask, too, as long as they go on.
+            self._require(caller, word)
+            self._charge(caller, word)
+        except (Unauthorized, Throttled) as refusal:
+            self._on_refused(caller, method, word, refusal)
+            raise
+        if isinstance(word, messages.Lookup):
+            shown = (log for log in word.logs if is_visible(caller.principal.grants, str(log)))
+            word = messages.Lookup(tuple(shown))
+        waiting = self.look_if_late()
+        try:
+            answer = await self._answer(caller, method, word, due, elsewhere)
+        except NotOwner:
+            raise  # Nothing was done, and the client asks again elsewhere.
+        except BaseException as error:
+            if is_act(word):  # Who hangs up over it has perhaps done it all the same.
+                known = error if isinstance(error, RollbookError) else late(method)
+                self._audit.failed(known, **_who(caller, method, word))
+            raise
+        finally:
+            waiting.cancel()
+        if is_act(word) and getattr(answer, "was_created", True):
+            self._audit.done(**_who(caller, method, word))
+        self._charge_read(caller, answer)
+        return answer
+
+    def look_if_late(self) -> asyncio.TimerHandle:
+        """Cancel it when there is an answer; else the server looks for what is away."""
+        return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        """The same, with what it waited for."""
+        return self._core.explained(error)
+
+    def late(self, method: Method) -> RollbookError:
+        """What is raised when a call's deadline passes, with what it waited for."""
+        return self._core.explained(late(method))
+
+    async def _answer(
+        self, caller: Caller, method: Method, word: Any, due: float, elsewhere: Elsewhere | None
+    ) -> Any:
+        if isinstance(word, messages.ListLogs):
+            return await self._list_visible(caller, word, due)
+        word = _without_writes(caller, word)
+        try:
+            return await getattr(self._core, method.core_name)(_signed(caller, word), due)
+        except NotOwner as error:
+            if elsewhere is None:
+                raise
+            return await elsewhere(error, word)
+
+    async def _list_visible(
+        self, caller: Caller, asked: messages.ListLogs, due: float
+    ) -> messages.LogNames:
+        """Pages are cut once what is hidden is left out: not even where one ends tells of it."""
+        grants = caller.principal.grants
+        if grants.shows_all:
+            return await self._core.list_logs(asked, due)
+        limit = max(1, min(asked.limit, _NAMES_MAX))
+        shown = shown_by(grants, asked.namespace, asked.prefix)
+        if shown is None:
+            found = set(await self._visible_of(caller, asked, limit, due))
+        else:
+            found = set(await self._named(caller, shown, asked.start_after, due))
+            for namespace, prefix in shown.prefixes:
+                part = replace(asked, namespace=namespace, prefix=prefix)
+                found.update(await self._visible_of(caller, part, limit, due))
+        logs = sorted(found, key=lambda log: (log.namespace, log.name))
+        next_page = str(logs[limit - 1]) if len(logs) > limit else ""
+        return messages.LogNames(tuple(logs[:limit]), next_page)
+
+    async def _visible_of(
+        self, caller: Caller, asked: messages.ListLogs, limit: int, due: float
+    ) -> list[LogName]:
+        """The first ones, one more than `limit` if there are as many."""
+        found: list[LogName] = []
+        page = messages.LogNames((), asked.start_after)
+        at_once = limit + 1  # As a rule all of these are visible.
+        while len(found) <= limit:
+            rest = replace(asked, start_after=page.next_page, limit=at_once)
+            at_once = _NAMES_MAX
+            page = await self._core.list_logs(rest, due)
+            found += (log for log in page.logs if is_visible(caller.principal.grants, str(log)))
+            if not page.next_page:
+                break
+        return found[: limit + 1]
+
+    async def _named(
+        self, caller: Caller, shown: Shown, start_after: str, due: float
+    ) -> list[LogName]:
+        """Those of the logs that are named by themselves that exist."""
+        after = tuple(start_after.partition("/")[::2])
+        names = [
+            LogName.parse(log) for log in shown.logs if is_visible(caller.principal.grants, log)
+        ]
+        wanted = tuple(log for log in names if (log.namespace, log.name) > after)
+        if not wanted:
+            return []
+        owners = await self._core.lookup(messages.Lookup(wanted), due)
+        return [each.log for each in owners.owners]
+
+    def _require(self, caller: Caller, word: Any) -> None:
+        if not may_ask(caller.principal.grants, word):
+            raise refusal_of(caller.principal.name, word)
+
+    def _charge(self, caller: Caller, word: Any) -> None:
+        account = caller.account
+        if isinstance(word, messages.Append | messages.Seal) and word.block is not None:
+            if account.appends.is_limited:
+                now_ns = self._now_ns()
+                account.appends.require(now_ns)
+                account.appends.take(*size_of(word.block), now_ns)
+        elif isinstance(word, _READS) and account.reads.is_limited:
+            account.reads.require(self._now_ns())
+
+    def _charge_read(self, caller: Caller, answer: Any) -> None:
+        if isinstance(answer, messages.ReadAnswer) and caller.account.reads.is_limited:
+            records = max(answer.next_offset - answer.first_offset, 0)
+            caller.account.reads.take(records, _bytes_of(answer.blocks), self._now_ns())
+        elif isinstance(answer, messages.LogNames) and caller.account.reads.is_limited:
+            size = sum(len(log.namespace) + len(log.name) for log in answer.logs)
+            caller.account.reads.take(1 + len(answer.logs), 1 + size, self._now_ns())
+        elif isinstance(answer, messages.Cursors) and caller.account.reads.is_limited:
+            size = sum(len(cursor.name) + len(cursor.blob) for cursor in answer.cursors)
+            caller.account.reads.take(1 + len(answer.cursors), 1 + size, self._now_ns())
+
+    def _on_refused(
+        self, caller: Caller, method: Method, word: Any, refusal: RollbookError
+    ) -> None:
+        self._audit.refused(refusal, **_who(caller, method, word))
+
+    # --- Streams ----------------------------------------------------------------------------
+
+    def watch(
+        self,
+        method: Method,
+        word: Any,
+        through: Through | None = None,
+        stands: Offset | None = None,
+    ) -> Events:
+        """Its events; whoever leaves early closes it. `through`: what the core is asked through. `stands`:
+        where he has come to, who was told something before.
+        """
+        caller = CALLER.get()
+        read = getattr(self._core, method.core_name)
+        if through is not None:
+            read = partial(through, read)
+        if caller.doorkeeper is None:
+            return cast(Events, read(word))
+        return self._watch(caller, method, word, read, stands)
+
+    async def _watch(
+        self, caller: Caller, method: Method, word: Any, read: Read, stands: Offset | None
+    ) -> Events:
+        """Debts are waited off while nothing is in hand. What is told is paid for before it is told, so that
+        nobody gets anything by leaving over it.
+        """
+        reads = caller.account.reads
+        with ExitStack() as stack:
+            try:
+                self._require(caller, word)
+                stack.enter_context(caller.account.stream())
+            except (Unauthorized, Throttled) as refusal:
+                self._on_refused(caller, method, word, refusal)
+                raise
+            word = _without_writes(caller, word)
+            grants = caller.principal.grants
+            if isinstance(word, messages.WatchTails):
+                word = narrowed(grants, word)
+            if not isinstance(word, messages.ReadStream):
+                async with aclosing(read(word)) as events:
+                    async for event in events:
+                        _require_in_force(caller)
+                        yield (
+                            visible_of(grants, event)
+                            if isinstance(event, messages.Tails)
+                            else event
+                        )
+                return
+            heartbeat_s = max(word.heartbeat_ms, 100) / 1000
+            waiting = Waiting(caller.account, heartbeat_s, self._now_ns)
+            stack.callback(waiting.end)
+            async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
+                async for progress in wait:
+                    word = word.resumed_at(progress.position)
+                    yield progress
+            async with aclosing(read(word)) as events:
+                async for event in events:
+                    _require_in_force(caller)
+                    if not isinstance(event, messages.Records):
+                        waiting.on_told(event)
+                        yield event
+                        continue
+                    stands = event.next_offset
+                    reads.take(stands - event.base_offset, _bytes_of(event.blocks), self._now_ns())
+                    waiting.end()
+                    yield event
+                    del event  # The next one may be some time.
+                    async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
+                        async for progress in wait:
+                            yield progress
+
+    async def _waited_off(
+        self, caller: Caller, waiting: Waiting, asked: messages.ReadStream, stands: Offset | None
+    ) -> AsyncGenerator[messages.Progress, None]:
+        """Each heartbeat says where the reader stands. None: where it begins.
+
+        Once he was told, that may be unknown for a while.
+        """
+        if not waiting.begin():
+            return
+        misses = 0
+        while not await waiting.step():
+            _require_in_force(caller)
+            if not waiting.is_silent():
+                continue
+            with waiting.away():
+                try:
+                    progress = await self._progress(asked, stands)
+                except RollbookError as error:
+                    if stands is None or misses == MISSES_MAX or not may_pass(error):
+                        raise
+                    misses += 1
+                    continue
+                stands, misses = progress.position, 0
+                yield progress
+
+    async def _progress(
+        self, asked: messages.ReadStream, stands: Offset | None
+    ) -> messages.Progress:
+        due = asyncio.get_running_loop().time() + _TAIL_S
+        start = asked.start if stands is None else AtOffset(stands)
+        found = await self._core.find_offset(messages.FindOffset(asked.log, start, asked.uid), due)
+        return messages.Progress.held_back(found.offset, found.head, found.tail)
+
+    def open_append_stream(self) -> messages.AppendStream:
+        """Raises `Throttled`."""
+        caller = CALLER.get()
+        if caller.doorkeeper is None:
+            return self._core.open_append_stream()
+        return GuardedStream(self._core.open_append_stream, caller, self._audit, self._now_ns)
+
+
+def _signed(caller: Caller, word: Any) -> Any:
+    """A cursor counts among those of the principal that creates it."""
+    if not isinstance(word, messages.CommitCursor) or caller.doorkeeper is None:
+        return word
+    said = {each.name: getattr(word, each.name) for each in fields(word)}
+    return messages.CommitCursorBy(**said, principal=caller.principal.name)
+
+
+def _without_writes(caller: Caller, word: Any) -> Any:
+    """A barrier of a caller that may not append costs no entry of the log."""
+    is_barrier = (
+        isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
+    )
+    stops = (
+        isinstance(word, messages.ReadStream) and word.at_tail is messages.AtTail.STOP_AT_BARRIER
+    )
+    if not (is_barrier or stops) or caller.principal.grants.may(Right.APPEND, str(word.log)):
+        return word
+    if stops:
+        return replace(word, at_tail=messages.AtTail.STOP_AT_READ_BARRIER)
+    return replace(word, consistency=messages.Consistency.READ_BARRIER)
+
+
+def _require_in_force(caller: Caller) -> None:
+    if not caller.is_in_force():
+        raise Unauthorized("what it may do has changed: come in again")
+
+
+def _bytes_of(blocks: tuple[bytes, ...]) -> int:
+    """As stored or as unpacked, whichever are more: packing a block saves no quota."""
+    return sum(map(opened_bytes_of, blocks))
+
+
+def _who(caller: Caller, method: Method, word: Any) -> dict[str, Any]:
+    where = getattr(word, "log", None) or getattr(word, "server", "")
+    return {
+        "principal": caller.principal.name,
+        "peer": caller.peer,
+        "method": method.name,
+        "log" if hasattr(word, "log") else "server": str(where),
+    }

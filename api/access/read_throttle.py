@@ -1,0 +1,102 @@
+"""One stream of records, waiting until its principal owes nothing for what it read, here or elsewhere.
+
+Whoever has waited longest takes next, and nobody else before it is known how much: until he has taken, or
+a moment has passed. Who has caught up has nothing to take at most times, and his moments must not add up:
+he takes what is there, if anything is, and whatever comes later is on top of what the next one takes, which
+all pay for. Meanwhile no stream is silent for longer than its heartbeat (RL3); if it cannot be found out
+time and again where he stands, he does better to ask elsewhere.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rollbook.api.access.core.fair_queue import Place
+from rollbook.api.access.core.quotas import Account
+from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
+from rollbook.proto.errors import NotOwner, RollbookError
+
+MISSES_MAX: Final = 2  # So many heartbeats in a row have nothing to tell.
+
+_NS_PER_S: Final = 1_000_000_000
+_TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the next one's turn.
+
+
+class Waiting:
+    def __init__(self, account: Account, heartbeat_s: float, now_ns: Callable[[], int]) -> None:
+        self._account, self._heartbeat_s, self._now_ns = account, heartbeat_s, now_ns
+        self._loop = asyncio.get_running_loop()
+        self._is_first = asyncio.Event()
+        self._place: Place | None = None
+        self._due = 0.0
+        self._is_behind = True
+        self._ending: asyncio.Handle | None = None
+
+    def begin(self) -> bool:
+        """Whether there is anything to wait for. The heartbeat counts from now on."""
+        self.end()
+        line, reads = self._account.line, self._account.reads
+        if line.is_empty and not reads.wait_ns(self._now_ns()):
+            return False
+        self._place = line.join(self._is_first.set)
+        self._due = self._loop.time() + self._heartbeat_s
+        return True
+
+    async def step(self) -> bool:
+        """Whether it may take: then it has to `end` when it has. If not, see `is_silent`."""
+        assert self._place is not None
+        if not self._account.line.is_first(self._place):
+            self._is_first.clear()
+            try:
+                async with asyncio.timeout_at(self._due):
+                    await self._is_first.wait()
+            except TimeoutError:
+                pass
+        elif wait_ns := self._account.reads.wait_ns(self._now_ns()):
+            left_s = max(self._due - self._loop.time(), 0)
+            await asyncio.sleep(min(wait_ns / _NS_PER_S, left_s))
+        else:
+            if self._is_behind:
+                self._ending = self._loop.call_later(_TAKES_S, self.end)
+            else:
+                self._ending = self._loop.call_soon(self.end)
+            return True
+        return False
+
+    def on_told(self, event: ReadEvent) -> None:
+        """Whether he has caught up."""
+        if isinstance(event, CaughtUp | FellBehind):
+            self._is_behind = isinstance(event, FellBehind)
+
+    def is_silent(self) -> bool:
+        """Whether it is time to say something: until the next heartbeat, then."""
+        now = self._loop.time()
+        if now < self._due:
+            return False
+        self._due = now + self._heartbeat_s
+        return True
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While it is asked what to tell, and told: nobody knows when that is taken."""
+        assert self._place is not None
+        self._account.line.leave(self._place)
+        try:
+            yield
+        finally:
+            self._account.line.come_back(self._place)
+
+    def end(self) -> None:
+        """Idempotent."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._place is not None:
+            self._account.line.leave(self._place)
+            self._place = None
+
+
+def may_pass(error: RollbookError) -> bool:
+    """Whether it may be known a heartbeat later."""
+    return error.retryable and not isinstance(error, NotOwner)

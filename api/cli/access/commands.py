@@ -1,0 +1,99 @@
+"""`rollbook access`: who may do what. What the commands do is in `access_work`."""
+
+from typing import Any, Final
+
+import click
+
+from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.lazy_group import AliasGroup
+from rollbook.api.cli.output import examples, list_output_option
+
+_FILE: Final = click.option(
+    "--file", "path", metavar="FILE", required=True, help="The server's --access-file."
+)
+
+
+@click.group(
+    cls=AliasGroup,
+    epilog=examples(
+        "umask 077  # What is made from now on is yours alone.",
+        "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
+        "rollbook access ls --file access.toml",
+        "rollbook server log --metadata sqlite:///metadata.db --access-file access.toml",
+    ),
+)
+def group() -> None:
+    """Say who may do what to which logs.
+
+    A log server that is given an --access-file lets in those that are named there, and reads it again when
+    it has changed. To take something away, edit the file.
+    """
+
+
+@group.command(
+    epilog=examples(
+        "umask 077  # What is made from now on is yours alone.",
+        "rollbook access add ingest --file access.toml --append 'team/*' > ingest.token",
+        "rollbook access add reports --file access.toml --read 'team/*' --deny team/salaries --days 30",
+        "rollbook access add log-2 --file access.toml --certificate log-2.example.com "
+        "--admin '*' --read '*' --append '*'",
+    )
+)
+@click.argument("name")
+@_FILE
+@click.option("--read", multiple=True, metavar="LOGS", help="ns/log, ns/prefix* or *; repeated.")
+@click.option("--append", multiple=True, metavar="LOGS", help="Logs, as for --read.")
+@click.option("--admin", multiple=True, metavar="LOGS", help="Logs to make, truncate, delete …")
+@click.option("--deny", multiple=True, metavar="LOGS", help="Not these, whatever else is said.")
+@click.option("--monitor", is_flag=True, help="May see what servers count (/metrics).")
+@click.option("--operate", is_flag=True, help="May drain bookies and steer repair; sees all that.")
+@click.option("--certificate", multiple=True, metavar="NAME", help="Shown in place of a token.")
+@click.option("--days", type=WholeNumber(min=1), help="The token expires.  [default: never]")
+@click.option("--append-records-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--append-bytes-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--read-records-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--read-bytes-per-s", type=WholeNumber(min=1), metavar="N")
+@click.option("--streams", type=WholeNumber(min=1), metavar="N", help="Open at a time.")
+def add(**what: Any) -> None:
+    """Add a principal, and print its token.
+
+    The file keeps the token's SHA-256 alone: what is printed now is printed never again. Who is known by
+    certificates gets no token. What others may read is no token: say `umask 077` first.
+    """
+    from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
+
+    access_work.add(**what)
+
+
+@group.command(
+    "ls",
+    epilog=examples(
+        "rollbook access ls --file access.toml",
+        "rollbook access ls --file access.toml -o wide",
+        "rollbook access ls --file /etc/rollbook/access.toml -o ndjson",
+    ),
+)
+@_FILE
+@list_output_option
+def show(path: str, output: str) -> None:
+    """List who there is; what is wrong with the file is said as a server would say it."""
+    from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
+
+    access_work.show(path, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook access token",
+        "umask 077; rollbook access token > new.token",
+        "umask 077; rollbook access token | tee new.token",
+    )
+)
+def token() -> None:
+    """Print a new token, and on standard error what to put into the file for it.
+
+    Put it beside the one in force; when all have the new one, take the old one away.
+    """
+    from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
+
+    access_work.token()

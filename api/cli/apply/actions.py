@@ -1,0 +1,248 @@
+"""What `rollbook apply` does."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+
+from rollbook.api.cli.confirm import ask_whether
+from rollbook.api.cli.log.actions import (
+    UNBOUNDED,
+    bytes_in,
+    in_order,
+    quorum_of,
+    require_bookies,
+    seconds_in,
+    shown_setting,
+)
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.api.cli.output import tell, tell_rows
+from rollbook.api.client.client import Client
+from rollbook.api.did_you_mean import SHOWN, did_you_mean
+from rollbook.logservice import messages
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
+from rollbook.proto.errors import BadConfig, InvalidRequest, NoSuchLog, RollbookError
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.runtime.config import read_config_file
+
+_SECTION: Final = "logs"
+_AGES: Final = {
+    "retention_age": "retention_age_s",
+    "roll_age": "roll_age_s",
+    "dedupe_age": "dedupe_age_s",
+    "delete_grace": "delete_grace_s",
+}
+_SIZES: Final = (
+    *("retention_bytes", "roll_bytes", "record_bytes_max", "batch_bytes_max"),
+    "tail_cache_bytes",
+)
+_COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")
+_COPIES: Final = ("copies", "acks", "ensemble")
+SETTINGS: Final = frozenset(
+    (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
+)
+_KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
+_TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))  # One bounds the other.
+
+
+def apply(
+    access: LogAccess, path: str, dry_run: bool, yes: bool, anyway: bool, output: str
+) -> None:
+    """All of the file makes sense before anything is done; then log by log."""
+    wanted = read_spec(path)
+    shortened: list[str] = []
+
+    async def plan(client: Client) -> list[dict[str, Any]]:
+        rows = [await _plan(client, log, what, shortened) for log, what in wanted.items()]
+        quorums = [
+            what["quorum"]
+            for row, what in zip(rows, wanted.values(), strict=True)
+            if "quorum" in row["changes"]
+        ]
+        await require_bookies(
+            client, max(quorums, default=None, key=_bookies_of), anyway or dry_run
+        )
+        return rows
+
+    async def do(client: Client) -> None:
+        for row, settings in zip(rows, wanted.values(), strict=True):
+            await _do(client, LogName.parse(row["log"]), row["act"], settings)
+
+    rows = access.run(plan)
+    if not dry_run:
+        if shortened:
+            ask_whether(f"delete records sooner than before in {', '.join(shortened)}", yes)
+        access.run(do)
+    if output == "raw":
+        for row in rows:
+            if row["act"] != "=":
+                click.echo(row["log"])
+    else:
+        tell_rows(("act", "log", "changes"), rows, output, "log")
+
+
+def _bookies_of(quorum: Quorum) -> int:
+    return quorum.ensemble
+
+
+def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
+    """Fields of the configuration, by log. Raises `BadConfig`, with what to do."""
+    found: dict[LogName, dict[str, Any]] = {}
+    where = ""  # The file's own errors name it.
+    try:
+        for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
+            where = f"{path}: {name}: "
+            if (log := LogName.parse(name)) in found:
+                raise BadConfig(f"another name of {log}, of which the file says something already")
+            found[log] = fields_of(table)
+    except RollbookError as error:
+        advice = error.next_step or "rollbook apply --help"
+        raise BadConfig(f"{where}{error.message}", next_step=advice) from None
+    return found
+
+
+def fields_of(table: Any) -> dict[str, Any]:
+    """Of the configuration: those that the settings of one log say. Raises `InvalidRequest`, `BadConfig`."""
+    if not isinstance(table, dict):
+        raise BadConfig("no table")
+    found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
+    counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
+    if any(counts):
+        found["quorum"] = quorum_of(*counts)
+    # What no log can be is found before any is looked at.
+    (LogConfig if found.keys() >= _TOGETHER else ConfigValues)(**found)
+    return found
+
+
+def _field_of(key: str, value: Any) -> tuple[str, Any]:
+    if key not in SETTINGS:
+        advice = did_you_mean(key, SETTINGS, f"known: {', '.join(sorted(SETTINGS))}")
+        if isinstance(value, dict):  # To TOML a dot begins a table within the table.
+            advice = 'name the log in quotes, such as [logs."orders.v2"]'
+        raise BadConfig(f"there is no setting {key[:SHOWN]!r}", next_step=advice)
+    if value == UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
+        return field, None
+    if key in _AGES:
+        return _AGES[key], seconds_in(_text(key, value, "7d"))
+    if key in _SIZES:
+        return key, value if type(value) is int else bytes_in(_text(key, value, "500M"))
+    if key in _COUNTS:
+        return key, _number(key, value)
+    if key == "labels":
+        if not isinstance(value, dict):
+            raise BadConfig("labels are a table", next_step='write { team = "checkout" }')
+        return key, in_order((name, _text(name, each, "checkout")) for name, each in value.items())
+    if key in ("exclusive", "degraded_segments"):
+        if type(value) is not bool:
+            raise BadConfig(f"{key} is true or false", next_step="write it without quotes")
+        if key == "degraded_segments":
+            return key, value
+        return "writer_mode", WriterMode.EXCLUSIVE if value else WriterMode.OPEN
+    return key, _text(key, value, "orders of the shop")
+
+
+def _number(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise BadConfig(f"{key} is a number from 1 on", next_step=f"write {key} = 3")
+    return value
+
+
+def _text(key: str, value: Any, such: str) -> str:
+    if type(value) is not str:
+        raise BadConfig(f"{key} is a text", next_step=f'write it in quotes, such as "{such}"')
+    return value
+
+
+async def _plan(
+    client: Client, log: LogName, settings: dict[str, Any], shortened: list[str]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"act": "=", "log": str(log), "changes": {}}
+    try:
+        state: messages.LogState = await client.ask(messages.GetLog(log))
+    except NoSuchLog:
+        _require_possible(log, LogConfig(), settings)
+        told = {name: shown_setting(value) for name, value in settings.items()}
+        return row | {"act": "+", "changes": told}
+    _require_possible(log, state.config, settings)
+    for name, value in settings.items():
+        if (has := getattr(state.config, name)) != value:
+            if name in _KEEPING and value is not None and (has is None or value < has):
+                shortened.append(f"{log} ({name})")
+            row["changes"][name] = f"{shown_setting(has)} -> {shown_setting(value)}"
+    return row | {"act": "~" if row["changes"] else "="}
+
+
+def _require_possible(log: LogName, has: LogConfig, settings: dict[str, Any]) -> None:
+    """Before any log is touched."""
+    try:
+        replace(has, **settings)
+    except BadConfig as error:
+        advice = "name both in the file, so that they go together"
+        raise BadConfig(f"{log}: {error.message}", next_step=advice) from None
+
+
+async def _do(client: Client, log: LogName, act: str, settings: dict[str, Any]) -> None:
+    if act == "=":
+        return
+    config, fields = ConfigValues(**settings), tuple(settings)
+    if act == "+":
+        await client.ask(messages.EnsureLog(log, config if settings else None, fields))
+    else:
+        await client.ask(messages.UpdateLog(log, config, fields))
+
+
+# --- One log, from the command line -----------------------------------------------------------
+
+
+def set_log(
+    access: LogAccess,
+    log: str,
+    settings: Sequence[str],
+    dry_run: bool,
+    anyway: bool,
+    yes: bool,
+    output: str,
+) -> None:
+    name, wanted = LogName.parse(log), fields_of(dict(map(_typed, settings)))
+    shortened: list[str] = []
+
+    async def plan(client: Client) -> dict[str, Any]:
+        await client.ask(messages.GetLog(name))  # Nothing is made here.
+        await require_bookies(client, wanted.get("quorum"), anyway or dry_run)
+        return await _plan(client, name, wanted, shortened)
+
+    row = access.run(plan, log)
+    if not dry_run and row["changes"]:
+        if shortened:
+            ask_whether(f"delete records sooner than before in {', '.join(shortened)}", yes)
+        access.run(lambda client: _do(client, name, row["act"], wanted), log)
+    tell({"log": row["log"], "done": not dry_run, "changes": row["changes"]}, output, "log")
+
+
+def _typed(text: str) -> tuple[str, Any]:
+    """As the file of `apply` would have it. Raises `InvalidRequest`, `BadConfig`."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidRequest(
+            f"{text[:SHOWN]!r} is no KEY=VALUE", next_step="write retention_age=7d"
+        )
+    if key in (*_COUNTS, *_COPIES) and value.isdecimal():
+        return key, int(value)
+    if key in ("exclusive", "degraded_segments") and value in ("true", "false"):
+        return key, value == "true"
+    if key == "labels":
+        pairs = [each.partition("=") for each in value.split(",") if each]
+        if wrong := [each[0] for each in pairs if not each[1]]:
+            raise InvalidRequest(
+                f"the label {wrong[0][:SHOWN]!r} is no NAME=VALUE",
+                next_step="write labels=team=checkout,env=prod",
+            )
+        labels = {label: text for label, _, text in pairs}
+        if len(labels) != len(pairs):
+            raise InvalidRequest(
+                f"{text[:SHOWN]!r} names a label twice", next_step="leave out one of them"
+            )
+        return key, labels
+    return key, value

@@ -1,0 +1,47 @@
+"""`rollbook apply`: logs as a file says. What it does is in `apply_work`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.log.commands import anyway_option, with_access
+from rollbook.api.cli.output import bare_output_option, examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+
+@click.command(
+    epilog=examples(
+        "rollbook apply logs.toml --dry-run",
+        "rollbook apply logs.toml",
+        "rollbook apply logs.toml -o json",
+    )
+)
+@click.argument("path", metavar="FILE", type=click.Path(dir_okay=False))
+@with_access
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--yes", is_flag=True, help="Do not ask before retention is shortened.")
+@anyway_option
+@bare_output_option
+def group(access: "LogAccess", **how: Any) -> None:
+    """Make each log of a file, or change it, until it is as the file says: + made, ~ changed, = as it was.
+
+    \b
+    [logs."shop/orders"]
+    retention_age = "7d"
+    labels = { team = "checkout" }
+
+    \b
+    times   retention_age roll_age dedupe_age delete_grace            "7d", "12h"
+    bytes   retention_bytes roll_bytes tail_cache_bytes
+            record_bytes_max batch_bytes_max                          "500M", 1000
+    counts  copies ensemble acks roll_entries dedupe_batches batch_records_max
+    others  exclusive = true, degraded_segments = false, labels, description
+
+    Retention is given up by "none". What the file does not name is left alone: other logs, and other settings.
+    `raw` is what was made or changed.
+    """
+    from rollbook.api.cli.apply import actions as apply_work
+
+    apply_work.apply(access, **how)

@@ -1,0 +1,201 @@
+"""`rollbook bookie init|format|rejoin|write-off|doctor` say who a bookie is, and mend that.
+
+They take the flags and the configuration file of `rollbook server bookie`, and want it stopped.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from rollbook.api.cli.bookie.options import bookie_options
+from rollbook.api.cli.output import examples, output_option, show_facts, show_rows
+from rollbook.bookie.core.repair_commands import FORMAT, INIT, REJOIN, WRITE_OFF
+from rollbook.proto.printable import harmless
+
+if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
+    from rollbook.bookie.core.identity import Diagnosis
+    from rollbook.bookie.identity import Formatted, Identity
+
+T = TypeVar("T")
+
+_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_PATIENCE_S: Final = 15.0  # For the last session of a process that was killed.
+
+
+@click.command(
+    epilog=examples(
+        f"{INIT} --config bookie.toml",
+        f"{INIT} --metadata zk://zk1/ledgers --journal-dir /ssd/j --ledger-dir /disk1/l",
+        f"{INIT} --config /etc/bookkeeper/bk_server.conf",
+    )
+)
+@bookie_options
+@output_option
+def init(output: str, **flags: Any) -> None:
+    """Make a new bookie: its directories, its cookie.
+
+    `rollbook server bookie` does it, too, when there is nothing yet. One that is there already stays
+    as it is.
+    """
+
+    async def make(identity: "Identity") -> dict[str, Any]:
+        for lock in await identity.establish():
+            await lock.release()
+        return {"bookie_id": identity.bookie_id, "incarnation": identity.incarnation}
+
+    show_facts(_run(flags, make), output)
+
+
+@click.command(
+    "format",
+    epilog=examples(
+        f"{FORMAT} --config bookie.toml",
+        f"{FORMAT} --config bookie.toml --yes",
+        f"{FORMAT} --metadata zk://zk1/ledgers --journal-dir /ssd/j --ledger-dir /disk1/l",
+    ),
+)
+@bookie_options
+@_yes_option
+@output_option
+def format_bookie(output: str, yes: bool, **flags: Any) -> None:
+    """Erase a bookie and begin anew under its id.
+
+    What it may have held in ledgers that are not closed yet is UNKNOWN to it from then on, so that
+    nobody takes its silence for a proof. Reads the metadata of all ledgers.
+    """
+    bookie_id, directories = _who_and_where(flags)
+    from rollbook.api.cli.confirm import ask_whether
+
+    ask_whether(f"erase bookie {bookie_id} in {', '.join(directories)}, with all it holds", yes)
+
+    async def erase(identity: "Identity") -> dict[str, Any]:
+        return _facts(identity, await identity.format(_PATIENCE_S))
+
+    show_facts(_run(flags, erase), output)
+
+
+@click.command(
+    epilog=examples(
+        f"{REJOIN} --config bookie.toml",
+        f"{REJOIN} --config bookie.toml --ledger-dir /disk1/l --ledger-dir /disk2/l",
+        f"{REJOIN} --config /etc/bookkeeper/bk_server.conf",
+    )
+)
+@bookie_options
+@output_option
+def rejoin(output: str, **flags: Any) -> None:
+    """Write anew what says whose the directories are.
+
+    For a bookie that has all its files, after its cookie was removed from the metadata store, a
+    directory moved, another ledger directory was added at the end, or a VERSION file was lost.
+    """
+
+    async def mend(identity: "Identity") -> dict[str, Any]:
+        return {"bookie_id": identity.bookie_id, "incarnation": await identity.rejoin()}
+
+    show_facts(_run(flags, mend), output)
+
+
+@click.command(
+    "write-off",
+    epilog=examples(
+        f"{WRITE_OFF} --config bookie.toml",
+        f"{WRITE_OFF} --config bookie.toml --yes",
+        f"{WRITE_OFF} --config /etc/bookkeeper/bk_server.conf",
+    ),
+)
+@bookie_options
+@_yes_option
+@output_option
+def write_off(output: str, yes: bool, **flags: Any) -> None:
+    """Go on without files that are gone for good.
+
+    Or with directories that were restored from a copy, when the latest are gone. What they held, or
+    came later, is UNKNOWN from then on, until it is copied back from other bookies. Reads the metadata
+    of all ledgers.
+    """
+    bookie_id, _ = _who_and_where(flags)
+    from rollbook.api.cli.confirm import ask_whether
+
+    ask_whether(f"give up what bookie {bookie_id} has lost", yes)
+
+    async def give_up(identity: "Identity") -> dict[str, Any]:
+        from rollbook.proto.runtime.clock import SystemClock
+
+        return _facts(identity, await identity.write_off(SystemClock()))
+
+    show_facts(_run(flags, give_up), output)
+
+
+@click.command(
+    epilog=examples(
+        "rollbook bookie doctor --config bookie.toml",
+        "rollbook bookie doctor --config /etc/bookkeeper/bk_server.conf",
+        "rollbook bookie doctor --config bookie.toml -o json | jq -r '.[].remedy'",
+    )
+)
+@bookie_options
+@output_option
+@click.pass_context
+def doctor(context: click.Context, /, output: str, **flags: Any) -> None:
+    """Explain what keeps a bookie from starting, and how to mend it.
+
+    Changes nothing. Ends with 8 if something is wrong.
+    """
+
+    from rollbook.api.cli.server.bookie_settings import with_flags
+
+    async def look(identity: "Identity") -> tuple[str, "Diagnosis"]:
+        return identity.bookie_id, await identity.diagnose()
+
+    bookie_id, diagnosis = _run(flags, look)
+    problems = [
+        {"what": each.what, "path": each.path or None, "remedy": with_flags(each.remedy, flags)}
+        for each in diagnosis.problems
+    ]
+    if output != "table":
+        show_rows(["what", "path", "remedy"], problems, output)
+    elif not problems:
+        running = ", and running" if diagnosis.is_running else ""
+        click.echo(f"bookie {bookie_id} is fine: {_JUDGED[diagnosis.standing.value]}{running}")
+    for problem in problems if output == "table" else ():
+        where = f" ({problem['path']})" if problem["path"] else ""
+        line = f"wrong: {problem['what']}{where}\n  try: {problem['remedy']}"
+        click.echo(harmless(line, keeps="\n"))
+    if problems:
+        context.exit(_DEGRADED)
+
+
+_DEGRADED: Final = 8
+_JUDGED: Final = {
+    "new": "it is new, and begins when it is started",
+    "joined": "it has just been made, and can be started",
+    "member": "a member of the cluster, with all its directories",
+}
+
+
+def _run(flags: Mapping[str, Any], use: Callable[["Identity"], Awaitable[T]]) -> T:
+    from rollbook.api.cli.server.bookie_settings import run_with_identity
+
+    return run_with_identity(flags, use)
+
+
+def _who_and_where(flags: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The bookie's id, its directories."""
+    from rollbook.api.cli.server.bookie_settings import load_settings
+    from rollbook.bookie.bookie import addresses_of
+
+    settings = load_settings(**flags)
+    _, _, bookie_id = addresses_of(settings.bookie)
+    return bookie_id, (settings.storage.journal_dir, *settings.storage.ledger_dirs)
+
+
+def _facts(identity: "Identity", formatted: "Formatted") -> dict[str, Any]:
+    return {
+        "bookie_id": identity.bookie_id,
+        "incarnation": formatted.incarnation,
+        "ledgers": formatted.ledgers,
+        "ledgers_unknown": formatted.doubted,
+        "everything_unknown": formatted.doubts_everything,
+    }

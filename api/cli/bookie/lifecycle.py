@@ -1,0 +1,131 @@
+"""`rollbook bookie drain|undrain|mark-drained|safe-to-remove|remove`: bookies leave the cluster."""
+
+from typing import Any
+
+import click
+
+from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.log.commands import completed_by
+from rollbook.api.cli.metadata_option import Metadata, with_metadata
+from rollbook.api.cli.output import examples, output_option
+
+
+def _bookies(command: Any) -> Any:
+    return click.argument(
+        "bookies",
+        nargs=-1,
+        required=True,
+        metavar="BOOKIE…",
+        shell_complete=completed_by("names_of_bookies"),
+    )(command)
+
+
+@click.command(
+    epilog=examples(
+        "rollbook bookie drain bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook bookie drain bk-2 bk-3 --wait --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook recovery status --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+@_bookies
+@with_metadata
+@click.option("--wait", is_flag=True, help="Until it is drained, or the drain has failed.")
+@click.option("--force", is_flag=True, help="Though too few bookies remain for some ledgers.")
+@output_option
+def drain(
+    metadata: Metadata, bookies: tuple[str, ...], wait: bool, force: bool, output: str
+) -> None:
+    """Empty bookies that are to leave: their copies are made elsewhere while they serve reads.
+
+    A recovery server has to run. The bookies take no entries from now on, also after a start, until
+    `undrain`. Ends with 5 if --wait ends in a drain that failed.
+    """
+    from rollbook.api.cli.bookie.lifecycle_actions import drain_bookies  # `--help` is quick.
+
+    click.get_current_context().exit(drain_bookies(metadata, bookies, wait, force, output))
+
+
+@click.command(
+    epilog=examples(
+        "rollbook bookie undrain bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook bookie undrain bk-2 bk-3 --context prod",
+        "rollbook bookie undrain bk-2 -o json --metadata zk://zk1/ledgers",
+    )
+)
+@_bookies
+@with_metadata
+@output_option
+def undrain(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
+    """Keep bookies that were to leave: they take entries again."""
+    from rollbook.api.cli.bookie.lifecycle_actions import undrain_bookies  # `--help` is quick.
+
+    undrain_bookies(metadata, bookies, output)
+
+
+@click.command(
+    epilog=examples(
+        "rollbook bookie mark-drained bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook bookie mark-drained bk-2 --yes --context prod",
+        "rollbook recovery ls --failed --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+@_bookies
+@with_metadata
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def mark_drained(metadata: Metadata, bookies: tuple[str, ...], yes: bool, output: str) -> None:
+    """Call bookies drained whose drain failed, after what was left was mended or given up."""
+    from rollbook.api.cli.bookie.lifecycle_actions import mark_bookies_drained  # `--help` is quick.
+
+    mark_bookies_drained(metadata, bookies, yes, output)
+
+
+@click.command(
+    epilog=examples(
+        "rollbook bookie safe-to-remove bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook bookie safe-to-remove bk-2 bk-3 --context prod",
+        "rollbook bookie safe-to-remove bk-2 -o json --metadata zk://zk1/ledgers",
+    )
+)
+@_bookies
+@with_metadata
+@output_option
+def safe_to_remove(metadata: Metadata, bookies: tuple[str, ...], output: str) -> None:
+    """Ask whether these bookies may go, all together: whether any ledger names them now.
+
+    Reads the metadata of all ledgers. Ends with 0 if they may, with 5 if not.
+    """
+    from rollbook.api.cli.bookie.lifecycle_actions import is_removal_safe  # `--help` is quick.
+
+    click.get_current_context().exit(0 if is_removal_safe(metadata, bookies, output) else 5)
+
+
+@click.command(
+    epilog=examples(
+        "rollbook bookie remove bk-2 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook bookie remove bk-2 --yes --context prod",
+        "rollbook bookie remove bk-2 --give-up 12 --yes --metadata zk://zk1/ledgers",
+    )
+)
+@_bookies
+@with_metadata
+@click.option(
+    "--give-up",
+    "given_up",
+    type=WholeNumber(0),
+    metavar="LEDGERS",
+    help="Though ledgers name it: how many of them fall below their ack quorum by that.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def remove(
+    metadata: Metadata, bookies: tuple[str, ...], given_up: int | None, yes: bool, output: str
+) -> None:
+    """Take bookies out of the cluster: their cookies and their states go.
+
+    Refused while one of them runs or a ledger names it. Its id can be used again, by
+    `rollbook bookie format` or `rejoin`.
+    """
+    from rollbook.api.cli.bookie.lifecycle_actions import remove_bookies  # `--help` is quick.
+
+    remove_bookies(metadata, bookies, given_up, yes, output)

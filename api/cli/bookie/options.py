@@ -1,0 +1,54 @@
+"""The flags that say which bookie is meant; `server/bookie_settings.py` makes settings of them.
+
+Nothing is imported here but click: every `--help` comes by.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOG_LEVELS: Final = (
+    "debug",
+    "info",
+    "warning",
+    "error",
+)  # `proto/runtime/logs.py`, which loads structlog.
+LOG_LEVEL_VARIABLE: Final = "ROLLBOOK_LOG_LEVEL"
+
+_OPTIONS: Final = (
+    click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path."),
+    click.option(
+        "--bookie-id", metavar="ID", help="Its id for ever.  [default: the advertised HOST:PORT]"
+    ),
+    click.option(
+        "--listen",
+        metavar="HOST:PORT",
+        help=":PORT is every address; port 0 takes a free one.  [default: 127.0.0.1:3181]",
+    ),
+    click.option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Where clients find it.  [default: --listen, or the host's name]",
+    ),
+    click.option("--journal-dir", metavar="DIR", multiple=True, help="On a fast disk, if any is."),
+    click.option(
+        "--ledger-dir", metavar="DIR", multiple=True, help="Several times for several disks."
+    ),
+    click.option(
+        "--config",
+        "config_file",
+        metavar="FILE",
+        envvar="ROLLBOOK_CONFIG",
+        help="TOML, or a bk_server.conf of BookKeeper.",
+    ),
+)
+
+
+def bookie_options(command: F) -> F:
+    """Which bookie it is, and where its files are: what every command about one needs."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

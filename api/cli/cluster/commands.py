@@ -1,0 +1,200 @@
+"""`rollbook cluster`: make a cluster, and look at one."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.log import commands as log
+from rollbook.api.cli.metadata_option import WHERE, metadata_option, metadata_or_server
+from rollbook.api.cli.output import (
+    bare_output_option,
+    examples,
+    list_output_option,
+    output_option,
+    show_facts,
+    show_rows,
+)
+from rollbook.proto.formats.layout import Layout
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+_metadata_option: Final = metadata_option(
+    f"{WHERE}  [default: as the context says, else a log server is asked]"
+)
+_LAYOUTS: Final = [layout.value for layout in Layout if layout.takes_new_ledgers]
+
+
+@click.group(
+    epilog=examples(
+        "rollbook cluster init --metadata sqlite:///var/lib/rollbook/metadata.db",
+        "rollbook cluster init --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster info --metadata zk://zk1,zk2,zk3/ledgers -o json",
+    )
+)
+def group() -> None:
+    """Initialise and inspect a cluster."""
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster init --metadata sqlite:///var/lib/rollbook/metadata.db",
+        "rollbook cluster init --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster init --metadata zk://zk1/ledgers --layout longhierarchical --if-missing",
+    )
+)
+@metadata_option(WHERE, required=True)  # What is made is named.
+@click.option(
+    "--layout",
+    type=click.Choice(_LAYOUTS),
+    help="Where ledgers lie below the root.  [default: the URL's, else hierarchical]",
+)
+@click.option("--if-missing", is_flag=True, help="Succeed if it is there already: for scripts.")
+@output_option
+def init(url: str, layout: str | None, if_missing: bool, output: str) -> None:
+    """Make a new cluster; refuses if there is one."""
+    from rollbook.api.cli.cluster.actions import make_cluster  # `--help` is quick.
+
+    show_facts(make_cluster(url, layout, if_missing=if_missing), output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster info --server log://10.0.0.5:7400",
+        "rollbook cluster info --context prod",
+        "rollbook cluster info --metadata zk://zk1/ledgers -o json | jq '.bookies[].id'",
+    )
+)
+@_metadata_option
+@log.with_access
+@output_option
+def info(access: "LogAccess", url: str | None, output: str) -> None:
+    """Show which cluster it is, and its bookies; without the metadata, what a log server knows.
+
+    A bookie is writable, read-only, or down: it belongs to the cluster and is not registered.
+    """
+    metadata = metadata_or_server(click.get_current_context(), url)
+    if metadata is None:
+        from rollbook.api.cli.cluster import seen_by_servers
+
+        facts, servers = seen_by_servers.look_at_cluster(access)
+        if output != "table":
+            show_facts({**facts, "servers": servers}, output)
+            return
+        show_facts(facts, output)
+        click.echo("")
+        show_rows(("id", "state", "address", "logs_owned", "version"), servers, output)
+        return
+    from rollbook.api.cli.cluster.actions import look_at_cluster
+
+    facts, bookies = look_at_cluster(metadata.url)
+    if output != "table":
+        show_facts({**facts, "bookies": bookies}, output)
+        return
+    show_facts(facts, output)
+    click.echo("")
+    show_rows(("id", "state", "address", "incarnation"), bookies, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster health",
+        "rollbook cluster health --context prod || alert",
+        "rollbook cluster health --metadata zk://zk1/ledgers -o json | jq -r .health",
+    )
+)
+@_metadata_option
+@log.with_access
+@output_option
+def health(access: "LogAccess", url: str | None, output: str) -> None:
+    """Show whether bookies and log servers can be reached from here; without the metadata, as a log server sees it.
+
+    Ends with 0 if all is well; 8 if it works but a member is down, read-only, draining or out of reach, or
+    logs are written with fewer copies than they want; 5 if too few bookies for the acks of a new log take
+    entries, or no log server can be reached.
+    """
+    from rollbook.api.cli.cluster.health import CODES, look_at_health
+
+    metadata = metadata_or_server(click.get_current_context(), url)
+    if metadata is None:
+        from rollbook.api.cli.cluster import seen_by_servers
+
+        verdict, members = seen_by_servers.look_at_health(access)
+    else:
+        verdict, members = look_at_health(metadata.url)
+    if output != "table":
+        show_facts({**verdict, "members": members}, output)
+    else:
+        show_facts(verdict, output)
+        click.echo("")
+        show_rows(("kind", "id", "state", "address"), members, output)
+    click.get_current_context().exit(CODES[verdict["health"]])
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster restored --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook cluster restored --metadata zk://zk1/ledgers --above 71203",
+        "rollbook cluster restored --metadata sqlite:///var/lib/rollbook/metadata.db --yes",
+    )
+)
+@metadata_option(WHERE, required=True)  # What is changed is named.
+@click.option(
+    "--above",
+    type=WholeNumber(0),
+    default=0,
+    help="The highest ledger id that a bookie has: a bookie that does not start names it.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def restored(url: str, above: int, yes: bool, output: str) -> None:
+    """Go on with a metadata store that was put back from an older copy.
+
+    Stop everything else first. Ledger ids go on above all that were given out since the copy was made, so none is
+    given out twice. Records that were written to segments made since the copy are lost: the store does not name those
+    segments, and bookies remove them an hour or so later.
+    """
+    from rollbook.api.cli.cluster.actions import go_on_after_restore
+    from rollbook.api.cli.confirm import ask_whether
+
+    ask_whether("give up what was written since the copy was made", yes)
+    show_facts(go_on_after_restore(url, above), output)
+
+
+# --- Log servers, asked themselves ------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster servers",
+        "rollbook cluster servers --server log://10.0.0.5:7400 -o json",
+        "rollbook cluster servers -o raw",
+    )
+)
+@log.with_access
+@list_output_option
+def servers(access: "LogAccess", **how: Any) -> None:
+    """List the log servers that live. `raw` is their ids."""
+    from rollbook.api.cli.log import ownership
+
+    ownership.list_servers(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cluster drain log-2 --wait",
+        "rollbook cluster drain log-2 -o raw",
+        "rollbook cluster drain log-2 --resume",
+    )
+)
+@click.argument("server_id", metavar="SERVER", shell_complete=log.completed_by("names_of_servers"))
+@log.with_access
+@click.option("--wait", is_flag=True, help="Until it has none left, or --timeout is over.")
+@click.option("--resume", is_flag=True, help="It takes logs again.")
+@bare_output_option
+def drain(access: "LogAccess", **how: Any) -> None:
+    """Have a log server hand over what it owns, and open nothing more. `raw` is how many are left."""
+    from rollbook.api.cli.log import ownership
+
+    ownership.drain_server(access, **how)

@@ -1,0 +1,138 @@
+"""What `rollbook cluster health` finds: who is registered in the metadata, and who can be reached.
+
+healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
+degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, its clock is
+              wrong, or logs are written with fewer copies than they want, or lack segments whose ledgers were deleted
+unavailable   a new log takes no append, since too few bookies for its acks take entries, or every log
+              server that is registered is out of reach
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rollbook.api.cli.cluster.actions import list_bookies, run_on_store
+from rollbook.logservice.core.clocks import odd_clocks
+from rollbook.logservice.core.server_record import ServerRecord, unpack_server_record
+from rollbook.logservice.log_config import DEFAULT_QUORUM
+from rollbook.logservice.membership import FOLDER
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.errors import NoSuchNode
+from rollbook.proto.ports import MetadataStore
+
+_REACH_S: Final = 2.0
+WRONG_CLOCK: Final = "wrong clock"  # Of a server that owns no logs for that reason.
+_GOOD: Final = ("writable", "serving")
+CODES: Final = {"healthy": 0, "degraded": 8, "unavailable": 5}
+
+
+def look_at_health(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The verdict; everybody, one row each."""
+
+    found = run_on_store(url, find_members)
+    return judge(found), found
+
+
+async def find_members(store: MetadataStore, cluster: Cluster) -> list[dict[str, Any]]:
+    """Bookies and log servers, one row each, each asked whether it can be reached."""
+    bookies = [{"kind": "bookie", **each} for each in await list_bookies(store, cluster)]
+    servers = await _log_servers(store, cluster.own_root)
+    found = [*bookies, *servers]
+    reached = await asyncio.gather(*(is_reached(each["address"]) for each in found))
+    for each, is_there in zip(found, reached, strict=True):
+        if not is_there and each["state"] != "down":
+            each["state"] = "unreachable"
+    return found
+
+
+def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    bookies = [each for each in found if each["kind"] == "bookie"]
+    servers = [each for each in found if each["kind"] == "log server"]
+    writable = sum(each["state"] == "writable" for each in bookies)
+    serving = sum(each["state"] in ("serving", "draining") for each in servers)
+    degraded = sum(each.get("logs_degraded", 0) for each in servers)
+    lost = sum(each.get("segments_lost", 0) for each in servers)
+    # What a new log has is a setting of its server. A cluster of bookies alone is judged by the default.
+    acks = max((each.get("acks", 0) for each in servers), default=0) or DEFAULT_QUORUM.ack
+    ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
+    ensemble = ensemble or DEFAULT_QUORUM.ensemble
+    verdict = "healthy"
+    if degraded or lost or writable < ensemble or not all(each["state"] in _GOOD for each in found):
+        verdict = "degraded"
+    if writable < acks or (servers and not serving):
+        verdict = "unavailable"
+    return {
+        "health": verdict,
+        "bookies": f"{writable} of {len(bookies)} writable",
+        "log_servers": f"{serving} of {len(servers)} reachable" if servers else "none",
+        "new_logs": new_logs_with(writable, acks, ensemble),
+        "degraded_logs": degraded,
+        "lost_segments": lost,
+    }
+
+
+def new_logs_with(writable: int, acks: int, ensemble: int) -> str:
+    if writable < acks:
+        return f"take no append: {acks} bookies have to be writable, better {ensemble}"
+    if writable < ensemble:
+        return f"are written to {writable} bookies instead of {ensemble}"
+    return "have all their copies"
+
+
+async def server_records(store: MetadataStore, own_root: str) -> list[ServerRecord]:
+    """By name. A server that was killed and started again is registered twice until its old session ends:
+    the life that was registered last counts, among those of one name and among those at one address.
+    """
+    folder = f"{own_root}/{FOLDER}"
+    try:
+        names = await store.children(folder)
+    except NoSuchNode:
+        return []
+    nodes = [node for name in names if (node := await store.get(f"{folder}/{name}")) is not None]
+    nodes.sort(key=lambda node: node.stat.created_txn)
+    lives = [unpack_server_record(node.value) for node in nodes]
+    by_name = {record.name: record for record in lives}
+    by_address = {record.info.address: record for record in lives if by_name[record.name] is record}
+    return sorted(by_address.values(), key=lambda record: record.name)
+
+
+async def _log_servers(store: MetadataStore, own_root: str) -> list[dict[str, Any]]:
+    records = await server_records(store, own_root)
+    apart_us = {
+        record.name: record.clock_apart_us
+        for record in records
+        if record.clock_apart_us is not None
+    }
+    odd = odd_clocks(apart_us)
+    return [
+        {
+            "kind": "log server",
+            "id": record.name,
+            "state": WRONG_CLOCK if record.name in odd else _state_of(record),
+            "address": record.info.address,
+            "logs_degraded": record.logs_degraded,
+            "segments_lost": record.segments_lost,
+            "ensemble": record.quorum.ensemble if record.quorum else 0,
+            "acks": record.quorum.ack if record.quorum else 0,
+        }
+        for record in records
+    ]
+
+
+def _state_of(record: ServerRecord) -> str:
+    return "draining" if record.is_draining else "serving"
+
+
+async def is_reached(address: str | None) -> bool:
+    """Somebody listens there; who that is, is not asked."""
+    if not address:
+        return False
+    place = parse_address(address, "the address")
+    try:
+        async with asyncio.timeout(_REACH_S):
+            _, writer = await asyncio.open_connection(place.host, place.port)
+    except OSError:  # A timeout, too.
+        return False
+    writer.close()
+    return True

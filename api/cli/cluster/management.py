@@ -1,0 +1,431 @@
+"""The cluster as HTTP management and the dashboard see it: by the functions that the shell's commands call.
+
+Each question has a deadline, unless it reads all ledgers. While the metadata store is out of reach nothing is sent to it, and the caller is told at
+once. A change that was sent and not answered has an unknown outcome, as in the shell.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import closing
+from typing import Any, Final, Never, TypeVar
+
+from rollbook import __version__
+from rollbook.api.cli.bookie.lifecycle_actions import facts_of
+from rollbook.api.cli.cluster.actions import list_bookies
+from rollbook.api.cli.cluster.health import find_members, judge
+from rollbook.api.cli.ledger.actions import (
+    facts_of_ledger,
+    fragments_of,
+    in_pieces,
+    recover_ledger,
+)
+from rollbook.api.cli.ledger.of_log import require_no_part
+from rollbook.api.cli.ledger.verify import verdict_facts
+from rollbook.api.cli.recovery.status import (
+    ask_for_audit,
+    delay_of,
+    rate_of,
+    read_status,
+    read_tasks,
+    turn_switch,
+)
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.ledger_nodes import StoredLedger
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
+from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.errors import (
+    BadMetadata,
+    ConnectionLost,
+    MetadataUnavailable,
+    Missing,
+    NoSuchLedger,
+    OutcomeUnknown,
+    SessionExpired,
+    UnsupportedVersion,
+)
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
+from rollbook.proto.ports import MetadataStore, SessionState
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.core.lifecycle import allowed_from
+from rollbook.recovery.process_status import PresenceNodes
+from rollbook.recovery.tasks import BadCopies, Failures
+
+T = TypeVar("T")
+Facts = dict[str, Any]
+
+_LOOK_S: Final = 10.0
+_ACT_S: Final = 20.0  # An HTTP exchange ends after 30 s.
+_READS: Final = 64  # At once.
+_LOOKED_AT_MAX: Final = 4096  # Ledgers of one page: a rare state is searched for page by page.
+_TASKS_MAX: Final = 100
+
+
+class StoreWatch:
+    """Whether the metadata store can be reached now. `run` it in a task."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self.is_connected = True
+        self._store = store
+
+    async def run(self) -> Never:
+        async for event in self._store.session_events():
+            self.is_connected = event.state is SessionState.CONNECTED
+        raise AssertionError("they end with the store alone")
+
+
+class ClusterAdmin:
+    def __init__(self, ledgers: Ledgers, watch: StoreWatch, metadata: str) -> None:
+        """`metadata`: its URL, for people, without secrets."""
+        self._ledgers = ledgers
+        self._store = ledgers.store
+        self._cluster = ledgers.cluster
+        self._watch = watch
+        self._metadata = metadata
+        self._marks = Marks(self._store, self._cluster.root)
+        self._failures = Failures(self._store, self._cluster)
+        self._bad = BadCopies(self._store, self._cluster)
+        self._lifecycles = LifecycleNodes(self._store, self._cluster)
+        self._departures = Departures(
+            self._store, self._cluster, SystemClock(), random.SystemRandom()
+        )
+
+    # --- The cluster --------------------------------------------------------------------------
+
+    async def cluster(self) -> Facts:
+        return {
+            "instance_id": self._cluster.instance_id,
+            "metadata": self._metadata,
+            "ledgers_root": self._cluster.root,
+            "own_root": self._cluster.own_root,
+            "layout": self._cluster.layout.value,
+            "release": __version__,
+            "metadata_reachable": self._watch.is_connected,
+        }
+
+    async def health(self) -> Facts:
+        members = await self._look(find_members(self._store, self._cluster))
+        return judge(members) | {"members": members}
+
+    # --- Bookies ------------------------------------------------------------------------------
+
+    async def bookies(self) -> list[Facts]:
+        """By id."""
+        return await self._look(self._bookies())
+
+    async def _bookies(self) -> list[Facts]:
+        rows = await list_bookies(self._store, self._cluster)
+        known = {each.bookie: each for each in await self._lifecycles.list()}
+        left = await self._ledgers_left()
+        return [
+            row | self._lifecycle_facts(BookieId(row["id"]), known, left)
+            for row in sorted(rows, key=lambda row: str(row["id"]))
+        ]
+
+    async def _ledgers_left(self) -> dict[str, int]:
+        """Of bookies that drain, as the steward counted last."""
+        for each in await PresenceNodes(self._store, self._cluster).list():
+            if drains := each.drains.get("drains"):
+                return {bookie: ledgers for bookie, (_, ledgers) in drains.items()}
+        return {}
+
+    def _lifecycle_facts(
+        self,
+        bookie: BookieId,
+        known: dict[BookieId, StoredLifecycle],
+        left: dict[str, int],
+    ) -> Facts:
+        stored = known.get(bookie)
+        found = stored.lifecycle if stored else Lifecycle()
+        info = self._ledgers.live().find(bookie)
+        return {
+            "lifecycle": found.state.value,
+            "lifecycle_since_ms": found.since_ms or None,
+            "reason": found.reason or None,
+            "ledgers_at_start": found.ledgers if not found.takes_entries else None,
+            "ledgers_left": left.get(bookie),
+            "allowed": [each.value for each in allowed_from(found.state)],
+            "http": str(info.http_address) if info and info.http_address else None,
+        }
+
+    async def bookie(self, name: str) -> Facts:
+        """Raises `Missing`."""
+        bookie = parse_bookie_id(name)
+        return _row_of(await self.bookies(), bookie)
+
+    async def set_lifecycle(
+        self, name: str, state: LifecycleState, *, force: bool = False
+    ) -> Facts:
+        """Raises `LifecycleConflict` with the states that are allowed, `NotEnoughBookies`, `Missing`."""
+        bookie = parse_bookie_id(name)
+
+        async def change() -> StoredLifecycle:
+            _row_of(await self._bookies(), bookie)
+            if state is LifecycleState.DRAINING:
+                return (await self._departures.drain([bookie], is_forced=force))[0]
+            if state is LifecycleState.ACTIVE:
+                return await self._departures.undrain(bookie)
+            return await self._departures.mark_drained(bookie)
+
+        await self._walk(change(), f"ask GET /api/v1/bookies/{bookie}/lifecycle what it is now")
+        return await self.bookie(name)
+
+    async def judge_removal(self, names: Sequence[str]) -> Facts:
+        return facts_of(await self._look(self._departures.judge(_parsed(names)), None))
+
+    async def remove(self, name: str, given_up: int | None) -> Facts:
+        """Raises `NotConfirmed`, `InvalidRequest`, `Missing`."""
+        bookie = parse_bookie_id(name)
+
+        async def remove() -> Facts:
+            _row_of(await self._bookies(), bookie)
+            return facts_of(await self._departures.remove([bookie], ledgers_given_up=given_up))
+
+        return await self._walk(remove(), "ask GET /api/v1/bookies whether it is still there")
+
+    # --- Ledgers ------------------------------------------------------------------------------
+
+    async def ledgers(
+        self,
+        after: int,
+        limit: int,
+        *,
+        state: str | None = None,
+        bookie: str | None = None,
+        short: bool | None = None,
+    ) -> tuple[list[Facts], int | None]:
+        """Rows with ids above `after`, and what `after` is for the next page; None: there is none.
+
+        A page may have fewer rows than `limit`, even none, and another one after it: so many ledgers are looked at
+        for each (MG3). `short`: a ledger that is marked, since it lacks copies.
+        """
+        return await self._look(self._page(after, limit, state, bookie, short))
+
+    async def _page(
+        self, after: int, limit: int, state: str | None, bookie: str | None, short: bool | None
+    ) -> tuple[list[Facts], int | None]:
+        wanted = None if bookie is None else parse_bookie_id(bookie)
+        rows: list[Facts] = []
+        looked_at = 0
+        ids = self._marked(after) if short else self._ledgers.list(after + 1)
+        async for piece in in_pieces(ids, _READS, None):
+            found = await asyncio.gather(*map(self._read, piece))
+            for ledger_id, stored in zip(piece, found, strict=True):
+                if stored is None or (wanted and not stored.metadata.names(wanted)):
+                    continue
+                if state is not None and stored.metadata.state.value != state:
+                    continue
+                if short is False and await self._marks.read(ledger_id) is not None:
+                    continue
+                rows.append(facts_of_ledger(stored))
+                if len(rows) == limit:
+                    return rows, ledger_id
+            looked_at += len(piece)
+            if looked_at >= _LOOKED_AT_MAX:
+                return rows, piece[-1]
+        return rows, None
+
+    async def _marked(self, after: int) -> AsyncIterator[LedgerId]:
+        async for ledger_id in self._marks.ids():
+            if ledger_id > after:
+                yield ledger_id
+
+    async def _read(self, ledger_id: LedgerId) -> StoredLedger | None:
+        try:
+            return await self._ledgers.metadata(ledger_id)
+        except (NoSuchLedger, BadMetadata):
+            return None  # Deleted meanwhile; `recovery` counts those that cannot be read.
+
+    async def ledger(self, ledger_id: int) -> Facts:
+        """With its fragments, its mark, and why its last repair failed. Raises `NoSuchLedger`."""
+        return await self._look(self._ledger(ledger_id))
+
+    async def _ledger(self, ledger_id: int) -> Facts:
+        stored = await self._ledgers.metadata(ledger_id, fresh=True)
+        mark = await self._marks.read(LedgerId(ledger_id))
+        try:
+            failure = await self._failures.read(LedgerId(ledger_id))
+        except (BadMetadata, UnsupportedVersion):
+            failure = None
+        states = {row["id"]: row["state"] for row in await list_bookies(self._store, self._cluster)}
+        return facts_of_ledger(stored) | {
+            "fragments": [
+                each | {"places": [states.get(name, "unknown") for name in each["ensemble"]]}
+                for each in fragments_of(stored.metadata)
+            ],
+            "short": mark is not None,
+            "missing": list(mark.mark.missing) if mark else [],
+            "short_since_ms": mark.mark.marked_ms if mark else None,
+            "repair_problem": failure.message if failure else None,
+            "lost": [
+                f"{loss.first_entry}-{loss.last_entry}"
+                for loss in (failure.losses if failure else ())
+            ],
+        }
+
+    async def bad_ledgers(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
+        """Entries that a check found to be bad, and those that a repair found to be lost."""
+        return await self._look(self._bad_page(after, limit))
+
+    async def _bad_page(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
+        rows: list[Facts] = []
+        ids = [each async for each in _first_above(self._bad.ids(), after, limit + 1)]
+        failed = [each async for each in _first_above(self._failures.ids(), after, limit + 1)]
+        found = sorted({*ids, *failed})
+        for ledger_id in found[:limit]:
+            mark = await self._marks.read(ledger_id)
+            since_ms = mark.mark.marked_ms if mark else None
+            bad = await self._bad.read_stored(ledger_id)
+            for bookie, ranges in (bad[0] if bad else {}).items():
+                rows += (
+                    _bad_row(ledger_id, "bad copy", "auditor", bookie, first, last, since_ms)
+                    for first, last in ranges
+                )
+            try:
+                failure = await self._failures.read(ledger_id)
+            except (BadMetadata, UnsupportedVersion):
+                continue
+            for loss in failure.losses if failure else ():
+                holders = ", ".join(loss.holders)
+                failed_ms = failure.failed_ms if failure else None
+                rows.append(
+                    _bad_row(
+                        *(ledger_id, "no copy", "worker", holders),
+                        *(loss.first_entry, loss.last_entry, failed_ms),
+                    )
+                )
+        return rows, found[limit - 1] if len(found) > limit else None
+
+    async def verify(self, ledger_id: int) -> Facts:
+        """Reads every copy; as long as that takes. Raises `NoSuchLedger`."""
+        self._require_store()
+        return verdict_facts(ledger_id, await self._ledgers.verify(ledger_id, None))
+
+    async def recover(self, ledger_id: int) -> Facts:
+        """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+        self._require_store()
+        await require_no_part(
+            *(self._ledgers, [ledger_id], None),
+            instead="a log server recovers it as it takes the log over; to move the log: rollbook log "
+            "transfer {0} SERVER",
+        )
+        return await recover_ledger(self._ledgers, ledger_id, None)
+
+    # --- Recovery -----------------------------------------------------------------------------
+
+    async def recovery(self) -> Facts:
+        """What `rollbook recovery status` shows, the first tasks, and the rate."""
+        return await self._look(self._recovery())
+
+    async def _recovery(self) -> Facts:
+        found = await read_status(self._store, self._cluster)
+        rate = await rate_of(self._store, self._cluster)
+        return found | rate | {"tasks": await self._tasks()}
+
+    async def _tasks(self) -> list[Facts]:
+        return await read_tasks(self._store, self._cluster, limit=_TASKS_MAX)
+
+    async def audit(self, *, anyway: bool) -> Facts:
+        return await self._act(ask_for_audit(self._store, self._cluster, anyway=anyway))
+
+    async def set_switch(self, *, enabled: bool) -> None:
+        await self._act(turn_switch(self._store, self._cluster, enables=enabled))
+
+    async def set_delay(self, seconds: int) -> Facts:
+        return await self._act(delay_of(self._store, self._cluster, seconds))
+
+    async def set_rate(self, bytes_per_s: int) -> Facts:
+        """0: unlimited."""
+        return await self._act(rate_of(self._store, self._cluster, bytes_per_s))
+
+    # --- Deadlines ----------------------------------------------------------------------------
+
+    def _require_store(self) -> None:
+        if not self._watch.is_connected:
+            raise MetadataUnavailable(next_step="check that the metadata store runs")
+
+    async def _look(
+        self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S
+    ) -> T:
+        """Raises `MetadataUnavailable` for whatever keeps the store from answering: to ask again does no harm."""
+        with closing(question):  # It is never begun while the store is away.
+            self._require_store()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    return await question
+            except (TimeoutError, ConnectionLost, SessionExpired) as error:
+                raise MetadataUnavailable(
+                    "the metadata store does not answer",
+                    next_step="check that the metadata store runs",
+                ) from error
+
+    async def _walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:
+        """One that reads all ledgers first: it takes as long as that."""
+        return await self._act(change, find_out, None)
+
+    async def _act(
+        self,
+        change: Coroutine[Any, Any, T],
+        find_out: str = "ask GET /api/v1/recovery what is in force",
+        deadline_s: float | None = _ACT_S,
+    ) -> T:
+        with closing(change):
+            self._require_store()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    return await change
+            except TimeoutError as error:
+                raise OutcomeUnknown(
+                    f"nothing was heard of it for {_ACT_S:g} s", next_step=find_out
+                ) from error
+            except OutcomeUnknown as error:
+                error.next_step = error.next_step or find_out
+                raise
+
+
+def _parsed(names: Sequence[str]) -> list[BookieId]:
+    return list(dict.fromkeys(parse_bookie_id(name) for name in names))
+
+
+def _row_of(rows: Sequence[Facts], bookie: BookieId) -> Facts:
+    for row in rows:
+        if row["id"] == bookie:
+            return row
+    raise Missing(
+        f"the cluster knows no bookie {bookie}",
+        bookie=bookie,
+        next_step="ask GET /api/v1/bookies: it lists the bookies",
+    )
+
+
+def _bad_row(
+    ledger_id: int,
+    kind: str,
+    said_by: str,
+    bookies: str,
+    first_entry: int,
+    last_entry: int,
+    since_ms: int | None,
+) -> Facts:
+    return {
+        "ledger_id": ledger_id,
+        "kind": kind,
+        "said_by": said_by,
+        "bookies": bookies,
+        "first_entry": first_entry,
+        "last_entry": last_entry,
+        "since_ms": since_ms,
+    }
+
+
+async def _first_above(
+    ids: AsyncIterator[LedgerId], after: int, count: int
+) -> AsyncIterator[LedgerId]:
+    async for ledger_id in ids:
+        if ledger_id > after:
+            yield ledger_id
+            count -= 1
+            if not count:
+                return

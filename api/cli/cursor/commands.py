@@ -1,0 +1,115 @@
+"""`rollbook cursor`: named positions of logs. What the commands do is in `cursor_work`."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.lazy_group import AliasGroup
+from rollbook.api.cli.log.commands import (
+    completed_by,
+    log_argument,
+    with_access,
+    yes_option,
+)
+from rollbook.api.cli.output import bare_output_option, examples, list_output_option
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+_name_argument: Final = click.argument("name", shell_complete=completed_by("names_of_cursors"))
+
+
+@click.group(
+    cls=AliasGroup,
+    epilog=examples(
+        "rollbook cursor set orders billing 1700",
+        "rollbook cursor ls orders",
+        "rollbook log read orders --from cursor:billing",
+    ),
+)
+def group() -> None:
+    """Look at, move and remove cursors: named positions that a log keeps.
+
+    A protected one is a mark: what lies at it and above is not truncated.
+    """
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cursor ls orders",
+        "rollbook cursor ls shop/orders -o json | jq '.[] | select(.lag > 1000)'",
+        "rollbook cursor ls orders -o raw",
+    )
+)
+@log_argument
+@with_access
+@list_output_option
+def ls(access: "LogAccess", **how: Any) -> None:
+    """List a log's cursors, with what lies behind each. `raw` is their names."""
+    from rollbook.api.cli.cursor import actions as cursor_work
+
+    cursor_work.list_cursors(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cursor show orders billing",
+        "rollbook cursor show orders billing -o raw",
+        "rollbook cursor show shop/orders billing -o json",
+    )
+)
+@log_argument
+@_name_argument
+@with_access
+@bare_output_option
+def show(access: "LogAccess", **how: Any) -> None:
+    """Show one cursor. `raw` is its offset."""
+    from rollbook.api.cli.cursor import actions as cursor_work
+
+    cursor_work.show_cursor(access, **how)
+
+
+@group.command(
+    "set",
+    context_settings={"ignore_unknown_options": True},  # Such as -10, which is a position.
+    epilog=examples(
+        "rollbook cursor set orders billing 1700",
+        "rollbook cursor set orders billing -10 --protect",
+        "rollbook cursor set orders billing ago:1d --rewind --version 12",
+    ),
+)
+@log_argument
+@_name_argument
+@click.argument("position", shell_complete=completed_by("positions"))
+@with_access
+@click.option("--protect/--no-protect", default=None, help="Hold truncation back, or no more.")
+@click.option("--rewind", is_flag=True, help="It may go back.")
+@click.option(
+    "--version", type=WholeNumber(-1), metavar="N", help="Only from this one; -1: make it."
+)
+@bare_output_option
+def move(access: "LogAccess", **how: Any) -> None:
+    """Make a cursor, or move it. `raw` is its offset."""
+    from rollbook.api.cli.cursor import actions as cursor_work
+
+    cursor_work.move_cursor(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook cursor rm orders billing",
+        "rollbook cursor rm orders billing --yes",
+        "rollbook cursor rm shop/orders billing --yes -o json",
+    )
+)
+@log_argument
+@_name_argument
+@with_access
+@yes_option
+@bare_output_option
+def rm(access: "LogAccess", **how: Any) -> None:
+    """Remove a cursor: it holds nothing back any more."""
+    from rollbook.api.cli.cursor import actions as cursor_work
+
+    cursor_work.remove_cursor(access, **how)

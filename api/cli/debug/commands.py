@@ -1,0 +1,56 @@
+"""`rollbook debug`: what somebody who helps needs to see. What it does is in `debug_work`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.log.commands import completed_by, with_access
+from rollbook.api.cli.metadata_option import metadata_option
+from rollbook.api.cli.output import examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+
+@click.group(
+    epilog=examples(
+        "rollbook debug bundle",
+        "rollbook debug bundle --file bundle.tar.gz",
+        "rollbook debug bundle --log shop/orders --context prod",
+    )
+)
+def group() -> None:
+    """Gather what somebody who helps needs to see."""
+
+
+@group.command(
+    epilog=examples(
+        "rollbook debug bundle",
+        "rollbook debug bundle --file bundle.tar.gz",
+        "rollbook debug bundle --log shop/orders --metadata zk://zk1,zk2,zk3/ledgers",
+    )
+)
+@with_access
+@click.option("--file", "path", metavar="FILE", help="[default: rollbook-TIME.tar.gz here]")
+@click.option(
+    "--log",
+    "logs",
+    metavar="LOG",
+    multiple=True,
+    shell_complete=completed_by("names_of_logs"),
+    help="With all there is to know of it.",
+)
+@metadata_option(
+    "With the cluster's bookies, who of all can be reached, and their metrics.  [default: the context's]"
+)
+@click.option("--logs-max", type=WholeNumber(0), default=1000, show_default=True)
+def bundle(access: "LogAccess", **how: Any) -> None:
+    """Write what servers and logs say of themselves into one file. No records, no tokens.
+
+    With the metadata there are the metrics of bookies and log servers, too. What cannot be had is listed in
+    it, with the reason, and is no failure.
+    """
+    from rollbook.api.cli.debug import actions as debug_work
+
+    debug_work.bundle(access, **how)

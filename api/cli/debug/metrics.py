@@ -1,0 +1,170 @@
+"""The `/metrics` of everybody in the metadata, for a bundle.
+
+To a log server is shown what any command would show it, where that is not read on the way, and only if the server
+that was asked knows it: the metadata may be another cluster's. To a bookie nothing is shown, for its pages for probes
+want nothing. Redirections are not followed.
+"""
+
+import asyncio
+import http.client
+import io
+import ssl
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from rollbook.api.cli.cluster.actions import run_on_store
+from rollbook.api.cli.cluster.health import server_records
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.proto.certificates import require_certificate_of
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
+from rollbook.proto.loopback import may_show_token
+from rollbook.proto.ports import MetadataStore
+from rollbook.proto.runtime.system_errors import told
+
+_PATIENCE_S: Final = 5.0  # For one of them, from the first to the last byte.
+_BYTES_MAX: Final = 4 << 20
+_ANSWER_BYTES_MAX: Final = _BYTES_MAX + (1 << 20)  # With headers, and with sizes of chunks.
+_AT_ONCE: Final = 8
+_SERVERS_MAX: Final = 100
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    name: str  # Of a file, too.
+    url: str  # Empty: it was set up to have no pages.
+    server_id: str = ""  # Of a log server; names are the same in many clusters.
+
+    @property
+    def wants(self) -> str:
+        """What it is to be started with to have some."""
+        return "--rest" if self.server_id else "--http"
+
+
+def places_of(url: str) -> list[Place]:
+    async def look(store: MetadataStore, cluster: Cluster) -> list[Place]:
+        watcher = BookieWatcher(store, cluster.root)
+        await watcher.start()
+        await watcher.close()
+        live = {**watcher.current.writable, **watcher.current.read_only}
+        pages = {name: info.http_address for name, info in live.items()}
+        found = [
+            Place(f"bookie-{_as_file(name)}", f"http://{address}" if address else "")
+            for name, address in sorted(pages.items())
+        ]
+        servers = await server_records(store, cluster.own_root)
+        return found + [
+            Place(f"log-server-{_as_file(each.name)}", each.http, each.info.server_id)
+            for each in servers
+        ]
+
+    return run_on_store(url, look)
+
+
+def _as_file(name: str) -> str:
+    return name.replace("/", "_")
+
+
+async def gather(
+    places: Sequence[Place],
+    access: LogAccess,
+    known: Collection[str],
+    keep: Callable[[str, bytes], None],
+) -> dict[str, RollbookError]:
+    """Hands to `keep` what those who have pages say, by name, as it comes: no more than `_AT_ONCE` pages are held.
+    Why others of these say nothing, or not all of it, by name. `known`: ids of log servers of the cluster that
+    the token is for."""
+    places = [each for each in places if each.url]
+    free = asyncio.Semaphore(_AT_ONCE)
+    missing: dict[str, RollbookError] = {
+        each.name: Unavailable("there are more servers than a bundle asks")
+        for each in places[_SERVERS_MAX:]
+    }
+
+    async def ask(place: Place) -> None:
+        async with free:
+            try:
+                text = await _fetch(place, access, place.server_id in known)
+            except RollbookError as error:
+                missing[place.name] = error
+                return
+            keep(place.name, text[:_BYTES_MAX])
+        if len(text) > _BYTES_MAX:
+            missing[place.name] = Unavailable(f"what comes after the first {_BYTES_MAX} bytes")
+
+    await asyncio.gather(*map(ask, places[:_SERVERS_MAX]))
+    return missing
+
+
+async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
+    """Raises `RollbookError`."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):  # However slowly it says a line.
+            return await _page(place, access, is_known)
+    except TimeoutError as error:
+        raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ServerUnreachable(f"nobody answers at {place.url}: {told(error)}") from error
+
+
+async def _page(place: Place, access: LogAccess, is_known: bool) -> bytes:
+    parts = urlsplit(place.url)
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    wire = _Wire()
+    connection = http.client.HTTPConnection(host, parts.port or (443 if is_tls else 80))
+    connection.sock = wire  # What it uses of a socket.
+    shown = _headers(place, access) if is_known else {}
+    connection.request("GET", "/metrics", headers={"connection": "close", **shown})
+    tls = _tls(access) if is_tls else None
+    reader, writer = await asyncio.open_connection(host, connection.port, ssl=tls)
+    try:
+        writer.write(wire.said)
+        while len(wire.answer) < _ANSWER_BYTES_MAX and (chunk := await reader.read(_CHUNK)):
+            wire.answer += chunk
+    finally:
+        writer.transport.abort()
+    with connection.getresponse() as answer:
+        if answer.status != http.client.OK:
+            raise Unavailable(f"{place.url}/metrics answers {answer.status}")
+        text = b""
+        while len(text) <= _BYTES_MAX and (chunk := answer.read1(_CHUNK)):
+            text += chunk
+        return text
+
+
+class _Wire:
+    """Both sides of HTTP as bytes: how they travel is asyncio's, which can give up between any two of them."""
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.answer = bytearray()
+
+    def sendall(self, data: bytes) -> None:
+        self.said += data
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return io.BytesIO(self.answer)
+
+    def close(self) -> None:
+        pass
+
+
+def _tls(access: LogAccess) -> ssl.SSLContext:
+    require_certificate_of(access.tls_key, access.tls_certificate, "--tls-certificate")
+    context = ssl.create_default_context(cafile=access.tls_authorities)
+    if access.tls_certificate:
+        context.load_cert_chain(access.tls_certificate, access.tls_key)
+    return context
+
+
+def _headers(place: Place, access: LogAccess) -> dict[str, str]:
+    token = access.token()
+    parts = urlsplit(place.url)
+    is_safe = may_show_token(
+        parts.hostname or "", uses_tls=parts.scheme == "https", insecure=access.insecure
+    )
+    return {"authorization": f"Bearer {token}"} if token and is_safe else {}

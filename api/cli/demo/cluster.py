@@ -1,0 +1,119 @@
+"""The cluster of `rollbook demo`: three bookies and two log servers, each a process of its own.
+
+They share one directory: the embedded metadata store, whichever of them serves it, the bookies' files, and
+what each process had to say (`NAME.log`).
+"""
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import click
+
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.metastore import open_metadata_store
+
+BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
+LOG_SERVERS: Final = ("log-1", "log-2")
+_SMALL: Final = {  # Five processes on a laptop, with little to keep.
+    "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(32 << 20),
+    "ROLLBOOK_STORAGE_QUEUED_BYTES_MAX": str(16 << 20),
+    "ROLLBOOK_STORAGE_INDEX_BYTES_MAX": str(16 << 20),
+    "ROLLBOOK_STORAGE_CACHE_BYTES": str(32 << 20),
+    "ROLLBOOK_LOG_SERVICE_TAIL_MEMORY_BYTES": str(64 << 20),
+}
+_HOST: Final = "127.0.0.1"
+_READY_S_MAX: Final = 60.0
+_LAST_WORDS: Final = 5
+
+
+class DemoCluster:
+    """Its processes by name, and where they listen."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.url = f"sqlite://{folder}/metadata.db"
+        self.addresses: dict[str, str] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def start(self) -> None:
+        """Returns when all of them serve."""
+        url = MetadataUrl.parse(self.url)
+        async with await open_metadata_store(url, create=True) as store:
+            await initialise(store, url.ledgers_root, random.SystemRandom())
+        # Each loads its code while the others do: on its own it would not be quicker.
+        await asyncio.gather(*map(self.start_bookie, BOOKIES), *map(self._start_log, LOG_SERVERS))
+
+    async def start_bookie(self, name: str) -> None:
+        home = os.path.join(self.folder, name)
+        await self._start(
+            *(name, "server", "bookie", "--bookie-id", name),
+            *("--journal-dir", f"{home}/journal", "--ledger-dir", f"{home}/ledgers"),
+        )
+
+    async def _start_log(self, name: str) -> None:
+        await self._start(name, "server", "log", "--server-name", name)
+
+    async def _start(self, name: str, *command: str) -> None:
+        common = ("--metadata", self.url, "--listen", f"{_HOST}:0", "--log-level", "warning")
+        with open(self._log_of(name), "ab") as log:  # noqa: ASYNC230  # Nothing else runs yet.
+            self._processes[name] = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "rollbook.api.cli.demo.child", *command, *common),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+            )
+        assert process.stdout is not None
+        async with asyncio.timeout(_READY_S_MAX):
+            line = (await process.stdout.readline()).decode()
+        if not line.startswith("ready: "):
+            raise RollbookError(f"{name} does not serve")
+        self.addresses[name] = line.rpartition(" on ")[2].strip()
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL; returns when it is gone."""
+        self._processes[name].kill()
+        await self._processes[name].wait()
+
+    def last_words(self) -> Iterator[str]:
+        """Of the processes, for people who want to know why."""
+        for name in self._processes:
+            with open(self._log_of(name), encoding="utf-8", errors="replace") as log:
+                yield from (f"{name}: {line.rstrip()}" for line in list(log)[-_LAST_WORDS:])
+
+    async def close(self) -> None:
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+        for process in self._processes.values():
+            await process.wait()
+
+    def _log_of(self, name: str) -> str:
+        return os.path.join(self.folder, f"{name}.log")
+
+
+def _environment() -> Mapping[str, str]:
+    """Without what its user has set for servers of his own."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("ROLLBOOK_")}
+    return {**ours, **_SMALL}
+
+
+@asynccontextmanager
+async def demo_cluster(folder: str) -> AsyncIterator[DemoCluster]:
+    cluster = DemoCluster(folder)
+    try:
+        await cluster.start()
+        yield cluster
+    except Exception:
+        for line in cluster.last_words():
+            click.echo(line, err=True)
+        raise
+    finally:
+        await cluster.close()

@@ -1,0 +1,254 @@
+"""A whole cluster in this process: the metadata in one file, bookies, one log server, recovery.
+
+Everything lies below one directory, and is found there again:
+
+    metadata.db              the embedded store
+    bk-1/journal, ledgers    each bookie's files
+    LOCK                     who runs it
+
+A bookie goes by its name, so it may listen on another port in each life: where its usual one is taken
+it takes a free one. Bookies that are there from before are started, too, whatever is asked for.
+"""
+
+import os
+import random
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rollbook import __version__
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.cli.failures import explain_error
+from rollbook.api.cli.machine import RealMachine
+from rollbook.api.cli.recovery.actions import LocalDoubts
+from rollbook.api.cli.server.log import LogSettings, RunningLogServer, log_server, tls_files
+from rollbook.api.cli.server.recovery import (
+    RecoveryServerConfig,
+    RecoverySettings,
+    recovery_server,
+)
+from rollbook.bookie.admin import Admin
+from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
+from rollbook.bookie.config import BookieConfig, StorageConfig
+from rollbook.logservice.config import LogServerConfig, LogServiceConfig
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.cluster.cluster import initialise
+from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
+from rollbook.proto.ids import BookieId
+from rollbook.proto.loopback import is_loopback
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.disk import SystemDisk
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metastore.embedded_owner import end_process
+from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.tasks import first_of
+from rollbook.recovery.possible_losses import BookieDoubts
+from rollbook.recovery.server import RecoveryServer
+from rollbook.recovery.stats import PART
+
+BOOKIES_MAX: Final = 16
+DASHBOARD_PORT: Final = 7500
+_MIB: Final = 1024 * 1024
+_LEASE_S: Final = 30.0  # There is no other server to take over while this machine is held up.
+_HOST: Final = "127.0.0.1"
+_NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What each part may take of memory and disk."""
+
+    journal_file_bytes: int
+    index_bytes: int
+    cache_bytes: int
+    tail_memory_bytes: int
+    page_cache_bytes: int  # For all bookies.
+
+
+SMALL: Final = Sizes(32 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB, 256 * _MIB)
+LARGE: Final = Sizes(128 * _MIB, 96 * _MIB, 192 * _MIB, 256 * _MIB, 1536 * _MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    url: str  # Of the metadata.
+    bookies: dict[str, Bookie]
+    logs: RunningLogServer
+    dashboard: str = ""  # Its URL; empty: HTTP management was not asked for.
+
+    async def failed(self) -> BaseException:
+        """What makes it impossible for a bookie to go on."""
+        return await first_of(*(bookie.failed() for bookie in self.bookies.values()))
+
+
+@asynccontextmanager
+async def local_cluster(
+    folder: str, bookies: int, server: LogServerConfig, sizes: Sizes, http: str = ""
+) -> AsyncIterator[LocalCluster]:
+    """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at. `http`: where management
+    and the dashboard are served, with the certificate and the tokens of the log server.
+
+    Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of ours,
+    and what keeps a part from starting.
+    """
+    machine = RealMachine(SystemDisk(sizes.page_cache_bytes))
+    async with AsyncExitStack() as stack:
+        try:
+            await machine.disk.make_directory(folder)
+            lock = await machine.disk.lock(os.path.join(folder, "LOCK"))
+        except OSError as error:
+            raise BadConfig(
+                f"cannot keep data in {folder}: {error.strerror}",
+                next_step="say --data DIR with a directory that can be written, or made",
+            ) from error
+        stack.push_async_callback(lock.release)
+        url = f"sqlite://{folder}/metadata.db"
+        store = await open_metadata_store(url, serve=True, create=True, on_fatal=_end_told)
+        stack.push_async_callback(store.close)
+        await _ensure_cluster(store, url)
+        running: dict[str, Bookie] = {}
+        for number in range(1, max([bookies, *_found(folder)]) + 1):
+            name = f"bk-{number}"
+            running[name] = bookie = await _open_bookie(machine, folder, url, number, sizes)
+            stack.push_async_callback(bookie.close)
+            await bookie.register()
+        count, dashboard = len(running), ""
+        logs = await stack.enter_async_context(
+            log_server(
+                _log_settings(url, count, server, sizes),
+                serves_store=False,
+                dashboard=lambda: dashboard,
+            )
+        )
+        recovery = RecoverySettings(RecoveryServerConfig(url, name="recovery-1"))
+        local: dict[BookieId, BookieDoubts] = {
+            BookieId(name): LocalDoubts(Admin(bookie, machine.disk, machine.clock))
+            for name, bookie in running.items()
+        }
+        repair = await stack.enter_async_context(
+            recovery_server(recovery, serves_store=False, doubts_of=local.get)
+        )
+        dashboard = await stack.enter_async_context(_dashboard(repair, url, server, http))
+        yield LocalCluster(url, running, logs, dashboard)
+
+
+@asynccontextmanager
+async def _dashboard(
+    repair: RecoveryServer, url: str, server: LogServerConfig, http: str
+) -> AsyncIterator[str]:
+    if not http:
+        yield ""
+        return
+    # FastAPI takes a third of a second to load.
+    from rollbook.api.cli.server.management import management
+    from rollbook.api.rest.server import HttpConfig
+
+    metrics = Metrics()
+    metrics.add(PART, repair.stats)
+    metrics.add_process(__version__)
+    tls = tls_files(server)
+    config = HttpConfig(
+        dashboard_address(http, server),
+        server.token_file or None,
+        tls,
+        knows_callers=bool(server.access_file),
+    )
+    doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
+    async with management(repair.ledgers, url, config, doorkeeper, metrics) as where:
+        yield f"{'https' if tls else 'http'}://{where}"
+
+
+def dashboard_address(http: str, server: LogServerConfig) -> Address:
+    """Where management and the dashboard listen.
+
+    Raises `BadConfig` if it is none, or if it is off loopback without TLS and a token: `insecure` is for logs (MG2).
+    """
+    address = parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT)
+    is_locked = server.tls_certificate and (server.token_file or server.access_file)
+    if is_locked or is_loopback(address.host):
+        return address
+    raise BadConfig(
+        f"--http {address} would be open to the network",
+        next_step="give it --tls-certificate with --token-file or --access-file, "
+        f"or say --http {_HOST}:{address.port}",
+    )
+
+
+async def _open_bookie(
+    machine: RealMachine, folder: str, url: str, number: int, sizes: Sizes
+) -> Bookie:
+    """It looks for a free port, and listens a while later: somebody else may have taken it meanwhile."""
+    settings = _bookie_settings(folder, url, number, sizes)
+    try:
+        return await Bookie.open(machine, await open_metadata_store(url), settings)
+    except BadConfig:
+        elsewhere = _bookie_settings(folder, url, number, sizes)
+        if elsewhere == settings:
+            raise
+    return await Bookie.open(machine, await open_metadata_store(url), elsewhere)
+
+
+def _end_told(error: BaseException) -> None:
+    """Who runs a whole cluster looks at errors as `main` tells them, which does not come to it here."""
+    if isinstance(error, RollbookError):
+        explain_error(error)
+    end_process(error)
+
+
+async def _ensure_cluster(store: MetadataStore, url: str) -> None:
+    try:
+        await initialise(store, MetadataUrl.parse(url).ledgers_root, random.SystemRandom())
+    except ClusterExists:
+        pass  # From before.
+
+
+def _found(folder: str) -> list[int]:
+    """The numbers of bookies that are there from before."""
+    matches = map(_NAME.fullmatch, os.listdir(folder))
+    return [int(match[1]) for match in matches if match]
+
+
+def _bookie_settings(folder: str, url: str, number: int, sizes: Sizes) -> Settings:
+    home = os.path.join(folder, f"bk-{number}")
+    return Settings(
+        BookieConfig(
+            url,
+            bookie_id=f"bk-{number}",
+            listen=str(usual_or_free(Address(_HOST, DEFAULT_PORT + number - 1))),
+        ),
+        StorageConfig(
+            os.path.join(home, "journal"),
+            (os.path.join(home, "ledgers"),),
+            journal_file_bytes=sizes.journal_file_bytes,
+            index_bytes_max=sizes.index_bytes,
+            cache_bytes=sizes.cache_bytes,
+        ).with_fitting_queue(),
+    )
+
+
+def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes) -> LogSettings:
+    write = min(bookies, 3)
+    service = LogServiceConfig(
+        lease_s=_LEASE_S,
+        ensemble=write,
+        write=write,
+        ack=write // 2 + 1,
+        tail_memory_bytes=sizes.tail_memory_bytes,
+    )
+    named = replace(server, metadata=url, server_name=server.server_name or "log-1")
+    return LogSettings(named, service)
+
+
+def usual_or_free(usual: Address) -> Address:
+    """With port 0 if somebody listens there: then the system picks one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((usual.host, usual.port))
+        except OSError:
+            return Address(usual.host, 0)
+    return usual

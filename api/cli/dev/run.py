@@ -1,0 +1,128 @@
+"""What `rollbook dev` and `rollbook server all` run until they are told to stop."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+import click
+
+from rollbook.api.cli.dev.local_cluster import (
+    DASHBOARD_PORT,
+    LARGE,
+    SMALL,
+    LocalCluster,
+    Sizes,
+    dashboard_address,
+    local_cluster,
+    usual_or_free,
+)
+from rollbook.api.cli.run_until_signal import until_stopped
+from rollbook.api.cli.server.log import DEFAULT_PORT, REST_PORT
+from rollbook.logservice.config import LogServerConfig
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.loopback import is_loopback
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.gc_tuning import calm_collector
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
+from rollbook.proto.runtime.open_files import allow_open_files
+
+_OPEN_FILES: Final = 16_384
+_STOP_S_MAX: Final = 30
+_HOST: Final = "127.0.0.1"
+
+
+def run_dev(
+    bookies: int,
+    data: str,
+    listen: str | None,
+    rest: str | None,
+    http: str | None,
+    log_level: str,
+) -> None:
+    """For people: it says where things are, and what to do with them."""
+    configure_logs(level=log_level, as_json=False)
+    folder = _folder(data)
+    where = _on_this_machine("--listen", listen, DEFAULT_PORT)
+    usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
+    config = LogServerConfig(
+        metadata="", listen=where, rest=_on_this_machine("--rest", rest, usual)
+    )
+    dashboard = _on_this_machine("--http", http, usual and DASHBOARD_PORT)
+    _run(_serve(folder, bookies, config, SMALL, dashboard, _say_to_people))
+
+
+def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
+    """Raises `BadConfig`: it has no locks for the doors of a house that others come to."""
+    text = typed or str(usual_or_free(Address(_HOST, usual_port)))
+    address = parse_address(text, flag, default_host=_HOST, default_port=usual_port)
+    if not is_loopback(address.host):
+        raise BadConfig(
+            f"`rollbook dev` serves this machine alone, and {address.host} is not loopback",
+            next_step=f"say {flag} {_HOST}:{address.port}, or run `rollbook server all`",
+        )
+    return str(address)
+
+
+def _folder(data: str) -> str:
+    """Raises `BadConfig`: an unset variable of a script is not meant to be where it stands."""
+    if not data:
+        raise BadConfig("--data is empty", next_step="say --data DIR; where you are is `--data .`")
+    return os.path.abspath(data)
+
+
+def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
+    """For scripts: one line when it serves."""
+    if http:
+        dashboard_address(http, config)  # Refused before anything starts.
+    configure_logs(level=log_level, as_json=not sys.stderr.isatty())
+    _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
+    allow_open_files(_OPEN_FILES)
+    keep_freed_memory()
+    asyncio.run(until_stopped(serving, _STOP_S_MAX))
+
+
+async def _serve(
+    data: str,
+    bookies: int,
+    config: LogServerConfig,
+    sizes: Sizes,
+    http: str,
+    say: Callable[[LocalCluster], None],
+) -> None:
+    async with local_cluster(data, bookies, config, sizes, http) as cluster:
+        calm_collector()
+        with suppress(OSError):  # Nobody has to listen.
+            say(cluster)
+            sys.stdout.flush()
+        raise await cluster.failed()
+
+
+def _say_to_people(cluster: LocalCluster) -> None:
+    bookies = ", ".join(f"{name} {each.address}" for name, each in cluster.bookies.items())
+    click.echo(f"logs      log://{cluster.logs.address}")
+    click.echo(f"rest      {cluster.logs.http}/v1")
+    click.echo(f"dashboard {cluster.dashboard}")
+    click.echo(f"metadata  {cluster.url}")
+    click.echo(f"bookies   {bookies}")
+    _say_ready(cluster)
+
+
+def _say_to_scripts(cluster: LocalCluster) -> None:
+    if cluster.logs.http:
+        click.echo(f"rest {cluster.logs.http}")
+    if cluster.dashboard:
+        click.echo(f"dashboard {cluster.dashboard}")
+    _say_ready(cluster)
+
+
+def _say_ready(cluster: LocalCluster) -> None:
+    count = len(cluster.bookies)
+    click.echo(f"ready: {count} bookie{'s' if count > 1 else ''}, logs on {cluster.logs.address}")

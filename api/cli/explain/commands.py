@@ -1,0 +1,32 @@
+"""`rollbook explain`: what is going on with a log. What it does is in `explain_work`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.log.commands import log_argument, with_access
+from rollbook.api.cli.output import examples, output_option
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+
+@click.command(
+    epilog=examples(
+        "rollbook explain orders",
+        "rollbook explain shop/orders -o json",
+        "rollbook explain orders --server log://10.0.0.5:7400",
+    )
+)
+@log_argument
+@with_access
+@output_option
+def group(access: "LogAccess", **how: Any) -> None:
+    """Say what is going on with a log: who owns it, what it is made of, what comes next.
+
+    Its owner and both epochs, head and tail, segments, when the next one begins, what expires, what
+    holds that back, and what befell it last.
+    """
+    from rollbook.api.cli.explain import actions as explain_work  # `--help` is quick.
+
+    explain_work.explain_log(access, **how)

@@ -1,0 +1,335 @@
+"""`rollbook ledger`: ledgers of any BookKeeper cluster, looked at, written, read, recovered, verified.
+
+What the commands do is in `ledger_work` and its neighbours, which are loaded when one is called.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rollbook.api.cli.click_types import Number, WholeNumber
+from rollbook.api.cli.lazy_group import AliasGroup
+from rollbook.api.cli.metadata_option import Metadata, with_metadata
+from rollbook.api.cli.output import bare_output_option, examples, list_output_option
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.ledger.connection import Access
+
+FRAMES: Final = ("lf", "nul", "len32", "whole")
+_DIGESTS: Final = ("crc32c", "crc32", "hmac", "dummy")
+_ID: Final = WholeNumber(min=0, max=2**63 - 1)
+
+
+@click.group(
+    cls=AliasGroup,
+    epilog=examples(
+        "rollbook ledger append --metadata zk://zk1,zk2,zk3/ledgers < lines.txt",
+        "rollbook ledger read 42 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger verify --all --metadata sqlite:///var/lib/rollbook/metadata.db",
+    ),
+)
+def group() -> None:
+    """Look at, write, read, recover and verify ledgers."""
+
+
+# --- What most of them take ---------------------------------------------------------------------
+
+_OPTIONS: Final = (
+    with_metadata,
+    click.option("--config", metavar="FILE", help="TOML; its section [ledger] is for clients."),
+    click.option(
+        "--protocol",
+        type=click.Choice(("2", "3")),
+        help="BookKeeper's protocol towards bookies.  [default: 3]",
+    ),
+    click.option(
+        "--tls-authorities", metavar="FILE", help="Speaks TLS; who signs bookies' certificates."
+    ),
+    click.option("--tls-certificate", metavar="FILE", help="Shown to bookies that want one."),
+    click.option(
+        "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+    ),
+)
+_password_option: Final = click.option(
+    "--password",
+    envvar="ROLLBOOK_PASSWORD",
+    show_envvar=True,
+    help="Of the ledger.  [default: the one in its metadata]",
+)
+_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_part_option: Final = click.option(
+    "--part-of-log", metavar="NAME", help="Though it is a segment of this log."
+)
+_quorum_options: Final = (
+    click.option("--ensemble", type=WholeNumber(1), default=3, show_default=True,
+                 help="Bookies that share the ledger."),
+    click.option("--write", type=WholeNumber(1), default=3, show_default=True,
+                 help="Copies of each entry."),
+    click.option("--ack", type=WholeNumber(1), default=2, show_default=True,
+                 help="Copies on disk that confirm it."),
+    click.option("--digest", type=click.Choice(_DIGESTS), default="crc32c", show_default=True,
+                 help="What protects its bytes."),
+    click.option("--custom", metavar="NAME=VALUE", multiple=True,
+                 help="Kept in its metadata; may be repeated."),
+)  # fmt: skip
+_frame_option: Final = click.option(
+    "--frame",
+    type=click.Choice(FRAMES),
+    default="lf",
+    show_default=True,
+    help="What ends an entry: a newline, a zero; or its length in 4 bytes comes first; or there is but one.",
+)
+
+
+def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The common options, as one value."""
+
+    @wraps(command)
+    def wrapped(
+        metadata: Metadata,
+        config: str | None,
+        protocol: str | None,
+        tls_authorities: str | None,
+        tls_certificate: str | None,
+        tls_key: str | None,
+        **more: Any,
+    ) -> Any:
+        from rollbook.api.cli.ledger.connection import Access
+
+        access = Access(metadata, config, protocol, tls_authorities, tls_certificate, tls_key)
+        return command(access, **more)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_quorum_options):
+        command = option(command)
+    return command
+
+
+# --- Looking ------------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger ls --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger ls --long --start 1000 --limit 20 --metadata zk://zk1/ledgers",
+        "rollbook ledger ls -o raw --metadata zk://zk1/ledgers | wc -l",
+    )
+)
+@with_access
+@click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
+@click.option("--start", type=_ID, default=0, help="From this id on.")
+@click.option("--limit", type=WholeNumber(1), help="At most so many.")
+@list_output_option
+def ls(access: "Access", **how: Any) -> None:
+    """List the cluster's ledgers, by their ids."""
+    from rollbook.api.cli.ledger import actions as ledger_work
+
+    ledger_work.list_ledgers(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger show 42 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger show 42 -o json --metadata zk://zk1/ledgers | jq '.fragments[].ensemble'",
+        "rollbook ledger show 42 -o raw --metadata zk://zk1/ledgers > 42.metadata",
+    )
+)
+@click.argument("ledger_id", type=_ID)
+@with_access
+@bare_output_option
+def show(access: "Access", **how: Any) -> None:
+    """Show what the metadata says of a ledger; no bookie is asked. `raw` is as it is stored."""
+    from rollbook.api.cli.ledger import actions as ledger_work
+
+    ledger_work.show_ledger(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger verify 42 43 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger verify --all --metadata zk://zk1/ledgers",
+        "rollbook ledger verify 42 -o json --metadata zk://zk1/ledgers | jq .flaws",
+    )
+)
+@click.argument("ledger_ids", type=_ID, nargs=-1)
+@with_access
+@click.option("--all", "every", is_flag=True, help="Every ledger of the cluster.")
+@_password_option
+@bare_output_option
+def verify(access: "Access", **how: Any) -> None:
+    """Read every copy of every entry, and say which ones are not sound.
+
+    A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
+    may have lost it) or unreachable. Nothing is mended. Ends with 0 if all are good, 8 if some are
+    not but every entry has a good one, 5 if entries have none that can be reached now, 7 if entries
+    are lost.
+    """
+    from rollbook.api.cli.ledger import verify as ledger_verify
+
+    click.get_current_context().exit(ledger_verify.verify_ledgers(access, **how))
+
+
+# --- Writing ------------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger create --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger create --ensemble 5 --write 3 --ack 2 --custom owner=me --metadata zk://zk1/ledgers",
+        "id=$(rollbook ledger create -o raw --metadata zk://zk1/ledgers)",
+    )
+)
+@with_access
+@_with_quorum
+@click.option(
+    "--password", envvar="ROLLBOOK_PASSWORD", show_envvar=True, default="", help="Guards it."
+)
+@click.option("--ledger-id", type=_ID, help="Instead of the next free one.")
+@bare_output_option
+def create(access: "Access", **how: Any) -> None:
+    """Make a ledger for a writer to come: `rollbook ledger append ID`.
+
+    A ledger has one writer in its life, so only the first append to it succeeds.
+    """
+    from rollbook.api.cli.ledger import actions as ledger_work
+
+    ledger_work.create_ledger(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger append --metadata zk://zk1,zk2,zk3/ledgers < lines.txt",
+        "rollbook ledger append 42 --frame nul --metadata zk://zk1/ledgers < records",
+        "rollbook ledger append --frame whole --metadata zk://zk1/ledgers < image.png",
+    )
+)
+@click.argument("ledger_id", type=_ID, required=False)
+@with_access
+@_with_quorum
+@_password_option
+@_frame_option
+@bare_output_option
+def append(access: "Access", **how: Any) -> None:
+    """Write standard input to a ledger, and close it.
+
+    The ledger is new, or made by `create`. The quorum options are for a new one. What was
+    confirmed before an interruption stays.
+    """
+    from rollbook.api.cli.ledger import entries as ledger_entries
+
+    ledger_entries.append_input(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger rm 42 43 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger rm 42 --yes --metadata zk://zk1/ledgers",
+        "rollbook ledger rm 42 --force --yes --metadata zk://zk1/ledgers",
+    )
+)
+@click.argument("ledger_ids", type=_ID, nargs=-1, required=True)
+@with_access
+@_password_option
+@_yes_option
+@_part_option
+@click.option("--force", is_flag=True, help="Though its writer cannot be stopped.")
+@bare_output_option
+def rm(access: "Access", **how: Any) -> None:
+    """Delete ledgers, with all they hold. A writer is stopped first.
+
+    A segment of a log is refused, unless its log is named: the log would lose its records.
+    """
+    from rollbook.api.cli.ledger import actions as ledger_work
+
+    ledger_work.remove_ledgers(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger recover 42 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger recover 42 -o raw --metadata zk://zk1/ledgers",
+        "rollbook ledger recover 42 43 -o ndjson --metadata zk://zk1/ledgers",
+    )
+)
+@click.argument("ledger_ids", type=_ID, nargs=-1, required=True)
+@with_access
+@_password_option
+@_part_option
+@bare_output_option
+def recover(access: "Access", **how: Any) -> None:
+    """Stop a ledger's writer for good, and close it at its end.
+
+    Everything that was confirmed is in it afterwards. `raw` is the last entry. A segment of a log is
+    refused, unless its log is named: the log's owner would be stopped.
+    """
+    from rollbook.api.cli.ledger import actions as ledger_work
+
+    ledger_work.recover_ledgers(access, **how)
+
+
+# --- Reading ------------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger read 42 --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger read 42 --first 100 --limit 10 -o ndjson --metadata zk://zk1/ledgers",
+        "rollbook ledger read 42 --follow -o raw --metadata zk://zk1/ledgers",
+    )
+)
+@click.argument("ledger_id", type=_ID)
+@with_access
+@click.option("--first", type=_ID, default=0, help="From this entry on.")
+@click.option("--last", type=_ID, help="Up to this one.  [default: the last that is confirmed]")
+@click.option("--limit", type=WholeNumber(1), help="At most so many.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Go on with the writer until the ledger is closed."
+)
+@click.option("--unconfirmed", is_flag=True, help="Whatever is there; it may be gone later.")
+@_password_option
+@_frame_option
+@bare_output_option
+def read(access: "Access", **how: Any) -> None:
+    """Print entries. `raw` is their bytes, framed; JSON has text, or `payload_base64`."""
+    from rollbook.api.cli.ledger import entries as ledger_entries
+
+    ledger_entries.read_entries(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook ledger bench --metadata zk://zk1,zk2,zk3/ledgers",
+        "rollbook ledger bench --size 1024 --window 4000 --seconds 20 --metadata zk://zk1/ledgers",
+        "rollbook ledger bench --protocol 2 -o json --metadata zk://zk1/ledgers",
+    )
+)
+@with_access
+@_with_quorum
+@click.option(
+    "--size", type=WholeNumber(0), default=100, show_default=True, help="Bytes of an entry."
+)
+@click.option(
+    "--window",
+    type=WholeNumber(1),
+    default=1000,
+    show_default=True,
+    help="Entries on their way.",
+)
+@click.option("--seconds", type=Number(0.1), default=10.0, show_default=True, help="Of appending.")
+@click.option("--keep", is_flag=True, help="Do not delete the ledger afterwards.")
+@bare_output_option
+def bench(access: "Access", **how: Any) -> None:
+    """Measure appending to a ledger and reading it. `raw`: adds a second.
+
+    The ledger is one of its own, deleted afterwards unless `--keep`.
+    """
+    from rollbook.api.cli.ledger import bench as ledger_bench
+
+    ledger_bench.measure(access, **how)

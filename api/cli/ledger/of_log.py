@@ -1,0 +1,43 @@
+"""Keeps `rollbook ledger rm` and `recover` away from segments of logs, unless the log is named."""
+
+import random
+from collections.abc import Sequence
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.orphan_ledgers import belonging_of
+from rollbook.proto.errors import NoSuchLedger, NoSuchLog, PartOfLog
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.runtime.clock import SystemClock
+
+
+async def require_no_part(
+    ledgers: Ledgers, ledger_ids: Sequence[int], part_of_log: str | None, *, instead: str
+) -> None:
+    """Raises `PartOfLog`; `instead` is the command for logs, with `{}` for the name of one."""
+    nodes = LogNodes(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
+    for ledger_id in ledger_ids:
+        log = await _log_of(ledgers, nodes, ledger_id)
+        if log is None or log == part_of_log:
+            continue
+        raise PartOfLog(
+            f"it is a segment of the log {log}",
+            ledger_id=ledger_id,
+            next_step=f"{instead.format(log)}; if this ledger is meant all the same, say --part-of-log {log}",
+        )
+
+
+async def _log_of(ledgers: Ledgers, nodes: LogNodes, ledger_id: int) -> str | None:
+    """None: no log needs it. An orphan or a discarded segment is one that its log does not list."""
+    try:
+        stored = await ledgers.metadata(ledger_id, fresh=True)
+        belonging = belonging_of(dict(stored.metadata.custom))
+        if belonging is None:
+            return None
+        listed = (await nodes.read(belonging.name)).list
+    except (NoSuchLedger, NoSuchLog):
+        return None
+    is_part = listed.uid == belonging.uid and any(
+        segment.ledger_id == LedgerId(ledger_id) for segment in listed.segments
+    )
+    return str(belonging.name) if is_part else None

@@ -1,0 +1,329 @@
+"""What `rollbook log` does to logs as a whole; `log_records` does what is about their records."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import click
+
+from rollbook.api.cli.confirm import ask_whether
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.api.cli.output import tell, tell_rows, time_of
+from rollbook.api.client.client import Client
+from rollbook.logservice import messages
+from rollbook.logservice.ids import LogName, parse_age_us, parse_position
+from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
+from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
+from rollbook.proto.quorum import Quorum
+
+# Of retention: as it is of a new log, and not of one that is there with a bound.
+UNBOUNDED: Final = "none"
+_UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SEGMENT_COLUMNS: Final = (
+    *(
+        "segment_id",
+        "ledger_id",
+        "state",
+        "base_offset",
+        "next_offset",
+        "records",
+        "bytes",
+        "reason",
+    ),
+)
+
+
+# --- Making, looking ----------------------------------------------------------------------------
+
+
+def create_log(access: LogAccess, log: str, output: str, anyway: bool, **settings: Any) -> None:
+    wanted = settings_of(**settings)
+
+    async def make(client: Client) -> messages.LogState:
+        """What is not named is as the server has it."""
+        name = LogName.parse(log)
+        await require_bookies(client, wanted.get("quorum"), anyway)
+        config = ConfigValues(**wanted) if wanted else None
+        try:
+            state: messages.LogState = await client.ask(
+                messages.EnsureLog(name, config, tuple(wanted))
+            )
+        except LogExists:
+            state = await client.ask(messages.GetLog(name))
+            for field, value in wanted.items():
+                if (has := getattr(state.config, field)) != value:
+                    raise LogExists(
+                        f"it is there with another {field}", log=name, has=shown_setting(has),
+                        wanted=shown_setting(value),
+                    ) from None  # fmt: skip
+        return state
+
+    state = access.run(make, log)
+    facts = {
+        "log": str(state.log), "created": state.was_created, "head": state.head, "tail": state.tail
+    }  # fmt: skip
+    tell(facts, output, "log")
+
+
+def settings_of(
+    retention_age: str | None,
+    retention_bytes: str | None,
+    roll_bytes: str | None,
+    roll_age: str | None,
+    exclusive: bool,
+    copies: int | None,
+    ensemble: int | None,
+    acks: int | None,
+    labels: Sequence[str],
+    description: str | None,
+) -> dict[str, Any]:
+    """Those fields of the configuration that were named."""
+    found: dict[str, Any] = {
+        "roll_bytes": roll_bytes and bytes_in(roll_bytes),
+        "roll_age_s": roll_age and seconds_in(roll_age),
+        "writer_mode": WriterMode.EXCLUSIVE if exclusive else None,
+        "labels": in_order(map(_label, labels)) or None,
+        "description": description,
+    }
+    if copies or acks or ensemble:
+        found["quorum"] = quorum_of(copies, acks, ensemble)
+    found = {name: value for name, value in found.items() if value is not None}
+    if retention_age:
+        found["retention_age_s"] = None if retention_age == UNBOUNDED else seconds_in(retention_age)
+    if retention_bytes:
+        found["retention_bytes"] = (
+            None if retention_bytes == UNBOUNDED else bytes_in(retention_bytes)
+        )
+    return found
+
+
+def quorum_of(copies: int | None, acks: int | None, ensemble: int | None) -> Quorum:
+    """What is not said follows from what is."""
+    count = copies or max(acks or 0, min(3, ensemble or 3))
+    return Quorum(ensemble or count, count, acks or count // 2 + 1)
+
+
+async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -> None:
+    """Raises `NotEnoughBookies`: the log would promise copies for which there is no bookie now."""
+    if quorum is None:
+        return
+    usable = (await client.limits()).usable_bookies
+    if not usable or quorum.ensemble <= usable:
+        return
+    what = f"{quorum.write} copies on {quorum.ensemble} bookies are wanted, and {usable} take new records"
+    if not anyway:
+        raise NotEnoughBookies(
+            what,
+            next_step="start more bookies, or say --anyway: until they are there, records have "
+            "fewer copies or cannot be appended",
+        )
+    click.echo(f"warning: {what}", err=True)
+
+
+def seconds_in(text: str) -> int:
+    """Raises `InvalidRequest`: a part of a second would be lost, and 500ms of grace be none."""
+    seconds, lost = divmod(parse_age_us(text), 1_000_000)
+    if lost:
+        raise InvalidRequest(f"{text!r} is no whole number of seconds")
+    return seconds
+
+
+def bytes_in(text: str) -> int:
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if not number.isdecimal() or (unit and unit not in _UNITS):
+        raise InvalidRequest(f"{text!r} is no number of bytes; write 1000, 500M, 10G")
+    return int(number) * _UNITS.get(unit, 1)
+
+
+def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """As servers tell them: named in another order they are the same."""
+    return tuple(sorted(labels))
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidRequest(f"--label has {text!r}, which is no NAME=VALUE")
+    return name, value
+
+
+def list_logs(
+    access: LogAccess, prefix: str, namespace: str, long: bool, limit: int | None, output: str
+) -> None:
+    async def look(client: Client) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        async for name in client.logs(namespace, prefix):
+            row: dict[str, Any] = {"log": str(name)}
+            if long or output == "wide":
+                row |= _facts(await client.ask(messages.GetLog(name)))
+            rows.append(row)
+            if len(rows) == limit:
+                break
+        return rows
+
+    more = ("head", "tail", "bytes", "segments", "sealed", "owner")
+    wide = ("records", "owner_epoch", "writer_epoch", "writer_holder", "uid")
+    columns = ("log", *more) if long else ("log",)
+    tell_rows(columns, access.run(look), output, "log", wide if long else (*more, *wide))
+
+
+def show_log(access: LogAccess, log: str, output: str) -> None:
+    async def look(client: Client) -> dict[str, Any]:
+        opened = await client.open(log)
+        tail = await opened.state_of_tail()
+        state = await opened.state()
+        config = {
+            each.name: shown_setting(getattr(state.config, each.name)) for each in fields(LogConfig)
+        }
+        return {
+            "log": str(state.log),
+            **_facts(state),
+            "head": tail.head,
+            "tail": tail.tail,
+            "etag": state.etag,
+            "config": config,
+        }
+
+    tell(access.run(look, log), output, "tail")
+
+
+def _facts(state: messages.LogState) -> dict[str, Any]:
+    return {
+        "head": state.head,
+        "tail": state.tail,
+        "records": state.records,
+        "bytes": state.bytes,
+        "segments": state.segments,
+        "sealed": state.is_sealed,
+        "owner": state.owner,
+        "owner_epoch": state.owner_epoch,
+        "writer_epoch": state.writer_epoch,
+        "writer_holder": state.writer_holder,
+        "uid": state.uid,
+    }
+
+
+def shown_setting(value: Any) -> Any:
+    """As it is said in JSON."""
+    if isinstance(value, Quorum):
+        return {"ensemble": value.ensemble, "write": value.write, "ack": value.ack}
+    if isinstance(value, WriterMode):
+        return value.value
+    if isinstance(value, tuple):
+        return dict(value)
+    return value
+
+
+def list_segments(access: LogAccess, log: str, output: str) -> None:
+    async def look(client: Client) -> list[messages.SegmentView]:
+        return await (await client.open(log)).segments()
+
+    rows = [segment_facts(each) for each in access.run(look, log)]
+    if output == "wide":
+        for row in rows:
+            row["first_record"] = time_of(row["first_timestamp_us"])
+            row["last_record"] = time_of(row["last_timestamp_us"])
+    wide = ("first_record", "last_record")
+    tell_rows(_SEGMENT_COLUMNS, rows, output, "ledger_id", wide)
+
+
+def segment_facts(segment: messages.SegmentView) -> dict[str, Any]:
+    return {**asdict(segment), "state": segment.state.value}
+
+
+def show_journal(access: LogAccess, log: str, limit: int, output: str) -> None:
+    async def look(client: Client) -> tuple[messages.JournalEvent, ...]:
+        return await (await client.open(log)).journal(limit)
+
+    rows = [journal_facts(each) for each in access.run(look, log)]
+    columns = ("time", "kind", "server", "owner_epoch", "reason", "details")
+    tell_rows(columns, rows, output, "kind")
+
+
+def journal_facts(event: messages.JournalEvent) -> dict[str, Any]:
+    return {
+        "time": time_of(event.time_us),
+        "kind": event.kind,
+        "server": event.server,
+        "owner_epoch": event.owner_epoch,
+        "reason": event.reason,
+        "details": dict(sorted(event.details.items())),
+    }
+
+
+# --- What changes it ------------------------------------------------------------------------------
+
+
+def truncate_log(
+    access: LogAccess,
+    log: str,
+    before: str,
+    dry_run: bool,
+    force_roll: bool,
+    yes: bool,
+    output: str,
+) -> None:
+    position = parse_position(before)
+
+    async def plan(client: Client) -> messages.TruncateAnswer:
+        return await (await client.open(log)).truncate(position, plan=True, force_roll=force_roll)
+
+    planned = access.run(plan, log)
+    if not dry_run:
+        ask_whether(
+            f"truncate {log} before offset {planned.new_head}, with {planned.records} records", yes
+        )
+
+        async def truncate(client: Client) -> messages.TruncateAnswer:
+            """What was agreed to, wherever the tail is now."""
+            opened = await client.open(log)
+            return await opened.truncate(planned.new_head, force_roll=force_roll)
+
+        planned = access.run(truncate, log)
+    tell(
+        {
+            "log": log,
+            "done": not dry_run,
+            "old_head": planned.old_head,
+            "new_head": planned.new_head,
+            "records": planned.records,
+            "segments": list(planned.segments),
+            "freed_bytes": planned.freed_bytes,
+            "kept_bytes": planned.kept_bytes,
+            "guards": list(planned.guards),
+        },
+        output,
+        "new_head",
+    )
+
+
+def seal_log(access: LogAccess, log: str, yes: bool, output: str) -> None:
+    ask_whether(f"end {log} for good, so that nothing is ever appended again", yes)
+
+    async def seal(client: Client) -> int:
+        return await (await client.open(log)).seal()
+
+    tell({"log": log, "tail": access.run(seal, log)}, output, "tail")
+
+
+def roll_log(access: LogAccess, log: str, output: str) -> None:
+    async def roll(client: Client) -> int:
+        return await (await client.open(log)).roll()
+
+    tell({"log": log, "segment_id": access.run(roll, log)}, output, "segment_id")
+
+
+def remove_logs(
+    access: LogAccess, logs: Sequence[str], grace: str | None, yes: bool, output: str
+) -> None:
+    grace_s = None if grace is None else parse_age_us(grace) / 1e6
+    ask_whether(f"delete {', '.join(logs)}, with all records", yes)
+
+    async def remove(client: Client) -> list[dict[str, Any]]:
+        rows = []
+        for log in logs:
+            answer = await client.delete(log, grace_s=grace_s)
+            rows.append({"log": log, "freed_at": time_of(answer.freed_at_us)})
+        return rows
+
+    tell_rows(("log", "freed_at"), access.run(remove), output, "log")

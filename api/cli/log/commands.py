@@ -1,0 +1,637 @@
+"""`rollbook log`: named logs, made, appended to, read, followed, truncated.
+
+What the commands do is in `log_work` and `log_records`, which are loaded when one is called.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rollbook.api.cli.click_types import Number, WholeNumber
+from rollbook.api.cli.context_option import context_option, named_of
+from rollbook.api.cli.lazy_group import LazyGroup, Place
+from rollbook.api.cli.output import bare_output_option, examples, list_output_option
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+DEFAULT_SERVER: Final = "log://127.0.0.1:7400"
+_FRAMES: Final = ("lf", "nul", "len32", "whole")
+_POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME"
+
+
+@click.group(
+    cls=LazyGroup,
+    places={
+        "writer": Place("rollbook.api.cli.log.writer", "group", "Say who may append to a log"),
+    },
+    epilog=examples(
+        "rollbook log create orders",
+        "rollbook log append orders < lines.txt",
+        "rollbook log tail orders",
+        "rollbook log truncate orders --before ago:7d",
+    ),
+)
+def group() -> None:
+    """Make, append to, read, follow and truncate logs.
+
+    A log is `name` or `namespace/name`; without a namespace it is in `default`. `list`, `info`, `describe` and
+    `delete` are `ls`, `show`, `show` and `rm`.
+    """
+
+
+# --- What most of them take ---------------------------------------------------------------------
+
+_OPTIONS: Final = (
+    context_option("server"),
+    click.option("--token-file", metavar="FILE", envvar="ROLLBOOK_TOKEN_FILE", show_envvar=True,
+                 help="Holds the token to show to the server."),
+    click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
+    click.option("--tls-certificate", metavar="FILE", help="Ours, if the server wants one."),
+    click.option("--tls-key", metavar="FILE", help="Our key."),
+    click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
+    click.option("--timeout", "timeout_s", type=Number(0.1), default=10.0,
+                 show_default=True, help="Seconds to wait for the servers, with all retries."),
+)  # fmt: skip
+anyway_option: Final = click.option(
+    "--anyway", is_flag=True, help="Also with more copies than bookies that take records now."
+)
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_frame_option: Final = click.option(
+    "--frame",
+    type=click.Choice(_FRAMES),
+    default="lf",
+    show_default=True,
+    help="A record ends at a newline or a zero byte, has its length in 4 bytes before it, or is all there is.",
+)
+_format_option: Final = click.option(
+    "-f",
+    "--format",
+    "template",
+    metavar="FORMAT",
+    help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
+    "A terminal is shown what would command it, as \\x1b.",
+)
+_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At most so many.")
+
+
+def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
+    """The common options, as one value. `otherwise`: what is done where no server is named."""
+    server_option = click.option(
+        "--server",
+        metavar="URL",
+        envvar="ROLLBOOK_SERVER",
+        show_envvar=True,
+        default=server,
+        help=f"log://host:port,host:port; log+tls:// speaks TLS.  [default: {otherwise}]",
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapped(
+            server: str | None,
+            context: str | None,
+            token_file: str | None,
+            tls_authorities: str | None,
+            tls_certificate: str | None,
+            tls_key: str | None,
+            timeout_s: float,
+            insecure: bool,
+            **more: Any,
+        ) -> Any:
+            from rollbook.api.cli.log.connection import LogAccess
+
+            tls = (tls_authorities, tls_certificate, tls_key)
+            access = LogAccess(server or "", token_file, *tls, timeout_s, insecure)
+            is_named, names_context = named_of(click.get_current_context(), "server")
+            name = context if names_context else None
+            if name or (server is not None and not is_named):  # Else no context was meant.
+                from rollbook.api.cli.context_option import at_context
+
+                access = at_context(access, name, is_named=is_named)
+            return command(access, **more)
+
+        for option in reversed((server_option, *_OPTIONS)):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def _is_named(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
+def completed_by(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """By the function of that name."""
+
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        from rollbook.api.cli import completion
+
+        found: list[str] = getattr(completion, name)(context, incomplete)
+        return found
+
+    return complete
+
+
+log_argument: Final = click.argument("log", shell_complete=completed_by("names_of_logs"))
+with_access: Final = with_access_to(DEFAULT_SERVER, DEFAULT_SERVER)
+
+
+def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--retention-age", metavar="TIME", help="What is older goes: 7d, 12h; none: nothing."),
+        click.option("--retention-bytes", metavar="BYTES", help="What is beyond goes: 10G, 500M; none: nothing."),
+        click.option("--roll-bytes", metavar="BYTES", help="A segment ends at this size."),
+        click.option("--roll-age", metavar="TIME", help="A segment ends at this age."),
+        click.option("--exclusive", is_flag=True, help="Only who holds its writer epoch appends."),
+        click.option("--copies", type=WholeNumber(1), help="Of each record, each on a bookie of its own."),
+        click.option("--ensemble", type=WholeNumber(1), help="Bookies over which records are striped.  [default: --copies]"),
+        click.option("--acks", type=WholeNumber(1), help="Copies on disk that confirm it."),
+        click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="May be repeated."),
+        click.option("--description", help="For people."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+# --- Making, looking ----------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log create orders",
+        "rollbook log create shop/orders --retention-age 7d --label team=checkout",
+        "rollbook log create wal --exclusive --copies 5 --acks 3",
+        "rollbook log create clicks --ensemble 6 --copies 3",
+    )
+)
+@log_argument
+@with_access
+@_settings
+@anyway_option
+@bare_output_option
+def create(access: "LogAccess", **how: Any) -> None:
+    """Make a log, unless it is there; then it has to have the settings that are named."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.create_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log ls",
+        "rollbook log ls ord --namespace shop --long",
+        "rollbook log ls -o name | xargs -n 1 echo",
+    )
+)
+@click.argument("prefix", default="")
+@with_access
+@click.option("--namespace", default="", help="Only this one.")
+@click.option("--long", "-l", is_flag=True, help="With what there is to know of each.")
+@_limit_option
+@list_output_option
+def ls(access: "LogAccess", **how: Any) -> None:
+    """List logs, by name."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.list_logs(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log tails",
+        "rollbook log tails shop/ord -o ndjson | jq .tail",
+        "rollbook log tails shop/ --follow",
+    )
+)
+@click.argument("prefix", default="")
+@with_access
+@click.option("--follow", "-F", is_flag=True, help="Then show each change, until interrupted.")
+@list_output_option
+def tails(access: "LogAccess", **how: Any) -> None:
+    """Show where many logs end, and open none of them.
+
+    PREFIX is namespace/prefix: shop/ has all logs of shop; without one all logs are shown. A tail that is not
+    exact may lack the last records: the log's owner died, and its next owner finds them.
+    """
+    from rollbook.api.cli.log import tails_actions
+
+    tails_actions.show_tails(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log show orders",
+        "rollbook log show orders -o json | jq .config.retention_age_s",
+        "rollbook log show orders -o raw",
+    )
+)
+@log_argument
+@with_access
+@bare_output_option
+def show(access: "LogAccess", **how: Any) -> None:
+    """Show where a log begins and ends, who owns it, how it is configured. `raw` is its tail."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.show_log(access, **how)
+
+
+@group.command(
+    "set",
+    epilog=examples(
+        "rollbook log set orders retention_age=7d",
+        "rollbook log set orders retention_bytes=none labels=team=checkout,env=prod",
+        "rollbook log set wal exclusive=true description='the journal of the shop' -o json",
+    ),
+)
+@log_argument
+@click.argument("settings", metavar="KEY=VALUE…", nargs=-1, required=True)
+@with_access
+@click.option("--dry-run", is_flag=True, help="Only say what would be changed.")
+@anyway_option
+@yes_option
+@bare_output_option
+def change(access: "LogAccess", **how: Any) -> None:
+    """Change settings of a log: those named, together; the others stay as they are.
+
+    They are those of `rollbook apply`: retention_age, retention_bytes, roll_bytes, roll_age, roll_entries, exclusive,
+    labels, description, copies, acks, ensemble, dedupe_age, delete_grace, … `raw` is the log's name.
+    """
+    from rollbook.api.cli.apply import actions as apply_work
+
+    apply_work.set_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log segments orders",
+        "rollbook log segments orders -o json | jq '.[].ledger_id'",
+        "rollbook log segments orders -o raw",
+    )
+)
+@log_argument
+@with_access
+@list_output_option
+def segments(access: "LogAccess", **how: Any) -> None:
+    """List the ledgers that a log is made of. `raw` is their ids."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.list_segments(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log journal orders",
+        "rollbook log journal orders --limit 5",
+        "rollbook log journal orders -o ndjson | jq -r .kind",
+    )
+)
+@log_argument
+@with_access
+@click.option("--limit", type=WholeNumber(1, 1000), default=100, show_default=True)
+@bare_output_option
+def journal(access: "LogAccess", **how: Any) -> None:
+    """Show what befell a log, newest first: owners, rolls, truncations, and why."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.show_journal(access, **how)
+
+
+# --- Appending ----------------------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log append orders < lines.txt",
+        "rollbook log append orders 'one record' 'another one'",
+        "rollbook log append orders paid --key 4711 --header source=shop --event-time 2026-01-31T10:00:00Z",
+        "rollbook log append copy --create --format ndjson < orders.ndjson",
+        "rollbook log append orders --producer import-2026-01 --expect 0 < lines.txt",
+        "rollbook log append orders --format whole --create < image.png",
+        "rollbook log append wal --holder me < lines.txt",
+        "rollbook log append wal --holder me --steal < lines.txt",
+    )
+)
+@log_argument
+@click.argument("values", nargs=-1)
+@with_access
+@click.option("--create", is_flag=True, help="Make the log unless it is there.")
+@click.option("--key", metavar="TEXT", help="Of each record.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Of each record; may be repeated, with another name.",
+)
+@click.option("--event-time", metavar="TIME", help="Of each record: 2026-01-31T10:00:00Z.")
+@click.option(
+    *("--format", "--frame", "frame"),
+    type=click.Choice(("lines", "ndjson", "json", "nul", "len32", "whole", "lf")),
+    default="lines",
+    show_default=True,
+    help="Of the input. ndjson and json: records as `log read -o ndjson` and `-o json` write them, with key, headers "
+    "and event time. nul, len32, whole: as --frame of `log read`. lf is lines.",
+)
+@click.option(
+    "--producer",
+    metavar="NAME",
+    help="Names this input: given again with the same name, it is appended once, also after a crash.",
+)
+@click.option(
+    "--expect",
+    type=WholeNumber(0),
+    metavar="OFFSET",
+    help="The first record gets exactly this offset.",
+)
+@click.option("--holder", metavar="NAME", help="Who is the writer of an exclusive log from now on.")
+@click.option("--steal", is_flag=True, help="Fence another writer that holds an exclusive log.")
+@bare_output_option
+def append(access: "LogAccess", **how: Any) -> None:
+    """Append records: those named, or standard input, each line one. In order, each exactly once.
+
+    It is durable when the command ends with 0. If it fails or is interrupted, it says how many records are
+    acknowledged, and how many after them may have been appended.
+    """
+    from rollbook.api.cli.log import records
+
+    records.append_input(access, **how)
+
+
+# --- Reading ------------------------------------------------------------------------------------
+
+
+def _require_one_dress(template: str | None) -> None:
+    for other in ("output", "frame"):
+        if template is not None and _is_named(other):
+            raise click.UsageError(f"-f says all of it: leave out --{other}")
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log read orders",
+        "rollbook log read orders --from ago:15m --limit 10",
+        "rollbook log read orders --from ts:2026-01-31T10:00:00Z -o ndjson",
+        "rollbook log read orders --from -10 -o raw",
+        r"rollbook log read orders -f '%o %t %k=%v\n'",
+    )
+)
+@log_argument
+@with_access
+@click.option(
+    "--from",
+    "start",
+    metavar="POSITION",
+    shell_complete=completed_by("positions"),
+    default="earliest",
+    show_default=True,
+    help=f"{_POSITIONS}.",
+)
+@click.option(
+    "--to",
+    "end",
+    type=WholeNumber(0),
+    help="Up to this offset, without it.  [default: the tail]",
+)
+@_limit_option
+@_frame_option
+@_format_option
+@bare_output_option
+def read(access: "LogAccess", **how: Any) -> None:
+    """Print records up to the tail as it is now. `raw` is their bytes, framed."""
+    _require_one_dress(how["template"])
+    from rollbook.api.cli.log import records
+
+    records.print_records(access, follows=False, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log tail orders",
+        "rollbook log tail orders -n 20",
+        "rollbook log tail orders --from earliest -o raw",
+        "rollbook log tail orders --from cursor:billing --limit 100 -o ndjson",
+        r"rollbook log tail orders -f '%o\t%v{base64}\n'",
+    )
+)
+@log_argument
+@with_access
+@click.option(
+    "--from",
+    "start",
+    metavar="POSITION",
+    default="-10",
+    show_default=True,
+    shell_complete=completed_by("positions"),
+    help=f"{_POSITIONS}.",
+)
+@click.option(
+    "-n",
+    "--lines",
+    type=WholeNumber(0),
+    metavar="N",
+    help="As --from -N: after the last N records.",
+)
+@click.option("--skip-truncated", is_flag=True, help="Go on at the head if the rest is gone.")
+@_limit_option
+@_frame_option
+@_format_option
+@bare_output_option
+def tail(access: "LogAccess", **how: Any) -> None:
+    """Print the last records, and those to come, until the log is sealed."""
+    _require_one_dress(how["template"])
+    if (lines := how.pop("lines")) is not None:
+        if _is_named("start"):
+            raise click.UsageError("-n says where to begin: leave out --from")
+        how["start"] = f"-{lines}" if lines else "latest"
+    from rollbook.api.cli.log import records
+
+    records.print_records(access, follows=True, end=None, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log export orders orders.rbx",
+        "rollbook log export shop/orders orders.rbx --context prod -o json",
+        "rollbook log export orders orders.rbx -o raw",
+    )
+)
+@log_argument
+@click.argument("file", type=click.Path(dir_okay=False))
+@with_access
+@bare_output_option
+def export(access: "LogAccess", **how: Any) -> None:
+    """Write the records of a log to a file, up to the tail as it is now: values, keys, headers, event times.
+
+    The file is compressed and has checksums. Run again, also after it was interrupted, it appends to the file what
+    the file lacks. `raw` is the offset after the last record.
+    """
+    from rollbook.api.cli.log import export as log_export
+
+    log_export.export_log(access, **how)
+
+
+@group.command(
+    "import",
+    epilog=examples(
+        "rollbook log import orders orders.rbx --create",
+        "rollbook log import shop/orders-copy orders.rbx --create --context test",
+        "rollbook log import orders orders.rbx -o raw",
+    ),
+)
+@log_argument
+@click.argument("file", type=click.Path(dir_okay=False))
+@with_access
+@click.option("--create", is_flag=True, help="Make the log unless it is there.")
+@click.option("--incomplete", is_flag=True, help="Also a file whose export was ended.")
+@bare_output_option
+def import_(access: "LogAccess", **how: Any) -> None:
+    """Append the records of a file that `export` wrote, each once, to a log that has no others.
+
+    Run again, also after it was interrupted, it appends what is missing. The first record of the file gets offset 0;
+    the time of each is that of its import. `raw` is the log's tail.
+    """
+    from rollbook.api.cli.log import export as log_export
+
+    log_export.import_log(access, **how)
+
+
+# --- What changes it for good -------------------------------------------------------------------
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log truncate orders --before 1000 --dry-run",
+        "rollbook log truncate orders --before ago:7d --yes",
+        "rollbook log truncate orders --before -100 --force-roll --yes",
+    )
+)
+@log_argument
+@with_access
+@click.option(
+    "--before",
+    metavar="POSITION",
+    shell_complete=completed_by("positions"),
+    required=True,
+    help=f"The first record that is kept: {_POSITIONS}.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--force-roll", is_flag=True, help="Free what is in the segment that is written, too."
+)
+@yes_option
+@bare_output_option
+def truncate(access: "LogAccess", **how: Any) -> None:
+    """Make what lies before a position unreadable, and free whole segments of it.
+
+    A protected cursor holds it back. `raw` is the new head.
+    """
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.truncate_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log seal orders",
+        "rollbook log seal orders --yes",
+        "rollbook log seal orders --yes -o raw",
+    )
+)
+@log_argument
+@with_access
+@yes_option
+@bare_output_option
+def seal(access: "LogAccess", **how: Any) -> None:
+    """End a log: nothing can be appended any more, its readers come to an end. `raw` is its tail."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.seal_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log roll orders",
+        "rollbook log roll orders -o raw",
+        "rollbook log roll shop/orders -o json",
+    )
+)
+@log_argument
+@with_access
+@bare_output_option
+def roll(access: "LogAccess", **how: Any) -> None:
+    """Begin a new segment, unless the one that is written is empty. `raw` is its number."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.roll_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log verify orders",
+        "rollbook log verify shop/orders --timeout 600",
+        "rollbook log verify orders -o raw",
+    )
+)
+@log_argument
+@with_access
+@bare_output_option
+def verify(access: "LogAccess", **how: Any) -> None:
+    """Read all of a log, and check each block and that no offset is missing. `raw` is how many there are.
+
+    `rollbook ledger verify` looks at every copy of a ledger's entries.
+    """
+    from rollbook.api.cli.log import ownership
+
+    ownership.verify_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log transfer orders log-2",
+        "rollbook log transfer shop/orders 10.0.0.5:7400",
+        "rollbook log transfer orders log-2 -o raw",
+    )
+)
+@log_argument
+@click.argument("to", metavar="SERVER", shell_complete=completed_by("names_of_servers"))
+@with_access
+@bare_output_option
+def transfer(access: "LogAccess", **how: Any) -> None:
+    """Hand a log over to another log server; no append fails by it. `raw` is its address."""
+    from rollbook.api.cli.log import ownership
+
+    ownership.transfer_log(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log rm orders",
+        "rollbook log rm shop/orders shop/carts --yes",
+        "rollbook log rm orders --now --yes",
+    )
+)
+@click.argument("logs", nargs=-1, required=True, shell_complete=completed_by("names_of_logs"))
+@with_access
+@click.option(
+    "--grace", metavar="TIME", help="Its records are freed only then.  [default: as configured]"
+)
+@click.option(
+    "--now", is_flag=True, help="As --grace 0s: its records are freed, and its name, at once."
+)
+@yes_option
+@bare_output_option
+def rm(access: "LogAccess", **how: Any) -> None:
+    """Delete logs: gone at once for everybody, their records after a time of grace."""
+    if how.pop("now"):
+        if _is_named("grace"):
+            raise click.UsageError("--now is --grace 0s: leave out one of them")
+        how["grace"] = "0s"
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.remove_logs(access, **how)

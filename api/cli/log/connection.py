@@ -1,0 +1,167 @@
+"""How commands come to log servers."""
+
+import asyncio
+import shlex
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+from rollbook.api.client.client import Client, connect
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.connect_errors import Obstacle, obstacle_of
+from rollbook.api.client.target import token_of_file
+from rollbook.logservice.messages import Outage
+from rollbook.proto.errors import (
+    BeyondTail,
+    Guarded,
+    Interrupted,
+    LogDeleted,
+    LogExists,
+    NoSuchCursor,
+    NoSuchLog,
+    NoSuchServer,
+    RollbookError,
+    ServerUnreachable,
+    Truncated,
+    WriterRequired,
+)
+from rollbook.proto.printable import harmless
+
+T = TypeVar("T")
+
+_NAMED: Final = (
+    *("context", "server", "token_file"),
+    *("tls_authorities", "tls_certificate", "tls_key"),
+)
+_CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
+
+
+class _Waiting:
+    """Says on stderr what a command waits for."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._said = ""
+
+    def tell(self, outage: Outage | None) -> None:
+        if outage is None:
+            text = f"no log server answers at {self._server}"
+        elif outage.obstacles:
+            text = f"{outage.cause} · {outage.next_step}"
+        else:
+            return  # It takes long for no reason that is known.
+        if text != self._said:
+            self._said = text
+            click.echo(f"waiting: {harmless(text)}", err=True)
+
+
+@dataclass(frozen=True)
+class LogAccess:
+    server: str
+    token_file: str | None
+    tls_authorities: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    timeout_s: float
+    insecure: bool = False
+    context: str = ""
+    of_context: frozenset[str] = frozenset()  # The fields that it gave.
+
+    def run(self, work: Callable[[Client], Awaitable[T]], log: str = "") -> T:
+        with self.advising(log):
+            return asyncio.run(self.use(work))
+
+    async def use(self, work: Callable[[Client], Awaitable[T]], **settings: Any) -> T:
+        """`settings` are those of the client that this work needs."""
+        client = connect(
+            self.server,
+            LogClientConfig(
+                timeout_s=self.timeout_s, connect_s=min(_CONNECT_S, self.timeout_s), **settings
+            ),
+            token=self.token(),
+            authorities=self.tls_authorities or "",
+            certificate=self.tls_certificate or "",
+            key=self.tls_key or "",
+            insecure=self.insecure,
+        )
+        client.owners.outages.on_look = _Waiting(self.server).tell
+        async with client:
+            try:
+                return await work(client)
+            except asyncio.CancelledError:
+                if client.has_cancelled_change:
+                    raise Interrupted("interrupted before the server had answered") from None
+                raise
+
+    def token(self) -> str:
+        return token_of_file(self.token_file or "")
+
+    @property
+    def flags(self) -> str:
+        """As they were given; the context by its name, beside which no server may be named."""
+        flags = ""
+        for name in _NAMED:
+            value = getattr(self, name)
+            if value and name not in self.of_context:
+                flags += f" --{name.replace('_', '-')} {shlex.quote(value)}"
+        is_said = self.insecure and "insecure" not in self.of_context
+        return f"{flags} --insecure" if is_said else flags
+
+    def _way_to_reach(self, obstacle: Obstacle) -> str:
+        scheme, _, where = self.server.rpartition("://")
+        match obstacle:
+            case Obstacle.NOT_BELIEVED:
+                return "--tls-authorities FILE, with whoever signed its certificate"
+            case Obstacle.NO_TLS:
+                return self._other_server(f"log://{where}")
+            case Obstacle.HTTP:
+                url = f"{scheme or 'log'}://HOST:7400"
+                return f"{self._other_server(url)}: that port is for HTTP"
+            case Obstacle.HUNG_UP if self.server.startswith("log+tls://"):
+                return "--tls-certificate FILE, if it asks for one"
+            case Obstacle.HUNG_UP:
+                return f"{self._other_server(f'log+tls://{where}')}, if it speaks TLS"
+            case Obstacle.SILENCE if self.context:
+                there = f"start one at {self.server}, where the context {self.context} says it is"
+                return f"{there}, or say where one is: {self._other_server('URL')}"
+            case Obstacle.SILENCE:
+                return "start one with `rollbook dev`, or say where one is: --server URL"
+
+    def _other_server(self, url: str) -> str:
+        """A server that is typed comes before every context but one that is typed, too; then it gives nothing."""
+        flags = f"--server {url}"
+        for name in _NAMED:
+            is_unused = name.startswith("tls_") and url.startswith("log://")
+            if name in self.of_context and name != "server" and not is_unused:
+                flags += f" --{name.replace('_', '-')} {shlex.quote(getattr(self, name))}"
+        if "insecure" in self.of_context:
+            flags += " --insecure"
+        return f"{flags}, in place of the context {self.context}" if self.context else flags
+
+    @contextmanager
+    def advising(self, log: str = "") -> Iterator[None]:
+        """What to type next, with the flags that were given."""
+        flags = self.flags
+        steps: dict[type[RollbookError], str] = {
+            LogDeleted: "take another name; this one is free when its time of grace is over",
+            NoSuchLog: f"rollbook log create {log}{flags}" if log else f"rollbook log ls{flags}",
+            NoSuchCursor: f"rollbook cursor ls {log}{flags}",
+            NoSuchServer: f"rollbook cluster servers{flags}",
+            Truncated: f"rollbook log read {log} --from earliest{flags}",
+            BeyondTail: f"rollbook log show {log}{flags}",
+            Guarded: f"rollbook explain {log}{flags}",
+            LogExists: "rollbook apply FILE, which changes what is there",
+        }
+        try:
+            yield
+        except RollbookError as error:
+            if isinstance(error, ServerUnreachable):
+                error.next_step = self._way_to_reach(obstacle_of(error.message))
+            if isinstance(error, WriterRequired):
+                error.next_step = "say --holder NAME; whoever wrote before cannot any more"
+            if not error.next_step:
+                error.next_step = next((s for e, s in steps.items() if isinstance(error, e)), "")
+            raise

@@ -1,0 +1,197 @@
+"""What `rollbook log export` and `import` do. Either may be ended anywhere, and is run again: it goes on where it was.
+
+An import appends each block at the offset that it expects, so nothing is there twice, whatever was lost on the way: the target has
+the records of the file and no others.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from rollbook.api.cli.ledger.connection import bar_of_shares
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.api.cli.log.export_format import (
+    Frame,
+    Origin,
+    is_ended,
+    pack_end,
+    pack_frame,
+    pack_head,
+    read_frames,
+    read_head,
+)
+from rollbook.api.cli.output import tell
+from rollbook.api.client.client import Client
+from rollbook.api.client.log import Log
+from rollbook.api.client.producer import PRODUCER_ID_BYTES
+from rollbook.api.client.reader import RecordBatch
+from rollbook.logservice.core.record_block import Block, Record, pack_block
+from rollbook.logservice.ids import ProducerRef
+from rollbook.proto.errors import InvalidRequest, OffsetMismatch, Truncated
+
+
+def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
+    async def export(client: Client) -> dict[str, Any]:
+        opened = await client.open(log)
+        with _opened(file) as found:  # After the log, so that no file is left without one.
+            first, start, end = _whole_part(found, Origin(str(opened.name), opened.uid))
+            tail = await opened.tail_offset()
+            head = await opened.head_offset()
+            if start is None:
+                first = start = head
+            if start < head and first is not None:
+                raise Truncated(
+                    f"records from offset {start} on are gone, which the file lacks",
+                    head=head,
+                    next_step="export to another file",
+                )
+            found.seek(end)
+            found.truncate()  # Its end mark, or a frame that was being written.
+            if not end:
+                found.write(pack_head(Origin(str(opened.name), opened.uid)))
+            with bar_of_shares(log) as on_progress:
+                async for batch in opened.read_batches(start, tail):
+                    found.writelines(
+                        pack_frame(block, base, records)
+                        for block, base, records in _blocks_of(batch)
+                    )
+                    on_progress(batch.next_offset - start, tail - start)
+            found.write(pack_end(max(start, tail)))
+            found.flush()
+            os.fsync(found.fileno())
+            return {
+                "log": str(opened.name),
+                "file": file,
+                "first_offset": first,
+                "next_offset": max(start, tail),
+                "bytes": found.tell(),
+            }
+
+    tell(access.run(export, log), output, "next_offset")
+
+
+def _opened(file: str) -> BinaryIO:
+    """Raises `InvalidRequest`."""
+    try:
+        return open(file, "r+b" if os.path.exists(file) else "w+b")  # Its caller closes it.
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot write {file}: {error.strerror}", next_step="name another file"
+        ) from None
+
+
+def _readable(file: str) -> BinaryIO:
+    """Raises `InvalidRequest`."""
+    try:
+        return open(file, "rb")  # Its caller closes it.
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read {file}: {error.strerror}", next_step="rollbook log export --help"
+        ) from None
+
+
+def _whole_part(file: BinaryIO, origin: Origin) -> tuple[int | None, int | None, int]:
+    """The first offset of the file, the one after its last, and where that ends. Raises `InvalidRequest`, `BlockCorrupt`."""
+    has = read_head(file)
+    if has is None:
+        return None, None, 0
+    if has.uid != origin.uid:
+        raise InvalidRequest(
+            f"the file has records of {has.log}, another log: its uid is {has.uid}",
+            next_step="name another file",
+        )
+    end, first, following = file.tell(), None, None
+    for frame in read_frames(file):
+        first = frame.first_offset if first is None else first
+        end, following = frame.end, frame.next_offset
+    return first, following, end
+
+
+def _blocks_of(batch: RecordBatch) -> Iterator[tuple[bytes, int, int]]:
+    """Whole blocks as they are; of a block that the batch has a part of, that part."""
+    for block in batch.blocks:
+        start = max(block.base_offset, batch.base_offset)
+        end = min(block.next_offset, batch.next_offset)
+        if (start, end) == (block.base_offset, block.next_offset):
+            yield block.data, start, end - start
+        else:
+            records = block.records()[start - block.base_offset : end - block.base_offset]
+            yield _packed(records), start, end - start
+
+
+def _packed(records: list[Record]) -> bytes:
+    _, values, keys, headers, _, times = zip(*records, strict=True)
+    return pack_block(values, keys=keys, headers=headers, event_times=times)
+
+
+def import_log(
+    access: LogAccess, log: str, file: str, create: bool, incomplete: bool, output: str
+) -> None:
+    with _readable(file) as found:
+        if read_head(found) is None:
+            raise InvalidRequest(f"{file} holds no records", next_step="rollbook log export --help")
+        if not incomplete and not is_ended(found):
+            raise InvalidRequest(
+                f"{file} has no end: its export was ended, or the file was cut",
+                next_step="run the export again; --incomplete imports what there is",
+            )
+
+        async def load(client: Client) -> dict[str, Any]:
+            opened = await client.open(log, create=create)
+            was_there = await opened.tail_offset("barrier")
+            with bar_of_shares(log) as on_progress:
+                tail = await _append_all(opened, found, was_there, on_progress)
+            return {
+                "log": str(opened.name),
+                "records": tail - was_there,
+                "were_there": was_there,
+                "next_offset": tail,
+            }
+
+        facts = access.run(load, log)
+    tell(facts, output, "next_offset")
+
+
+async def _append_all(
+    log: Log, file: BinaryIO, tail: int, on_progress: Callable[[int, int], None]
+) -> int:
+    """What the log has not; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
+    size = os.fstat(file.fileno()).st_size
+    producer = os.urandom(PRODUCER_ID_BYTES)
+    first: int | None = None
+    there: Frame | None = None  # The last one that the log has.
+    seq = 0
+    for frame in read_frames(file):
+        first = frame.first_offset if first is None else first
+        at = frame.first_offset - first
+        if at + frame.records <= tail:
+            there = frame
+            continue
+        if there is not None:
+            await _require_same(log, there, first)
+            there = None
+        ref = ProducerRef(producer, 0, seq)
+        tail, seq = (
+            (await log.append_block(frame.block, producer=ref, expect=at)).next_offset,
+            seq + 1,
+        )
+        on_progress(frame.end, size)
+    if there is not None and first is not None:
+        await _require_same(log, there, first)
+    return tail
+
+
+async def _require_same(log: Log, frame: Frame, first: int) -> None:
+    """The log's records at the end of what was there are those of the file. Raises `OffsetMismatch`."""
+    start = frame.first_offset - first
+    has = [_content(each) async for each in log.read(start, start + frame.records)]
+    if has != [_content(each) for each in Block(frame.block).records()]:
+        raise OffsetMismatch(
+            f"{log.name} has other records than the file, at offset {start}",
+            next_step="import into a log of its own: --create",
+        )
+
+
+def _content(record: Record) -> tuple[Any, ...]:
+    """Without offset and time, which are the log's."""
+    return record.value, record.key, dict(record.headers), record.event_time_us

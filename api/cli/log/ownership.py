@@ -1,0 +1,187 @@
+"""What commands do about who has a log: its writer, its server, and what every reader of it gets."""
+
+import shlex
+import time
+from typing import Any
+
+from rollbook.api.cli.confirm import ask_whether
+from rollbook.api.cli.log.connection import LogAccess
+from rollbook.api.cli.output import tell, tell_rows, time_of
+from rollbook.api.client.client import Client
+from rollbook.api.client.log import Log
+from rollbook.api.client.unary_calls import new_attempt
+from rollbook.logservice import messages
+from rollbook.logservice.ids import LogName, WriterEpoch, parse_age_us
+from rollbook.logservice.log_config import WriterMode
+from rollbook.proto.errors import (
+    DataLost,
+    InvalidRequest,
+    Outcome,
+    QuorumTimeout,
+    RollbookError,
+    WriterHeld,
+)
+
+# --- The writer -------------------------------------------------------------------------------
+
+
+def show_writer(access: LogAccess, log: str, output: str) -> None:
+    name = LogName.parse(log)
+
+    async def ask(client: Client) -> dict[str, Any]:
+        """At the owner: nobody else knows."""
+        owners = await client.lookup([str(name)])
+        address = owners[0].address if owners and owners[0].is_owner else None
+        state: messages.LogState = await client.ask(messages.GetLog(name), server=address)
+        return {
+            "log": str(name),
+            "mode": state.config.writer_mode.value,
+            "writer_epoch": state.writer_epoch,
+            "holder": state.writer_holder,
+        }
+
+    tell(access.run(ask, log), output, "writer_epoch")
+
+
+def require_exclusive(log: Log, flags: str) -> None:
+    """Raises `InvalidRequest`."""
+    if log.config.writer_mode is not WriterMode.EXCLUSIVE:
+        raise InvalidRequest(
+            f"{log.name} is not exclusive: everybody may append, and no holder keeps others out",
+            next_step=f"append without a holder, or make a log with `rollbook log create NAME --exclusive{flags}`",
+        )
+
+
+def acquire_writer(
+    access: LogAccess,
+    log: str,
+    holder: str,
+    wait: bool,
+    steal: bool,
+    ttl: str | None,
+    attempt: str | None,
+    yes: bool,
+    output: str,
+) -> None:
+    if wait and steal:
+        raise InvalidRequest("either --wait or --steal")
+    if steal:
+        ask_whether(f"fence whoever writes to {log}", yes)
+    mode = messages.AcquireMode.FAIL
+    if wait or steal:
+        mode = messages.AcquireMode.WAIT if wait else messages.AcquireMode.STEAL
+    ttl_ms = parse_age_us(ttl) // 1000 if ttl else 0
+    attempt = attempt or new_attempt()
+    request = messages.AcquireWriter(LogName.parse(log), holder, mode, ttl_ms, attempt)
+
+    async def acquire(client: Client) -> messages.WriterGrant:
+        require_exclusive(await client.open(log), access.flags)
+        grant: messages.WriterGrant = await client.ask(request)
+        return grant
+
+    try:
+        grant = access.run(acquire, log)
+    except RollbookError as error:
+        again = shlex.join(("rollbook", "log", "writer", "acquire", log, "--holder", holder))
+        again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
+        if isinstance(error, WriterHeld):
+            error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
+        elif error.outcome is Outcome.UNKNOWN:  # It may be his now: the same attempt is granted it.
+            again += f" --attempt {shlex.quote(attempt)}"
+            again += " --wait" if wait else " --steal" if steal else ""
+            error.next_step = f"{again}{access.flags}"
+        raise
+    facts = {
+        "log": str(request.log),
+        "writer_epoch": grant.writer_epoch,
+        "fence_offset": grant.fence_offset,
+        "holder": grant.holder,
+        "ttl_s": grant.ttl_ms / 1000 or None,
+    }
+    tell(facts, output, "writer_epoch")
+
+
+def release_writer(access: LogAccess, log: str, epoch: int, output: str) -> None:
+    request = messages.ReleaseWriter(LogName.parse(log), WriterEpoch(epoch))
+    access.run(lambda client: client.ask(request), log)
+    tell({"log": str(request.log), "released": epoch}, output, "released")
+
+
+# --- The server -------------------------------------------------------------------------------
+
+
+def list_servers(access: LogAccess, output: str) -> None:
+    found = access.run(lambda client: client.servers())
+    rows = [
+        {
+            "server": each.server_id,
+            "address": each.address,
+            "state": each.state.value,
+            "logs": each.logs_owned,
+            "version": each.version,
+            "started": time_of(each.started_us),
+        }
+        for each in found
+    ]
+    columns = ("server", "address", "state", "logs", "version", "started")
+    tell_rows(columns, rows, output, "server")
+
+
+def transfer_log(access: LogAccess, log: str, to: str, output: str) -> None:
+    owner = access.run(lambda client: client.transfer(log, to), log)
+    facts = {"log": str(owner.log), "to": to, "address": owner.address}
+    tell(facts, output, "address")
+
+
+def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, output: str) -> None:
+    async def drain(client: Client) -> int:
+        left = await client.drain(server_id, resume=resume)
+        give_up_at = time.monotonic() + access.timeout_s
+        while wait and left and not resume and time.monotonic() < give_up_at:
+            left = await client.drain(server_id)
+        return left
+
+    left = access.run(drain)
+    tell({"server": server_id, "draining": not resume, "logs": left}, output, "logs")
+    if wait and left and not resume:
+        raise QuorumTimeout(
+            f"{server_id} has {left} logs left",
+            next_step=f"rollbook cluster drain {shlex.quote(server_id)}{access.flags} --wait --timeout SECONDS, "
+            "with more of them",
+        )
+
+
+# --- All of it ----------------------------------------------------------------------------------
+
+
+def verify_log(access: LogAccess, log: str, output: str) -> None:
+    """Reads it as a program would: each block's checksum, each offset in its turn, up to a barrier."""
+
+    async def read(client: Client) -> dict[str, Any]:
+        opened = await client.open(log)
+        end = await opened.tail_offset(consistency=messages.Consistency.BARRIER)
+        head = await opened.head_offset()
+        for segment in await opened.segments():  # First: readers may be served from memory.
+            if segment.state is messages.SegmentState.LOST:
+                raise DataLost(
+                    f"the ledger of segment {segment.segment_id} was deleted, and its records with it",
+                    log=log,
+                    ledger_id=segment.ledger_id,
+                    start=segment.base_offset,
+                    end=segment.next_offset,
+                    next_step=f"to give them up: rollbook log truncate {log} --before {segment.next_offset}",
+                )
+        next_offset, size, batches = int(head), 0, 0
+        async for batch in opened.read_batches(head, end):
+            if batch.base_offset != next_offset:
+                raise DataLost(f"offset {next_offset} is missing", log=log)
+            values = batch.values()  # Each block is checked against its CRC, and taken apart.
+            next_offset += len(values)
+            size += sum(map(len, values))
+            batches += 1
+        if next_offset != end:
+            raise DataLost(f"it ends at {next_offset}, before {end}", log=log)
+        facts = {"log": str(opened.name), "head": head, "tail": end, "records": end - head}
+        return facts | {"bytes": size, "batches": batches, "sound": True}
+
+    tell(access.run(read, log), output, "records")

@@ -1,0 +1,89 @@
+"""`rollbook log writer`: who may append to an exclusive log. What the commands do is in `log_owning`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollbook.api.cli.click_types import WholeNumber
+from rollbook.api.cli.log.commands import log_argument, with_access, yes_option
+from rollbook.api.cli.output import bare_output_option, examples
+
+if TYPE_CHECKING:
+    from rollbook.api.cli.log.connection import LogAccess
+
+
+@click.group(
+    epilog=examples(
+        "rollbook log writer show wal",
+        "rollbook log writer acquire wal --holder me -o raw",
+        "rollbook log writer release wal 7",
+    )
+)
+def group() -> None:
+    """Show, acquire and release the writer epoch of a log.
+
+    Whoever acquires it fences whoever wrote before: what was acked to him is below the fence, and
+    nothing will be any more.
+    """
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log writer show wal",
+        "rollbook log writer show wal -o raw",
+        "rollbook log writer show shop/wal -o json",
+    )
+)
+@log_argument
+@with_access
+@bare_output_option
+def show(access: "LogAccess", **how: Any) -> None:
+    """Show who writes. `raw` is the epoch."""
+    from rollbook.api.cli.log import ownership
+
+    ownership.show_writer(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log writer acquire wal --holder me",
+        "rollbook log writer acquire wal --holder me --wait --ttl 30s",
+        "rollbook log writer acquire wal --holder me --steal --yes",
+    )
+)
+@log_argument
+@with_access
+@click.option("--holder", metavar="NAME", required=True, help="Shown to others.")
+@click.option("--wait", is_flag=True, help="Until whoever holds it lets go, or time is over.")
+@click.option("--steal", is_flag=True, help="Fence whoever holds it.")
+@click.option("--ttl", metavar="TIME", help="It runs out unless it is renewed.  [default: never]")
+@click.option(
+    "--attempt",
+    metavar="NAME",
+    help="When an answer was lost, as advised: asks for the same epoch.",
+)
+@yes_option
+@bare_output_option
+def acquire(access: "LogAccess", **how: Any) -> None:
+    """Become the writer, if nobody is. `raw` is the epoch."""
+    from rollbook.api.cli.log import ownership
+
+    ownership.acquire_writer(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log writer release wal 7",
+        "rollbook log writer release wal 7 --timeout 30",
+        "rollbook log writer release shop/wal 7 -o json",
+    )
+)
+@log_argument
+@click.argument("epoch", type=WholeNumber(0))
+@with_access
+@bare_output_option
+def release(access: "LogAccess", **how: Any) -> None:
+    """Let somebody else have it."""
+    from rollbook.api.cli.log import ownership
+
+    ownership.release_writer(access, **how)

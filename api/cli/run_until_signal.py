@@ -1,0 +1,33 @@
+"""A server's life as the system sees it: SIGTERM or SIGINT ends it in order, and it does end."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from rollbook.api.cli.startup import notify_manager
+from rollbook.proto.runtime.accept_errors import bear_full_tables
+
+_STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
+
+
+async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _STOP_S_MAX) -> None:
+    """Runs it until it ends, or until the process is told to stop: then it is cancelled."""
+    loop = asyncio.get_running_loop()
+    bear_full_tables(loop)
+    task = loop.create_task(serving)
+    is_stopping = False
+
+    def stop() -> None:
+        nonlocal is_stopping
+        if not is_stopping:  # Whoever says it twice must not break off the ending.
+            is_stopping = True
+            signal.alarm(stop_s_max)  # The kernel's: it goes off even if a disk hangs.
+            notify_manager("STOPPING=1")
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await task

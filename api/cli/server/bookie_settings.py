@@ -1,0 +1,265 @@
+"""A bookie's settings, and what it runs on: what commands about one load once they are called."""
+
+import asyncio
+import os
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from rollbook.api.cli.machine import RealMachine, check_log_level
+from rollbook.bookie.bk_server_conf import KEYS_OF, lines_of_keys, parse_properties, translate
+from rollbook.bookie.bookie import Settings, addresses_of, tls_address_of
+from rollbook.bookie.config import BookieConfig, ServerConfig, SpaceConfig, StorageConfig
+from rollbook.bookie.core.repair_commands import FORMAT, INIT, REJOIN, WRITE_OFF
+from rollbook.bookie.identity import Identity
+from rollbook.proto.addresses import EVERY_ADDRESS, is_wildcard, parse_address
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.errors import BadConfig, RollbookError
+from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.config import (
+    PREFIX,
+    load_config,
+    read_config_file,
+    read_config_text,
+    telling_who_said,
+    variables_of_flags,
+)
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import (
+    address_of_this_host,
+    name_of_this_host,
+)
+
+logger = structlog.get_logger()
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+_DEFAULT_HTTP_PORT: Final = 8001
+_SECTIONS: Final = ("bookie", "storage", "server", "space")
+RECOVERY_SECTIONS: Final = ("recovery", "audit", "steward", "heal", "worker", "ledger")
+_HEADING: Final = re.compile(rf"^\s*\[({'|'.join(_SECTIONS)})\]", re.MULTILINE)
+
+
+def load_settings(config_file: str | None = None, **flags: Any) -> Settings:
+    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
+    and foo_bar under [bookie] in the file. Raises `BadConfig`.
+    """
+    return settings_of(read_bookie_config(config_file) if config_file else BookieFile({}), **flags)
+
+
+def settings_of(file: "BookieFile", **flags: Any) -> Settings:
+    """The same, of a file that was read."""
+    directories = {
+        name: tuple(flags.pop(name, ()) or _listed_in_environ(variable))
+        for name, variable in (
+            ("journal_dir", _OF_DIRECTORIES["journal_dir"]),
+            ("ledger_dir", _OF_DIRECTORIES["ledger_dirs"]),
+        )
+    }
+    if len(directories["journal_dir"]) > 1:
+        raise BadConfig("a bookie has one journal directory", next_step="name the fastest disk's")
+    storage_flags = {
+        "journal_dir": next(iter(directories["journal_dir"]), None),
+        "ledger_dirs": directories["ledger_dir"] or None,
+    }
+    others = {k: v for k, v in os.environ.items() if k not in _OF_DIRECTORIES.values()}
+    storage = load_section(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
+    variables = variables_of_flags(BookieConfig)
+    return Settings(
+        _advertising(
+            load_section(
+                BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie
+            )
+        ),
+        replace(
+            storage,
+            journal_dir=os.path.abspath(storage.journal_dir),
+            ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
+        ).with_fitting_queue(),
+        load_section(ServerConfig, "server", file),
+        load_section(SpaceConfig, "space", file),
+    )
+
+
+def http_address_of(config: BookieConfig) -> Address:
+    """Where operators ask it. Raises `BadConfig`."""
+    return parse_address(
+        config.http, "http", default_host=EVERY_ADDRESS, default_port=_DEFAULT_HTTP_PORT
+    )
+
+
+def _advertising(config: BookieConfig) -> BookieConfig:
+    """One that binds every address is found by its host's name, unless another one is given."""
+    for setting in ("listen", "tls_listen"):
+        text = getattr(config, setting)
+        if text and not config.advertise:
+            place = parse_address(text, setting, default_host=EVERY_ADDRESS, default_port=0)
+            if is_wildcard(place.host):
+                with BadConfig.about(setting):
+                    return replace(config, advertise=name_of_this_host())
+    return config
+
+
+def _check_bookie(config: BookieConfig) -> None:
+    config = _advertising(config)
+    check_log_level(config.log_level)
+    addresses_of(config)
+    tls_address_of(config)
+    if config.http:
+        http_address_of(config)
+    with BadConfig.about("metadata"):
+        MetadataUrl.parse(config.metadata)
+
+
+# As flags they are named once for each directory.
+_OF_DIRECTORIES: Final = {
+    "journal_dir": f"{PREFIX}JOURNAL_DIR",
+    "ledger_dirs": f"{PREFIX}LEDGER_DIR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BookieFile:
+    tables: Mapping[str, Mapping[str, Any]]
+    said_by: Mapping[str, str] = field(default_factory=dict)  # Of what has other names there.
+    path: str | None = None  # Where all is as the tables have it.
+
+
+def read_bookie_config(path: str) -> BookieFile:
+    """TOML if its name says so, else Java's properties."""
+    if path.endswith(".toml"):
+        return BookieFile(read_config_file(path, (*_SECTIONS, *RECOVERY_SECTIONS)), path=path)
+    text = read_config_text(path)
+    if _HEADING.search(text):
+        raise BadConfig(
+            f"{path} is read as a bk_server.conf, and looks like TOML",
+            next_step="give it a name that ends in .toml",
+        )
+    properties = parse_properties(text)
+    places = {
+        key: f"{key} in {path} line {line}"
+        for key, line in lines_of_keys(text).items()
+        if properties[key].strip()  # Else it says nothing.
+    }
+    with telling_who_said(places):
+        translated = translate(properties, address_of_this_host)
+    if translated.ignored:
+        logger.info("config_keys_ignored", path=path, keys=translated.ignored)
+    if translated.unguarded:
+        logger.warning("config_guards_ignored", path=path, keys=translated.unguarded)
+    said_by = {
+        name: ", ".join(places[key] for key in keys if key in places)
+        for name, keys in KEYS_OF.items()
+    }
+    return BookieFile(translated.tables, {name: keys for name, keys in said_by.items() if keys})
+
+
+def load_section(
+    shape: type[C],
+    section: str,
+    file: BookieFile,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    variables: Mapping[str, str] | None = None,
+    check: Callable[[C], object] | None = None,
+) -> C:
+    given = {name: value for name, value in (flags or {}).items() if value is not False}
+    return load_config(
+        shape,
+        section=section,
+        file=file.tables.get(section),
+        file_path=file.path,
+        environ=environ,
+        flags=given,
+        variables=variables,
+        said_by=file.said_by,
+        check=check,
+    )
+
+
+def _listed_in_environ(variable: str) -> list[str]:
+    return [part for part in os.environ.get(variable, "").split(",") if part]
+
+
+# --- What it runs on --------------------------------------------------------------------------
+
+
+async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
+    """`serve`: if the store is embedded, this process may be the one that serves the others."""
+    url = MetadataUrl.parse(config.metadata)
+    if url.backend is Backend.MEMORY:
+        raise BadConfig(
+            "what is in memory is gone when this process ends",
+            next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
+        )
+    return await open_metadata_store(
+        url, serve=serve, visit=not serve, session_timeout_s=config.session_timeout_s
+    )
+
+
+def run_with_identity(flags: Mapping[str, Any], use: Callable[[Identity], Awaitable[T]]) -> T:
+    configure_logs(level="error", as_json=False)
+    with advising(flags):
+        return asyncio.run(_with_identity(load_settings(**flags), use))
+
+
+async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable[T]]) -> T:
+    url = MetadataUrl.parse(settings.bookie.metadata)
+    _, _, bookie_id = addresses_of(settings.bookie)
+    machine = RealMachine()
+    async with await open_store(settings.bookie, serve=False) as store:
+        cluster = await open_cluster(store, url.ledgers_root, url=url)
+        return await use(
+            Identity(
+                *(machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id)
+            )
+        )
+
+
+# --- Advice -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def advising(flags: Mapping[str, Any]) -> Iterator[None]:
+    """Commands that errors recommend can be typed as they stand."""
+    try:
+        yield
+    except RollbookError as error:
+        error.next_step = with_flags(error.next_step, flags)
+        raise
+
+
+def with_flags(advice: str, flags: Mapping[str, Any]) -> str:
+    words = [
+        word
+        for name, option in _FLAG_NAMES.items()
+        for value in _values(flags.get(name))
+        for word in (option, value)
+    ]
+    for command in (INIT, FORMAT, REJOIN, WRITE_OFF):
+        if command in advice:
+            return advice.replace(command, shlex.join([*command.split(), *words]))
+    return advice
+
+
+_FLAG_NAMES: Final = {
+    "config_file": "--config",
+    "metadata": "--metadata",
+    "bookie_id": "--bookie-id",
+    "listen": "--listen",
+    "advertise": "--advertise",
+    "journal_dir": "--journal-dir",
+    "ledger_dir": "--ledger-dir",
+}
+
+
+def _values(value: Any) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)

@@ -1,0 +1,280 @@
+"""One log server as a process: what `rollbook server log` runs until it is told to stop.
+
+A composition root: here the service meets its door and the machine.
+"""
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook import __version__
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.cli.machine import RealMachine, check_log_level
+from rollbook.api.cli.run_until_signal import until_stopped
+from rollbook.api.cli.server.log_peers import ShownToPeers
+from rollbook.api.cli.startup import say_ready, wait_for_cluster
+from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
+from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.config import LogServerConfig, LogServiceConfig
+from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.service import Service
+from rollbook.proto.addresses import (
+    EVERY_ADDRESS,
+    is_wildcard,
+    parse_address,
+    require_reachable,
+)
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.ports import Address, MetadataStore, Randomness
+from rollbook.proto.runtime.config import load_config, read_config_file, variables_of_flags
+from rollbook.proto.runtime.gc_tuning import calm_collector
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import name_of_this_host
+from rollbook.proto.runtime.open_files import allow_open_files, door_of
+from rollbook.proto.runtime.tls import TlsFiles
+
+DEFAULT_PORT: Final = 7400
+REST_PORT: Final = 7480
+_SECTIONS: Final = ("log_server", "log_service", "ledger")
+_OPEN_FILES: Final = 65_536
+HTTP_PART: Final = 0.4  # Of the connections that its doors may have; the rest is for gRPC.
+# Readers of a log have its end from its owner's memory. To tell three bookies of it costs more than an append: of
+# 10,000 logs that had one every other second, told after a second, it was two thirds of all the work.
+_LEDGER: Final = ClientConfig(explicit_lac_idle_ms=30_000)
+_NAME_CHARACTERS_MAX: Final = 200
+_GRACE_S: Final = 1.0  # For the last answers, once all logs are handed over.
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """All that an operator may set, by section."""
+
+    server: LogServerConfig
+    service: LogServiceConfig = field(default_factory=LogServiceConfig)
+    ledger: ClientConfig = _LEDGER
+
+
+def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettings:
+    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
+    and foo_bar under [log_server] in the file. Raises `BadConfig`.
+    """
+    tables = read_config_file(config_file, _SECTIONS) if config_file else {}
+    given = {name: value for name, value in flags.items() if value is not False}
+    return LogSettings(
+        load_config(
+            LogServerConfig,
+            section="log_server",
+            file=tables.get("log_server"),
+            file_path=config_file,
+            environ=os.environ,
+            flags=given,
+            variables=variables_of_flags(LogServerConfig),
+            check=_check_server,
+        ),
+        load_config(
+            LogServiceConfig,
+            section="log_service",
+            file=tables.get("log_service"),
+            file_path=config_file,
+            environ=os.environ,
+        ),
+        load_config(
+            ClientConfig,
+            section="ledger",
+            file={"explicit_lac_idle_ms": _LEDGER.explicit_lac_idle_ms}
+            | dict(tables.get("ledger") or {}),
+            file_path=config_file,
+            environ=os.environ,
+        ),
+    )
+
+
+def run_log_server(flags: Mapping[str, Any]) -> None:
+    """Until it is told to stop. Raises `RollbookError`."""
+    settings = load_log_settings(**flags)
+    configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
+    asyncio.run(until_stopped(_serve(settings), stop_s_max=int(settings.server.drain_s) + 20))
+
+
+async def _serve(settings: LogSettings) -> None:
+    allow_open_files(_OPEN_FILES)
+    keep_freed_memory()
+    async with log_server(settings, serves_store=True) as running:
+        calm_collector()
+        rest = (f"rest {running.http}",) if running.http else ()
+        say_ready(*rest, f"ready: log server {running.server.server_id} on {running.address}")
+        await asyncio.Event().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningLogServer:
+    server: LogServer
+    address: Address  # Where it listens.
+    http: str = ""  # The URL of its REST; empty: it has none.
+
+
+@asynccontextmanager
+async def log_server(
+    settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
+) -> AsyncIterator[RunningLogServer]:
+    """It serves, and is registered; at the end it hands its logs over, if that goes quickly.
+
+    `serves_store`: if the metadata store is embedded, this process may be the one that serves it. `dashboard`: see
+    `RestServer`.
+    """
+    config, machine = settings.server, RealMachine()
+    listen, advertised, name = addresses_of(config)
+    # Drawing from the system for every token would cost more than the tokens are worth.
+    randomness = random.Random(random.SystemRandom().getrandbits(128))
+    async with AsyncExitStack() as stack:
+        url = MetadataUrl.parse(config.metadata)
+
+        async def open_store() -> MetadataStore:
+            timeout_s = config.session_timeout_s
+            return await _open_store(
+                config, randomness, serve=serves_store, session_timeout_s=timeout_s
+            )
+
+        store, cluster = await wait_for_cluster(url, config.startup_s, open_store)
+        stack.push_async_callback(store.close)
+        lease = await _open_store(
+            config, randomness, serve=False, session_timeout_s=settings.service.lease_s
+        )
+        stack.push_async_callback(lease.close)
+        ledgers = await stack.enter_async_context(
+            Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
+        )
+        nodes = LogNodes(store, cluster, machine.clock, randomness)
+        await nodes.start()
+        server = LogServer(
+            *(name, __version__),
+            ledgers=ledgers,
+            nodes=nodes,
+            lease=lease,
+            transport=machine.transport,
+            clock=machine.clock,
+            randomness=randomness,
+            config=settings.service,
+        )
+        shown = ShownToPeers(config)
+        peers = GrpcPeers(shown.security, shown.look)
+        stack.push_async_callback(peers.close)
+        service = Service(server, server.clock, peers.ask)
+        grpc_config = _grpc_config(config, listen)
+        # Of all doors, so that quotas are.
+        doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
+        grpc = await GrpcServer.start(service, grpc_config, doorkeeper)
+        stack.push_async_callback(grpc.close, _GRACE_S)
+        http = ""
+        if config.rest:
+            # FastAPI and Prometheus' library, for those who want it.
+            from rollbook.api.cli.server.log_metrics import metrics_of
+            from rollbook.api.cli.server.log_rest import serve_rest
+
+            metrics = metrics_of(stack, service, config)
+            http = await serve_rest(
+                *(stack, service, server, peers, config, advertised.host, doorkeeper, metrics),
+                dashboard=dashboard,
+            )
+        stack.push_async_callback(server.close, config.drain_s)
+        if not advertised.port:
+            advertised = Address(advertised.host, grpc.address.port)
+        await server.start(str(advertised), http)
+        await grpc.set_serving(is_serving=True)
+        stack.push_async_callback(_say_not_serving, grpc)
+        yield RunningLogServer(server, grpc.address, http)
+
+
+async def _say_not_serving(grpc: GrpcServer) -> None:
+    await grpc.set_serving(is_serving=False)
+
+
+async def _open_store(
+    config: LogServerConfig, randomness: Randomness, *, serve: bool, session_timeout_s: float
+) -> MetadataStore:
+    url = MetadataUrl.parse(config.metadata)
+    if url.backend is Backend.MEMORY:
+        raise BadConfig(
+            "what is in memory is gone when this process ends",
+            next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
+        )
+    return await open_metadata_store(
+        url, serve=serve, session_timeout_s=session_timeout_s, randomness=randomness
+    )
+
+
+def _check_server(config: LogServerConfig) -> None:
+    check_log_level(config.log_level)
+    addresses_of(config)
+    if config.rest:
+        rest_address_of(config)
+    with BadConfig.about("metadata"):
+        MetadataUrl.parse(config.metadata)
+
+
+def rest_address_of(config: LogServerConfig) -> Address:
+    """Where it serves HTTP, if it does. Raises `BadConfig`."""
+    return parse_address(config.rest, "rest", default_host=EVERY_ADDRESS, default_port=REST_PORT)
+
+
+def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:
+    """Where it listens, where others find it, and its name. Raises `BadConfig`."""
+    listen = parse_address(
+        config.listen, "listen", default_host=EVERY_ADDRESS, default_port=DEFAULT_PORT
+    )
+    advertised = listen
+    if config.advertise:
+        advertised = parse_address(config.advertise, "advertise", default_port=listen.port)
+    elif is_wildcard(listen.host):
+        with BadConfig.about("listen"):
+            advertised = Address(name_of_this_host(), listen.port)
+    if is_wildcard(advertised.host):
+        raise BadConfig(
+            f"nobody can connect to {advertised}",
+            next_step="say --advertise HOST:PORT",
+            settings=("advertise",) if config.advertise else ("listen",),
+        )
+    require_reachable([listen], advertised)
+    if not advertised.port and not config.server_name:
+        raise BadConfig(
+            "a server whose port changes needs a name of its own",
+            next_step="say --server-name NAME",
+            settings=("listen", "advertise"),
+        )
+    name = config.server_name or str(advertised)
+    if "~" in name or "/" in name or len(name) > _NAME_CHARACTERS_MAX:
+        raise BadConfig(
+            f"{name[:80]!r} is no name for a server: up to 200 characters, no ~ and no /",
+            settings=("server_name",) if config.server_name else ("listen", "advertise"),
+        )
+    return listen, advertised, name
+
+
+def _grpc_config(config: LogServerConfig, listen: Address) -> GrpcConfig:
+    return GrpcConfig(
+        listen,
+        token_file=config.token_file or None,
+        tls=tls_files(config),
+        insecure=config.insecure,
+        knows_callers=bool(config.access_file),
+        connections_max=door_of(1 - HTTP_PART, CONNECTIONS_MAX),
+    )
+
+
+def tls_files(config: LogServerConfig) -> TlsFiles | None:
+    """None: in the clear."""
+    if not config.tls_certificate:
+        return None
+    return TlsFiles(config.tls_certificate, config.tls_key, config.tls_authorities)

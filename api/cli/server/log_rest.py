@@ -1,0 +1,63 @@
+"""REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.cli.server.log import HTTP_PART, rest_address_of, tls_files
+from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.api.rest.log_app import BOUNDS, RestServer
+from rollbook.api.rest.log_metrics import Shown
+from rollbook.api.rest.server import HttpConfig
+from rollbook.logservice.config import LogServerConfig
+from rollbook.logservice.server import LogServer
+from rollbook.logservice.service import Service
+from rollbook.proto.loopback import is_loopback
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.open_files import door_of
+
+
+async def serve_rest(
+    stack: AsyncExitStack,
+    service: Service,
+    server: LogServer,
+    peers: GrpcPeers,
+    config: LogServerConfig,
+    host: str,
+    doorkeeper: Doorkeeper | None,
+    metrics: Metrics,
+    dashboard: Callable[[], str] | None = None,
+) -> str:
+    """The URL under which others find it, at that host; empty if only this machine can reach it, and the host
+    is another. The stack ends it. Raises `BadConfig`.
+    """
+    listen = rest_address_of(config)
+    tls = tls_files(config)
+    http = HttpConfig(
+        *(listen, config.token_file or None, tls, config.insecure),
+        knows_callers=bool(config.access_file),
+    )
+
+    def url_of(address: str) -> str:
+        for each in server.membership.servers:
+            if each.info.address == address:
+                return each.http
+        return ""
+
+    def is_ready() -> bool:
+        found = server.membership.find(server.server_id)
+        return found is not None and not found.is_draining
+
+    rest = await RestServer.start(
+        *(service, http, url_of, peers, is_ready),
+        bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
+        doorkeeper=doorkeeper,
+        shown=Shown(metrics, server.cursor_lags.look),
+        dashboard=dashboard,
+    )
+    stack.push_async_callback(rest.close)
+    if is_loopback(listen.host) and not is_loopback(host):
+        return ""
+    return f"{'https' if tls else 'http'}://{Address(host, rest.address.port)}"

@@ -1,0 +1,51 @@
+"""HTTP management and the dashboard beside a recovery server, or without one: loaded by those alone that are given `--http`."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.managing import Managing
+from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
+from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.parts import PREFIX
+from rollbook.api.rest.cluster import OPEN_PATHS, make_app
+from rollbook.api.rest.operations import RunningOperations
+from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.ports import Address
+from rollbook.proto.runtime.metrics import Metrics
+
+
+@asynccontextmanager
+async def management(
+    ledgers: Ledgers,
+    metadata: str,
+    config: HttpConfig,
+    doorkeeper: Doorkeeper | None,
+    metrics: Metrics,
+) -> AsyncIterator[Address]:
+    """Where it listens. `metadata`: the URL, as it may be shown. Raises `BadConfig`."""
+    async with AsyncExitStack() as stack:
+        watch = StoreWatch(ledgers.store)
+        watching = asyncio.create_task(watch.run())
+        stack.callback(watching.cancel)
+        admin = ClusterAdmin(ledgers, watch, metadata)
+        # Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log.
+        audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
+        managing, operations = Managing(audit), RunningOperations()
+        stack.push_async_callback(operations.close)
+        app = make_app(admin, managing, operations, metrics)
+        dashboard = Dashboard(
+            *(admin, managing, operations, doorkeeper, lambda: secrets.token_urlsafe(32)),
+            is_behind_tls=config.tls is not None,
+        )
+        app.router.routes.extend(dashboard.routes)
+        server = await HttpServer.start(
+            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=PREFIX
+        )
+        stack.push_async_callback(server.close)
+        yield server.address

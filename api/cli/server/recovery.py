@@ -1,0 +1,386 @@
+"""One recovery server as a process: what `rollbook server recovery` runs until it is told to stop.
+
+A composition root: here auditor and worker meet the machine.
+"""
+
+import asyncio
+import random
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import structlog
+
+from rollbook import __version__
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.cli.admin_client import AdminClient
+from rollbook.api.cli.machine import RealMachine, check_log_level
+from rollbook.api.cli.recovery.actions import AdminDoubts
+from rollbook.api.cli.run_until_signal import until_stopped
+from rollbook.api.cli.server.bookie_settings import (
+    RECOVERY_SECTIONS,
+    BookieFile,
+    load_section,
+    read_bookie_config,
+)
+from rollbook.api.cli.startup import say_ready, wait_for_cluster
+from rollbook.bookie.bookie import Settings, addresses_of
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.addresses import EVERY_ADDRESS, parse_address
+from rollbook.proto.errors import BadConfig
+from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.loopback import is_loopback
+from rollbook.proto.metastore.url import Backend, MetadataUrl
+from rollbook.proto.ports import Address, MetadataStore
+from rollbook.proto.runtime.config import read_config_file, variables_of_flags
+from rollbook.proto.runtime.gc_tuning import calm_collector
+from rollbook.proto.runtime.logs import configure_logs
+from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.network import SocketTransport
+from rollbook.proto.runtime.open_files import allow_open_files
+from rollbook.proto.runtime.tls import TlsFiles, client_context
+from rollbook.proto.tasks import TaskGroup, unwrapped
+from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
+from rollbook.recovery.doubt_healing import DoubtsOf
+from rollbook.recovery.possible_losses import BookieDoubts
+from rollbook.recovery.server import RecoveryConfig, RecoveryServer
+from rollbook.recovery.stats import PART, RecoveryStats
+
+logger = structlog.get_logger()
+
+_OPEN_FILES: Final = 16_384
+_DEFAULT_HTTP_PORT: Final = 8002
+
+
+@dataclass(frozen=True)
+class RecoveryServerConfig:
+    """Where it finds its cluster, and which parts it runs."""
+
+    metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
+    name: str = ""  # It stands in votes and locks; by default the host's name.
+    no_auditor: bool = False
+    no_worker: bool = False
+    bookie_token_file: str = (
+        ""  # Of bookies' admin pages, where those in doubt are asked and healed.
+    )
+    bookie_ca_file: str = (
+        ""  # Who signs the certificates of those pages; then they are asked by HTTPS.
+    )
+    tls_authorities: str = (
+        ""  # A file; who signs bookies' certificates. Empty: they are spoken to in the clear.
+    )
+    tls_certificate: str = ""  # A file; shown to bookies that want one.
+    tls_key: str = ""  # A file; empty: it is in the certificate's.
+    http: str = ""  # Serves management, the dashboard and metrics over HTTP; empty: nowhere.
+    only_http: bool = False  # Neither votes nor works: for clusters with BookKeeper's autorecovery.
+    http_token_file: str = ""  # Who shows this token over HTTP may do everything.
+    access_file: str = ""  # Who may do what over HTTP: `rollbook access`.
+    http_tls_certificate: str = ""  # A file; HTTP speaks TLS with it.
+    http_tls_key: str = ""  # A file; empty: it is in the certificate's.
+    # Shows metrics off loopback without TLS and token. Management is never served like that.
+    insecure: bool = False
+    log_level: str = "info"  # debug, info, warning or error.
+    session_timeout_s: float = (
+        10.0  # With the metadata store. Longer: a dead server's locks stay longer.
+    )
+    startup_s: float = (
+        60.0  # How long it waits for a missing metadata store or cluster at its start.
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.session_timeout_s <= 600:
+            raise BadConfig("session_timeout_s must be 0.5 to 600", settings=("session_timeout_s",))
+        if not 0 <= self.startup_s <= 86_400:
+            raise BadConfig("startup_s must be 0 to 86400", settings=("startup_s",))
+        if self.tls_certificate and not self.tls_authorities:
+            raise BadConfig(
+                "TLS needs tls_authorities: who signs the bookies' certificates",
+                settings=("tls_certificate", "tls_authorities"),
+            )
+        if self.tls_key and not self.tls_certificate:
+            raise BadConfig(
+                "a key is of no use without tls_certificate",
+                settings=("tls_key", "tls_certificate"),
+            )
+        if self.http_tls_key and not self.http_tls_certificate:
+            raise BadConfig(
+                "a key is of no use without http_tls_certificate",
+                settings=("http_tls_key", "http_tls_certificate"),
+            )
+        if self.only_http and not self.http:
+            raise BadConfig(
+                "only_http needs http: where it listens",
+                settings=("only_http", "http"),
+                next_step="say --http 127.0.0.1:7500",
+            )
+        if self.no_auditor and self.no_worker and not self.only_http:
+            raise BadConfig(
+                "with no auditor and no worker nothing is left to run; for HTTP alone say only_http",
+                settings=("no_auditor", "no_worker"),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverySettings:
+    """All that an operator may set, by section."""
+
+    server: RecoveryServerConfig
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    steward: StewardConfig = field(default_factory=StewardConfig)
+    heal: HealConfig = field(default_factory=HealConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    ledger: ClientConfig = field(default_factory=ClientConfig)
+
+    @property
+    def recovery(self) -> RecoveryConfig:
+        return RecoveryConfig(
+            self.audit,
+            self.worker,
+            self.steward,
+            self.heal,
+            runs_auditor=not (self.server.no_auditor or self.server.only_http),
+            runs_worker=not (self.server.no_worker or self.server.only_http),
+        )
+
+
+def load_recovery_settings(config_file: str | None = None, **flags: Any) -> RecoverySettings:
+    """Defaults < file < environment < flags; a flag FOO-BAR is ROLLBOOK_FOO_BAR in the environment
+    and foo_bar under [recovery] in the file. Raises `BadConfig`.
+    """
+    file = _file_of(config_file) if config_file else BookieFile({})
+    server = load_section(
+        RecoveryServerConfig,
+        "recovery",
+        file,
+        flags,
+        variables=variables_of_flags(RecoveryServerConfig),
+        check=_check_server,
+    )
+    return RecoverySettings(server, **_parts_of(file))
+
+
+def _file_of(path: str) -> BookieFile:
+    """A TOML file of ours, or the `bk_server.conf` that BookKeeper's autorecovery reads."""
+    if path.endswith(".toml"):
+        return BookieFile(read_config_file(path, RECOVERY_SECTIONS), path=path)
+    found = read_bookie_config(path)
+    shared = {
+        name: value
+        for name, value in found.tables["bookie"].items()
+        if name in ("metadata", "session_timeout_s")
+    }
+    return replace(found, tables={**found.tables, "recovery": shared})
+
+
+def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings:
+    """Of a recovery server in a bookie's process: its file may have the sections of one, too. Raises `BadConfig`.
+
+    Where [recovery] does not say how bookies are spoken to, they are as this one is.
+    """
+    bookie = settings.bookie
+    _, _, bookie_id = addresses_of(bookie)
+    known: dict[str, Any] = {
+        "metadata": bookie.metadata,
+        "name": bookie_id,
+        "session_timeout_s": bookie.session_timeout_s,
+    }
+    if bookie.tls_listen and bookie.tls_authorities:
+        known |= {
+            "tls_authorities": bookie.tls_authorities,
+            "tls_certificate": bookie.tls_certificate,
+            "tls_key": bookie.tls_key,
+        }
+    table = {**known, **file.tables.get("recovery", {})}
+    own = replace(file, tables={**file.tables, "recovery": table})
+    server = load_section(RecoveryServerConfig, "recovery", own, check=_check_server)
+    return RecoverySettings(server, **_parts_of(file))
+
+
+def _parts_of(file: BookieFile) -> dict[str, Any]:
+    return {
+        section: load_section(kind, section, file)
+        for section, kind in (
+            ("audit", AuditConfig),
+            ("steward", StewardConfig),
+            ("heal", HealConfig),
+            ("worker", WorkerConfig),
+            ("ledger", ClientConfig),
+        )
+    }
+
+
+def _check_server(config: RecoveryServerConfig) -> None:
+    check_log_level(config.log_level)
+    with BadConfig.about("metadata"):
+        if MetadataUrl.parse(config.metadata).backend is Backend.MEMORY:
+            raise BadConfig(
+                "a store in memory is known to one process only",
+                next_step="use sqlite:///path for one machine, zk://host,host/ledgers for several",
+            )
+    if config.http:
+        _require_locked(config)
+    if config.name:
+        with BadConfig.about("name"):
+            parse_bookie_id(config.name)
+
+
+def _require_locked(config: RecoveryServerConfig) -> None:
+    """Off loopback management takes TLS and a token (MG2)."""
+    has_lock = config.http_tls_certificate or config.http_token_file or config.access_file
+    if _is_local_or_locked(config) or (config.insecure and not has_lock):
+        return
+    raise BadConfig(
+        f"HTTP on {_http_of(config)} would be open to the network",
+        settings=("http", "http_tls_certificate", "http_token_file", "access_file", "insecure"),
+        next_step="give it http_tls_certificate with http_token_file or access_file, listen on 127.0.0.1, "
+        "or say insecure alone to show metrics and nothing else",
+    )
+
+
+def _is_local_or_locked(config: RecoveryServerConfig) -> bool:
+    has_token = config.http_token_file or config.access_file
+    is_locked = bool(config.http_tls_certificate and has_token)
+    return is_locked or is_loopback(_http_of(config).host)
+
+
+def run_recovery_server(flags: Mapping[str, Any]) -> None:
+    """Until it is told to stop. Raises `RollbookError`."""
+    settings = load_recovery_settings(**flags)
+    configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
+    asyncio.run(until_stopped(_serve(settings)))
+
+
+async def _serve(settings: RecoverySettings) -> None:
+    allow_open_files(_OPEN_FILES)
+    keep_freed_memory()
+    async with (
+        recovery_server(settings, serves_store=True) as server,
+        AsyncExitStack() as stack,
+    ):
+        calm_collector()
+        logger.info("recovery_server_started", server=server.name, version=__version__)
+        pages = await stack.enter_async_context(_pages(settings.server, server))
+        what = " and ".join(server.kinds) or "HTTP alone"
+        say_ready(f"ready: recovery server {server.name}, {what}{pages}")
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncIterator[str]:
+    """What is served over HTTP, and where, for people: without locks off loopback, metrics and nothing else."""
+    if not config.http:
+        yield ""
+        return
+    # FastAPI takes a third of a second to load.
+    from rollbook.api.cli.server.management import management
+    from rollbook.api.rest.metrics_page import start_metrics_page
+    from rollbook.api.rest.server import HttpConfig
+
+    address, metrics = _http_of(config), Metrics()
+    metrics.add(PART, server.stats)
+    metrics.add_process(__version__)
+    if not _is_local_or_locked(config):
+        page = await start_metrics_page("Rollbook recovery server", metrics, address, insecure=True)
+        try:
+            yield f" (metrics on {page.address})"
+        finally:
+            await page.close()
+        return
+    http = HttpConfig(
+        address,
+        config.http_token_file or None,
+        TlsFiles(config.http_tls_certificate, config.http_tls_key)
+        if config.http_tls_certificate
+        else None,
+        knows_callers=bool(config.access_file),
+    )
+    doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
+    shown = str(MetadataUrl.parse(config.metadata))
+    async with management(server.ledgers, shown, http, doorkeeper, metrics) as where:
+        yield f" (http on {where})"
+
+
+def _http_of(config: RecoveryServerConfig) -> Address:
+    return parse_address(
+        config.http, "http", default_host=EVERY_ADDRESS, default_port=_DEFAULT_HTTP_PORT
+    )
+
+
+@asynccontextmanager
+async def recovery_server(
+    settings: RecoverySettings,
+    *,
+    serves_store: bool,
+    local_bookie: BookieId | None = None,
+    doubts_of: DoubtsOf = lambda _: None,
+    stats: RecoveryStats | None = None,
+) -> AsyncIterator[RecoveryServer]:
+    """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
+    that serves it. `doubts_of`: of bookies of this process; others are asked over their admin pages.
+
+    Raises what the server or the context ends in; a group only if both have failed.
+    """
+    config, machine = settings.server, RealMachine()
+    randomness = random.Random(random.SystemRandom().getrandbits(128))
+    url = MetadataUrl.parse(config.metadata)
+    async with AsyncExitStack() as stack:
+
+        async def open_store() -> MetadataStore:
+            return await open_metadata_store(
+                url,
+                serve=serves_store,
+                session_timeout_s=config.session_timeout_s,
+                randomness=randomness,
+            )
+
+        store, cluster = await wait_for_cluster(url, config.startup_s, open_store)
+        stack.push_async_callback(store.close)
+        transport, ledger = machine.transport, settings.ledger
+        if config.tls_authorities:
+            files = (config.tls_authorities, config.tls_certificate, config.tls_key)
+            tls = client_context(files[0], certificate=files[1], key=files[2])
+            transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
+        ledgers = await stack.enter_async_context(
+            Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
+        )
+
+        def doubts_of_any(bookie: BookieId) -> BookieDoubts | None:
+            return doubts_of(bookie) or _doubts_over_http(config, ledgers, bookie)
+
+        server = RecoveryServer(
+            *(ledgers, store, machine.clock, randomness, settings.recovery),
+            release=__version__,
+            name=local_bookie or parse_bookie_id(config.name or socket.gethostname()),
+            local_bookie=local_bookie,
+            doubts_of=doubts_of_any,
+            stats=stats,
+        )
+        failure: BaseException | None = None
+        try:
+            async with TaskGroup() as group:
+                running = group.create_task(server.run())
+                try:
+                    yield server
+                finally:
+                    running.cancel()
+        except BaseExceptionGroup as errors:
+            failure = unwrapped(errors)
+        if failure is not None:  # Raised here, it keeps the cause that it has.
+            raise failure
+
+
+def _doubts_over_http(
+    config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
+) -> BookieDoubts | None:
+    info = ledgers.live().find(bookie)
+    if info is None or info.http_address is None:
+        return None
+    address, ca_file = str(info.http_address), config.bookie_ca_file or None
+    url = f"https://{address}" if ca_file else address
+    return AdminDoubts(AdminClient(url, config.bookie_token_file or None, ca_file))

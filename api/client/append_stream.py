@@ -1,0 +1,292 @@
+"""One append stream to one server, shared by all logs and writers that append there.
+
+Whatever is waiting goes out as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`; while one is
+being sent the next one gathers. When the stream ends, every append that has no result yet is told why.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.api.client.channels import Channels
+from rollbook.api.client.retry_policy import again
+from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
+from rollbook.api.methods import APPEND_STREAM
+from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, WriterEpoch
+from rollbook.logservice.messages import AppendAck, Condition
+from rollbook.proto.errors import (
+    ClientClosed,
+    ConnectionLost,
+    Invalid,
+    Outcome,
+    RollbookError,
+    ServerUnreachable,
+    Unauthorized,
+    UnsupportedVersion,
+)
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.v1 import log_pb2
+
+OnResult = Callable[[AppendAck | None, RollbookError | None], None]
+
+_MESSAGE_BYTES: Final = 1024 * 1024
+# A thousand logs in one message would take turns with the server, and that with its bookies, as a whole.
+_MESSAGE_APPENDS: Final = 128
+_APPEND_BYTES: Final = 32  # What frames a block.
+_GREETING_S: Final = 2.5  # A server that says nothing for so long is left: before an attempt is over, which is told less of.
+
+
+class _Bind(NamedTuple):
+    ref: int
+    log: LogName
+    is_ordered: bool
+    uid: str
+
+
+class _Append(NamedTuple):
+    ref: int
+    number: int
+    block: bytes
+    condition: Condition | None
+
+
+class AppendLine:
+    """Lives until its stream breaks, or until `close`."""
+
+    def __init__(self, channels: Channels, address: str) -> None:
+        self.address = address
+        self.failure: RollbookError | None = None  # Why it is over.
+        make = channels.to(address).stream_stream(APPEND_STREAM.path)
+        self._call = make(metadata=channels.shown_to(address))
+        self._queue: deque[_Bind | _Append] = deque()
+        self._waiting: dict[int, OnResult] = {}
+        self._numbers = 0
+        self._refs = 0
+        self._free_refs: list[int] = []
+        self._wake: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._send()), loop.create_task(self._receive())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_over)
+
+    def bind(self, log: LogName, *, is_ordered: bool, uid: str = "") -> int:
+        """A ref of the caller's own. `uid`: as `words.Bind` has it."""
+        if self._free_refs:
+            ref = self._free_refs.pop()
+        else:
+            self._refs += 1
+            ref = self._refs
+        self._put(_Bind(ref, log, is_ordered, uid))
+        return ref
+
+    def unbind(self, ref: int) -> int:
+        """Nothing more of it is sent; its results are wanted no more. So many appends were not sent."""
+        unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
+        for append in unsent:  # No result of theirs will ever take them away.
+            self._waiting.pop(append.number, None)
+        self._queue = deque(each for each in self._queue if each.ref != ref)
+        self._free_refs.append(ref)
+        return len(unsent)
+
+    def submit(
+        self, ref: int, block: bytes, condition: Condition | None, on_result: OnResult
+    ) -> int:
+        """Returns a number to withdraw it by. The result never comes before that."""
+        assert self.failure is None
+        self._numbers += 1
+        self._waiting[self._numbers] = on_result
+        self._put(_Append(ref, self._numbers, block, condition))
+        return self._numbers
+
+    def withdraw(self, number: int) -> bool:
+        """Its result is wanted no more. Whether it was not sent, and is not going to be."""
+        self._waiting.pop(number, None)
+        for each in self._queue:
+            if isinstance(each, _Append) and each.number == number:
+                self._queue.remove(each)
+                return True
+        return False
+
+    async def close(self) -> None:
+        self._end(ConnectionLost("the line was closed"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _put(self, each: _Bind | _Append) -> None:
+        self._queue.append(each)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if not await self._server_listens():
+                return
+            while True:
+                if not self._queue:
+                    self._wake = loop.create_future()
+                    await self._wake
+                await self._call.write(self._next_message())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # The receiving side knows why.
+        except grpc.aio.UsageError:
+            pass  # Likewise: the call was over.
+
+    async def _server_listens(self) -> bool:
+        """Once it says so. Before that nothing is sent: where a write meets the end of a stream, gRPC
+        tells that instead of what the server said.
+        """
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                if LISTENS_KEY in (await self._call.initial_metadata() or ()):
+                    return True
+                await self._call.code()  # It was refused, and the receiving side knows why.
+        except TimeoutError:
+            self._end(
+                ServerUnreachable(
+                    f"{self.address} has not said within {_GREETING_S:g} s that it listens: "
+                    "it hangs, or is of an earlier release than this client"
+                )
+            )
+        return False
+
+    def _next_message(self) -> bytes:
+        """A bind comes before the appends of its message, so none whose ref has been used in it."""
+        message = log_pb2.AppendStreamRequest()
+        size, used = 0, set[int]()
+        while self._queue:
+            first = self._queue[0]
+            if isinstance(first, _Bind):
+                if first.ref in used:
+                    break
+                message.binds.add(
+                    ref=first.ref, log=str(first.log), is_ordered=first.is_ordered, uid=first.uid
+                )
+            else:
+                size += len(first.block) + _APPEND_BYTES
+                is_full = size > _MESSAGE_BYTES or len(message.appends) == _MESSAGE_APPENDS
+                if used and is_full:
+                    break
+                used.add(first.ref)
+                added = message.appends.add(number=first.number, ref=first.ref, block=first.block)
+                if first.condition is not None:
+                    _put_condition(added.condition, first.condition)
+            self._queue.popleft()
+        return message.SerializeToString()
+
+    async def _receive(self) -> None:
+        error: RollbookError = ConnectionLost("the server ended the stream")
+        try:
+            while (data := await self._call.read()) is not grpc.aio.EOF:
+                self._on_response(data)
+            status = await self._call.code()
+            if status is not grpc.StatusCode.OK:
+                error = await self._status()
+        except grpc.aio.AioRpcError as failed:
+            error = error_of_call(failed.code(), failed.details() or "", _trailers(failed))
+        except asyncio.CancelledError:
+            error = hung_up()
+        except (RollbookError, DecodeError) as failed:
+            error = ConnectionLost(f"the server told what makes no sense: {failed}")
+        self._end(error)
+
+    async def _status(self) -> RollbookError:
+        call = self._call
+        trailers = await call.trailing_metadata()
+        return error_of_call(await call.code(), await call.details() or "", trailers)
+
+    def _on_response(self, data: bytes) -> None:
+        for result in log_pb2.AppendStreamResponse.FromString(data).results:
+            on_result = self._waiting.pop(result.number, None)
+            if on_result is None:
+                continue
+            if result.HasField("ack"):
+                on_result(_ack_of(result.ack), None)
+            else:
+                on_result(None, error_of(result.error))
+
+    def _on_task_over(self, task: "asyncio.Task[None]") -> None:
+        """A defect of ours, or of who is called from here, leaves nobody waiting for what does not come."""
+        if task.cancelled():  # A loop that ends does it, perhaps before the task has begun.
+            self._end(ConnectionLost("the line was cancelled"))
+        elif (bug := task.exception()) is not None:
+            self._end(ConnectionLost(f"the line broke: {bug!r}"))
+            context = {"message": f"the line to {self.address} broke", "exception": bug}
+            task.get_loop().call_exception_handler(context)
+
+    def _end(self, error: RollbookError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._call.cancel()
+        never_sent = {each.number for each in self._queue if isinstance(each, _Append)}
+        self._queue.clear()
+        waiting, self._waiting = self._waiting, {}
+        for number, on_result in waiting.items():
+            on_result(None, _told(error, was_sent=number not in never_sent))
+
+
+def _told(error: RollbookError, *, was_sent: bool) -> RollbookError:
+    """What the end of the stream says of one append; for each an error of its own."""
+    if isinstance(error, Unauthorized | UnsupportedVersion | ServerUnreachable):
+        return again(error, Outcome.NOT_APPLIED)  # Before anything was read.
+    if not was_sent:
+        return ServerUnreachable(error.message, **error.ids)
+    if isinstance(error, Invalid):
+        return again(error, Outcome.UNKNOWN)
+    return ConnectionLost(error.message, **error.ids)
+
+
+def _trailers(failed: grpc.aio.AioRpcError) -> Any:
+    return failed.trailing_metadata()
+
+
+def _put_condition(into: log_pb2.Condition, condition: Condition) -> None:
+    if condition.expected_offset is not None:
+        into.expected_offset = condition.expected_offset
+    if condition.writer_epoch is not None:
+        into.writer_epoch = condition.writer_epoch
+    into.must_be_empty = condition.must_be_empty
+
+
+def _ack_of(ack: log_pb2.AppendAck) -> AppendAck:
+    return AppendAck(
+        Offset(ack.first_offset),
+        Offset(ack.next_offset),
+        ack.timestamp_us,
+        ack.is_duplicate,
+        OwnerEpoch(ack.owner_epoch),
+        WriterEpoch(ack.writer_epoch),
+        LedgerId(ack.ledger_id),
+        EntryId(ack.entry_id),
+    )
+
+
+class AppendLines:
+    """One to each server that is appended to."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._lines: dict[str, AppendLine] = {}
+        self._is_closed = False
+
+    def to(self, address: str) -> AppendLine:
+        """Raises `ClientClosed`, `InvalidRequest`."""
+        self._channels.require_own_loop()
+        if self._is_closed:
+            raise ClientClosed
+        line = self._lines.get(address)
+        if line is None or line.failure is not None:
+            line = self._lines[address] = AppendLine(self._channels, address)
+        return line
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for line in list(self._lines.values()):
+            await line.close()

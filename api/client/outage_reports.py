@@ -1,0 +1,107 @@
+"""What a client's servers say to be away, while it waits for them.
+
+Whatever has waited for a second has them asked, and asked again every other second; an error at the end of
+the wait names what they said.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rollbook.logservice.messages import Outage
+from rollbook.proto.errors import (
+    ConnectionLost,
+    OwnerChanging,
+    QuorumTimeout,
+    ReaderStalled,
+    RollbookError,
+)
+
+_PATIENCE_S: Final = 1.0
+_AGAIN_S: Final = 2.0
+_FRESH_S: Final = 10.0
+_EXPLAINED: Final = (QuorumTimeout, OwnerChanging, ReaderStalled, ConnectionLost)
+
+Ask = Callable[[], Awaitable[Outage | None]]
+
+
+class Outages:
+    def __init__(self) -> None:
+        self.ask: Ask | None = None  # None: nobody can be asked.
+        self.on_look: Callable[[Outage | None], None] = _nobody  # None: no server says anything.
+        self._known = Outage()
+        self._known_s = -_FRESH_S
+        self._late = 0  # Calls that have waited for longer.
+        self._looking: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For as long as an answer is waited for that should come at once."""
+        if self.ask is None:
+            yield
+            return
+        is_late = False
+
+        def on_late() -> None:
+            nonlocal is_late
+            is_late = True
+            self._late += 1
+            self.look()
+
+        timer = asyncio.get_running_loop().call_later(_PATIENCE_S, on_late)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._late -= is_late
+
+    def look(self) -> None:
+        """In the background."""
+        if self.ask is not None and self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look(self.ask))
+            self._looking.add_done_callback(self._on_looked)
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        """With what was waited for, unless it says so itself."""
+        is_fresh = asyncio.get_running_loop().time() < self._known_s + _FRESH_S
+        is_vague = isinstance(error, _EXPLAINED) and not _says_why(error)
+        if is_fresh and is_vague and self._known.obstacles:
+            error.message = f"{error.message or error}: {self._known.cause}"
+            error.args = (error.message,)
+            error.ids["waits_for"] = tuple(each.name for each in self._known.obstacles)
+            error.next_step = error.next_step or self._known.next_step
+        return error
+
+    async def close(self) -> None:
+        self.ask = None
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _look(self, ask: Ask) -> None:
+        while True:
+            found = await ask()
+            self._known, self._known_s = found or Outage(), asyncio.get_running_loop().time()
+            self.on_look(found)
+            if not self._late:
+                return
+            await asyncio.sleep(_AGAIN_S)
+            if not self._late:
+                return
+
+    def _on_looked(self, looking: "asyncio.Task[None]") -> None:
+        self._looking = None
+        if not looking.cancelled():
+            looking.exception()
+
+
+def _says_why(error: RollbookError) -> bool:
+    """A server has explained it, or an attempt of it."""
+    cause = error.__cause__
+    explained = [error, cause] if isinstance(cause, RollbookError) else [error]
+    return any("waits_for" in each.ids and each.ids["waits_for"] for each in explained)
+
+
+def _nobody(_: Outage | None) -> None:
+    pass

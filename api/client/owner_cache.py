@@ -1,0 +1,102 @@
+"""Which server to ask: what is known of owners, and whom to try when nothing is known.
+
+An owner is known by the epoch since which it owns its log: news of an older epoch are no news. It is
+forgotten when it cannot be reached, not when some time has passed.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rollbook.api.client.connect_errors import Obstacle, obstacle_of
+from rollbook.api.client.outage_reports import Outages
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import NotOwner, OutcomeUnknown, RollbookError, ServerUnreachable
+
+_LOGS_MAX: Final = 100_000
+_SERVERS_MAX: Final = 256
+_NAMED_MAX: Final = 5
+_WHY_MAX: Final = 200
+
+
+class _Owner(NamedTuple):
+    address: str
+    epoch: int
+
+
+_NEXT_STEPS: Final = {
+    Obstacle.NOT_BELIEVED: "connect with authorities= whoever signed its certificate, a PEM file",
+    Obstacle.NO_TLS: "connect to log://…, without +tls",
+    Obstacle.HTTP: "connect to the port of gRPC (7400 by default): that one is for HTTP",
+    Obstacle.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= of its authorities if it wants one",
+    Obstacle.SILENCE: "start one (rollbook dev, rollbook server log), or connect to one that runs",
+}
+
+
+class Owners:
+    def __init__(self, servers: Iterable[str]) -> None:
+        self._given = tuple(dict.fromkeys(servers))
+        self._servers = list(self._given)
+        self._next = 0
+        self._owners: dict[LogName, _Owner] = {}
+        self.outages: Final = Outages()
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """All that can be asked."""
+        return tuple(self._servers)
+
+    def address_of(self, log: LogName | None) -> str:
+        """Its owner's, or of whoever may know it."""
+        if log is not None and (found := self._owners.get(log)):
+            return found.address
+        return self._servers[self._next]
+
+    def learn(self, log: LogName, address: str, epoch: int) -> None:
+        known = self._owners.get(log)
+        if not address or (known and (epoch < known.epoch or known == (address, epoch))):
+            return
+        if known is None and len(self._owners) >= _LOGS_MAX:
+            del self._owners[next(iter(self._owners))]
+        self._owners[log] = _Owner(address, epoch)
+        self.meet(address)
+
+    def meet(self, address: str) -> None:
+        """Another server that can be asked."""
+        if address not in self._servers and len(self._servers) < _SERVERS_MAX:
+            self._servers.append(address)
+
+    def meet_all(self, addresses: Iterable[str]) -> None:
+        """These are all there are now. Those that were given are not forgotten: they may come back."""
+        asked = self._servers[self._next]
+        known = dict.fromkeys((*self._given, *addresses))
+        self._servers = list(known)[:_SERVERS_MAX]
+        self._next = self._servers.index(asked) if asked in self._servers else 0
+
+    def nobody_answers(self, last: RollbookError) -> ServerUnreachable:
+        """For whoever has asked them all in vain; `last` is what came of it at last."""
+        some = ", ".join(self._servers[:_NAMED_MAX])
+        more = len(self._servers) - _NAMED_MAX
+        why = last.message.rpartition("last error: ")[2][:_WHY_MAX]
+        return ServerUnreachable(
+            f"no log server answers at {some}{f' and {more} more' if more > 0 else ''}: {why}",
+            next_step=_NEXT_STEPS[obstacle_of(why)],
+        )
+
+    def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
+        """Whether it is known whom to ask now, so that there is no reason to wait."""
+        if isinstance(error, NotOwner) and log is not None:
+            owner, epoch = error.ids.get("owner"), error.ids.get("owner_epoch", 0)
+            if isinstance(owner, str) and isinstance(epoch, int) and owner != address:
+                self._forget(log, address)
+                self.learn(log, owner, epoch)
+            return self.address_of(log) != address
+        if isinstance(error, ServerUnreachable | OutcomeUnknown):
+            if log is not None:
+                self._forget(log, address)
+            if self._servers[self._next] == address:
+                self._next = (self._next + 1) % len(self._servers)
+        return False
+
+    def _forget(self, log: LogName, address: str) -> None:
+        if (known := self._owners.get(log)) and known.address == address:
+            del self._owners[log]

@@ -1,0 +1,241 @@
+"""Where the records of a writer gather until they are sent: full batches, and one that is being filled.
+
+It knows no loop and no thread: whoever shares it between threads locks around each call.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.api.client.batches import Batch
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, headers_as_bytes
+from rollbook.api.client.retry_policy import again
+from rollbook.logservice.core.record_block import Headers, check_event_time, check_header_name
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import (
+    ClientClosed,
+    EntryTooLarge,
+    InvalidRequest,
+    Outcome,
+    Overloaded,
+    RollbookError,
+)
+
+_OFFSET_BYTES: Final = 4  # What a block needs for each value besides it.
+_BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
+_EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, likewise.
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of a writer's records, counted batch by batch."""
+
+    acked: int = 0
+    in_doubt: int = 0  # They may have been appended.
+    not_appended: int = 0
+    next_offset: int | None = None  # After the last record that was acknowledged.
+
+    @property
+    def unacked(self) -> int:
+        return self.in_doubt + self.not_appended
+
+    def count(self, batch: Batch) -> None:
+        if batch.ack is not None:
+            self.acked += batch.records
+            self.next_offset = batch.ack.next_offset
+        elif batch.error is not None and batch.error.outcome is Outcome.NOT_APPLIED:
+            self.not_appended += batch.records
+        else:
+            self.in_doubt += batch.records
+
+    def __str__(self) -> str:
+        """Of the records that were not acknowledged."""
+        return (
+            f"{self.unacked} of the submitted records are not acknowledged "
+            f"({self.in_doubt} may have been appended, {self.not_appended} were not)"
+        )
+
+
+class Gathering:
+    def __init__(self, config: LogClientConfig, log: LogConfig, clock: Callable[[], float]) -> None:
+        """`clock` tells the loop's time."""
+        body_bytes_max = log.batch_bytes_max - _BLOCK_BYTES
+        self._records_max = min(config.batch_records_max, log.batch_records_max)
+        self._bytes_max = min(config.batch_bytes_max, body_bytes_max)
+        self._record_bytes_max = min(log.record_bytes_max, body_bytes_max)
+        self._window_bytes = config.window_bytes
+        self._window_batches = config.window_batches
+        self._timeout_s = config.timeout_s
+        self._clock = clock
+        self._room = 0  # Bytes that still go into the open batch.
+        self._unsettled: dict[Batch, int] = {}  # How much they hold of the window; in order.
+        self._unsettled_bytes = 0
+        self._full: deque[Batch] = deque()
+        self._open: Batch | None = None
+        self._values: list[bytes] = []  # Its own.
+        self._takes_records = True
+        self._failed: list[Batch] = []  # At most a window of them.
+        self.newest: Batch  # Where the record is that was added last; from the first on.
+        self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
+        self.is_noticed = False  # The caller has seen the failure.
+        self.tally = Tally()  # Of the records that are settled.
+
+    @property
+    def has_room(self) -> bool:
+        """For a record of any size. What is full beyond it is one batch at most."""
+        return (
+            self._unsettled_bytes < self._window_bytes
+            and len(self._unsettled) < self._window_batches
+        )
+
+    @property
+    def last(self) -> Batch | None:
+        """The newest that is not settled: with it all before it are."""
+        return next(reversed(self._unsettled), None)
+
+    @property
+    def pending(self) -> int:
+        """Records whose outcome is not known yet."""
+        return sum(batch.records for batch in self._unsettled)
+
+    @property
+    def hides_losses(self) -> bool:
+        """Whether records failed and the caller has seen no error of this writer."""
+        return not (self.is_noticed or any(batch.is_noticed for batch in self._failed)) and bool(
+            self._failed
+        )
+
+    def add(
+        self,
+        value: bytes,
+        key: Text | None,
+        headers: TextHeaders | None,
+        event_time_us: int | None,
+    ) -> int:
+        """Its index in `newest`; 0: that is a new one.
+
+        Raises `EntryTooLarge`, and `Overloaded` if the window is full.
+        """
+        values = self._values
+        index = len(values)
+        size = len(value)
+        room = self._room - size - _OFFSET_BYTES
+        if (  # What most records are not is told from here in one step: each of these has cost them.
+            room < 0
+            or index >= self._records_max
+            or size > self._record_bytes_max
+            or type(value) is not bytes
+            or key is not None
+            or headers
+            or event_time_us is not None
+        ):
+            return self._add_with_care(value, key, headers, event_time_us)
+        self._room = room
+        values.append(value)
+        return index
+
+    def _add_with_care(
+        self,
+        value: bytes,
+        key: Text | None,
+        headers: TextHeaders | None,
+        event_time_us: int | None,
+    ) -> int:
+        """Whatever the record is, and whether the open batch has room for it or not."""
+        value = self._checked(value)
+        size = len(value)
+        has_extras = key is not None or headers or event_time_us is not None
+        if has_extras:
+            if event_time_us is not None:
+                check_event_time(event_time_us)
+            plain_key: bytes | None = as_bytes(key)
+            plain_headers = headers_as_bytes(headers) if headers else None
+            size += _extra_bytes(plain_key, plain_headers)
+            if size > self._bytes_max:
+                raise EntryTooLarge(
+                    f"a record of {size} bytes with its key and headers", limit=self._bytes_max
+                )
+        batch, room = self._open, self._room - size - _OFFSET_BYTES
+        if room < 0 or batch is None or len(self._values) >= self._records_max:
+            batch = self._begin()
+            room = self._bytes_max - size - _OFFSET_BYTES
+        self._room = room
+        index = len(self._values)
+        self._values.append(value)
+        if has_extras:
+            batch.add_extras(index, plain_key, plain_headers, event_time_us)
+        return index
+
+    def take(self, *, only_full: bool) -> Batch | None:
+        """The oldest; nothing more is added to it."""
+        if not self._full and not only_full:
+            self._shut()
+        return self._full.popleft() if self._full else None
+
+    def settle(self, batch: Batch) -> None:
+        self._unsettled_bytes -= self._unsettled.pop(batch)
+        self.tally.count(batch)
+        if batch.error is not None:
+            self._failed.append(batch)
+
+    def refuse_more(self) -> None:
+        """Later records are refused with `ClientClosed`; those that are here are sent."""
+        self._shut()
+        self._takes_records = False
+
+    def stop(self, error: RollbookError) -> list[Batch]:
+        """Nothing more is taken in; what was never sent."""
+        self._shut()
+        self.failure = error
+        never_sent = list(self._full)
+        self._full.clear()
+        return never_sent
+
+    def _begin(self) -> Batch:
+        if (failure := self.failure) is not None:
+            self.is_noticed = True
+            raise again(failure, Outcome.NOT_APPLIED)
+        if not self._takes_records:
+            raise ClientClosed("the writer was closed")
+        if not self.has_room:
+            raise Overloaded("the writer's window is full", next_step="wait for `ready()`")
+        self._shut()
+        batch = self._open = self.newest = Batch(self._clock() + self._timeout_s)
+        self._values = batch.values
+        self._unsettled[batch] = 0
+        return batch
+
+    def _shut(self) -> None:
+        if (batch := self._open) is not None:
+            size = self._unsettled[batch] = self._bytes_max - self._room
+            self._unsettled_bytes += size
+            self._full.append(batch)
+        self._open = None
+        self._values = []
+        self._room = 0
+
+    def _checked(self, value: object) -> bytes:
+        if isinstance(value, bytearray | memoryview):
+            value = bytes(value)
+        if not isinstance(value, bytes):
+            raise InvalidRequest(
+                f"a record is bytes, not {type(value).__name__}", next_step="encode it first"
+            )
+        if len(value) > self._record_bytes_max:
+            raise EntryTooLarge(
+                f"a record of {len(value)} bytes", limit=self._record_bytes_max, got=len(value)
+            )
+        return value
+
+
+def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    """What is wrong with one record is refused here: later it would be its batch's."""
+    for name in headers or ():
+        check_header_name(name)
+    for each in (key or b"", *(headers or {}).values()):
+        if not isinstance(each, bytes):
+            raise InvalidRequest(f"a key or header is bytes, not {type(each).__name__}")
+    named = sum(len(name) + len(value) + _EXTRA_BYTES for name, value in (headers or {}).items())
+    return len(key or b"") + named + _EXTRA_BYTES

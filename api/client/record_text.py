@@ -1,0 +1,62 @@
+"""What a record may be made of: keys and headers as text, event times as datetimes.
+
+Text is encoded as UTF-8. A record's value stays bytes: what a program means by text, it encodes itself.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from rollbook.logservice.core.record_block import Headers
+from rollbook.proto.errors import InvalidRequest
+
+Text = bytes | str
+TextHeaders = Mapping[str, bytes] | Mapping[str, str] | Mapping[str, bytes | str]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def as_bytes(text: Any) -> Any:
+    """Text as UTF-8; everything else is returned as it is. Raises `InvalidRequest` for half a surrogate pair."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"the text {text[:80]!r} cannot be encoded as UTF-8",
+            next_step="give bytes, or text without surrogates",
+        ) from None
+
+
+def headers_as_bytes(headers: TextHeaders) -> Headers:
+    """The same object, if there is no text in it."""
+    if any(isinstance(value, str) for value in headers.values()):
+        return {name: as_bytes(value) for name, value in headers.items()}
+    return headers  # type: ignore[return-value]  # As was seen just now.
+
+
+def event_time_us_of(time: datetime | None, time_us: int | None) -> int | None:
+    """Raises `InvalidRequest` for both at once, for a time without its zone, and for anything but a datetime."""
+    if time is None:
+        return time_us
+    if time_us is not None:
+        raise InvalidRequest("a record has event_time or event_time_us, not both")
+    if not isinstance(time, datetime):  # The types of many programs are not checked.
+        raise InvalidRequest(
+            f"event_time={time!r:.80} is no datetime",
+            next_step="give a datetime with its time zone, or event_time_us= for microseconds since 1970",
+        )
+    as_number: int = as_us(time)
+    return as_number
+
+
+def as_us(time: Any) -> Any:
+    """A datetime as microseconds since 1970; everything else is returned as it is. Raises `InvalidRequest`."""
+    if not isinstance(time, datetime):
+        return time
+    if time.tzinfo is None:
+        raise InvalidRequest(
+            f"the event time {time} has no time zone", next_step="give datetime.now(UTC)"
+        )
+    return (time - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,54 @@
+"""Keeps a client acquainted with the servers that there are.
+
+Whoever was given one address has to know others before that one is gone. So they are asked for as
+soon as anybody answers, and again from time to time, since servers come and go; after a failure soon. What
+was learned last is kept as long as nothing newer is heard.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+from rollbook.api.client.owner_cache import Owners
+from rollbook.proto.errors import RollbookError
+
+_EVERY_S: Final = 20.0
+_AGAIN_S: Final = 0.5
+_FIRST_S: Final = 1.0  # Nobody waits longer for the first answer.
+
+_chance: Final = random.Random()
+
+
+class Meeting:
+    def __init__(self, owners: Owners, ask: Callable[[], Awaitable[Iterable[str]]]) -> None:
+        """`ask`: for the addresses of all servers."""
+        self._owners, self._ask = owners, ask
+        self._task: asyncio.Task[None] | None = None
+        self._has_met = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Returns when they are known, or after a second."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._meet_on())
+        if not self._has_met.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_S):
+                    await self._has_met.wait()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _meet_on(self) -> None:
+        while True:
+            try:
+                self._owners.meet_all(await self._ask())
+            except RollbookError:
+                pause_s = _AGAIN_S
+            else:
+                self._has_met.set()
+                pause_s = _EVERY_S
+            await asyncio.sleep(pause_s * _chance.uniform(0.75, 1.25))

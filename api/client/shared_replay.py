@@ -1,0 +1,77 @@
+"""A replay that all servers share: closed segments from any of them, the rest from the owner.
+
+Segments that follow each other are read as one run, up to `RUN_BYTES`. Which server a run is asked of follows from the log
+and the run's first segment, so that many readers use all servers, and those of the same records the same one.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.api.client.outage_reports import Outages
+from rollbook.api.client.owner_cache import Owners
+from rollbook.logservice.ids import LogName, Offset, SegmentId
+from rollbook.logservice.messages import SegmentState, SegmentView
+from rollbook.proto.errors import RollbookError
+
+RUN_BYTES: Final = 64 * 1024 * 1024  # Larger: fewer streams, and coarser shares of the servers.
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Records of closed segments, or, without a segment, those that the owner has."""
+
+    start: Offset
+    end: Offset
+    segment: SegmentId | None
+
+
+def runs_of(
+    segments: Sequence[SegmentView], start: Offset, end: Offset, run_bytes: int = RUN_BYTES
+) -> Iterator[Run]:
+    """They cover the range exactly, in order. `segments`: oldest first."""
+    position = run_start = start
+    first: SegmentId | None = None
+    size = 0
+    for segment in segments:
+        base, behind = segment.base_offset, segment.next_offset
+        if base is None or behind is None or base > position or position >= end:
+            break
+        if segment.state is not SegmentState.CLOSED:
+            break
+        if behind <= position:
+            continue
+        if first is None:
+            first = segment.segment_id
+        position = min(behind, end)
+        size += segment.bytes
+        if size >= run_bytes:
+            yield Run(run_start, position, first)
+            run_start, first, size = position, None, 0
+    if position > run_start:
+        yield Run(run_start, position, first)
+    if position < end:
+        yield Run(position, end, None)
+
+
+class AnyServer:
+    """Whom to ask for one run, in place of `Owners`: the next server after each failure."""
+
+    def __init__(self, owners: Owners, log: LogName, segment: SegmentId) -> None:
+        self._owners = owners
+        self._turn = zlib.crc32(f"{log}/{segment}".encode())
+        self._failed = 0
+
+    @property
+    def outages(self) -> Outages:
+        return self._owners.outages
+
+    def address_of(self, log: LogName | None) -> str:
+        servers = self._owners.servers
+        return servers[(self._turn + self._failed) % len(servers)]
+
+    def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
+        """Whether another one can be asked at once."""
+        self._failed += 1
+        return self._failed < len(self._owners.servers)

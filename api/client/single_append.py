@@ -1,0 +1,245 @@
+"""`log.append`: one batch, and its ack.
+
+Each append that is under way has a producer of its own, so that a failure of one is none of another's
+business; whoever comes next takes the producer over. One whose last append is in doubt goes on in a new
+epoch, which fences that append; so does one that the log has forgotten (`producer.py`).
+"""
+
+import asyncio
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, cast
+
+from rollbook.api.client.append_stream import AppendLine, AppendLines
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
+from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
+from rollbook.api.client.retry_policy import Pauses, in_doubt, may_retry
+from rollbook.api.methods import MESSAGE_BYTES_MAX
+from rollbook.logservice.core.record_block import Codec, Headers, pack_block, with_producer
+from rollbook.logservice.ids import LogName, ProducerRef
+from rollbook.logservice.messages import AppendAck, Condition
+from rollbook.proto.errors import (
+    ClientClosed,
+    EntryTooLarge,
+    InvalidRequest,
+    Outcome,
+    ProducerGap,
+    QuorumTimeout,
+    RollbookError,
+    ServerUnreachable,
+)
+
+_IDLE_MAX: Final = 64
+_BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides what else is in its message.
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Of one batch."""
+
+    values: Sequence[bytes]
+    keys: Sequence[Text | None] | None = None
+    headers: Sequence[TextHeaders | None] | None = None
+    event_times: Sequence[int | datetime | None] | None = None
+
+    def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
+        try:
+            return _packed(self, producer, codec)
+        except (TypeError, InvalidRequest):  # Looked for now: before, it would cost each record.
+            _require_bytes("record", self.values)
+            plain = self._plain()
+            _require_bytes("key", [each for each in plain.keys or () if each is not None])
+            for headers in plain.headers or ():
+                _require_bytes("header", (headers or {}).values())
+            return _packed(plain, producer, codec)
+
+    def _plain(self) -> "Records":
+        """The same records, without text and datetimes."""
+        keys, headers, times = self.keys, self.headers, self.event_times
+        return Records(
+            self.values,
+            None if keys is None else [as_bytes(each) for each in keys],
+            None if headers is None else [each and headers_as_bytes(each) for each in headers],
+            None if times is None else [as_us(each) for each in times],
+        )
+
+
+def _packed(records: Records, producer: ProducerRef, codec: Codec) -> bytes:
+    return pack_block(
+        records.values,
+        keys=cast("Sequence[bytes | None] | None", records.keys),
+        headers=cast("Sequence[Headers | None] | None", records.headers),
+        event_times=cast("Sequence[int | None] | None", records.event_times),
+        producer=producer,
+        codec=codec,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A batch that was framed elsewhere."""
+
+    block: bytes
+
+    def pack(self, producer: ProducerRef, _: Codec) -> bytes:
+        return with_producer(self.block, producer)
+
+
+def _require_bytes(what: str, column: Iterable[object]) -> None:
+    for each in column:
+        if not isinstance(each, bytes | bytearray | memoryview):
+            hint = ": say .encode()" if isinstance(each, str) else ""
+            raise TypeError(f"a {what} is bytes, not {type(each).__name__}{hint}") from None
+
+
+class Appender:
+    def __init__(
+        self,
+        log: LogName,
+        lines: AppendLines,
+        owners: Owners,
+        config: LogClientConfig,
+        uid: str = "",
+        memory_s: float = math.inf,
+    ) -> None:
+        """`memory_s`: for how long the log remembers a producer."""
+        self._log, self._uid = log, uid
+        self._lines = lines
+        self._owners = owners
+        self._config, self._memory_s = config, memory_s
+        self._codec = Codec.ZSTD if config.compresses else Codec.NONE
+        self._idle: list[Producer] = []
+        self._line: AppendLine | None = None
+        self._ref = 0
+
+    async def append_as(
+        self,
+        ref: ProducerRef,
+        records: Records | Framed,
+        condition: Condition | None,
+        timeout_s: float | None,
+    ) -> AppendAck:
+        """Under a number of the caller's: no other one is tried. Cancelled, it may have been appended or not."""
+        return await self.append_framed(
+            records.pack(ref, self._codec), ref.seq, condition, timeout_s
+        )
+
+    async def append_framed(
+        self, block: bytes, seq: int, condition: Condition | None, timeout_s: float | None
+    ) -> AppendAck:
+        """`seq`: the number that the block bears. Cancelled, it may have been appended or not."""
+        due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
+        try:
+            with self._owners.outages.waiting():
+                return await self._append(_checked(block), seq, condition, due)
+        except RollbookError as error:
+            self._owners.outages.explained(error)
+            raise
+
+    async def append(
+        self, records: Records | Framed, condition: Condition | None, timeout_s: float | None
+    ) -> AppendAck:
+        """Cancelled, it may have been appended or not."""
+        due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
+        producer = self._idle.pop() if self._idle else Producer()
+        try:
+            with self._owners.outages.waiting():
+                ack = await self._append_as(producer, records, condition, due)
+        except RollbookError as error:
+            self._owners.outages.explained(error)
+            if error.outcome is not Outcome.NOT_APPLIED:
+                producer.begin_epoch()
+            raise
+        except BaseException:
+            producer.begin_epoch()
+            raise
+        else:
+            producer.advance()
+            return ack
+        finally:
+            if len(self._idle) < _IDLE_MAX:
+                self._idle.append(producer)
+
+    async def _append_as(
+        self,
+        producer: Producer,
+        records: Records | Framed,
+        condition: Condition | None,
+        due: float,
+    ) -> AppendAck:
+        """Once more in a new epoch, if the log has forgotten the producer and nothing is in doubt."""
+        while True:
+            ref = producer.next_ref
+            block = _checked(records.pack(ref, self._codec))
+            try:
+                return await self._append(block, ref.seq, condition, due)
+            except ProducerGap as error:
+                if not begins_epoch(error, is_in_doubt=error.outcome is not Outcome.NOT_APPLIED):
+                    raise
+                producer.begin_epoch()
+
+    async def _append(
+        self, block: bytes, seq: int, condition: Condition | None, due: float
+    ) -> AppendAck:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        pauses, is_doubtful = Pauses(self._config), False
+        why = ""
+        while True:
+            try:
+                line = self._bound_line()
+            except ClientClosed as error:
+                raise in_doubt(error) if is_doubtful else error from None
+            result: asyncio.Future[AppendAck] = loop.create_future()
+            number = line.submit(self._ref, block, condition, partial(_tell, result))
+            try:
+                async with asyncio.timeout_at(min(due, loop.time() + self._config.attempt_s)):
+                    ack = await result
+            except TimeoutError:
+                failure: RollbookError = QuorumTimeout(f"not acked in time{why}")
+                if line.withdraw(number):
+                    failure.outcome = Outcome.NOT_APPLIED
+            except RollbookError as error:
+                failure, why = error, f"; the last attempt: {error.message}"
+            else:
+                self._owners.learn(self._log, line.address, ack.owner_epoch)
+                return ack
+            is_doubtful |= failure.outcome is Outcome.UNKNOWN
+            is_known = self._owners.on_error(self._log, line.address, failure)
+            pause_s = pauses.next_s(failure, is_known=is_known)
+            again_s = loop.time() + pause_s
+            is_recognised = not is_doubtful or may_repeat(seq, began_s, again_s, self._memory_s)
+            if not may_retry(failure) or not is_recognised or again_s >= due:
+                if isinstance(failure, ServerUnreachable):
+                    failure = self._owners.nobody_answers(failure)
+                raise in_doubt(failure) if is_doubtful else failure
+            await asyncio.sleep(pause_s)
+
+    def _bound_line(self) -> AppendLine:
+        line = self._lines.to(self._owners.address_of(self._log))
+        if line is not self._line:
+            self._line, self._ref = line, line.bind(self._log, is_ordered=False, uid=self._uid)
+        return line
+
+
+def _checked(block: bytes) -> bytes:
+    """A message that gRPC does not send breaks the line for all others that are on it."""
+    if len(block) > _BLOCK_BYTES_MAX:
+        raise EntryTooLarge("a batch is too large", got=len(block), limit=_BLOCK_BYTES_MAX)
+    return block
+
+
+def _tell(
+    result: "asyncio.Future[Any]", ack: AppendAck | None, error: RollbookError | None
+) -> None:
+    if result.done():
+        return  # Nobody waits any more.
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(ack)

@@ -1,0 +1,150 @@
+"""One question, one answer: asked of the right server, and again where that does no harm.
+
+Every change that can be asked for may be repeated: made twice it is as if it had been made once. An answer
+that refuses it after an attempt whose end nobody heard of says therefore nothing for certain, and is
+raised as in doubt. Who acquires a log does so by an attempt that has a name, so that he does not stand in
+his own way when he asks again.
+"""
+
+import asyncio
+import os
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.api.client.channels import Channels, Metadata
+from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.retry_policy import Pauses, in_doubt, may_retry
+from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
+from rollbook.api.grpc.status import failure_of, hung_up
+from rollbook.api.methods import BY_REQUEST, Method, waits
+from rollbook.logservice import messages
+from rollbook.logservice.ids import LogName
+from rollbook.proto.errors import (
+    BadFrame,
+    ClientClosed,
+    InvalidRequest,
+    NotOwner,
+    Outcome,
+    QuorumTimeout,
+    RollbookError,
+    ServerUnreachable,
+)
+
+_ATTEMPT_BYTES: Final = 8
+
+
+class Calls:
+    def __init__(self, channels: Channels, owners: Owners, config: LogClientConfig) -> None:
+        self._channels = channels
+        self._owners = owners
+        self._config = config
+        self.is_closed = False
+        self._was_answered = False  # By any server, ever.
+
+    async def ask(
+        self, word: Any, *, timeout_s: float | None = None, server: str | None = None
+    ) -> Any:
+        """The answer's word. `server`: of this one and of no other."""
+        outages = self._owners.outages
+        if type(word) in BY_REQUEST and waits(word):
+            return await self._ask(word, timeout_s, server)
+        try:
+            with outages.waiting():
+                return await self._ask(word, timeout_s, server)
+        except RollbookError as error:
+            outages.explained(error)
+            raise
+
+    async def _ask(self, word: Any, timeout_s: float | None, server: str | None) -> Any:
+        loop = asyncio.get_running_loop()
+        method = BY_REQUEST.get(type(word))
+        if method is None:
+            raise InvalidRequest(f"{word!r:.80} is no word that one call answers")
+        log: LogName | None = getattr(word, "log", None)
+        if isinstance(word, messages.AcquireWriter) and not word.attempt:
+            word = replace(word, attempt=new_attempt())
+        data = _packed(word)
+        due = loop.time() + self._config.timeout_of(timeout_s)
+        connect_due = min(due, loop.time() + self._config.connect_s)
+        pauses, is_doubtful = Pauses(self._config), False
+        told_to_ask = (
+            ""  # What is for one server alone, and for no log, goes where any other one sends it.
+        )
+        while True:
+            if self.is_closed:
+                raise ClientClosed
+            address = server or told_to_ask or self._owners.address_of(log)
+            left = due - loop.time()
+            try:
+                call = self._channels.call(address, method.path, waits=waits(word))
+                shown = self._channels.shown_to(address)
+                return await self._attempt(call, shown, method, data, self._share_of(left))
+            except RollbookError as error:
+                failure = error
+            if method.changes and failure.outcome is Outcome.UNKNOWN:
+                is_doubtful = True
+            is_known = self._owners.on_error(log, address, failure)
+            if log is None:
+                told_to_ask = (
+                    str(failure.ids.get("owner", "")) if isinstance(failure, NotOwner) else ""
+                )
+                is_known = is_known or bool(told_to_ask)
+            pause_s = pauses.next_s(failure, is_known=is_known)
+            is_unreachable = isinstance(failure, ServerUnreachable)
+            self._was_answered |= not isinstance(failure, ServerUnreachable | QuorumTimeout)
+            until = connect_due if is_unreachable and not self._was_answered else due
+            if not may_retry(failure) or loop.time() + pause_s >= until:
+                if is_unreachable and server is None:
+                    failure = self._owners.nobody_answers(failure)
+                raise in_doubt(failure) if is_doubtful else failure
+            await asyncio.sleep(pause_s)
+
+    def _share_of(self, left_s: float) -> float:
+        """Of the time that is left, so that there is some for another attempt."""
+        return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
+
+    async def try_once(self, word: Any, server: str, timeout_s: float) -> Any:
+        """Asks this server, and does not ask again."""
+        method = BY_REQUEST[type(word)]
+        call = self._channels.call(server, method.path, waits=False)
+        shown = self._channels.shown_to(server)
+        return await self._attempt(call, shown, method, _packed(word), timeout_s)
+
+    async def _attempt(
+        self, call: Any, shown: Metadata, method: Method, data: bytes, timeout_s: float
+    ) -> Any:
+        try:
+            answer = await call(data, timeout=timeout_s, metadata=shown)
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(method, error) from None
+        except asyncio.CancelledError:
+            lost = hung_up()
+            raise ClientClosed if self.is_closed else lost from None
+        self._was_answered = True
+        return answer_of(method.answer, answer)
+
+
+def _packed(word: Any) -> bytes:
+    """Raises `InvalidRequest` for what a caller gave that no message holds."""
+    try:
+        data: bytes = pack(word).SerializeToString()
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{type(word).__name__}: {error}") from None
+    return data
+
+
+def new_attempt() -> str:
+    """A name for asking for a writer epoch, however often that takes."""
+    return os.urandom(_ATTEMPT_BYTES).hex()
+
+
+def answer_of(word: Any, data: bytes) -> Any:
+    """Raises `BadFrame` if it makes no sense."""
+    try:
+        return unpack(message_of(word).FromString(data), word)
+    except (DecodeError, InvalidRequest) as error:
+        raise BadFrame(f"the server's answer makes no sense: {error}") from None

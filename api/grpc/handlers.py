@@ -1,0 +1,159 @@
+"""Calls, heard and answered: each method of the table as gRPC wants to be given it.
+
+Messages are parsed here and not by gRPC, so that what cannot be read is refused like anything else that
+is wrong. Whatever is raised becomes a status with its details; what nobody expected is told to the log and
+not to the peer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybody
+from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.grpc.append_calls import serve_append_stream
+from rollbook.api.grpc.protobuf_codec import message_of
+from rollbook.api.grpc.status import status_of, text_of, trailers_of
+from rollbook.api.grpc.unframed_records import answer_message, request_word, told_event
+from rollbook.api.methods import METHODS, PACKAGE, Kind, Method
+from rollbook.proto.errors import InvalidRequest, RollbookError
+
+logger = structlog.get_logger()
+
+Context = Any  # grpc.aio.ServicerContext, of bytes.
+Handler = Callable[[Any, Context], Awaitable[Any]]
+
+_PATIENCE_S: Final = 60.0  # Of calls that come without a deadline.
+_TAKING_S: Final = 60.0  # Who takes nothing for so long comes back when he does.
+_SHARE: Final = 0.95  # Of the time that is left: what is said later nobody hears.
+
+
+def handlers(core: Guarded, doorkeeper: Doorkeeper | None) -> list[grpc.GenericRpcHandler]:
+    found: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method in METHODS:
+        found.setdefault(method.service, {})[method.name] = _handler(core, method, doorkeeper)
+    return [
+        grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", methods)
+        for service, methods in found.items()
+    ]
+
+
+def _handler(
+    core: Guarded, method: Method, doorkeeper: Doorkeeper | None
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    match method.kind:
+        case Kind.CALL:
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded(core, _call(core, method), doorkeeper, method)
+            )
+        case Kind.WATCH:
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded(core, _watch(core, method), doorkeeper, method)
+            )
+        case Kind.APPEND_STREAM:
+
+            async def serve(_: Any, context: Context) -> None:
+                await serve_append_stream(core, context)
+
+            return grpc.stream_stream_rpc_method_handler(_guarded(core, serve, doorkeeper, method))
+
+
+def _guarded(core: Guarded, serve: Handler, doorkeeper: Doorkeeper | None, method: Method) -> Any:
+    async def handle(request: Any, context: Context) -> Any:
+        try:
+            CALLER.set(admitted(doorkeeper, context))
+            return await serve(request, context)
+        except RollbookError as error:
+            failure = core.explained(error)
+        except grpc.aio.BaseError:  # The client is gone.
+            raise asyncio.CancelledError from None
+        except Exception as error:  # Where a call ends.
+            logger.error("grpc_call_failed", method=method.name, exc_info=error)
+            failure = RollbookError("something unexpected happened; the server's log says what")
+        return await refuse(context, failure)
+
+    return handle
+
+
+def admitted(doorkeeper: Doorkeeper | None, context: Context) -> Caller:
+    """Raises `Unauthorized`."""
+    if doorkeeper is None:
+        return anybody(context.peer())
+    shown = ""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            shown = str(value)
+    names = [name.decode("utf-8", "replace") for name in context.peer_identities() or ()]
+    return doorkeeper.admit(shown, names, context.peer())
+
+
+async def refuse(context: Context, error: RollbookError) -> NoReturn:
+    await context.abort(status_of(error), text_of(error), trailers_of(error))
+    raise AssertionError("abort raises")
+
+
+def _call(core: Guarded, method: Method) -> Handler:
+    message = message_of(method.request)
+
+    async def handle(data: bytes, context: Context) -> bytes:
+        request = parse(message, data)
+        word = request_word(request, method.request)
+        due = _due(context)
+        try:
+            async with asyncio.timeout_at(due):
+                answer = await core.ask(method, word, due)
+        except TimeoutError:
+            raise core.late(method) from None
+        return bytes(answer_message(request, answer).SerializeToString())
+
+    return handle
+
+
+def _watch(core: Guarded, method: Method) -> Handler:
+    message = message_of(method.request)
+
+    async def handle(data: bytes, context: Context) -> None:
+        request = parse(message, data)
+        events = core.watch(method, request_word(request, method.request))
+        waiting = core.look_if_late()
+        try:
+            async for event in events:
+                waiting.cancel()
+                told = told_event(request, event)
+                del event  # Whoever does not read keeps one copy here, and not three.
+                await _tell(context, told)
+        finally:
+            waiting.cancel()
+            await events.aclose()
+
+    return handle
+
+
+async def _tell(context: Context, told: bytes) -> None:
+    """gRPC takes no more than the peer's window has room for; whoever takes nothing is hung up on. A
+    status would wait behind what he does not take.
+    """
+    try:
+        async with asyncio.timeout(_TAKING_S):
+            await context.write(told)
+    except TimeoutError:
+        logger.warning("grpc_reader_hung_up_on", silent_s=_TAKING_S)
+        raise asyncio.CancelledError from None
+
+
+def parse(message: type[Message], data: bytes) -> Any:
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        name = message.DESCRIPTOR.name
+        raise InvalidRequest(f"the message cannot be read as {name}") from None
+
+
+def _due(context: Context) -> float:
+    left = context.time_remaining()
+    patience = _PATIENCE_S if left is None else left * _SHARE
+    return asyncio.get_running_loop().time() + patience

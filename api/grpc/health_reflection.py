@@ -1,0 +1,50 @@
+"""Health and reflection.
+
+Whether a server serves is told to everybody. What goes on for as long as its caller likes (`Health.Watch`,
+reflection) holds one of the calls that all share: it is for those whom the server knows, and counts
+among their streams.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.grpc.handlers import admitted, refuse
+from rollbook.proto.errors import RollbookError
+
+
+class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # It has no types.
+    def __init__(self, doorkeeper: Doorkeeper | None) -> None:
+        super().__init__()
+        self._doorkeeper = doorkeeper
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  # gRPC's name.
+        async with _let_in(self._doorkeeper, context):
+            await super().Watch(request, context)
+
+
+class ReflectionService(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # Nor this.
+    def __init__(self, names: tuple[str, ...], doorkeeper: Doorkeeper | None) -> None:
+        super().__init__(names)
+        self._doorkeeper = doorkeeper
+
+    async def ServerReflectionInfo(  # noqa: N802  # gRPC's name.
+        self, request_iterator: Any, unused_context: Any
+    ) -> AsyncIterator[Any]:
+        async with _let_in(self._doorkeeper, unused_context):
+            async for answer in super().ServerReflectionInfo(request_iterator, unused_context):
+                yield answer
+
+
+@asynccontextmanager
+async def _let_in(doorkeeper: Doorkeeper | None, context: Any) -> AsyncIterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(admitted(doorkeeper, context).account.stream())
+        except RollbookError as error:
+            await refuse(context, error)
+        yield

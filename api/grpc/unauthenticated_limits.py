@@ -1,0 +1,100 @@
+"""What strangers get of gRPC: no call that all share is held open by them.
+
+gRPC waits for a message before it asks us, and a message may never come. So who shows no token that is known
+is refused by what comes before it. Who may be known by his certificate is so only once he has the call: it is served
+as if messages were to follow each other, and he is looked at before the first. Health, which is open to all, is
+answered in places of its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.grpc.handlers import admitted, refuse
+from rollbook.proto.errors import InvalidRequest, RollbookError, Throttled, Unauthorized
+
+_CHECK: Final = f"/{health.SERVICE_NAME}/Check"
+_CHECKS_MAX: Final = 64  # At a time.
+_CHECK_S: Final = 10.0
+
+
+class Strangers(grpc.aio.ServerInterceptor):
+    def __init__(self, doorkeeper: Doorkeeper, servicer: Any, *, knows_names: bool) -> None:
+        """`knows_names`: of certificates."""
+        self._doorkeeper = doorkeeper
+        self._knows_names = knows_names
+        self._health = servicer
+        self._checks = 0
+        self._refusal: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+        self._check: Any = grpc.stream_unary_rpc_method_handler(
+            self._answer_check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        if handler_call_details.method == _CHECK:
+            return self._check
+        for key, value in handler_call_details.invocation_metadata or ():
+            if key == "authorization":
+                if self._doorkeeper.knows(str(value)):
+                    return await continuation(handler_call_details)
+                return self._refusal
+        if self._knows_names:
+            return self._known_first(await continuation(handler_call_details))
+        return self._refusal
+
+    def _known_first(self, handler: Any) -> Any:
+        """The same, but that its caller is looked at before his message is waited for."""
+        if handler is None or handler.request_streaming:  # These look by themselves.
+            return handler
+        formats = handler.request_deserializer, handler.response_serializer
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._after_a_look(handler.unary_stream), *formats
+            )
+        return grpc.stream_unary_rpc_method_handler(
+            self._after_a_look(handler.unary_unary), *formats
+        )
+
+    def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Whoever serves looks once more: by the time the message comes, which may be days later, who was
+        known need not be so any more.
+        """
+
+        async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:
+            try:
+                admitted(self._doorkeeper, context)
+            except RollbookError as error:
+                await refuse(context, error)
+            async for request in requests:
+                return await serve(request, context)
+            return await refuse(context, InvalidRequest("nothing was asked"))
+
+        return look_and_serve
+
+    async def _refuse(self, _: Any, context: Any) -> None:
+        try:
+            admitted(self._doorkeeper, context)
+        except RollbookError as error:
+            await refuse(context, error)
+        await refuse(context, Unauthorized("come in again"))  # Known since a moment ago.
+
+    async def _answer_check(self, questions: AsyncIterator[Any], context: Any) -> Any:
+        if self._checks >= _CHECKS_MAX:
+            await refuse(context, Throttled("many ask for health", retry_after_ms=1000))
+        self._checks += 1
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                async for question in questions:
+                    return await self._health.Check(question, context)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was asked")
+        finally:
+            self._checks -= 1

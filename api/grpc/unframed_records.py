@@ -1,0 +1,78 @@
+"""Records for those who frame no blocks: `AppendRequest.records`, and whatever is asked for `as_records`.
+
+A block of theirs is framed here, and blocks are taken apart here. All else passes as it is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollbook.api.grpc.protobuf_codec import pack, pack_event, pack_records, unpack
+from rollbook.logservice.core.record_block import Block, by_name, pack_block
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.messages import Append, ReadAnswer, Records
+from rollbook.proto.errors import InvalidRequest
+from rollbook.proto.v1 import log_pb2
+
+
+def request_word(message: Any, word: Any) -> Any:
+    """Raises `InvalidRequest`."""
+    if word is Append and message.records:
+        return unpack(_framed(message), Append)
+    return unpack(message, word)
+
+
+def answer_message(request: Any, answer: Any) -> Any:
+    packed = pack(answer)
+    if isinstance(answer, ReadAnswer) and request.as_records:
+        _take_apart(packed, answer.blocks, answer.first_offset, answer.next_offset)
+    return packed
+
+
+def told_event(request: Any, event: Any) -> bytes:
+    """A `LogTail`, or an event of a reader, serialized."""
+    if not isinstance(request, log_pb2.ReadStreamRequest):
+        return bytes(pack(event).SerializeToString())
+    if isinstance(event, Records) and not request.as_records:
+        return pack_records(event)
+    packed = pack_event(event)
+    if isinstance(event, Records):
+        _take_apart(packed.records, event.blocks, event.base_offset, event.next_offset)
+    return packed.SerializeToString()
+
+
+def _framed(message: log_pb2.AppendRequest) -> log_pb2.AppendRequest:
+    if message.block:
+        raise InvalidRequest("records: there is a block, too")
+    producer = None
+    if message.HasField("producer"):
+        named = message.producer
+        producer = ProducerRef(named.id, named.epoch, named.seq)
+    records = message.records
+    block = pack_block(
+        [each.value for each in records],
+        keys=[each.key if each.HasField("key") else None for each in records],
+        headers=[by_name(each.headers) for each in records],
+        event_times=[
+            each.event_time_us if each.HasField("event_time_us") else None for each in records
+        ],
+        producer=producer,
+    )
+    framed = log_pb2.AppendRequest(log=message.log, block=block, uid=message.uid)
+    if message.HasField("condition"):
+        framed.condition.CopyFrom(message.condition)
+    return framed
+
+
+def _take_apart(into: Any, blocks: Sequence[bytes], start: Offset, end: Offset) -> None:
+    del into.blocks[:]
+    for block in blocks:
+        for record in Block(block).records():
+            if start <= record.offset < end:
+                into.records.add(
+                    value=record.value,
+                    key=record.key,
+                    headers=dict(record.headers),
+                    event_time_us=record.event_time_us,
+                    offset=record.offset,
+                    timestamp_us=record.timestamp_us,
+                )

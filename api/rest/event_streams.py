@@ -1,0 +1,283 @@
+"""Answers that go on: a reader's events as server-sent events, or as lines of JSON.
+
+    text/event-stream      id: NEXT@UID · event: KIND · data: {…} and NEXT is where `Last-Event-ID` resumes, in the
+                                                                  log that has this uid alone;
+                           id: NEXT..END@UID                      where it was asked to stop at the tail: whoever
+                                                                  comes back is told no more than he was promised
+    application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
+
+What those who do not take it cost is bounded, however many they are:
+
+    unsent     an event tells a piece of the log, of 16 KiB or one record (`record_slices.py`), and is
+               written, `_SLICE_BYTES` at a time, when all before it has left
+    untaken    whoever takes nothing for `_PATIENCE_S` keeps neither the event nor a reader. When he
+               takes something he is read for again, from the very record on
+    begun      the rest of a large record, of which he has taken a part, is kept; while such rests
+               are more than `_RESTS_BYTES_MAX` in all, he is hung up on, and resumes
+    reading    who is behind reads in turns, so many at a time (`owner_routing.py`)
+    showing    that he takes anything: until then others come in before each piece of much (`new_reader_pacing.py`)
+
+Connections that take nothing at all are hung up on (`server.py`). What goes wrong once an answer has
+begun is its last event.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rollbook.api.rest.json_codec import to_json
+from rollbook.api.rest.new_reader_pacing import Newcomer
+from rollbook.api.rest.owner_routing import Door
+from rollbook.api.rest.problems import problem_of
+from rollbook.api.rest.record_json import Encoding, dumped
+from rollbook.api.rest.record_slices import PIECE_BYTES, pieces
+from rollbook.api.rest.response_backpressure import is_taken
+from rollbook.logservice.ids import FIRST_OFFSET, Offset
+from rollbook.logservice.messages import (
+    CaughtUp,
+    FellBehind,
+    Gap,
+    LogTail,
+    Moving,
+    Progress,
+    Records,
+    Sealed,
+    Stopped,
+    Tails,
+)
+from rollbook.proto.errors import RollbookError
+
+logger = structlog.get_logger()
+
+SSE: Final = "text/event-stream"
+
+_SLICE_BYTES: Final = 32 * 1024
+_RESTS_BYTES_MAX: Final = 32 * 1024 * 1024
+_PATIENCE_S: Final = 0.25
+_RESUME_MS: Final = 250
+_HEADERS: Final = {
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    kind: str
+    start: Offset  # Where to go on if it is not told,
+    next_offset: Offset  # and if it is.
+    facts: bytes  # An object, as JSON.
+
+
+class _TooSlow(Exception):
+    """And there are too many of his kind."""
+
+
+class Follow(Response):
+    """One that has begun: its first event is there."""
+
+    def __init__(
+        self,
+        door: Door,
+        kind: str,
+        first: Any,
+        events: AsyncGenerator[Any, None],
+        again: Callable[[Offset], AsyncGenerator[Any, None]],
+        encoding: Encoding = Encoding.AUTO,
+        end: Offset | None = None,
+        uid: str = "",
+    ) -> None:
+        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops. `uid`: of
+        the log; empty where nobody resumes.
+        """
+        super().__init__(media_type=kind, headers=_HEADERS)
+        if uid:
+            self.headers["log-uid"] = uid
+        del self.headers["content-length"]
+        self._door = door
+        self._first = first
+        self._events: AsyncGenerator[Any, None] | None = events
+        self._again = again
+        self._encoding = encoding
+        self._newcomer = Newcomer(door.newcomers)
+        self._is_sse = kind == SSE
+        self._suffix = b"" if end is None else b"..%d" % end  # Of ids.
+        if uid:
+            self._suffix += b"@" + uid.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        telling = asyncio.ensure_future(self._tell(send, scope["path"]))
+        gone = asyncio.ensure_future(until_gone(receive))
+        self._door.followers[telling] = None
+        try:
+            await asyncio.wait((telling, gone), return_when=asyncio.FIRST_COMPLETED)
+            if telling.done() and not telling.cancelled():
+                telling.result()
+        finally:
+            for task in (telling, gone):
+                task.cancel()
+            await asyncio.gather(telling, gone, return_exceptions=True)
+            del self._door.followers[telling]
+            await self._let_go()
+
+    async def _tell(self, send: Send, path: str) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if self._is_sse:
+            await send(_body(b"retry: %d\n\n" % _RESUME_MS))
+        try:
+            await self._tell_all(send)
+        except _TooSlow:
+            return  # An answer that is not ended is hung up on.
+        except RollbookError as error:
+            await send(_body(self._write("error", None, dumped(problem_of(error)))))
+        except Exception as error:  # Where a request ends.
+            logger.error("http_request_failed", path=path, exc_info=error)
+            surprise = RollbookError("something unexpected happened; the log says what")
+            await send(_body(self._write("error", None, dumped(problem_of(surprise)))))
+        await send(_body(b"", more=False))
+
+    def _write(self, kind: str, next_offset: Offset | None, facts: bytes) -> bytes:
+        if self._is_sse:
+            return _sse(kind, next_offset, self._suffix, facts)
+        return _line(kind, next_offset, facts)
+
+    async def _tell_all(self, send: Send) -> None:
+        event, self._first = self._first, None
+        stands = FIRST_OFFSET  # Whatever is told first says where.
+        while event is not None:
+            is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
+            telling = told(event, self._encoding, stands)
+            is_much = _is_much(event)
+            event = None
+            while (piece := next(telling, None)) is not None:
+                if is_much:  # News of a log that grows wait for nobody.
+                    await self._newcomer.wait()
+                resumes_at = await self._tell_piece(piece, send)
+                stands = piece.next_offset if resumes_at is None else resumes_at
+                if resumes_at is None or is_last:
+                    continue
+                self._newcomer.on_nothing_taken()
+                del piece
+                telling.close()
+                await self._let_go()
+                await send(_body(b""))  # When what was unsent is taken.
+                self._events = self._again(resumes_at)
+                break
+            if is_last:
+                return
+            del telling
+            assert self._events is not None
+            event = await anext(self._events, None)
+
+    async def _tell_piece(self, piece: Told, send: Send) -> Offset | None:
+        """Where to go on when he takes something; None: he does. Raises `_TooSlow`."""
+        next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
+        text = self._write(piece.kind, next_offset, piece.facts)
+        if not await _is_taken(text[:_SLICE_BYTES], send):
+            if piece.kind == "records":
+                return piece.start
+            await self._let_go()
+            await send(_body(text))
+            return piece.next_offset
+        self._newcomer.on_told(len(text))
+        if len(text) <= _SLICE_BYTES:
+            return None
+        is_slow = False
+        with self._door.rests.hold(len(text)) as rests:
+            for begin in range(_SLICE_BYTES, len(text), _SLICE_BYTES):
+                slice_ = text[begin : begin + _SLICE_BYTES]
+                if await _is_taken(slice_, send):
+                    continue
+                if rests.bytes > _RESTS_BYTES_MAX:
+                    raise _TooSlow
+                is_slow = True
+                await self._let_go()
+                await send(_body(slice_))
+        return piece.next_offset if is_slow else None
+
+    async def _let_go(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            await events.aclose()
+
+
+def is_end(event: Any) -> bool:
+    """Of a log's tail: it moves no more."""
+    return isinstance(event, LogTail) and event.is_sealed
+
+
+def _is_much(event: Any) -> bool:
+    return isinstance(event, Records) and sum(map(len, event.blocks)) > PIECE_BYTES
+
+
+def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
+    """`stands`: behind what was told before."""
+    if isinstance(event, Records):
+        return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
+    return _alone(event, stands)
+
+
+def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
+    facts = dumped(to_json(event))
+    match event:
+        case CaughtUp(tail):
+            yield Told("caught_up", tail, tail, facts)
+        case FellBehind():  # Its tail is the log's, which the reader has yet to reach.
+            yield Told("fell_behind", stands, stands, facts)
+        case Progress(position=position):
+            yield Told("progress", position, position, facts)
+        case Gap(end=end):
+            yield Told("gap", end, end, facts)
+        case Sealed(tail):
+            yield Told("sealed", tail, tail, facts)
+        case Moving(resume_offset=offset):
+            yield Told("moving", offset, offset, facts)
+        case Stopped(offset):
+            yield Told("stopped", offset, offset, facts)
+        case Tails():
+            yield Told("tails", stands, stands, facts)
+        case LogTail(tail=tail, is_sealed=is_sealed):
+            yield Told("tail", tail, tail, facts)
+            if is_sealed:
+                yield Told("sealed", tail, tail, dumped(to_json(Sealed(tail))))
+
+
+def _pieces(
+    blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
+) -> Generator[Told, None, None]:
+    for piece in pieces(blocks, start, end, encoding):
+        told_next = Told(
+            "records", piece.start, piece.next_offset, b'{"records":%s}' % piece.records
+        )
+        del piece  # It is there once.
+        yield told_next
+        del told_next
+
+
+def _sse(kind: str, next_offset: Offset | None, suffix: bytes, facts: bytes) -> bytes:
+    number = b"" if next_offset is None else b"id: %d%s\n" % (next_offset, suffix)
+    return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), facts)
+
+
+def _line(kind: str, next_offset: Offset | None, facts: bytes) -> bytes:
+    more = {} if next_offset is None else {"next_offset": next_offset}
+    return b"%s,%s\n" % (dumped({"event": kind, **more})[:-1], facts[1:])
+
+
+def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def _is_taken(text: bytes, send: Send) -> bool:
+    return await is_taken(_body(text), send, _PATIENCE_S)
+
+
+async def until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

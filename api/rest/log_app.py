@@ -1,0 +1,136 @@
+"""Named logs over HTTP (`/v1`): a peer of gRPC over the same service core. DESIGN.md has the map."""
+
+from collections.abc import Callable
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+
+from rollbook import __version__
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.rest.log_admin import admin_routes
+from rollbook.api.rest.log_metrics import Shown, metric_routes
+from rollbook.api.rest.log_records import record_routes
+from rollbook.api.rest.owner_routing import Door, Peers
+from rollbook.api.rest.problems import describe_problems, new_app, response_of
+from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
+from rollbook.logservice.messages import ServiceCore
+from rollbook.proto.errors import Missing, NotOwner, OwnerChanging, RollbookError
+from rollbook.proto.ports import Address
+
+OPEN_PATHS: Final[tuple[str, ...]] = ("/healthz", "/readyz")
+
+_MIB: Final = 1024 * 1024
+BOUNDS: Final = Bounds(
+    connections=4096,
+    backlog=1024,
+    body_bytes=8 * _MIB,  # A batch of 5 MiB, as JSON.
+    bodies_bytes=64 * _MIB,
+    answers_bytes=64 * _MIB,
+    unsent_bytes=1,  # Nothing is written before all that was is taken.
+    may_stream=True,
+)
+_RETRY_S: Final = 1
+
+
+class RestServer:
+    """One that listens; `start` makes it."""
+
+    def __init__(self, http: HttpServer, door: Door) -> None:
+        self._http = http
+        self._door = door
+
+    @classmethod
+    async def start(
+        cls,
+        core: ServiceCore,
+        config: HttpConfig,
+        url_of: Callable[[str], str],
+        peers: Peers | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
+        bounds: Bounds = BOUNDS,
+        doorkeeper: Doorkeeper | None = None,
+        shown: Shown | None = None,
+        dashboard: Callable[[], str] | None = None,
+    ) -> "RestServer":
+        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
+        else one of its own, if it wants a token. `shown`: at /metrics. `dashboard`: the URL that a browser is led to which asks for `/`; empty: there is none
+        yet. Raises `BadConfig`.
+        """
+        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
+        guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
+        door = Door(guarded, url_of, peers)
+        app = make_app(door, is_ready, shown)
+        open_paths = OPEN_PATHS
+        if dashboard is not None:
+            _add_lead(app, dashboard)
+            open_paths = (*OPEN_PATHS, "/")
+        return cls(await HttpServer.start(app, config, open_paths, doorkeeper, bounds), door)
+
+    @property
+    def address(self) -> Address:
+        return self._http.address
+
+    async def close(self) -> None:
+        await self._door.close()
+        await self._http.close()
+
+
+def make_app(door: Door, is_ready: Callable[[], bool], shown: Shown | None = None) -> FastAPI:
+    app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__, OPEN_PATHS)
+    _add_redirects(app, door)
+    _add_probes(app, is_ready)
+    app.include_router(record_routes(door))
+    app.include_router(admin_routes(door))
+    if shown is not None:
+        app.include_router(metric_routes(door, shown))
+    return app
+
+
+def _add_lead(app: FastAPI, dashboard: Callable[[], str]) -> None:
+    @app.get("/", include_in_schema=False)
+    async def lead() -> Response:
+        url = dashboard()
+        if not url:
+            raise Missing("not found")
+        return RedirectResponse(url, 303)
+
+
+def _add_redirects(app: FastAPI, door: Door) -> None:
+    """`NotOwner` is told as where to go, if there is such a place."""
+
+    async def on_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RollbookError)
+        if not isinstance(error, NotOwner):
+            return response_of(error)
+        owner = str(error.ids.get("owner") or "")
+        headers = {"log-owner": owner, "log-epoch": str(error.ids.get("owner_epoch", 0))}
+        url = door.url_of(owner)
+        if not url:
+            headers["retry-after"] = str(_RETRY_S)
+            return response_of(error, status=OwnerChanging.code.http, headers=headers)
+        query = request.scope["query_string"].decode("ascii")
+        path = request.scope["raw_path"].decode("ascii")
+        headers["location"] = f"{url}{path}{'?' if query else ''}{query}"
+        return response_of(error, headers=headers)
+
+    app.add_exception_handler(RollbookError, on_error)
+
+
+def _add_probes(app: FastAPI, is_ready: Callable[[], bool]) -> None:
+    @app.head("/healthz", response_class=PlainTextResponse, include_in_schema=False)
+    @app.get("/healthz", tags=["probes"], response_class=PlainTextResponse)
+    async def health() -> str:
+        """OK, as long as anybody answers at all."""
+        return "OK\n"
+
+    not_ready = describe_problems(OwnerChanging)
+
+    @app.head("/readyz", response_class=PlainTextResponse, include_in_schema=False)
+    @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse, responses={**not_ready})
+    async def ready() -> Response:
+        """OK, or 503 while the server starts, hands over its logs, or is being stopped."""
+        if not is_ready():
+            return response_of(OwnerChanging("this server takes no logs at present"))
+        return PlainTextResponse("OK\n")

@@ -1,0 +1,149 @@
+"""Between routes and the service core: deadlines, and whom to ask instead.
+
+What this server does not own is asked for elsewhere: the client is sent to the owner (307, `Location`), or
+the server asks for him, over gRPC, if he says `Log-Forward: auto` or the owner has no HTTP. What can
+be done neither way is a 503 for now, `Log-Forward: never` included.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Protocol
+
+from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.methods import BY_REQUEST
+from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.new_reader_pacing import ROUNDS
+from rollbook.api.rest.reader_turns import Rests, Turns
+from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
+from rollbook.logservice.messages import (
+    AtTail,
+    Consistency,
+    FindOffset,
+    FoundOffset,
+    GetTail,
+    LogTail,
+    Progress,
+    ReadStream,
+)
+from rollbook.proto.errors import InvalidRequest, NotOwner, RollbookError
+
+TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS_MAX: Final = 600_000
+_STAND_MS: Final = 5_000
+
+Forward = Literal["auto", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a request wants to be served."""
+
+    timeout_ms: int = TIMEOUT_MS
+    forward: Forward | None = None
+    uid: str = ""  # Of the log that is meant; empty: of whichever has the name.
+
+    def of(self, word: Any) -> Any:
+        """The word, of that log. Raises `InvalidRequest` if the word says another one."""
+        said = getattr(word, "uid", self.uid)
+        if said == self.uid or not self.uid:
+            return word
+        if said:
+            raise InvalidRequest(f"Log-Uid is {self.uid}, and elsewhere the request says {said}")
+        return replace(word, uid=self.uid)
+
+
+class Peers(Protocol):
+    """Other log servers."""
+
+    async def ask(self, word: Any, address: str, due: float) -> Any:
+        """Raises what it answers, and what keeps it from answering."""
+
+
+class Door:
+    def __init__(
+        self, core: Guarded, url_of: Callable[[str], str], peers: Peers | None = None
+    ) -> None:
+        """`url_of`: where a server's HTTP is, by the address of its gRPC; empty if it has none."""
+        self.url_of = url_of
+        self._core = core
+        self._peers = peers
+        self.followers: dict[asyncio.Task[Any], None] = {}
+        self.rests = Rests()
+        self.newcomers = Line(ROUNDS)
+        self._turns = Turns()
+
+    async def ask(
+        self, word: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None
+    ) -> Any:
+        """The answer's word, within its time and `more_ms`. Raises `RollbookError`.
+
+        `due`: when that time is over, for a request that asks for more than one word.
+        """
+        method, word = BY_REQUEST[type(word)], asking.of(word)
+        if due is None:
+            due = asyncio.get_running_loop().time() + (asking.timeout_ms + more_ms) / 1000
+
+        async def ask_owner(error: NotOwner, word: Any) -> Any:
+            owner = str(error.ids.get("owner") or "")
+            wanted = asking.forward or ("never" if self.url_of(owner) else "auto")
+            if wanted == "never" or not owner or self._peers is None:
+                raise error
+            return await self._peers.ask(word, owner, due)
+
+        try:
+            async with asyncio.timeout_at(due):
+                return await self._core.ask(method, word, due, ask_owner)
+        except RollbookError as error:
+            self._core.explained(error)
+            raise
+        except TimeoutError:
+            raise self._core.late(method) from None
+
+    async def begun(self, asked: ReadStream, asking: Asking) -> ReadStream:
+        """Of the log that has the name now, and with an end that is taken once, where the log ends now: he is read for in turns, and anew when he
+        takes something again, and of a log that grows as fast would never hear the last one.
+
+        Whoever begins at the tail, or so far before it, begins where it was then. The head is found by reading:
+        by then there may be another, which is nobody's failure.
+        """
+        wanted = FindOffset(asked.log, asked.start, asked.uid)
+        found: FoundOffset = await self.ask(wanted, asking)
+        asked = replace(asked, uid=found.uid)
+        if asked.at_tail is AtTail.FOLLOW:
+            return asked
+        end = found.tail
+        if asked.at_tail is not AtTail.STOP:
+            reads = asked.at_tail is AtTail.STOP_AT_READ_BARRIER
+            consistency = Consistency.READ_BARRIER if reads else Consistency.BARRIER
+            barrier = GetTail(asked.log, consistency, asked.uid)
+            tail: LogTail = await self.ask(barrier, asking)
+            end = max(end, tail.tail)
+        return replace(
+            asked,
+            start=asked.start if isinstance(asked.start, Earliest) else AtOffset(found.offset),
+            until_offset=end if asked.until_offset is None else min(asked.until_offset, end),
+            at_tail=AtTail.FOLLOW,
+        )
+
+    def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
+        """Its events; whoever leaves early closes it. `stands`: where he has come to, who was told some before."""
+        method = BY_REQUEST[type(word)]
+        if not isinstance(word, ReadStream):
+            return self._core.watch(method, word)
+
+        async def stand(position: Position) -> Progress:
+            asked = FindOffset(word.log, position, word.uid)
+            found: FoundOffset = await self.ask(asked, Asking(_STAND_MS))
+            return Progress.held_back(found.offset, found.head, found.tail)
+
+        return self._turns.take(
+            lambda through: self._core.watch(method, word, through, stands), stand, stands
+        )
+
+    async def close(self) -> None:
+        """Ends what would go on for ever; clients resume elsewhere."""
+        followers = list(self.followers)
+        for each in followers:
+            each.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)

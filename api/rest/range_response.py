@@ -1,0 +1,136 @@
+"""A range of records as one JSON object, which is made a piece at a time, as it is taken.
+
+10,000 records are a megabyte, and JSON of them takes 20 ms: made at once it would hold up everybody, for
+one who may not take any of it. So
+
+    a piece    (`record_slices.py`) is made when what is before it was let out, but for what a connection may have
+               unsent, so that one is ahead at most; and the loop goes round between any two
+    a newcomer has his made in the line of those who were told little yet (`new_reader_pacing.py`)
+    counted    is what is held: the blocks, the largest body of those that are packed, and a piece of JSON
+               (`response_backpressure.py`). For whoever is refused nothing is made
+    the first  is made before the head is sent: what is wrong there is a problem with its status. If it is
+               all, it goes with its length
+    the end    is missing where something is wrong further on: the object stays open, and the connection is
+               closed without the last chunk, so that nobody takes it for all
+    who left   has nothing more made for him; nor has he who is hung up on
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.event_streams import until_gone
+from rollbook.api.rest.new_reader_pacing import Newcomer
+from rollbook.api.rest.record_json import JSON, Encoding, dumped
+from rollbook.api.rest.record_slices import PIECE_BYTES, Piece, pieces, wanted
+from rollbook.api.rest.response_backpressure import HOLD, Hold
+from rollbook.logservice.core.record_block import packed_body_of
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.messages import ReadAnswer
+
+logger = structlog.get_logger()
+
+_TEXT_BYTES: Final = 8 * PIECE_BYTES  # As JSON a byte is six at most, `\u0001`.
+
+
+class RangeResponse(Response):
+    def __init__(
+        self,
+        newcomers: Line,
+        answer: ReadAnswer,
+        end: Offset,
+        encoding: Encoding,
+        headers: dict[str, str],
+    ) -> None:
+        """`end`: of what is wanted of it."""
+        super().__init__(headers=headers, media_type=JSON)
+        del self.headers["content-length"]
+        blocks = wanted(answer.blocks, answer.first_offset, end)
+        self._held_bytes = held_by(blocks)
+        self._pieces: Iterator[Piece] = pieces(blocks, answer.first_offset, end, encoding)
+        self._made_below, self._end = answer.first_offset, end
+        self._rest = b"]," + dumped(_facts(answer, end))[1:]
+        self._newcomer = Newcomer(newcomers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hold: Hold = scope.get(HOLD, _without_bound)
+        is_much = self._held_bytes > PIECE_BYTES
+        if is_much:
+            if not hold(self._held_bytes + _TEXT_BYTES):
+                return
+            await self._newcomer.wait()
+        text, is_all = self._next_text(b'{"records":[')
+        if is_all:
+            self._pieces = iter(())  # Nothing of its blocks is held any more.
+            self.headers["content-length"] = str(len(text))
+            if is_much and not hold(len(text)):
+                return
+        if is_all or scope["method"] == "HEAD":
+            await self._send_head(send)
+            await send(_body(text if is_all else b""))
+            return
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await self._tell(text, send, hold, gone, scope["path"])
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    async def _tell(
+        self, text: bytes, send: Send, hold: Hold, gone: asyncio.Future[None], path: str
+    ) -> None:
+        await self._send_head(send)
+        is_all = False
+        while hold(self._held_bytes + max(len(text), _TEXT_BYTES)) and not gone.done():
+            self._newcomer.on_told(len(text))
+            await send(_body(text, more=not is_all))
+            if is_all:
+                return
+            await asyncio.sleep(0)  # What there is room for is sent without a wait.
+            await self._newcomer.wait()
+            try:
+                text, is_all = self._next_text(b",")
+            except Exception as error:  # Where a request ends.
+                at = self._made_below
+                logger.error("http_range_cut", path=path, next_offset=at, exc_info=error)
+                return
+
+    def _next_text(self, before: bytes) -> tuple[bytes, bool]:
+        """With what is behind the records, if these are the last."""
+        piece = next(self._pieces, None)
+        if piece is None:
+            return before.removeprefix(b",") + self._rest, True
+        text = before + piece.records[1:-1]
+        self._made_below = piece.next_offset
+        is_all = piece.next_offset >= self._end
+        return (text + self._rest if is_all else text), is_all
+
+    async def _send_head(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+def held_by(blocks: list[bytes]) -> int:
+    """While they are told: all of them as they are stored, and the body of one, if it is packed."""
+    return sum(map(len, blocks)) + max(map(packed_body_of, blocks), default=0)
+
+
+def _facts(answer: ReadAnswer, end: Offset) -> dict[str, object]:
+    return {
+        "next_offset": end,
+        "head": answer.head,
+        "tail": answer.tail,
+        "is_sealed": answer.is_sealed,
+    }
+
+
+def _body(data: bytes, *, more: bool = False) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _without_bound(_: int) -> bool:
+    return True

@@ -1,0 +1,263 @@
+"""What all followers of a server share, so that they are bounded together, however many they are."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Final, TypeVar
+
+from rollbook.api.access.read_throttle import MISSES_MAX, may_pass
+from rollbook.logservice.ids import AtOffset, Offset, Position
+from rollbook.logservice.messages import CaughtUp, FellBehind, Gap, Progress, ReadStream, Records
+from rollbook.proto.errors import RollbookError
+
+TURNS: Final = 8
+_TURN_S: Final = 1.0
+_TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to where he stands.
+_RETRY_S: Final = 1.0  # Who cannot be read for waits so long, or until his heartbeat.
+
+T = TypeVar("T")
+Events = AsyncGenerator[Any, None]
+Read = Callable[[ReadStream], Events]
+Through = Callable[[Read, ReadStream], Events]
+Stand = Callable[[Position], Awaitable[Progress]]
+
+
+class Turns:
+    """Who is behind reads in turns: each is some runs of records in memory, told and read ahead.
+
+    First come, first served; whoever has to wait has no reader, hence nothing in memory, and is told with
+    each heartbeat where he stands (RL3). A turn begins when something is to be read, and for whoever waits
+    for it just then: who is told something meanwhile keeps his place. It ends when so much is told, when it
+    has taken long, or when nothing is asked for at once: whoever waits for a bookie, or for his quota, holds
+    nobody up.
+    """
+
+    def __init__(self, count: int = TURNS) -> None:
+        self._free = count
+        self._queue: dict[_Turn, None] = {}
+
+    async def take(
+        self, watch: Callable[[Through], Events], stand: Stand, stands: Offset | None = None
+    ) -> Events:
+        """The events of a `watch` that reads through what it is given. `stand`: where a position is.
+
+        `stands`: where he has come to, who was told something before.
+        """
+        turn = _Turn(self)
+
+        def through(read: Read, asked: ReadStream) -> Events:
+            return _in_turns(turn, read, asked, stand, stands)
+
+        try:
+            async with aclosing(watch(through)) as events:
+                async for event in events:
+                    yield event
+                    turn.on_told(_size_of(event))
+                    del event  # It may be some time until it has the next turn.
+        finally:
+            turn.give_up()
+
+    def is_taken_at_once(self, turn: "_Turn") -> bool:
+        if not self._free:
+            return False
+        self._free -= 1
+        self.leave(turn)
+        return True
+
+    def enter(self, turn: "_Turn") -> None:
+        self._queue[turn] = None  # Whoever is there keeps his place.
+        self._hand_out()
+
+    def leave(self, turn: "_Turn") -> None:
+        self._queue.pop(turn, None)
+
+    def release(self) -> None:
+        self._free += 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._free:
+            turn = next((each for each in self._queue if each.is_waiting), None)
+            if turn is None:
+                return
+            self._free -= 1
+            self.leave(turn)
+            turn.begin()
+
+
+async def _in_turns(
+    turn: "_Turn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
+) -> Events:
+    """Whoever has caught up needs no turn: what he waits for is in nobody's memory yet. Once he was told where
+    he stands, what cannot be opened for now is tried again, as long as he can be told that at least.
+    """
+    heartbeat_s, misses = asked.heartbeat_ms / 1000, 0
+    is_behind = True
+    events: Events | None = None
+    try:
+        while True:
+            if is_behind and not turn.goes_on():
+                if events is not None:
+                    await events.aclose()
+                    events = None
+                async with aclosing(_wait(turn, asked, stand, stands)) as wait:
+                    async for progress in wait:
+                        stands = progress.position
+                        yield progress
+            is_opening = events is None
+            if events is None:  # From there, wherever the log has come to meanwhile.
+                events = read(asked if stands is None else asked.resumed_at(stands))
+            try:
+                event = await anext(events, None)
+            except RollbookError as error:
+                if not is_opening or stands is None or not may_pass(error):
+                    raise
+                if misses == MISSES_MAX:
+                    raise
+                events, is_behind = None, True
+                turn.end()
+                await asyncio.sleep(min(heartbeat_s, _RETRY_S))
+                event = await _known(stand, stands)
+                misses = misses + 1 if event is None else 0
+            else:
+                if event is None:
+                    return
+            if isinstance(event, CaughtUp | FellBehind):
+                is_behind = isinstance(event, FellBehind)
+            stands = _behind(event, stands)
+            if event is not None:
+                yield event
+            del event
+    finally:
+        if events is not None:
+            await events.aclose()
+
+
+async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset | None) -> Events:
+    """Where he stands, with each heartbeat until his turn begins."""
+    now, heartbeat_s, misses = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000, 0
+    while not await turn.begins_by(now() + heartbeat_s):
+        if stands is None:
+            progress = await turn.unless_it_begins(stand(asked.start))
+        elif misses == MISSES_MAX:
+            progress = await turn.unless_it_begins(stand(AtOffset(stands)))
+        else:  # If it is not known, the next heartbeat may know.
+            progress = await turn.unless_it_begins(_known(stand, stands))
+        if progress is None:
+            misses += 1
+            continue
+        stands, misses = progress.position, 0
+        yield progress
+
+
+async def _known(stand: Stand, stands: Offset) -> Progress | None:
+    """None: not for now."""
+    try:
+        return await stand(AtOffset(stands))
+    except RollbookError as error:
+        if not may_pass(error):
+            raise
+        return None
+
+
+def _behind(event: Any, stands: Offset | None) -> Offset | None:
+    match event:
+        case Records(next_offset=place) | Gap(end=place) | Progress(position=place):
+            return place
+        case CaughtUp(tail):
+            return tail
+    return stands
+
+
+def _size_of(event: Any) -> int:
+    return sum(map(len, event.blocks)) if isinstance(event, Records) else 0
+
+
+class _Turn:
+    """Of one follower; he has it for a while, time and again."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Timeout | None = None  # What he waits in.
+        self._timer: asyncio.TimerHandle | None = None  # While he has it.
+        self._ending: asyncio.Handle | None = None
+        self._room = 0  # Bytes that may yet be told in it.
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._waiting is not None
+
+    def goes_on(self) -> bool:
+        """Whether it does, or begins since nobody else waits for one."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._timer is None and self._turns.is_taken_at_once(self):
+            self.begin()
+        return self._timer is not None
+
+    async def begins_by(self, due: float) -> bool:
+        """Whether it has begun. If not, or if this is cancelled, the place in the queue is kept."""
+        if self._timer is None:
+            await self.unless_it_begins(asyncio.sleep(max(due - self._loop.time(), 0)))
+        return self._timer is not None
+
+    async def unless_it_begins(self, doing: Awaitable[T]) -> T | None:
+        """What comes of it; None: it was given up for the turn."""
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                self._turns.enter(self)
+                found = await doing
+        except TimeoutError:
+            if self._waiting is None or not self._waiting.expired():
+                raise
+            return None
+        finally:
+            self._waiting = None
+        return found if self._timer is None else None
+
+    def begin(self) -> None:
+        assert self._timer is None, "one at a time"
+        self._timer = self._loop.call_later(_TURN_S, self.end)
+        self._room = _TURN_BYTES
+        if self._waiting is not None:
+            self._waiting.reschedule(self._loop.time())
+
+    def on_told(self, size: int) -> None:
+        """It ends, unless it goes on at once."""
+        self._room -= size
+        if self._room <= 0:
+            self.end()
+        elif self._timer is not None:
+            self._ending = self._loop.call_soon(self.end)
+
+    def end(self) -> None:
+        """Idempotent."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._turns.release()
+
+    def give_up(self) -> None:
+        """It, or the place in the queue: at once, so that no cancellation comes between."""
+        self._turns.leave(self)
+        self.end()
+
+
+class Rests:
+    """Of large records that were told in part."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator["Rests"]:
+        self.bytes += size
+        try:
+            yield self
+        finally:
+            self.bytes -= size

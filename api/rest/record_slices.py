@@ -1,0 +1,76 @@
+"""Records in pieces: so many at a time are made into JSON, and no more are taken apart meanwhile.
+
+a piece    has `PIECE_BYTES` of values, keys and headers, and a record more at most, each of them counted as
+           `_FRAME_BYTES` besides: 256 empty ones, or a large one, whose JSON nobody can make in part
+between    two of them blocks are held as they are stored, and the body of one, unpacked, if it is packed
+wanted     is decided by a block's header: one that lies behind what is wanted is not opened
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rollbook.api.rest.record_json import Encoding, records_json
+from rollbook.logservice.core.record_block import Block, Record, span_of
+from rollbook.logservice.ids import Offset
+
+PIECE_BYTES: Final = 16 * 1024
+_FRAME_BYTES: Final = 64  # Names of fields, offset, time: about so much for each record.
+
+
+class Piece(NamedTuple):
+    start: Offset
+    next_offset: Offset
+    records: bytes  # An array, as JSON.
+
+
+def pieces(
+    blocks: Sequence[bytes], start: Offset, end: Offset, encoding: Encoding
+) -> Iterator[Piece]:
+    """Raises what is wrong with a block when it comes to it."""
+    held: list[Record] = []
+    room, told_below = PIECE_BYTES, start
+    rest = wanted(blocks, start, end)
+    rest.reverse()
+    del blocks
+    while rest:  # What was told is not kept.
+        block = Block(rest.pop())
+        index = max(start - block.base_offset, 0)
+        last = min(end - block.base_offset, block.count)
+        while index < last:
+            behind, size = _run(block, index, last, room)
+            held += block.records(index, behind)
+            index, room = behind, room - size
+            if room <= 0:
+                next_offset = Offset(block.base_offset + behind)
+                yield _made(told_below, next_offset, held, encoding)
+                told_below, room = next_offset, PIECE_BYTES
+    if held:
+        yield _made(told_below, Offset(held[-1].offset + 1), held, encoding)
+
+
+def _made(start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding) -> Piece:
+    """What is held is not any more: a piece may wait for long."""
+    piece = Piece(start, next_offset, records_json(held, encoding))
+    held.clear()
+    return piece
+
+
+def wanted(blocks: Sequence[bytes], start: Offset, end: Offset) -> list[bytes]:
+    """Those that have any of it; they are in order. There can be one for each record."""
+    first = bisect_right(blocks, start, key=lambda block: span_of(block)[1])
+    behind = bisect_left(blocks, end, key=lambda block: span_of(block)[0])
+    return list(blocks[first:behind])
+
+
+def _run(block: Block, index: int, last: int, room: int) -> tuple[int, int]:
+    """Up to which record there is room, the one that fills it included, and what that takes."""
+
+    def size_up_to(behind: int) -> int:
+        return block.bytes_before(behind) - before + (behind - index) * _FRAME_BYTES
+
+    before = block.bytes_before(index)
+    most = min(last, index + room // _FRAME_BYTES + 1)  # No record is counted as less.
+    candidates = range(index + 1, most)
+    behind = index + 1 + bisect_left(candidates, room, key=size_up_to)
+    return behind, size_up_to(behind)

@@ -1,0 +1,202 @@
+"""What routes take from paths, queries and headers, said once: parsed here, described to OpenAPI."""
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+from fastapi import Depends, Header, Path, Query, Request
+
+from rollbook.api.access.authenticator import CALLER
+from rollbook.api.access.idempotency import once
+from rollbook.api.rest.owner_routing import TIMEOUT_MS, TIMEOUT_MS_MAX, Asking, Forward
+from rollbook.logservice.ids import (
+    INT64_MAX,
+    ONCE,
+    PRODUCER_EPOCH_MAX,
+    PRODUCER_ID_BYTES_MAX,
+    CursorName,
+    LogName,
+    Offset,
+    Position,
+    ProducerRef,
+    WriterEpoch,
+    parse_cursor_name,
+    parse_position,
+    parse_uid,
+)
+from rollbook.logservice.messages import NO_CURSOR, Condition
+from rollbook.proto.errors import InvalidRequest
+
+_NAME_PATTERN: Final = {"pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}
+
+_Name = Annotated[str, Path(json_schema_extra=_NAME_PATTERN)]
+
+
+async def _log_name(namespace: _Name, log: _Name) -> LogName:
+    return LogName(namespace, log)
+
+
+async def _cursor_name(cursor: _Name) -> CursorName:
+    return parse_cursor_name(cursor)
+
+
+async def _asking(
+    log_timeout_ms: Annotated[
+        int, Header(ge=1, le=TIMEOUT_MS_MAX, description="What is not done by then is given up.")
+    ] = TIMEOUT_MS,
+    log_forward: Annotated[
+        Forward | None,
+        Header(description="auto: the server asks the log's owner; never: it tells who that is."),
+    ] = None,
+) -> Asking:
+    return Asking(log_timeout_ms, log_forward)
+
+
+async def _asking_of(
+    how: Annotated[Asking, Depends(_asking)],
+    log_uid: Annotated[
+        str,
+        Header(description="Of the log that is meant; another one of this name is LOG_REPLACED."),
+    ] = "",
+) -> Asking:
+    return replace(how, uid=parse_uid(log_uid) if log_uid else "")
+
+
+async def _condition(
+    log_expected_offset: Annotated[
+        int | None,
+        Header(ge=0, le=INT64_MAX, description="The first record gets exactly this offset."),
+    ] = None,
+    log_writer_epoch: Annotated[
+        int | None, Header(ge=0, le=INT64_MAX, description="This writer epoch is in force.")
+    ] = None,
+    if_match: Annotated[
+        str | None, Header(description='"42": like Log-Expected-Offset: 42.')
+    ] = None,
+    if_none_match: Annotated[
+        str | None, Header(description="*: nothing was ever appended.")
+    ] = None,
+) -> Condition | None:
+    """None if there is none."""
+    if if_none_match not in (None, "*"):
+        raise InvalidRequest("If-None-Match has to be *: nothing was ever appended")
+    matched = version_of(if_match)
+    if matched is not None and log_expected_offset not in (None, matched):
+        raise InvalidRequest("If-Match and Log-Expected-Offset expect different offsets")
+    expected = log_expected_offset if matched is None else matched
+    if expected is None and log_writer_epoch is None and if_none_match is None:
+        return None
+    return Condition(
+        None if expected is None else Offset(expected),
+        if_none_match is not None,
+        None if log_writer_epoch is None else WriterEpoch(log_writer_epoch),
+    )
+
+
+async def _producer(
+    producer_id: Annotated[
+        str | None, Header(description="Whose batch it is; with his epoch and its number.")
+    ] = None,
+    producer_epoch: Annotated[int | None, Header(ge=0, le=PRODUCER_EPOCH_MAX)] = None,
+    producer_seq: Annotated[
+        int | None, Header(ge=0, le=INT64_MAX, description="Counts the batches of an epoch from 0.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        Header(description="In place of a producer: whatever comes with it again was appended."),
+    ] = None,
+) -> ProducerRef | None:
+    given = (producer_id, producer_epoch, producer_seq)
+    if idempotency_key is not None:
+        if given != (None, None, None):
+            raise InvalidRequest("it has one of a producer and an Idempotency-Key")
+        if not 1 <= len(idempotency_key) <= PRODUCER_ID_BYTES_MAX - len(ONCE):
+            longest = PRODUCER_ID_BYTES_MAX - len(ONCE)
+            raise InvalidRequest(f"an Idempotency-Key has 1 to {longest} characters")
+        return ProducerRef(once(idempotency_key, CALLER.get()), 0, 0)
+    if given == (None, None, None):
+        return None
+    if producer_id is None or producer_seq is None:
+        raise InvalidRequest("a producer has Producer-Id and Producer-Seq, and perhaps an epoch")
+    return ProducerRef(producer_id.encode("latin-1"), producer_epoch or 0, producer_seq)
+
+
+async def _of_one_record(
+    log_key: Annotated[
+        str | None, Header(description="Of a record that is the body itself.")
+    ] = None,
+    log_event_time_us: Annotated[
+        str | None, Header(description="When it happened.", json_schema_extra={"format": "int64"})
+    ] = None,
+    log_meta: Annotated[
+        str | None, Header(alias="log-meta-*", description="Its headers, one for each name.")
+    ] = None,
+) -> None:
+    """What `block_of` takes from the request's headers."""
+
+
+async def _writer_epoch(
+    log_writer_epoch: Annotated[int, Header(ge=0, le=INT64_MAX, description="As it was granted.")],
+) -> WriterEpoch:
+    return WriterEpoch(log_writer_epoch)
+
+
+async def _accept(
+    request: Request,
+    accept: Annotated[str, Header(description="The one that is wanted most is answered.")] = "*/*",
+) -> str:
+    return ",".join(request.headers.getlist("accept")) or accept
+
+
+async def _etag(
+    if_match: Annotated[str | None, Header(description="The ETag that it must still have.")] = None,
+) -> str:
+    """Empty: whatever it has become."""
+    return "" if if_match in (None, "*") else str(if_match).strip().strip('"')
+
+
+async def _expected_version(
+    if_match: Annotated[str | None, Header(description='"3": it has that version.')] = None,
+    if_none_match: Annotated[
+        str | None, Header(description="*: there is none of this name yet.")
+    ] = None,
+) -> int | None:
+    if if_none_match is None:
+        return version_of(if_match)
+    if if_none_match != "*" or if_match is not None:
+        raise InvalidRequest("say If-None-Match: * or If-Match, and not both")
+    return NO_CURSOR
+
+
+def version_of(if_match: str | None) -> int | None:
+    """`"42"`."""
+    if if_match is None:
+        return None
+    text = if_match.strip().strip('"')
+    if not (text.isascii() and text.isdigit() and len(text) <= 19) or int(text) > INT64_MAX:
+        raise InvalidRequest('If-Match has to be a number in quotes: "42"')
+    return int(text)
+
+
+def position(text: str, name: str) -> Position:
+    try:
+        return parse_position(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error.message}", next_step=error.next_step) from None
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+Log = Annotated[LogName, Depends(_log_name)]
+Cursor = Annotated[CursorName, Depends(_cursor_name)]
+How = Annotated[Asking, Depends(_asking)]
+HowOf = Annotated[Asking, Depends(_asking_of)]  # Of one log.
+If = Annotated[Condition | None, Depends(_condition)]
+By = Annotated[ProducerRef | None, Depends(_producer)]
+TakesRecord: Final = Depends(_of_one_record)
+Accept = Annotated[str, Depends(_accept)]
+Epoch = Annotated[WriterEpoch, Depends(_writer_epoch)]
+ETag = Annotated[str, Depends(_etag)]
+Version = Annotated[int | None, Depends(_expected_version)]
+Number = Annotated[int, Query(ge=0, le=INT64_MAX)]

@@ -1,0 +1,62 @@
+"""A word that a route does not know is refused and not passed over: it may have been a condition, misspelt.
+
+query      every field
+headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of whoever stands between
+
+What a route knows are the parameters that it declares; `Log-Meta-*` stands for all names that begin so. Probes
+have no conditions, and may be asked with whatever whoever probes says to everybody.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+
+from rollbook.api.did_you_mean import SHOWN, did_you_mean
+from rollbook.proto.errors import InvalidRequest
+
+_OURS: Final = ("log-", "producer-")
+
+
+class KnownWords:
+    """Of the routes of one application, but for its probes."""
+
+    def __init__(self, probes: Collection[str]) -> None:
+        self._probes = probes
+        self._known: dict[Callable[..., Any], tuple[frozenset[str], frozenset[str]]] = {}
+
+    async def check(self, request: Request) -> None:
+        """Raises `InvalidRequest`."""
+        if request.scope["route"].path in self._probes:
+            return
+        endpoint = request.scope["endpoint"]
+        if (known := self._known.get(endpoint)) is None:
+            known = self._known[endpoint] = _declared_by(request.scope["route"].dependant)
+        fields, headers = known
+        _refuse_strangers("query field", request.query_params, fields)
+        ours = (name for name in request.headers if name.startswith(_OURS))
+        _refuse_strangers("header", ours, headers)
+
+
+def _declared_by(route: Dependant) -> tuple[frozenset[str], frozenset[str]]:
+    """Fields of its query, and headers."""
+    every = tuple(_all(route))
+    fields = frozenset(field.alias for each in every for field in each.query_params)
+    return fields, frozenset(field.alias for each in every for field in each.header_params)
+
+
+def _all(dependant: Dependant) -> Iterator[Dependant]:
+    yield dependant
+    for each in dependant.dependencies:
+        yield from _all(each)
+
+
+def _refuse_strangers(what: str, said: Iterable[str], known: frozenset[str]) -> None:
+    for name in said:
+        if name in known or any(each[-1] == "*" and name.startswith(each[:-1]) for each in known):
+            continue
+        raise InvalidRequest(
+            f"no {what} {name[:SHOWN]!r} is known here",
+            next_step=did_you_mean(name, known, "leave it out"),
+        )

@@ -1,0 +1,43 @@
+"""Work on the loop that nobody waits for: in steps, with rests in which others' adds are answered."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from rollbook.bookie.core.background_pacing import Lull, Rests
+from rollbook.proto.ports import Clock
+
+_TIMES: Final = 2.0  # So a third of the loop's time is taken at most.
+_LOOK_AGAIN_S: Final = 0.002  # To look costs 50 µs.
+
+
+class Background:
+    """One for each piece of work."""
+
+    def __init__(self, clock: Clock, is_preceded: Callable[[], bool] = lambda: False) -> None:
+        """`is_preceded`: other work in the background goes first, as far as patience lasts."""
+        self._clock = clock
+        self._is_preceded = is_preceded
+        self._rests = Rests(clock.monotonic_ns())
+
+    async def give_way(
+        self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0
+    ) -> None:
+        """Call it between steps of less than a millisecond. Rests so many times as long as they took,
+        and then until the loop has little to do, `patience` times as long again at most.
+        """
+        rest_s = self._rests.on_paused(self._clock.monotonic_ns(), times)
+        await asyncio.sleep(max(rest_s, at_least_s))
+        if rest_s and patience:
+            await self._come_to_a_lull(rest_s * patience)
+        self._rests.on_resumed(self._clock.monotonic_ns())
+
+    async def _come_to_a_lull(self, patience_s: float) -> None:
+        lull = Lull(self._clock.monotonic_ns(), patience_s)
+        while True:
+            turn_began_ns = self._clock.monotonic_ns()
+            await asyncio.sleep(0)
+            now_ns = self._clock.monotonic_ns()
+            if lull.has_come(turn_began_ns, now_ns, is_preceded=self._is_preceded()):
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,540 @@
+"""One connection: chunks of requests in, replies out.
+
+A chunk is parsed at once. Its adds go to the journal as one and are answered as one when they are
+durable; reads that memory can answer are answered in the same pass and written together; all others
+wait in a queue for a lane. There is no task, future or log line for a frame.
+
+An answer stays in the pieces it was made of until the client takes it: it is given to the system
+piece by piece, as far as that takes it, and never copied as a whole.
+
+What is held for the client is counted (`core/memory_budget.py`): a connection that may take no more is not
+read from, and nothing is made for it. Bytes that are no message close the connection; there is no
+answer to them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+import structlog
+
+from rollbook.bookie.core.memory_budget import Account, Making
+from rollbook.bookie.core.partial_request_timeout import PROGRESS_BYTES
+from rollbook.bookie.long_polls import Parked
+from rollbook.bookie.read_scheduler import Asked, Queue
+from rollbook.bookie.server_context import Shared, kind_of
+from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire.adds import AddGroup, Adds
+from rollbook.proto.wire.messages import (
+    AuthReply,
+    BatchRead,
+    Call,
+    Read,
+    Reply,
+)
+from rollbook.proto.wire.request_decoder import Refused, RequestDecoder
+
+logger = structlog.get_logger()
+
+# Chunks stay small until a client has shown that it adds, or takes its answers: as objects, requests
+# to read take many times their bytes, and whoever takes nothing leaves a chunk of them waiting.
+_CHUNK_BYTES_MIN: Final = 2 * 1024
+_CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
+CHUNK_BYTES_MAX: Final = 256 * 1024
+_FLUSH_BYTES: Final = 32 * 1024  # Answers that are gathered,
+_WRITE_BYTES: Final = 128 * 1024  # and about what is written at a time.
+_CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
+_CALL_BYTES: Final = 256  # About what a waiting call takes,
+_READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
+
+
+class _Accepted(NamedTuple):
+    """Adds of one chunk, on their way to the disk."""
+
+    groups: Sequence[AddGroup]
+    entries: int
+    size: int
+    heard_ns: int
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        config = shared.config
+        self._decoder = RequestDecoder(config.frame_bytes_max)
+        self._account = Account(shared.pool, self._balance)
+        self._adds: deque[_Accepted] = deque()
+        queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
+        self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
+        self._parked: dict[Parked, Asked] = {}
+        self._out: deque[Buffer] = deque()  # If it is empty, so is the other one.
+        self._later: deque[Sequence[Buffer]] = deque()  # Large answers: acks do not wait for them.
+        self._out_bytes = 0  # Of both.
+        self._is_writing = False  # What is left of that, in a turn soon:
+        self._line = shared.writers  # it stands in this line.
+        self._chunk_bytes = _CHUNK_BYTES_MIN
+        self._is_paused = False  # Not read from.
+        self._is_clogged = False  # It does not take what is written.
+        self._is_leaving = False  # Answers what it has heard, and ends.
+        self._is_gone = False
+        self._begun_when_timed = 0  # Of the begun request: what there was when its time began.
+        self._written_bytes = 0
+        self._taken_when_timed = 0  # Of these, when it was last given time.
+        self._transport: asyncio.Transport  # From `connection_made` on.
+
+    # --- Life ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        shared = self._shared
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=shared.config.connection_bytes_floor)
+        shared.stats.connections_accepted += 1
+        shared.connections[self] = None
+        if len(shared.connections) > shared.config.connections_max:
+            self.hang_up("too_many")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What is in the journal or being read ends by itself, and its reply is dropped."""
+        shared, account = self._shared, self._account
+        self._is_gone = self._is_paused = True
+        for parked in list(self._parked):
+            shared.polls.forget(parked)
+        self._parked.clear()
+        shared.storage.on_adder_gone(self._on_added)
+        for queue in (self._ordinary, self._urgent):
+            account.give(_CALL_BYTES * len(queue.asked))
+            queue.asked.clear()
+        self._drop_answers()
+        self._decoder.drop()  # Not when this object goes: it is part of a cycle.
+        account.set_begun(0)
+        account.set_unread(0)
+        shared.pool.waiting.pop(account, None)
+        for deadlines in (shared.unfinished, shared.kept_waiting, shared.clogged):
+            deadlines.stop(self)
+        del shared.connections[self]
+        shared.on_gone()
+        if shared.pool.has_news:
+            shared.look_after()
+
+    def eof_received(self) -> bool:
+        """The client has nothing more to ask and may still wait for answers."""
+        self.leave()
+        return not self._is_gone and self._transport.can_write_eof()
+
+    def leave(self) -> None:
+        """Ends when what was heard has been answered."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            for parked in list(self._parked):
+                self._shared.polls.forget(parked)
+                parked.wake(None)
+            self._balance()
+
+    def hang_up(self, reason: str, **details: object) -> None:
+        if self._is_gone:
+            return
+        if self._transport.is_closing():
+            self._transport.abort()  # It had time to take its last answers.
+            return
+        closed = self._shared.stats.connections_closed
+        closed[reason] = closed.get(reason, 0) + 1
+        peer = self._transport.get_extra_info("peername")
+        logger.info("connection_closed", reason=reason, peer=peer, **details)
+        self._is_leaving = True
+        if self._is_clogged:
+            self._transport.abort()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        # Here the transport gets all there is, also what it has to copy: it is the last it gets.
+        while self._out and not self._transport.is_closing():
+            self._write_some()
+        self._count_unread()
+        self._give_time_to_take()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._account.held
+
+    @property
+    def begun_bytes(self) -> int:
+        return self._account.begun
+
+    # --- Requests -----------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room = max(self._account.room, _CHUNK_BYTES_MIN)
+        return self._shared.buffer[: min(self._chunk_bytes, room)]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        shared = self._shared
+        chunk = bytes(shared.buffer[:nbytes])
+        shared.stats.received_bytes += nbytes
+        if self._is_leaving:
+            return
+        try:
+            heard = self._decoder.feed(chunk)
+        except BadFrame as error:
+            self.hang_up("bad_frame", detail=str(error))
+            return
+        now_ns = shared.clock.monotonic_ns()
+        answered = 0
+        asks = False
+        try:
+            for item in heard:
+                if isinstance(item, Adds):
+                    self._on_adds(item, now_ns)
+                elif isinstance(item, Refused):
+                    self._send(item.reply)
+                else:
+                    asks = True
+                    answered += self._on_call(item, now_ns)
+            if self._adds:
+                shared.polls.tell_first()
+            if answered:
+                elapsed_ns = shared.clock.monotonic_ns() - now_ns
+                shared.stats.requests["read"].observe(elapsed_ns, answered)
+        finally:  # However this step ends: nobody else wakes the journal for these.
+            if self._adds:
+                shared.storage.go_on()
+        if self._calls_waiting:
+            self._chunk_bytes = _CHUNK_BYTES_MIN
+        elif nbytes == self._chunk_bytes:
+            self._chunk_bytes = min(2 * nbytes, _CHUNK_BYTES_OF_CALLS if asks else CHUNK_BYTES_MAX)
+        self._on_begun(self._decoder.begun_bytes, is_new=bool(heard), now_ns=now_ns)
+        self._flush()
+        self._balance()
+
+    def _on_begun(self, size: int, *, is_new: bool, now_ns: int) -> None:
+        """So much of the next request has come with the chunk, or nothing."""
+        account, unfinished = self._account, self._shared.unfinished
+        if not size:
+            if account.begun:
+                account.set_begun(0)
+                unfinished.stop(self)
+            return
+        progress = size if is_new or not account.begun else size - self._begun_when_timed
+        if progress == size or progress >= PROGRESS_BYTES:
+            self._begun_when_timed = size
+            unfinished.start(self, now_ns)
+            self._shared.look_after()
+        account.set_begun(size)
+
+    def _on_adds(self, adds: Adds, now_ns: int) -> None:
+        shared = self._shared
+        refusals = shared.storage.add(adds, self._on_added).refusals
+        groups = adds.groups
+        if any(refusals):
+            groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
+        if groups:  # First of all: of what the storage has accepted it will tell.
+            size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
+            self._adds.append(_Accepted(groups, count, size, now_ns))
+            self._account.take(size)
+            shared.turn.on_adds(now_ns)
+            shared.stats.chunk_entries.observe(count)
+        if len(groups) < len(adds.groups):
+            for group, refusal in zip(adds.groups, refusals, strict=True):
+                if refusal:
+                    shared.stats.on_refusals(refusal.code.reason, len(group.entry_ids))
+                    self._send(group.pack_replies(refusal))
+
+    def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
+        """Answers so many: the journal goes in order, and one sync ends many waits."""
+        shared = self._shared
+        error = BookieFailed if failure else None
+        done = [self._adds.popleft() for _ in range(chunks)]
+        for accepted in done:
+            for group in accepted.groups:
+                self._send(group.pack_replies(error))
+        self._flush()
+        if self._out:
+            self._hurry()
+        now_ns = shared.clock.monotonic_ns()
+        for accepted in done:
+            self._account.give(accepted.size)
+            if error:
+                shared.stats.on_refusals(error.code.reason, accepted.entries)
+            shared.stats.requests["add"].observe(now_ns - accepted.heard_ns, accepted.entries)
+        self._balance()
+
+    def _on_call(self, call: Call, now_ns: int) -> int:
+        """How many reads that has answered."""
+        shared, request, asked = self._shared, call.request, Asked(call, now_ns)
+        if not self._is_behind and not shared.turn.is_over:
+            reply = shared.answers.at_once(request)
+            if reply is not None:
+                shared.turn.spend(self._answer(call, reply))
+                if type(request) is Read and request.previous_lac is None:
+                    return 1
+                self._count(asked, reply)
+                return 0
+        if isinstance(request, Read) and request.previous_lac is not None and not request.fence:
+            try:
+                parked = shared.polls.park(request, self._on_woken)
+            except Overloaded:
+                shared.stats.on_refusals(Overloaded.code.reason)
+                self._send(call.refuse(Overloaded))
+                return 0
+            if parked is not None:
+                self._parked[parked] = asked
+                return 0
+        self._enqueue(asked)
+        return 0
+
+    def _on_woken(self, parked: Parked, news_ms: int | None, at_once: bool) -> None:
+        asked = self._parked.pop(parked, None)
+        if asked is None:
+            return
+        try:
+            self._end_poll(asked, news_ms, at_once)
+        except Exception:  # A bug, in the midst of what others' polls are told, or others' adds.
+            self.hang_up("crashed")
+            logger.error("request_crashed", exc_info=True)
+
+    def _end_poll(self, asked: Asked, news_ms: int | None, at_once: bool) -> None:
+        turn, reply = self._shared.turn, None
+        if not self._is_behind and (turn.has_time or (at_once and not turn.is_over)):
+            reply = self._shared.answers.at_once(asked.call.request, news_ms)
+        if reply is None:
+            self._enqueue(asked._replace(news_ms=news_ms))
+        else:
+            self._count(asked, reply)
+            turn.spend(self._answer(asked.call, reply))
+            self._flush()
+
+    # --- Requests that take time ----------------------------------------------------------------
+
+    def _enqueue(self, asked: Asked) -> None:
+        request = asked.call.request
+        is_urgent = asked.call.is_high_priority or (
+            isinstance(request, Read | BatchRead) and request.fence
+        )
+        queue = self._urgent if is_urgent else self._ordinary
+        queue.asked.append(asked)
+        self._account.take(_CALL_BYTES)
+        (self._shared.urgent if is_urgent else self._shared.ordinary).offer(queue)
+
+    @property
+    def _calls_waiting(self) -> int:
+        return len(self._ordinary.asked) + len(self._urgent.asked)
+
+    def _may_make(self, is_first: bool) -> bool:
+        """One answer at a time whatever the others hold: else nothing would ever be given back."""
+        if self._is_behind:
+            return False
+        return is_first or not self._shared.pool.is_exhausted
+
+    async def _serve(self, asked: Asked) -> None:
+        self._account.give(_CALL_BYTES)
+        try:
+            reply = await self._reply_to(asked)
+            self._count(asked, reply)
+            size = self._answer(asked.call, reply)
+            self._shared.turn.spend(min(size, self._shared.turn.step_bytes))
+            self._flush()
+        except Exception:  # A bug. Rather no connection than a request without an answer.
+            self.hang_up("crashed")
+            raise
+
+    async def _reply_to(self, asked: Asked) -> Reply:
+        answers, request = self._shared.answers, asked.call.request
+        reply = answers.at_once(request, asked.news_ms)
+        if reply is None:
+            making = Making(self._shared.pool, _READ_BYTES)
+            try:
+                reply = await answers.in_time(request, making, asked.news_ms)
+            finally:
+                making.end()
+        return reply
+
+    def _count(self, asked: Asked, reply: Reply) -> None:
+        stats = self._shared.stats
+        elapsed_ns = self._shared.clock.monotonic_ns() - asked.heard_ns
+        stats.requests[kind_of(asked.call.request)].observe(elapsed_ns)
+        if not isinstance(reply, AuthReply) and reply.error:
+            stats.on_refusals(reply.error.code.reason)
+
+    # --- Replies --------------------------------------------------------------------------------
+
+    def _answer(self, call: Call, reply: Reply) -> int:
+        """How many bytes that is."""
+        pieces = call.answer_in_pieces(reply)
+        if len(pieces) == 1:
+            self._send(pieces[0])
+            return len(pieces[0])
+        size = sum(map(len, pieces))
+        if not self._is_gone:
+            if self._out and size > _WRITE_BYTES:
+                self._later.append(pieces)
+            else:
+                self._out += pieces
+            self._out_bytes += size
+        return size
+
+    def _send(self, frame: Buffer) -> None:
+        if self._is_gone:
+            return
+        if not frame:
+            self.hang_up("no_words")  # The protocol has none for that reply.
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Writes some of it: the rest when others have had a turn, or when the client takes it."""
+        if not self._out:
+            return
+        if self._transport.is_closing():
+            self._drop_answers()
+        elif not (self._is_writing or self._is_clogged):
+            size = self._write_some()
+            if self._out:
+                self._write_more(self._shared.turn.step_bytes - size)
+        self._count_unread()
+
+    def _write_more(self, room: int) -> None:
+        while self._out and room > 0 and not self._is_clogged:
+            room -= self._write_some()
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        if self._out and not self._is_clogged and not self._is_writing:
+            self._is_writing = True
+            self._line.join(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_writing = False
+        if not self._is_gone:
+            size = self._out_bytes
+            self._flush()
+            self._shared.turn.spend(size - self._out_bytes)
+            self._balance()
+
+    def _hurry(self) -> None:
+        """Acks stand behind the answer that is being written."""
+        hurried = self._shared.hurried
+        if self._line is not hurried:
+            if self._is_writing:
+                self._line.leave(self._go_on)
+                hurried.join(self._go_on)
+            self._line = hurried
+
+    def _drop_answers(self) -> None:
+        self._out.clear()
+        self._later.clear()
+        self._out_bytes = 0
+
+    def _write_some(self) -> int:
+        """A large piece, and what little is before it. The transport copies what is not taken of it."""
+        taken: list[Buffer] = []
+        size = 0
+        while self._out and size < _FLUSH_BYTES:
+            data = self._out.popleft()
+            if len(data) > _WRITE_BYTES:
+                view = memoryview(data)
+                data = view[:_WRITE_BYTES]
+                self._out.appendleft(view[_WRITE_BYTES:])
+            taken.append(data)
+            size += len(data)
+        if not self._out:
+            self._line = self._shared.writers
+            if self._later:
+                self._out += self._later.popleft()
+        self._out_bytes -= size
+        self._written_bytes += size
+        self._shared.stats.sent_bytes += size
+        # A view: of bytes asyncio makes another copy on the way.
+        self._transport.write(memoryview(taken[0] if len(taken) == 1 else b"".join(taken)))
+        return size
+
+    def _count_unread(self) -> None:
+        unread = self._out_bytes + self._transport.get_write_buffer_size()
+        if unread != self._account.unread:
+            self._account.set_unread(unread)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Has more to write than makes sense to have: what else there is waits."""
+        return self._is_clogged or self._out_bytes > _WRITE_BYTES
+
+    def pause_writing(self) -> None:
+        self._is_clogged = True
+        self._give_time_to_take()
+
+    def has_taken_some(self) -> bool:
+        """Of its answers, since it was given time for that; then it is given time again."""
+        if self._is_gone or self._taken_bytes() <= self._taken_when_timed:
+            return False
+        self._give_time_to_take()
+        return True
+
+    def _give_time_to_take(self) -> None:
+        self._taken_when_timed = self._taken_bytes()
+        self._shared.clogged.start(self, self._shared.clock.monotonic_ns())
+        self._shared.look_after()
+
+    def _taken_bytes(self) -> int:
+        """By the kernel, of all that was ever written: what waits may grow while it is taken."""
+        return self._written_bytes - self._transport.get_write_buffer_size()
+
+    def resume_writing(self) -> None:
+        self._is_clogged = False
+        self._shared.clogged.stop(self)
+        if not self._is_gone:
+            self._go_on_soon()
+            self._count_unread()
+            self._balance()
+
+    @property
+    def _is_idle(self) -> bool:
+        queues = (self._ordinary, self._urgent)
+        is_done = not self._adds and not self._parked and not self._out
+        return is_done and all(queue.is_idle for queue in queues)
+
+    # --- Flow -----------------------------------------------------------------------------------
+
+    def _balance(self) -> None:
+        """Reads on, or stops reading, as what is held has changed."""
+        shared, account, calls_waiting = self._shared, self._account, self._calls_waiting
+        if shared.pool.has_news:  # For others, too, and whoever is gone gives back as well.
+            shared.look_after()
+        if self._is_gone:
+            return
+        if self._is_paused:
+            has_room = account.may_resume() and calls_waiting <= _CALLS_WAITING // 2
+            if self._is_clogged or self._is_leaving or not has_room:
+                shared.pool.waiting[account] = None
+            else:
+                self._is_paused = False
+                shared.pool.waiting.pop(account, None)
+                if account.begun:
+                    shared.kept_waiting.stop(self)
+                    shared.unfinished.start(self, shared.clock.monotonic_ns())
+                self._transport.resume_reading()
+        elif (
+            self._is_clogged
+            or self._is_leaving
+            or calls_waiting > _CALLS_WAITING
+            or not account.may_take()
+        ):
+            self._is_paused = True
+            shared.pool.waiting[account] = None
+            shared.unfinished.stop(self)  # That it does not go on is not its fault.
+            if account.is_half_a_request:
+                shared.kept_waiting.start(self, shared.clock.monotonic_ns())
+                shared.look_after()
+            self._transport.pause_reading()
+        if calls_waiting:
+            shared.ordinary.offer(self._ordinary)
+            shared.urgent.offer(self._urgent)
+        if self._is_leaving and self._is_idle and not self._transport.is_closing():
+            self._close()

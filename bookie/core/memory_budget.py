@@ -1,0 +1,191 @@
+"""How much a bookie holds for its clients, and whom it stops listening to (B7).
+
+Held are requests that were heard and not answered, the beginning of one that is still coming, reads
+that are being made, and answers that a client has not taken. Every connection may hold `floor` bytes.
+What it holds beyond is lent by one pool that all share, up to a ceiling of its own. A connection that
+may take no more is not read from until there is room again.
+
+Requests that are still coming may hold half of the pool, whatever else is held; when it is short, and
+they hold more, those that stand still have to go (`core/partial_request_timeout.py`).
+
+Two exceptions keep this from standing still. One connection that holds nothing but half a request is
+favoured: it may finish, whatever the pool says, since it has nothing else to give back. And one
+answer at a time is always made for a client that takes them; when the pool is overdrawn by answers
+that nobody takes, somebody has to be cut off (`is_overdrawn`).
+"""
+
+from collections.abc import Callable
+
+
+class Pool:
+    def __init__(self, *, bytes_max: int, floor: int, ceiling: int) -> None:
+        self.bytes_max = bytes_max
+        self.floor = floor
+        self.ceiling = ceiling
+        self.held = 0
+        self.lent = 0  # Of what is held: beyond the floors.
+        self.begun = 0  # Of what is held: of requests that are still coming.
+        self.has_news = False  # Somebody of `waiting` may go on.
+        self.waiting: dict[Account, None] = {}
+        self._roomy = bytes_max - bytes_max // 8
+        self._was_exhausted = False
+        self._favoured: Account | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.lent >= self.bytes_max
+
+    @property
+    def is_roomy(self) -> bool:
+        return self.lent <= self._roomy
+
+    @property
+    def room(self) -> int:
+        """Below zero when it is not roomy."""
+        return self._roomy - self.lent
+
+    @property
+    def overdue(self) -> int:
+        """Of what has begun and stands still: so much has to go before others may go on."""
+        return min(self.lent - self._roomy, self.begun - self.bytes_max // 2)
+
+    @property
+    def is_overdrawn(self) -> bool:
+        return self.lent >= self.bytes_max + self.bytes_max // 4
+
+    def lend(self, size: int) -> None:
+        self.lent += size
+        self._was_exhausted |= self.is_exhausted
+
+    def take_back(self, size: int) -> None:
+        self.lent -= size
+        if self._was_exhausted and self.is_roomy:
+            self._was_exhausted = False
+            self.has_news = True
+
+    def favours(self, account: "Account") -> bool:
+        if self._favoured is None and account.is_half_a_request:
+            self._favoured = account
+        return self._favoured is account
+
+    def is_favoured(self, account: "Account") -> bool:
+        return self._favoured is account
+
+    def favour_no_more(self, account: "Account") -> None:
+        if self._favoured is account:
+            self._favoured = None
+            self.has_news = True
+
+    def take_ready(self) -> "list[Account]":
+        """Those that may go on, in the order in which they began to wait."""
+        self.has_news = False
+        ready = [account for account in self.waiting if account.may_resume()]
+        for account in ready:
+            del self.waiting[account]
+        return ready
+
+
+class Making:
+    """An answer in the making: nobody's hoard, so it keeps no connection from being heard."""
+
+    __slots__ = ("_pool", "_size")
+
+    def __init__(self, pool: Pool, size: int) -> None:
+        self._pool = pool
+        self._size = 0
+        self.grow(size)
+
+    @property
+    def may_grow(self) -> bool:
+        """Some room is left to others: an answer may be shorter, an add may not wait for long."""
+        return self._pool.is_roomy
+
+    @property
+    def room(self) -> int:
+        """So much it may grow before that is so."""
+        return max(0, self._pool.room)
+
+    def grow(self, size: int) -> None:
+        self._size += size
+        self._pool.held += size
+        self._pool.lend(size)
+
+    def end(self) -> None:
+        self._pool.held -= self._size
+        self._pool.take_back(self._size)
+        self._size = 0
+
+
+class Account:
+    """Of one connection."""
+
+    __slots__ = ("begun", "held", "on_room", "pool", "unread")
+
+    def __init__(self, pool: Pool, on_room: Callable[[], None]) -> None:
+        self.pool = pool
+        self.on_room = on_room
+        self.held = 0
+        self.begun = 0  # Of these: of a request that is still coming,
+        self.unread = 0  # and of answers that the client has not taken.
+
+    def may_take(self) -> bool:
+        if self.held < self.pool.floor:
+            return True
+        if self.held >= self.pool.ceiling:
+            return False
+        return not self.pool.is_exhausted or self.pool.favours(self)
+
+    @property
+    def is_half_a_request(self) -> bool:
+        """And nothing else: it gets no smaller by waiting."""
+        return 0 < self.begun == self.held
+
+    @property
+    def room(self) -> int:
+        """What it may take at least before it has to stop."""
+        pool, held = self.pool, self.held
+        if pool.is_favoured(self):  # By small pieces it would take as long, and much more work.
+            return pool.ceiling - held
+        return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
+
+    def may_resume(self) -> bool:
+        """Later than it may take: stopping and going on at every turn costs more than it brings."""
+        if self.held <= self.pool.floor // 2:
+            return True
+        # Half a request does not get less by waiting.
+        if self.held >= self.pool.ceiling or self.held - self.begun > self.pool.ceiling // 2:
+            return False
+        return self.pool.is_roomy or self.pool.favours(self)
+
+    def take(self, size: int) -> None:
+        before = self.held
+        self.held = before + size
+        self.pool.held += size
+        if self.held > self.pool.floor:
+            self.pool.lend(self.held - max(before, self.pool.floor))
+
+    def give(self, size: int) -> None:
+        before = self.held
+        self.held = before - size
+        assert self.held >= 0, "given back more than was taken"
+        self.pool.held -= size
+        if before > self.pool.floor:
+            self.pool.take_back(before - max(self.held, self.pool.floor))
+
+    def set_begun(self, size: int) -> None:
+        is_over = size < self.begun
+        self._change(size - self.begun)
+        self.pool.begun += size - self.begun
+        self.begun = size
+        if is_over:
+            self.pool.favour_no_more(self)
+
+    def set_unread(self, size: int) -> None:
+        self._change(size - self.unread)
+        self.unread = size
+
+    def _change(self, size: int) -> None:
+        if size > 0:
+            self.take(size)
+        elif size:
+            self.give(-size)

@@ -1,0 +1,142 @@
+"""What this bookie may have lost, so that its silence proves nothing (B1).
+
+Doubt is kept by ledger, as ranges of entries, or about everything once nobody can say whose the lost
+bytes were; entry -1 of a ledger stands for its explicit LAC. It only turns ABSENT into UNKNOWN: an
+entry that is found and sound is answered. It goes when the entries have been brought back from other
+copies, or are given up by name. Of a ledger that was settled as a whole nothing is in doubt any more,
+though everything else may be.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rollbook.bookie.core.journal_index import run_end
+from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
+
+
+class Range(NamedTuple):
+    first_entry: int
+    last_entry: int
+
+
+EVERYTHING: Final = (Range(NO_ENTRY, LEDGER_ID_MAX),)
+
+
+class Doubts:
+    def __init__(self) -> None:
+        self.everything = False
+        self.news = 0  # How often anything came into doubt: who settles must have seen it all.
+        self._settled: dict[int, None] = {}  # Ledgers apart from everything.
+        self._ranges: dict[int, list[Range]] = {}  # Ascending, neither touching nor overlapping.
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self._ranges)
+
+    def add(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
+        """Whether that is news."""
+        self.news += 1
+        ranges = self._ranges.setdefault(ledger_id, [])
+        at = bisect_right(ranges, Range(first_entry, LEDGER_ID_MAX))
+        if at and ranges[at - 1].last_entry >= last_entry:
+            return False
+        start = at - (at > 0 and ranges[at - 1].last_entry + 1 >= first_entry)
+        end = at
+        while end < len(ranges) and ranges[end].first_entry <= last_entry + 1:
+            end += 1
+        merged = [Range(first_entry, last_entry), *ranges[start:end]]
+        ranges[start:end] = [
+            Range(min(r.first_entry for r in merged), max(r.last_entry for r in merged))
+        ]
+        return True
+
+    def remove(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
+        """What is left of a range that held some of these is kept."""
+        ranges = self._ranges.pop(ledger_id, None)
+        if ranges is None:
+            return
+        kept: list[Range] = []
+        for first, last in ranges:
+            if first < first_entry:
+                kept.append(Range(first, min(last, first_entry - 1)))
+            if last > last_entry:
+                kept.append(Range(max(first, last_entry + 1), last))
+        if kept:
+            self._ranges[ledger_id] = kept
+
+    def settle(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
+        """Somebody has seen to these; if it is the whole ledger, whatever else is in doubt."""
+        if self.everything and (first_entry, last_entry) == EVERYTHING[0]:
+            self._settled[ledger_id] = None
+        self.remove(ledger_id, first_entry, last_entry)
+
+    def add_everything(self) -> None:
+        self.news += 1
+        self.everything = True
+        self._settled.clear()
+
+    def remove_everything(self) -> None:
+        """What single ledgers are doubted for stays."""
+        self.everything = False
+        self._settled.clear()
+
+    def all_of(self, ledger_id: int) -> bool:
+        """Whether nobody can say which of its entries."""
+        return self.everything and ledger_id not in self._settled
+
+    def is_settled(self, ledger_id: int) -> bool:
+        """Apart from everything, which is in doubt."""
+        return ledger_id in self._settled
+
+    def about(self, ledger_id: int, entry_id: int) -> bool:
+        if self.all_of(ledger_id):
+            return True
+        ranges = self._ranges.get(ledger_id)
+        if not ranges:
+            return False
+        at = bisect_right(ranges, Range(entry_id, LEDGER_ID_MAX))
+        return at > 0 and ranges[at - 1].last_entry >= entry_id
+
+    def covers(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
+        """Whether all of these are in doubt by themselves, so that they stay so."""
+        return any(
+            each.first_entry <= first_entry and last_entry <= each.last_entry
+            for each in self._ranges.get(ledger_id, ())
+        )
+
+    def beyond(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether an entry above this one may have been lost."""
+        if self.all_of(ledger_id):
+            return True
+        ranges = self._ranges.get(ledger_id)
+        return bool(ranges and ranges[-1].last_entry > entry_id)
+
+    @property
+    def ledgers(self) -> int:
+        """How many have doubts of their own."""
+        return len(self._ranges)
+
+    def of(self, ledger_id: int) -> tuple[Range, ...]:
+        return tuple(self._ranges.get(ledger_id, ()))
+
+    def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[Range]:
+        """Which of these (ascending) were in doubt, as runs: they are here, so nobody need ask."""
+        for first, last in self._ranges.get(ledger_id, ()):
+            start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)
+            while start < end:
+                run = run_end(entry_ids, entry_ids[start], start, end - start)
+                yield Range(entry_ids[start], entry_ids[run - 1])
+                start = run
+
+    @property
+    def settled_ids(self) -> list[int]:
+        return list(self._settled)
+
+    @property
+    def ledger_ids(self) -> list[int]:
+        return list(self._ranges)
+
+    def __iter__(self) -> Iterator[tuple[int, Range]]:
+        for ledger_id, ranges in self._ranges.items():
+            for each in ranges:
+                yield ledger_id, each

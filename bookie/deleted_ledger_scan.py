@@ -1,0 +1,82 @@
+"""Which of the ledgers that are here does metadata not name?
+
+Asked of the cluster the bookie belongs to, and of no other: it shows its instance id and our own
+trees beside it, before the scan and after it. A store that is away, or was emptied, or is another
+one, raises: it has said nothing about any ledger.
+
+Ids are compared while the walk over the metadata goes on, both ascending, so memory holds one of its
+directories; long stretches of which nothing is here are skipped.
+"""
+
+import asyncio
+from array import array
+from typing import Final
+
+from rollbook.bookie.core.journal_index import IntArray
+from rollbook.proto.cluster.cluster import Cluster, ensure_layout, require_cluster
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.errors import BadMetadata, NoSuchLedger
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.ports import MetadataStore
+
+_SKIP_MIN: Final = 100_000  # Ids; a directory of the tree has 10,000 at most.
+_IDS_PER_STEP: Final = 1024
+_READS_AT_ONCE: Final = 16
+
+
+class Census:
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
+
+    async def absent_of(self, ids: IntArray) -> IntArray:
+        """Those of the ids (ascending) that metadata had none of, during the whole call.
+
+        A LAYOUT that was lost since the start is written down again: without it, every look at the
+        cluster walks all of it. Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`,
+        `NoSuchCluster`, …
+        """
+        await require_cluster(self._store, self._cluster)
+        await ensure_layout(self._store, self._cluster)
+        absent = array("q")
+        at, count = 0, len(ids)
+        walk = self._nodes.ids(LedgerId(ids[0])) if ids else None
+        while walk and at < count:
+            step = 0
+            async for seen in walk:
+                while at < count and ids[at] < seen:
+                    absent.append(ids[at])
+                    at += 1
+                if at < count and ids[at] == seen:
+                    at += 1
+                if at == count or ids[at] - seen > _SKIP_MIN:
+                    break
+                step += 1
+                if step % _IDS_PER_STEP == 0:
+                    await asyncio.sleep(0)  # Others have adds to answer.
+            else:
+                absent.extend(ids[at:])
+                break
+            walk = self._nodes.ids(LedgerId(ids[at])) if at < count else None
+        await require_cluster(self._store, self._cluster)
+        return absent
+
+    async def still_absent(self, ids: IntArray) -> IntArray:
+        """Each asked for by itself. Raises like `absent_of`."""
+        await require_cluster(self._store, self._cluster)
+        absent = array("q")
+        for start in range(0, len(ids), _READS_AT_ONCE):
+            batch = ids[start : start + _READS_AT_ONCE]
+            found = await asyncio.gather(*map(self._exists, batch))
+            absent.extend(each for each, exists in zip(batch, found, strict=True) if not exists)
+        return absent
+
+    async def _exists(self, ledger_id: int) -> bool:
+        try:
+            await self._nodes.read(LedgerId(ledger_id), fresh=True)
+        except NoSuchLedger:
+            return False
+        except BadMetadata:
+            return True  # Somebody's, whatever it says.
+        return True

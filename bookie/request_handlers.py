@@ -1,0 +1,320 @@
+"""What a bookie answers to each request but adds.
+
+    at once   from memory, while the chunk that brought the request is being worked through
+    in time   whatever may have to wait for the disk
+
+Both give a reply in any case: errors of the storage become the reply that names them. A fence is
+durable before anything is said about it, good or bad (B4); of what is in doubt nothing is said but
+that it is (B1).
+"""
+
+import asyncio
+import struct
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+import structlog
+
+from rollbook.bookie.core.memory_budget import Making
+from rollbook.bookie.read_scheduler import Turn
+from rollbook.bookie.storage import Storage
+from rollbook.proto.errors import (
+    BookieFailed,
+    EntryStateUnknown,
+    InvalidRequest,
+    NoSuchEntry,
+    NoSuchLedger,
+    RollbookError,
+    Unauthorized,
+)
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK
+from rollbook.proto.wire.digest import LEDGER_KEY_BYTES, DigestType
+from rollbook.proto.wire.entry_batches import join_bodies
+from rollbook.proto.wire.entry_list import ENTRY_GROUP_BYTES, EntryList
+from rollbook.proto.wire.messages import (
+    AUTH_DISABLED_PLUGIN,
+    IDENTITY_PLUGIN,
+    Auth,
+    AuthReply,
+    BatchRead,
+    BatchReadReply,
+    BookieInfoReply,
+    Failure,
+    ForceLedger,
+    ForceLedgerReply,
+    GetBookieInfo,
+    ListEntries,
+    ListEntriesReply,
+    PackedBatch,
+    Read,
+    ReadLac,
+    ReadLacReply,
+    ReadReply,
+    Reply,
+    Request,
+    StartTls,
+    StartTlsReply,
+    Unknown,
+    WriteLac,
+    WriteLacReply,
+    refusal_of,
+)
+
+logger = structlog.get_logger()
+
+T = TypeVar("T")
+
+_NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
+# Of a batch as Java counts it: length, header and request id, and a size before each entry.
+_BATCH_HEAD_BYTES: Final = 36
+_BATCH_ENTRY_HEAD_BYTES: Final = 4
+# What comes with the entry that ends a long poll, in the middle of other people's turn.
+_FOLLOWING_MAX: Final = 256
+_FOLLOWING_BYTES_MAX: Final = 64 * 1024
+_BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
+_BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
+_BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # However little memory there is.
+_BATCH_STEP_ENTRIES: Final = 512  # Of one, that are made before others have a turn.
+
+_lac_ids_at: Final = struct.Struct(">qq").unpack_from
+_LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
+
+
+class Answers:
+    def __init__(self, storage: Storage, turn: Turn, frame_bytes_max: int, identity: bytes) -> None:
+        self._storage = storage
+        self._identity = identity
+        self._turn = turn
+        # In version 3 there may be a little more around them.
+        self._batch_bytes_max = frame_bytes_max - _BATCH_HEAD_BYTES
+        self._ranges_max = (frame_bytes_max - ENTRY_BYTES_SLACK) // ENTRY_GROUP_BYTES
+
+    def at_once(self, request: Request, news_ms: int | None = None) -> Reply | None:
+        """None: it takes time. `news_ms` as with `in_time`."""
+        if type(request) is Read:
+            if request.fence or request.previous_lac is not None or request.entry_id < 0:
+                if not _is_sound(request):
+                    return refusal_of(request, InvalidRequest)
+                return self._brought_along(request, news_ms)
+            body = self._storage.peek(request.ledger_id, request.entry_id)
+            return None if body is None else self.found(request, body)
+        match request:
+            case Auth(plugin):
+                is_asked_who = plugin == IDENTITY_PLUGIN
+                return AuthReply(plugin, self._identity) if is_asked_who else _NO_AUTH
+            case StartTls():
+                return StartTlsReply(InvalidRequest)
+            case Unknown():
+                return refusal_of(request, InvalidRequest)
+        return None
+
+    async def in_time(self, request: Request, making: Making, news_ms: int | None = None) -> Reply:
+        """`news_ms`: it is a long poll, and that is when its wait came to a good end."""
+        try:
+            if isinstance(request, Read) and request.piggyback and not request.fence:
+                return await self._piggyback(request, news_ms)
+            return await self._answer(request, making)
+        except RollbookError as error:
+            return refusal_of(request, said(error))
+        except OSError as error:
+            logger.error("request_failed", request=type(request).__name__, reason=str(error))
+            return refusal_of(request, BookieFailed)
+
+    def _brought_along(self, read: Read, news_ms: int | None) -> ReadReply | None:
+        """The end of a long poll, unless there is no news, or memory does not have the entry."""
+        if not read.piggyback or read.fence or read.previous_lac is None:
+            return None
+        entry_id, lac = self._news(read)
+        body = self._storage.peek(read.ledger_id, entry_id) if lac >= entry_id else None
+        return None if body is None else self._news_with(read, entry_id, body, lac, news_ms)
+
+    def _news(self, read: Read) -> tuple[EntryId, EntryId]:
+        """The entry that a long poll wants brought along, and the LAC that says whether it may be."""
+        assert read.previous_lac is not None
+        return EntryId(read.previous_lac + 1), EntryId(self._storage.told_lac(read.ledger_id))
+
+    def _news_with(
+        self, read: Read, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
+    ) -> ReadReply:
+        """That entry, wherever it was found, and what is confirmed behind it and in memory."""
+        ledger_id = read.ledger_id
+        following: list[bytes] = []
+        room = min(read.following_bytes_max, _FOLLOWING_BYTES_MAX) - len(body)
+        for next_entry in range(entry_id + 1, min(lac, entry_id + _FOLLOWING_MAX) + 1):
+            more = self._storage.peek(ledger_id, next_entry) if room > 0 else None
+            if more is None:
+                break
+            room -= len(more)
+            if room >= 0:
+                following.append(more)
+        return ReadReply(None, ledger_id, entry_id, body, lac, news_ms, tuple(following))
+
+    def found(self, read: Read, body: bytes) -> ReadReply:
+        # A fence's answer names no LAC: whoever recovers finds it out by itself.
+        lac = None if read.fence else EntryId(self._storage.last_add_confirmed(read.ledger_id))
+        return ReadReply(None, read.ledger_id, read.entry_id, body, lac)
+
+    def _answer(self, request: Request, making: Making) -> Awaitable[Reply]:
+        match request:
+            case Read():
+                return self._read(request)
+            case BatchRead():
+                return self._batch_read(request, making)
+            case WriteLac():
+                return self._write_lac(request)
+            case ReadLac():
+                return self._read_lac(request)
+            case ForceLedger():
+                return self._force(request)
+            case ListEntries():
+                return self._list(request)
+            case GetBookieInfo():
+                return self._info(request)
+        raise AssertionError(f"{type(request).__name__} is answered at once")
+
+    async def _read(self, read: Read) -> Reply:
+        if read.fence:
+            await self._fence(read.ledger_id, read.ledger_key)
+        if read.entry_id == NO_ENTRY:
+            body = await self._storage.read_last(read.ledger_id)
+        else:
+            body = await self._storage.read(read.ledger_id, read.entry_id)
+        return self.found(read, body)
+
+    async def _piggyback(self, read: Read, news_ms: int | None) -> Reply:
+        """The end of a long poll from the disk: what `_brought_along` tells, or the LAC alone."""
+        if not self._storage.knows(read.ledger_id):
+            wanted, _ = self._news(read)
+            await self._storage.read(read.ledger_id, wanted)  # Raises: absent, or in doubt.
+        entry_id, lac = self._news(read)
+        if lac >= entry_id:
+            try:
+                body = await self._storage.read(read.ledger_id, entry_id)
+                return self._news_with(read, entry_id, body, lac, news_ms)
+            except (NoSuchEntry, EntryStateUnknown):
+                pass  # Others have it; what is new is told all the same.
+        return ReadReply(None, read.ledger_id, NO_ENTRY, None, lac, news_ms)
+
+    async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:
+        if ledger_key is None or len(ledger_key) != LEDGER_KEY_BYTES:
+            raise Unauthorized("a fence needs the ledger's key", ledger_id=ledger_id)
+        if ledger_id < 0:
+            raise InvalidRequest("a ledger's id is not negative", ledger_id=ledger_id)
+        await self._storage.fence(ledger_id, ledger_key)
+
+    async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
+        """Counts bytes as Java does, so that no client gets more than it made room for.
+
+        Where memory is short it is a short one: who wants the rest asks for it.
+        """
+        if batch.fence:
+            await self._fence(batch.ledger_id, batch.ledger_key)
+        room = min(batch.bytes_max, self._batch_bytes_max) - _BATCH_HEAD_BYTES
+        count = min(batch.count_max if batch.count_max > 0 else _BATCH_IDS_MAX, _BATCH_IDS_MAX)
+        pieces: list[bytes] = []  # One of each step: none of them copies the whole.
+        next_entry, end, steps = batch.first_entry, batch.first_entry + count, 0
+        while next_entry < end and (not pieces or (room > 0 and making.may_grow)):
+            steps += 1
+            if steps % _BATCH_STEPS_IN_A_ROW == 0:
+                await asyncio.sleep(0)
+            turn_bytes = await self._turn.come()
+            step_bytes = min(room, turn_bytes, max(making.room, _BATCH_STEP_BYTES_MIN))
+            if pieces and not making.may_grow:  # Others have had their turns.
+                break
+            try:
+                run = await self._storage.read_run(
+                    batch.ledger_id,
+                    next_entry,
+                    min(end - next_entry, _BATCH_STEP_ENTRIES),
+                    step_bytes,
+                )
+            except RollbookError as error:
+                if batch.is_sparse and isinstance(error, NoSuchEntry):
+                    next_entry = EntryId(next_entry + 1)
+                    if next_entry < end:
+                        continue
+                if pieces:
+                    break  # Whoever asks for that entry by itself is told.
+                raise
+            if pieces and _packed_bytes(run[0]) > room:  # Of all entries the first one comes.
+                break
+            piece, found = join_bodies(run), len(run)
+            size = len(piece)  # The same as of all entries, one by one.
+            while size > room and len(run) > 1:
+                size -= _packed_bytes(run.pop())
+            pieces.append(piece[:size])
+            making.grow(size)
+            self._turn.spend(size)
+            if len(run) < found:
+                break
+            room -= size
+            next_entry = EntryId(next_entry + found)
+        ids = batch.ledger_id, batch.first_entry, batch.request_id
+        return PackedBatch(*ids, tuple(pieces)) if pieces else BatchReadReply(None, *ids)
+
+    async def _write_lac(self, lac: WriteLac) -> Reply:
+        if len(lac.ledger_key) != LEDGER_KEY_BYTES:
+            raise Unauthorized("an explicit LAC needs the ledger's key", ledger_id=lac.ledger_id)
+        if (
+            lac.ledger_id < 0
+            or lac.last_add_confirmed < NO_ENTRY
+            or len(lac.packet) not in _LAC_PACKET_SIZES
+            or _lac_ids_at(lac.packet) != (lac.ledger_id, lac.last_add_confirmed)
+        ):
+            raise InvalidRequest("that is no LAC packet", ledger_id=lac.ledger_id)
+        await self._storage.write_lac(
+            lac.ledger_id, lac.ledger_key, lac.last_add_confirmed, lac.packet
+        )
+        return WriteLacReply(None, lac.ledger_id)
+
+    async def _read_lac(self, read: ReadLac) -> Reply:
+        """What there is of the two; that one of them failed outweighs that the other is absent."""
+        packet: bytes | None = None
+        last_entry: bytes | None = None
+        failure: Failure = None
+        try:
+            packet = self._storage.lac_packet(read.ledger_id)
+        except RollbookError as error:
+            failure = said(error)
+        try:
+            last_entry = await self._storage.read_last(read.ledger_id)
+        except (NoSuchEntry, NoSuchLedger):
+            pass
+        except RollbookError as error:
+            failure = said(error)
+        if failure is None and packet is None and last_entry is None:
+            failure = NoSuchEntry
+        return ReadLacReply(failure, read.ledger_id, packet, last_entry)
+
+    async def _force(self, force: ForceLedger) -> Reply:
+        await self._storage.force()
+        return ForceLedgerReply(None, force.ledger_id)
+
+    async def _list(self, request: ListEntries) -> Reply:
+        ranges = await self._storage.entry_ranges(request.ledger_id, self._ranges_max)
+        return ListEntriesReply(None, request.ledger_id, EntryList.of_ranges(ranges))
+
+    async def _info(self, request: GetBookieInfo) -> Reply:
+        space = await self._storage.space()
+        return BookieInfoReply(
+            None,
+            space.total_bytes if request.total_bytes else None,
+            space.free_bytes if request.free_bytes else None,
+        )
+
+
+def _packed_bytes(body: Buffer) -> int:
+    return _BATCH_ENTRY_HEAD_BYTES + len(body)
+
+
+def _is_sound(read: Read) -> bool:
+    """What brings an entry along says from where on, and does not ask for one of its choice."""
+    return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)
+
+
+def said(error: RollbookError) -> type[RollbookError]:
+    """As a bookie says it: what has no code on the wire is a failure of the bookie."""
+    kind = type(error)
+    return kind if kind.code.v2 is not None and kind.code.v3 is not None else BookieFailed

@@ -1,0 +1,71 @@
+"""What all connections of one server have in common."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.core.deadlines import Deadlines
+from rollbook.bookie.core.memory_budget import Pool
+from rollbook.bookie.long_polls import LongPolls
+from rollbook.bookie.read_scheduler import Lane, Line, Turn
+from rollbook.bookie.request_handlers import Answers
+from rollbook.bookie.stats import Stats
+from rollbook.bookie.storage import Storage
+from rollbook.proto.ports import Clock
+from rollbook.proto.wire.messages import (
+    BatchRead,
+    ForceLedger,
+    GetBookieInfo,
+    ListEntries,
+    Read,
+    ReadLac,
+    Request,
+    WriteLac,
+)
+
+if TYPE_CHECKING:  # It stands on this.
+    from rollbook.bookie.connection import Connection
+
+_KINDS: Final[dict[type[Request], str]] = {
+    BatchRead: "batch_read",
+    WriteLac: "write_lac",
+    ReadLac: "read_lac",
+    ForceLedger: "force",
+    ListEntries: "list_entries",
+    GetBookieInfo: "info",
+}
+
+
+def kind_of(request: Request) -> str:
+    """Under which name it is counted."""
+    if isinstance(request, Read):
+        if request.fence:
+            return "fence"
+        return "read" if request.previous_lac is None else "long_poll"
+    return _KINDS.get(type(request), "other")
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of a server have in common."""
+
+    storage: Storage
+    config: ServerConfig
+    clock: Clock
+    stats: Stats
+    answers: Answers
+    polls: LongPolls
+    pool: Pool
+    turn: Turn
+    ordinary: Lane
+    urgent: Lane
+    writers: Line  # Of answers that take several turns,
+    hurried: Line  # and those of them behind whose answer acks wait.
+    buffer: memoryview  # Everybody receives into it, and empties it at once.
+    unfinished: "Deadlines[Connection]"  # In the middle of a request.
+    kept_waiting: "Deadlines[Connection]"  # Likewise, but there is no room for the rest.
+    clogged: "Deadlines[Connection]"  # Not taking their answers.
+    connections: "dict[Connection, None]"
+    on_gone: Callable[[], None]
+    look_after: Callable[[], None]  # Deadlines are running, or the pool has news.

@@ -1,0 +1,417 @@
+"""From what lies on the disks to a store that can go on: the catalog, then the journal.
+
+The catalog says which files there must be: entry logs by name and size, journal files from the mark
+to the last one opened. One that is missing or cut short was taken away after it was durable; the
+store then refuses to open, naming it, unless the loss is accepted: what the file held is in doubt
+from then on (B1). What the catalog does not know was never needed, or no longer is, and goes.
+
+Whatever the journal holds goes to memory again. A file without an END gets one before anything else
+is written, so that its torn tail stays cut (B3). Dying in here and starting again is harmless.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from rollbook.bookie.catalog import CatalogFiles
+from rollbook.bookie.config import StorageConfig
+from rollbook.bookie.core import catalog as changes
+from rollbook.bookie.core.catalog import COMPACTED, Catalog, Log
+from rollbook.bookie.core.control_records import Operation
+from rollbook.bookie.core.fencing import LedgerFacts
+from rollbook.bookie.core.group_commit import RecordPacker
+from rollbook.bookie.core.record_format import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    Kind,
+    RecordReader,
+    unpack_file_header,
+)
+from rollbook.bookie.core.repair_commands import FORMAT, WRITE_OFF
+from rollbook.bookie.core.replay import Replayed
+from rollbook.bookie.entry_log import open_record_file
+from rollbook.bookie.journal import JournalFile, journal_path
+from rollbook.bookie.journal_reading import ReadBack, is_blank_from, read_back, write_again
+from rollbook.bookie.record_file import Cache, RecordFile
+from rollbook.proto.errors import BadConfig, DataLost, TornRecord, WrongCluster
+from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Randomness
+
+logger = structlog.get_logger()
+
+_FIRST_READ_BYTES = 64 * 1024
+# What a start refuses to go on with; the doctor says so without one (`inspection.py`).
+NEWER_LOG: Final = "an entry log is newer than the catalog"
+NEWER_JOURNAL: Final = "a journal file is newer than the catalog"
+MISSING_JOURNAL: Final = "a journal file is missing"
+HEADLESS_JOURNAL: Final = "a journal file has no header"
+SHORT_JOURNAL: Final = "a journal file was cut short"
+STRANGE_JOURNAL: Final = "a journal file belongs to another store"
+LOSS_REMEDY: Final = f"bring the file back; if it is gone for good: {WRITE_OFF}"
+STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own in its place"
+_MOUNT = f"mount its disks; if they are gone for good: {FORMAT}"
+
+
+def log_path(directory: str, number: int) -> str:
+    return f"{directory}/{number:016}.log"
+
+
+def catalog_directories(config: StorageConfig) -> tuple[str, str]:
+    return config.ledger_dirs[0], config.ledger_dirs[-1]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a store begins with."""
+
+    catalog: CatalogFiles
+    files: list[JournalFile] = field(default_factory=list)  # Filled, oldest first.
+    facts: dict[int, LedgerFacts] = field(default_factory=dict)  # Newer than the catalog's.
+    next_journal: int = 1
+    next_sequence: int = 1
+    spare: RecordFile | None = None  # The last file, if it was made ready and never written to.
+
+
+async def make_directories(disk: Disk, config: StorageConfig) -> None:
+    """Durably."""
+    for directory in (config.journal_dir, *config.ledger_dirs):
+        await disk.make_directory(directory)
+        await _sync_ancestors(disk, directory)
+
+
+async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
+    """Those that are there. Raises `DirectoryInUse`."""
+    directories = (config.journal_dir, *config.ledger_dirs)
+    return await lock_all(disk, [each for each in directories if await disk.stat(each)])
+
+
+async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
+    """Or none. Raises `DirectoryInUse`."""
+    locks: list[DiskLock] = []
+    try:
+        for directory in directories:
+            lock = await disk.lock(f"{directory}/lock")
+            locks.append(lock)  # One by one: what is held must be let go of below.
+    except BaseException:
+        for lock in locks:
+            await lock.release()
+        raise
+    return locks
+
+
+async def make_store(
+    disk: Disk,
+    config: StorageConfig,
+    randomness: Randomness,
+    doubted: Iterable[int] = (),
+    old_below: int = 0,
+) -> None:
+    """An empty store in new or empty directories; again, if that was cut short."""
+    await make_directories(disk, config)
+    for directory, suffix in _places(config):
+        if await _numbers(disk, directory, suffix):
+            raise BadConfig("there is a store in this directory", path=directory)
+    directories = catalog_directories(config)
+    found = await CatalogFiles.load(disk, directories, randomness)
+    if found:
+        await found.close()
+        raise BadConfig("there is a store in this directory", path=directories[0])
+    files = await CatalogFiles.create(disk, directories, randomness, doubted, old_below)
+    await files.close()
+
+
+async def find_store(
+    disk: Disk,
+    config: StorageConfig,
+    randomness: Randomness,
+    cache: Cache,
+    *,
+    accepts_loss: bool = False,
+) -> Found:
+    """Raises `BadConfig` if there is none, `DataLost` if durable files are missing."""
+    for directory in (config.journal_dir, *config.ledger_dirs):
+        if await disk.stat(directory) is None:
+            raise BadConfig("there is no store here", path=directory, next_step=_MOUNT)
+    catalog = await CatalogFiles.load(disk, catalog_directories(config), randomness)
+    if catalog is None:
+        await refuse_remains(disk, config)
+        raise BadConfig("there is no store here", next_step=_MOUNT)
+    boot = _Boot(disk, config, cache, catalog, accepts_loss)
+    await boot.look_through_logs()
+    await boot.read_journal()
+    return boot.found
+
+
+async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
+    """Raises `DataLost` if there are files of a store: without a catalog nobody can read them."""
+    for directory, suffix in _places(config):
+        if await _numbers(disk, directory, suffix):
+            raise DataLost(
+                "the catalog of this store is missing, or both of its copies are damaged",
+                path=config.ledger_dirs[0],
+                next_step=f"bring the file back; if it is gone for good: {FORMAT}",
+            )
+
+
+def why_lost(log: Log, stat: FileStat | None) -> str | None:
+    """What is wrong with an entry log's file, by its size; None if that is as it was written."""
+    if stat is None:
+        return "an entry log is missing"
+    if stat.size != log.file_bytes:
+        return f"an entry log has {stat.size} of {log.file_bytes} bytes"
+    return None
+
+
+def is_newer_log(catalog: Catalog, number: int) -> bool:
+    """Whether a log that the catalog does not know was made of a journal file that it does not know
+    either: then it lags behind.
+    """
+    return number not in catalog.logs and catalog.opened < number < COMPACTED
+
+
+async def is_unused(disk: Disk, path: str) -> bool:
+    """A journal file that was made ready, and nobody has written to."""
+    file = await disk.open(path, OpenMode.READ)
+    try:
+        return await is_blank_from(file, FILE_HEADER_BYTES)
+    finally:
+        await file.close()
+
+
+async def _sync_ancestors(disk: Disk, directory: str) -> None:
+    """All: an attempt that was cut short may have made any of them."""
+    while directory != "/":
+        directory = directory.rpartition("/")[0] or "/"
+        try:
+            await disk.sync_directory(directory)
+        except PermissionError:
+            return  # Then it was not us who made what is in it.
+
+
+def _places(config: StorageConfig) -> list[tuple[str, str]]:
+    return [(config.journal_dir, ".journal"), *((path, ".log") for path in config.ledger_dirs)]
+
+
+async def _numbers(disk: Disk, directory: str, suffix: str) -> list[int]:
+    names = await disk.list_directory(directory)
+    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+class _Boot:
+    def __init__(
+        self,
+        disk: Disk,
+        config: StorageConfig,
+        cache: Cache,
+        catalog: CatalogFiles,
+        accepts_loss: bool,
+    ) -> None:
+        self.found = Found(catalog)
+        self._disk = disk
+        self._config = config
+        self._cache = cache
+        self._catalog = catalog
+        self._accepts_loss = accepts_loss
+        # Journal files without a record: to find that out takes all of a file.
+        self._blank: set[int] = set()
+
+    # --- Entry logs ---------------------------------------------------------------------------
+
+    async def look_through_logs(self) -> None:
+        logs = self._catalog.catalog.logs
+        for index, directory in enumerate(self._config.ledger_dirs):
+            for number in await _numbers(self._disk, directory, ".log"):
+                log = logs.get(number)
+                if log is None or log.directory != index:
+                    path = log_path(directory, number)
+                    if is_newer_log(self._catalog.catalog, number):
+                        await self._give_up_catalog(NEWER_LOG, path)
+                    await self._drop(path)
+        for log in list(logs.values()):
+            await self._require(log)
+
+    async def _require(self, log: Log) -> None:
+        if log.directory < len(self._config.ledger_dirs):
+            path = log_path(self._config.ledger_dirs[log.directory], log.number)
+            what = why_lost(log, await self._disk.stat(path))
+            if what is None:
+                return
+        else:
+            path = f"log {log.number}"
+            what = "an entry log lies in a ledger directory that is not configured"
+        lost = list(self._catalog.catalog.held_in(log.number))
+        if lost:  # Else it was about to go.
+            ids = [ledger_id for ledger_id, _ in lost]
+            ends = {"ledgers": len(ids), "first": min(ids), "last": max(ids)}
+            self._refuse(what, path=path, **ends)
+        doubts = [
+            changes.pack_doubt(each, held.first_entry, held.last_entry) for each, held in lost
+        ]
+        await self._catalog.commit([*doubts, changes.pack_unlog(log.number)])
+
+    async def _give_up_catalog(self, what: str, path: str) -> None:
+        """It is of a journal file of which it knows nothing, and does not come before knowing that."""
+        self._refuse(what, path=path)
+        await self._catalog.commit([changes.DOUBT_ALL])
+
+    def _refuse(self, message: str, **ids: object) -> None:
+        if not self._accepts_loss:
+            raise DataLost(
+                message,
+                next_step=LOSS_REMEDY,
+                **ids,
+            )
+        logger.error("loss_accepted", what=message, **ids)
+
+    async def _drop(self, path: str) -> None:
+        """Ours, and not needed."""
+        try:
+            file, _ = await open_record_file(
+                self._disk, path, OpenMode.READ, self._catalog.store_id
+            )
+        except TornRecord:
+            pass  # It died before it had a header.
+        else:
+            await file.close()
+        logger.info("leftover_removed", path=path)
+        await self._disk.unlink(path)
+
+    # --- Journal ------------------------------------------------------------------------------
+
+    async def read_journal(self) -> None:
+        catalog, directory = self._catalog.catalog, self._config.journal_dir
+        needed = range(catalog.mark.journal, catalog.opened + 1)
+        there = await _numbers(self._disk, directory, ".journal")
+        for number in there:
+            if number not in needed:
+                path = journal_path(directory, number)
+                if number > catalog.opened and not await is_unused(self._disk, path):
+                    await self._give_up_catalog(NEWER_JOURNAL, path)
+                await self._drop(path)
+        self.found.next_sequence = catalog.mark.first_sequence
+        for number in needed:
+            if number in catalog.lost:
+                continue
+            if number in there:
+                await self._read_file(number, needed)
+            else:
+                self._refuse(MISSING_JOURNAL, path=journal_path(directory, number))
+                await self._give_up(number)
+        self.found.next_journal = needed.stop
+
+    async def _give_up(self, number: int) -> None:
+        """Nobody can say whose it was."""
+        await self._catalog.commit([changes.DOUBT_ALL, changes.pack_lost(number)])
+
+    async def _read_file(self, number: int, needed: range) -> None:
+        path = journal_path(self._config.journal_dir, number)
+        file = await self._disk.open(path, OpenMode.WRITE)
+        header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
+        if header is None:
+            # Both of its copies were durable once: nothing in here can be told from anything else.
+            self._refuse(HEADLESS_JOURNAL, path=path)
+            await self._give_up(number)
+            await file.close()
+            return
+        if header.store_id != self._catalog.store_id:
+            await file.close()
+            raise WrongCluster(STRANGE_JOURNAL, path=path, next_step=STRANGE_REMEDY)
+        durable_through = await self._durable_through(range(number + 1, needed.stop))
+        found = await read_back(
+            *(file, header, self.found.next_sequence, durable_through),
+            is_blank=number in self._blank,
+        )
+        is_whole = await file.size() == header.allocated_bytes
+        if number == needed[-1] and is_whole and found.is_blank:
+            self.found.spare = RecordFile(file, header, self._cache)
+            return
+        if await file.size() < header.allocated_bytes and not found.is_ended:
+            self._refuse(SHORT_JOURNAL, path=path)
+            found.replayed.doubts_everything = True
+        await self._take_in(file, header, path, found)
+
+    async def _durable_through(self, later: range) -> int:
+        """What the first record in a later file says; 0 if there is none."""
+        for number in later:
+            if number in self._blank:
+                continue
+            if (last_synced := await self._read_first_synced(number)) is not None:
+                return last_synced
+        return 0
+
+    async def _read_first_synced(self, number: int) -> int | None:
+        path = journal_path(self._config.journal_dir, number)
+        if await self._disk.stat(path) is None:
+            return None
+        file = await self._disk.open(path, OpenMode.READ)
+        try:
+            contents = await file.read_at(0, _FIRST_READ_BYTES)
+            header = unpack_file_header(contents)
+            if header is None:
+                return None
+            record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
+            if record is None:  # Empty, as a rule; else its first head is damaged.
+                if await is_blank_from(file, FILE_HEADER_BYTES):
+                    self._blank.add(number)
+                    return None
+                contents = await file.read_at(0, await file.size())
+                record = RecordReader(contents, header.file_id).next_after(FILE_HEADER_BYTES, 0)
+            return record.last_synced if record else None
+        finally:
+            await file.close()
+
+    async def _take_in(self, file: File, header: FileHeader, path: str, found: ReadBack) -> None:
+        packer = RecordPacker(
+            header.file_id, found.end, found.next_sequence, found.next_sequence - 1
+        )
+        # Nothing may be built on what a power cut can still take, the claim of an END least of all.
+        await write_again(file, found.unproven_at, found.end)
+        if not found.is_ended:
+            end = packer.pack_empty(Kind.END)
+            await file.write_and_sync(end.position, end.buffers)
+            packer.on_synced(end)
+        # What was allocated behind it is free again: a bookie may have to start on a full disk.
+        await file.truncate(packer.position)
+        self.found.next_sequence = packer.next_sequence
+        replayed = found.replayed
+        if found.rotten_places:
+            logger.error("journal_rotten", path=path, places=found.rotten_places)
+        if replayed.doubts_everything:
+            await self._catalog.commit([changes.DOUBT_ALL])
+        for doubt in replayed.doubts:
+            self._catalog.catalog.doubts.add(*doubt)
+        records = RecordFile(file, header, self._cache)
+        records.records, records.end = replayed.records, packer.position
+        journal_file = JournalFile(path, records, packer)
+        journal_file.memtable, journal_file.shape = replayed.memtable, replayed.shape
+        journal_file.deleted = {
+            each.ledger_id: None for each in replayed.controls if each.operation is Operation.DELETE
+        }
+        journal_file.doubts = replayed.doubts
+        self._learn(replayed, header.number)
+        self.found.files.append(journal_file)
+
+    def _learn(self, replayed: Replayed, journal: int) -> None:
+        for ledger_id, key in replayed.keys.items():
+            self._set_facts(ledger_id, self._facts(ledger_id).with_key(key))
+        for ledger_id in replayed.fenced_by_damage:
+            self._set_facts(ledger_id, self._facts(ledger_id).with_fence())
+        for control in replayed.controls:
+            before = self._facts(control.ledger_id)
+            self._set_facts(control.ledger_id, control.applied_to(before, journal))
+            is_dropped = control.operation is Operation.DROP
+            if is_dropped:  # At once: nothing is listed that the next checkpoint would take away.
+                self._catalog.catalog.drop(control.ledger_id, journal)
+            if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:
+                for earlier in self.found.files:
+                    earlier.memtable.drop(control.ledger_id)
+
+    def _facts(self, ledger_id: int) -> LedgerFacts:
+        known = self.found.facts.get(ledger_id) or self._catalog.catalog.facts.get(ledger_id)
+        return known or LedgerFacts()
+
+    def _set_facts(self, ledger_id: int, facts: LedgerFacts) -> None:
+        if facts != self._facts(ledger_id) or ledger_id not in self._catalog.catalog.facts:
+            self.found.facts[ledger_id] = facts

@@ -1,0 +1,151 @@
+"""Who steps in for bookies that have failed: one change of the ensemble after the other (WR3).
+
+What a change is, and why its steps come in this order, is in `core/ensemble_change.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
+from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.metadata_writer import LedgerTail
+from rollbook.ledger.pardon import pardon_those_that_answer
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.ports import Clock
+from rollbook.proto.quorum import Quorum
+
+_PAUSE_S_MIN: Final = 0.01
+_PAUSE_S_MAX: Final = 1.0
+
+
+class StandIns:
+    """Starts changes by itself, as a task; what comes of them the callbacks hear."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        seating: Seating,
+        pipeline: Pipeline,
+        tail: LedgerTail,
+        placement: Placement,
+        health: Health,
+        bookies: Bookies,
+        clock: Clock,
+        *,
+        question_s: float,
+        on_moved: Callable[[Fragment], None],
+        on_refused: Callable[[RollbookError], None],
+    ) -> None:
+        self._quorum, self._seating, self._pipeline = quorum, seating, pipeline
+        self._tail, self._placement, self._health = tail, placement, health
+        self._bookies, self._clock = bookies, clock
+        self._question_s = question_s
+        self._on_moved, self._on_refused = on_moved, on_refused
+        self._loop = asyncio.get_running_loop()
+        self._is_frozen = False
+        self._change: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def is_changing(self) -> bool:
+        return self._change is not None
+
+    @property
+    def tasks(self) -> Iterable["asyncio.Task[None]"]:
+        return [task for task in (self._change, self._asking) if task is not None]
+
+    def start(self) -> None:
+        """Somebody is down."""
+        if self._change is None and not self._is_frozen:
+            self._change = self._loop.create_task(self._replace_failed())
+
+    def has_successor(self, slot: int) -> bool:
+        """Whether a healthy bookie could take this seat now."""
+        if self._is_frozen:
+            return False
+        now_ns = self._clock.monotonic_ns()
+        live, ensemble = self._bookies.live(), self._seating.ensemble
+        return bool(
+            self._placement.pick_replacements(self._quorum, ensemble, (slot,), live, now_ns)
+        )
+
+    def freeze(self) -> None:
+        """No change begins any more; the one under way comes to its end."""
+        self._is_frozen = True
+
+    def thaw(self) -> None:
+        self._is_frozen = False
+
+    async def until_unchanging(self) -> None:
+        """Cancelled, it takes the change along."""
+        if self._change is not None:
+            await asyncio.gather(self._change, return_exceptions=True)
+
+    def find_rested(self) -> list[int]:
+        """Slots that are down, of bookies that need not be any more as far as quarantine goes."""
+        if self._change is not None:
+            return []
+        now_ns = self._clock.monotonic_ns()
+        ensemble, is_quarantined = self._seating.ensemble, self._health.is_quarantined
+        return [slot for slot in self._seating.down if not is_quarantined(ensemble[slot], now_ns)]
+
+    def ask_resting(self) -> None:
+        """Somebody is down and nobody healthy is left to step in; perhaps one of those in quarantine
+        has recovered. Ask now and then.
+        """
+        if self._asking is not None or self._is_frozen or self._pipeline.tick % LAGGARD_TICKS:
+            return
+        now_ns, ensemble = self._clock.monotonic_ns(), self._seating.ensemble
+        down = [ensemble[slot] for slot in self._seating.down]
+        others = [each for each in self._bookies.live().writable if each not in ensemble]
+        resting = [b for b in (*others, *down) if self._health.is_quarantined(b, now_ns)]
+        if resting:
+            self._asking = self._loop.create_task(self._ask(resting))
+
+    async def _ask(self, resting: list[BookieId]) -> None:
+        await pardon_those_that_answer(
+            *(resting, self._bookies, self._health, self._clock), question_s=self._question_s
+        )
+        self._asking = None
+
+    async def _replace_failed(self) -> None:
+        """Until nobody is down or nobody can step in; then the next tick tries again."""
+        pause_s = 0.0
+        try:
+            while not self._is_frozen and (picks := self._pick()):
+                lac = self._pipeline.acks.last_add_confirmed
+                await self._move(picks)
+                # Whoever steps in may fail as quickly: metadata is not for counting that.
+                is_progress = self._pipeline.acks.last_add_confirmed > lac
+                pause_s = 0.0 if is_progress else min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)
+                await asyncio.sleep(pause_s)
+        except RollbookError as error:
+            self._on_refused(error)
+        finally:
+            self._change = None
+
+    def _pick(self) -> dict[int, BookieId]:
+        return self._placement.pick_replacements(
+            self._quorum,
+            self._seating.ensemble,
+            self._seating.down,
+            self._bookies.live(),
+            self._clock.monotonic_ns(),
+            is_urgent=self._seating.is_short,
+        )
+
+    async def _move(self, picks: dict[int, BookieId]) -> None:
+        """Raises what ends the writer."""
+        self._seating.on_leaving(picks)
+        for slot in picks:
+            self._pipeline.withdraw(slot)
+        self._on_moved(await self._tail.move(picks, self._next_unconfirmed))
+
+    def _next_unconfirmed(self) -> EntryId:
+        return EntryId(self._pipeline.acks.last_add_confirmed + 1)

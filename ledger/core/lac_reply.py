@@ -1,0 +1,46 @@
+"""What an answer to "which is your LAC?" is worth.
+
+A bookie shows the writer's last explicit LAC and its last entry, with the LAC that came along; both are
+held against their digests. Sound ones count, whatever else the answer says; heard is who brings at
+least one and nothing unsound, or says that it has neither (RD1).
+"""
+
+from dataclasses import dataclass
+
+from rollbook.ledger.core.entry_checks import unpack_last
+from rollbook.proto.errors import BookieFailed, DigestMismatch, Missing, RollbookError
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.wire.digest import LedgerDigest
+from rollbook.proto.wire.messages import ReadLacReply, Refusal, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLac:
+    last_add_confirmed: EntryId = NO_ENTRY
+    highest_entry: EntryId = NO_ENTRY
+    silence: type[RollbookError] | None = None  # Why it does not count as heard.
+
+
+def judge_lac(digest: LedgerDigest, answer: Reply | RollbookError) -> ToldLac:
+    if isinstance(answer, RollbookError):
+        return ToldLac(silence=type(answer))
+    if isinstance(answer, Refusal):
+        return ToldLac(silence=answer.error)
+    if not isinstance(answer, ReadLacReply):
+        return ToldLac(silence=BookieFailed)
+    lac = highest = NO_ENTRY
+    silence = answer.error
+    if silence is not None and issubclass(silence, Missing):
+        silence = None
+    try:
+        if answer.packet is not None:
+            lac = digest.unpack_lac(answer.packet)
+    except DigestMismatch:
+        silence = DigestMismatch
+    try:
+        if answer.last_entry is not None:
+            entry = unpack_last(digest, answer.last_entry)
+            lac, highest = max(lac, entry.last_add_confirmed), entry.entry_id
+    except DigestMismatch:
+        silence = DigestMismatch
+    return ToldLac(lac, highest, silence)

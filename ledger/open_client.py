@@ -1,0 +1,96 @@
+"""How a program of one's own comes to `Ledgers`: on the real machine, by a URL.
+
+    async with connect("zk://zk1,zk2,zk3/ledgers") as ledgers:
+        …
+
+The one module here that knows the machine; the others see it through ports.
+"""
+
+import random
+import ssl
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.proto.runtime.logs import log_as_a_library
+from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.runtime.network import SocketTransport
+
+
+def connect(
+    metadata: str,
+    config: ClientConfig = ClientConfig(),  # noqa: B008  # A frozen value.
+    *,
+    tls: ssl.SSLContext | None = None,
+    visits: bool = False,
+    open_timeout_s: float | None = None,
+) -> "Connecting":
+    """To be awaited, or entered with `async with`; the first way the caller calls `close`.
+
+    `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as `client_context` of
+    `rollbook.proto.runtime.tls` makes it: bookies are spoken to behind TLS only. `visits`: an
+    embedded store that nobody serves is opened all the same, for a moment's work. `open_timeout_s`:
+    so long ZooKeeper may take to answer at first, by default 10 s.
+
+    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. Cancelled, it leaves
+    nothing behind.
+    """
+    keep_pieces_of_messages()
+    return Connecting(metadata, config, tls, visits, open_timeout_s)
+
+
+class Connecting:
+    def __init__(
+        self,
+        metadata: str,
+        config: ClientConfig,
+        tls: ssl.SSLContext | None,
+        visits: bool,
+        open_timeout_s: float | None,
+    ) -> None:
+        self._metadata = metadata
+        self._config = replace(config, uses_tls=True) if tls else config
+        self._tls = tls
+        self._visits = visits
+        self._open_timeout_s = open_timeout_s
+        self._ledgers: Ledgers | None = None
+
+    def __await__(self) -> Generator[Any, None, Ledgers]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Ledgers:
+        self._ledgers = await self._open()
+        return self._ledgers
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._ledgers is not None
+        await self._ledgers.close()
+
+    async def _open(self) -> Ledgers:
+        log_as_a_library()
+        url = MetadataUrl.parse(self._metadata)
+        clock, randomness = SystemClock(), random.Random(random.SystemRandom().getrandbits(128))
+        store = await open_metadata_store(
+            url,
+            visit=self._visits,
+            open_timeout_s=self._open_timeout_s,
+            clock=clock,
+            randomness=randomness,
+        )
+        try:
+            cluster = await open_cluster(store, url.ledgers_root, url=url)
+        except BaseException:
+            await store.close()
+            raise
+        ledgers = Ledgers(
+            *(SocketTransport(client_tls=self._tls), store, cluster, clock, randomness),
+            self._config,
+            owns_store=True,
+        )
+        return await ledgers.__aenter__()

@@ -1,0 +1,276 @@
+"""Carries recovered entries to their bookies (`core/write_back.py` says to which, and when it is done).
+
+They go over channels of recovery adds, which pass the fence, with high priority, and carry the LAC
+that was known when recovery began (FR4): with their own, which grows, a recovery that dies would
+leave one on a bookie that nothing in metadata vouches for.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.bookie_pool import AddChannel, Bookies
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.placement import Placement
+from rollbook.ledger.core.write_back import WriteBack
+from rollbook.proto.errors import (
+    NotEnoughBookies,
+    Overloaded,
+    QuorumTimeout,
+    RollbookError,
+    Throttled,
+    Unauthorized,
+)
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment
+from rollbook.proto.ports import Clock
+from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.wire import v2
+from rollbook.proto.wire.adds import AddPacker, AddReplies
+from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.v2_adds import V2AddPacker
+from rollbook.proto.wire.v3_adds import V3AddPacker
+
+logger = structlog.get_logger()
+
+_BUSY_PAUSE_S: Final = 0.05
+_LOSSES_MAX: Final = 2  # In a row: a broken line is tried again, a bookie that is gone is not.
+
+
+def make_recovery_packer(
+    bookies: Bookies,
+    ledger_key: bytes,
+    digest: LedgerDigest,
+    config: ClientConfig,
+    *,
+    is_urgent: bool = True,
+) -> AddPacker:
+    """Of adds that pass a fence, in the protocol that channels of adds speak.
+
+    Urgent ones overtake users and may use the reserve of a full disk: somebody waits for them.
+    """
+    if bookies.protocol_version == v2.VERSION:
+        return V2AddPacker(
+            *(ledger_key, digest),
+            is_recovery=True,
+            is_high_priority=is_urgent,
+            frame_bytes_max=config.frame_bytes_max,
+        )
+    return V3AddPacker(
+        *(ledger_key, digest, bookies.txn_ids),
+        is_recovery=True,
+        is_high_priority=is_urgent,
+        frame_bytes_max=config.frame_bytes_max,
+    )
+
+
+class _Place:
+    """One slot of the ensemble, and who has it at present."""
+
+    def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
+        self.slot = slot
+        self.bookie = bookie
+        self.channel: AddChannel | None = None
+        self.losses = 0
+        self.progress_at = now
+        self.refused: dict[EntryId, None] = {}  # By a bookie that is busy; offered again.
+        self.busy_timer: asyncio.TimerHandle | None = None
+
+
+class WriteBacks:
+    def __init__(
+        self,
+        quorum: Quorum,
+        first_entry: EntryId,
+        ensemble: Ensemble,
+        last_add_confirmed: EntryId,
+        *,
+        digest: LedgerDigest,
+        ledger_key: bytes,
+        bookies: Bookies,
+        placement: Placement,
+        clock: Clock,
+        config: ClientConfig,
+        on_news: Callable[[], None],
+    ) -> None:
+        self.error: RollbookError | None = None  # Why it cannot be done.
+        self._ledger_id: LedgerId = digest.ledger_id
+        self._quorum = quorum
+        self._copies = WriteBack(quorum, first_entry, ensemble)
+        self._last_add_confirmed = last_add_confirmed
+        self._bookies = bookies
+        self._placement = placement
+        self._clock = clock
+        self._deadline_s = config.add_deadline_s
+        self._patience_s = config.recovery_patience_s
+        self._on_news = on_news
+        self._loop = asyncio.get_running_loop()
+        self._packer = make_recovery_packer(bookies, ledger_key, digest, config)
+        self._places = [
+            _Place(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
+        ]
+        self._of_channel: dict[AddChannel, _Place] = {}
+        self._failed: dict[BookieId, None] = {}
+        self._enough_since: float | None = None
+
+    # --- For the recovery ---------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        return self._copies.is_settled
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._copies.entry_bytes
+
+    def new_fragments(self) -> list[Fragment]:
+        return self._copies.new_fragments()
+
+    def open(self) -> None:
+        """There will be something to write back: connections take a moment."""
+        for place in self._places:
+            self._open_channel(place)
+
+    def add(self, entries: list[Entry]) -> None:
+        """In order, to everybody at once."""
+        frames: dict[int, list[bytes]] = {}
+        for entry in entries:
+            frame = self._pack(entry)
+            for slot in self._copies.add(entry):
+                frames.setdefault(slot, []).append(frame)
+        for slot, parts in frames.items():
+            place = self._places[slot]
+            if place.channel is None:
+                self._open_channel(place)
+            elif place.channel.is_open:
+                place.channel.write(parts, len(parts))
+
+    def look(self) -> float:
+        """Gives up those who have been waited for long enough; returns when to look again."""
+        now = self._loop.time()
+        if not self._copies.has_ack_quorums():
+            self._enough_since = None
+        elif self._enough_since is None:
+            self._enough_since = now
+        next_look_s = self._deadline_s
+        for place in self._places:
+            if not self._copies.owes(place.slot):
+                place.progress_at = now
+                continue
+            due = place.progress_at + self._deadline_s
+            if self._enough_since is not None:
+                due = min(due, max(place.progress_at, self._enough_since) + self._patience_s)
+            if now >= due:
+                if place.channel is not None:
+                    place.channel.complain(now - place.progress_at)
+                self._give_up(place, QuorumTimeout.code.reason)
+            else:
+                next_look_s = min(next_look_s, due - now)
+        return next_look_s
+
+    def close(self) -> None:
+        for place in self._places:
+            self._close_channel(place)
+
+    # --- For the channels ---------------------------------------------------------------------
+
+    def on_channel_open(self, channel: AddChannel) -> None:
+        place = self._of_channel[channel]
+        place.losses = 0
+        self._send_owed(place)
+
+    def on_channel_lost(self, channel: AddChannel, error: RollbookError) -> None:
+        place = self._of_channel[channel]
+        place.losses += 1
+        if place.losses >= _LOSSES_MAX and self._copies.owes(place.slot):
+            self._give_up(place, error.code.reason)
+            self._on_news()
+
+    def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
+        place = self._of_channel[channel]
+        if replies.error is None:
+            place.progress_at = self._loop.time()
+            self._copies.on_acks(place.slot, place.bookie, replies.entry_ids)
+        elif issubclass(replies.error, Overloaded | Throttled):
+            place.refused.update(dict.fromkeys(replies.entry_ids))
+            if place.busy_timer is None:
+                place.busy_timer = self._loop.call_later(_BUSY_PAUSE_S, self._send_refused, place)
+        elif issubclass(replies.error, Unauthorized):
+            self.error = replies.error("recovery adds are refused", ledger_id=self._ledger_id)
+        else:
+            self._give_up(place, replies.error.code.reason)
+        self._on_news()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _pack(self, entry: Entry) -> bytes:
+        return self._packer.pack(
+            entry.entry_id, self._last_add_confirmed, entry.ledger_length, entry.payload
+        )
+
+    def _send_owed(self, place: _Place) -> None:
+        place.refused.clear()
+        self._send(place, self._copies.unacked(place.slot))
+
+    def _send_refused(self, place: _Place) -> None:
+        place.busy_timer = None
+        refused, place.refused = place.refused, {}
+        owed = self._copies.unacked(place.slot)
+        self._send(place, [entry for entry in owed if entry.entry_id in refused])
+
+    def _send(self, place: _Place, entries: list[Entry]) -> None:
+        if entries and place.channel is not None and place.channel.is_open:
+            place.channel.write([self._pack(entry) for entry in entries], len(entries))
+
+    def _give_up(self, place: _Place, reason: str) -> None:
+        """Somebody else takes its place, if there is anybody."""
+        if not self._copies.owes(place.slot):
+            return
+        self._failed[place.bookie] = None
+        self._close_channel(place)
+        now_ns = self._clock.monotonic_ns()
+        picked = self._placement.pick_replacements(
+            *(self._quorum, self._copies.ensemble, [place.slot], self._bookies.live(), now_ns),
+            excluded=[*self._failed, *self._copies.holders()],
+            is_urgent=True,
+        )
+        replacement = picked.get(place.slot)
+        logger.warning(
+            "recovery_bookie_given_up",
+            ledger_id=self._ledger_id,
+            bookie=place.bookie,
+            reason=reason,
+            replacement=replacement,
+        )
+        if replacement is None:
+            self._copies.abandon(place.slot)
+            if self._copies.is_hopeless:
+                self.error = NotEnoughBookies(
+                    "recovered entries find too few bookies",
+                    ledger_id=self._ledger_id,
+                    failed=", ".join(self._failed),
+                )
+            return
+        self._copies.replace(place.slot, replacement)
+        place.bookie = replacement
+        place.losses = 0
+        place.progress_at = self._loop.time()
+        self._open_channel(place)
+
+    def _open_channel(self, place: _Place) -> None:
+        place.progress_at = self._loop.time()
+        place.channel = self._bookies.add_channel(
+            place.bookie, self._ledger_id, self, is_high_priority=True
+        )
+        self._of_channel[place.channel] = place
+
+    def _close_channel(self, place: _Place) -> None:
+        if place.busy_timer is not None:
+            place.busy_timer.cancel()
+            place.busy_timer = None
+        if place.channel is not None:
+            place.channel.close()
+            del self._of_channel[place.channel]
+            place.channel = None

@@ -1,0 +1,265 @@
+"""Entries of one ledger, read from whichever of their copies answers first.
+
+One member of the write set is asked; another one, too, when the first fails or takes longer than
+most answers did lately. What was overtaken is dropped, and whoever was overtaken is asked later.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.bookie_pool import Bookies
+from rollbook.ledger.concurrent_calls import Calls, error_of
+from rollbook.ledger.config import ClientConfig
+from rollbook.ledger.core.entry_checks import consecutive, unpack_batch
+from rollbook.ledger.core.health import Health
+from rollbook.ledger.core.read_plan import (
+    BATCH_FACTOR,
+    CopySearch,
+    CoverSearch,
+    HedgeDelay,
+    slots_in_order,
+)
+from rollbook.proto.errors import (
+    BookieFailed,
+    DigestMismatch,
+    RollbookError,
+)
+from rollbook.proto.formats.service_info import BATCH_READ
+from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.ports import Clock
+from rollbook.proto.quorum import Ensemble, Quorum
+from rollbook.proto.wire.digest import Entry, LedgerDigest
+from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadReply, Reply, Request
+
+logger = structlog.get_logger()
+
+_NS_PER_S: Final = 1_000_000_000
+_PASSING_NS: Final = _NS_PER_S  # So long a restart, or a broken line, may take.
+_GONE_RANK: Final = 3  # Behind all of `Health`'s.
+_PAUSE_S: Final = 0.02  # Before everybody is asked again; doubled.
+
+
+class Copies:
+    """Knows how fast the bookies answer; shared by all that is read of one ledger."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        digest: LedgerDigest,
+        bookies: Bookies,
+        health: Health,
+        clock: Clock,
+        config: ClientConfig,
+        preferred: int,
+    ) -> None:
+        """`preferred` is the place in an ensemble that is asked first: one reader, one bookie's cache."""
+        self._quorum = quorum
+        self._digest = digest
+        self._bookies = bookies
+        self._health = health
+        self._clock = clock
+        self._deadline_s = config.read_deadline_s
+        self._batch_bytes = config.read_batch_bytes
+        self._preferred = preferred % quorum.ensemble
+        self._hedges = {
+            False: HedgeDelay(config.read_hedge_ms_min),
+            True: HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR),
+        }
+
+    async def read_one(self, entry_id: EntryId, ensemble: Ensemble) -> Entry:
+        """Raises `NoSuchEntry`, `DigestMismatch`, `EntryUnavailable`."""
+        slots = self._slots_in_order(entry_id, ensemble)
+        return (await self._read(slots, entry_id, 1, self._batch_bytes, ensemble))[0]
+
+    async def read_run(
+        self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
+    ) -> list[Entry]:
+        """Consecutive entries from `first_entry` on, at least one, as many as fit, and are in one batch.
+
+        Raises as `read_one`, for the first entry.
+        """
+        if count == 1 or not self.has_batches(ensemble):
+            return [await self.read_one(first_entry, ensemble)]
+        if self._quorum.ensemble == self._quorum.write:
+            slots = self._slots_in_order(first_entry, ensemble)
+            return await self._read(slots, first_entry, count, bytes_max, ensemble)
+        return await self._read_stripes(first_entry, count, bytes_max, ensemble)
+
+    def has_batches(self, ensemble: Ensemble) -> bool:
+        """Striped runs have gaps, which only bookies with our extension pass over."""
+        if self._quorum.ensemble == self._quorum.write:
+            return any(map(self._bookies.has_batches, ensemble))
+        live = self._bookies.live()
+        return all(
+            self._bookies.has_extension(bookie, BATCH_READ) or live.find(bookie) is None
+            for bookie in ensemble
+        )
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _read_stripes(
+        self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
+    ) -> list[Entry]:
+        """From the fewest members that together hold everything; others step in for who is no use."""
+        found: dict[EntryId, Entry] = {}
+        search = CoverSearch(self._quorum, self._preferred, self._ranks(ensemble))
+        hedge = self._hedges[True]
+        asked_ns: dict[int, int] = {}
+        async with Calls[int](self._bookies) as calls:
+            while True:
+                for slot in search.next_slots():
+                    first_held = self._quorum.first_held(slot, first_entry)
+                    span = first_entry + count - first_held
+                    if span <= 0:  # It holds none of these.
+                        search.on_answer(slot, is_useful=True)
+                        continue
+                    asked_ns[slot] = self._clock.monotonic_ns()
+                    request = self._batch_request(first_held, span, bytes_max)
+                    calls.ask(slot, ensemble[slot], request, self._deadline_s)
+                if not (waits_for := search.waits_for):
+                    break
+                due_ns = min(asked_ns[slot] for slot in waits_for) + hedge.delay_ns
+                await calls.news((due_ns - self._clock.monotonic_ns()) / _NS_PER_S)
+                now_ns = self._clock.monotonic_ns()
+                for slot, answer in calls.take():
+                    entries = self._unpack(ensemble[slot], answer, first_entry, count)
+                    found.update((entry.entry_id, entry) for entry in entries)
+                    search.on_answer(slot, is_useful=bool(entries))
+                    hedge.observe(now_ns - asked_ns[slot])
+                for slot in waits_for:
+                    is_late = now_ns - asked_ns[slot] >= hedge.delay_ns
+                    if is_late and slot in search.waits_for:
+                        search.on_delay(slot)
+                        self._health.on_slow(ensemble[slot], now_ns)
+        entries = [found[entry_id] for entry_id in sorted(found)]
+        if usable := consecutive(entries, first_entry):
+            return entries[:usable]
+        return [await self.read_one(first_entry, ensemble)]
+
+    def _unpack(
+        self, bookie: BookieId, answer: Reply | RollbookError, first_entry: EntryId, count: int
+    ) -> list[Entry]:
+        if not isinstance(answer, BatchReadReply) or answer.error:
+            return []
+        try:
+            return unpack_batch(self._digest, answer.bodies, first_entry, count)
+        except DigestMismatch as error:
+            self._note_failure(bookie, error)
+            return []
+
+    async def _read(
+        self,
+        slots: Sequence[int],
+        first_entry: EntryId,
+        count: int,
+        bytes_max: int,
+        ensemble: Ensemble,
+    ) -> list[Entry]:
+        """What passes, such as a restart, is waited for; everybody is then asked once more."""
+        give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
+        pause_s = _PAUSE_S
+        while True:
+            search = CopySearch(slots)
+            entries = await self._search(search, first_entry, count, bytes_max, ensemble)
+            if entries is not None:
+                return entries
+            if not search.may_pass or self._clock.monotonic_ns() >= give_up_ns:
+                raise search.error(self._digest.ledger_id, first_entry, ensemble)
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+
+    async def _search(
+        self,
+        search: CopySearch,
+        first_entry: EntryId,
+        count: int,
+        bytes_max: int,
+        ensemble: Ensemble,
+    ) -> list[Entry] | None:
+        """None: everybody was asked."""
+        hedge = self._hedges[count > 1]
+        asked_ns: dict[int, int] = {}
+        async with Calls[int](self._bookies) as calls:
+            while True:
+                slot = search.next_slot()
+                if slot is not None:
+                    asked_ns[slot] = self._clock.monotonic_ns()
+                    request = self._request(ensemble[slot], first_entry, count, bytes_max)
+                    calls.ask(slot, ensemble[slot], request, self._deadline_s)
+                elif not calls.is_waiting:
+                    return None
+                wait_s = self._deadline_s if slot is None else hedge.delay_ns / _NS_PER_S
+                await calls.news(wait_s)
+                for answered, answer in calls.take():
+                    try:
+                        entries = self._judge(answer, first_entry, count)
+                    except RollbookError as error:
+                        search.on_failure(answered, type(error))
+                        self._note_failure(ensemble[answered], error)
+                        continue
+                    self._note_success(answered, asked_ns, hedge, ensemble)
+                    return entries
+
+    def _note_success(
+        self, answered: int, asked_ns: dict[int, int], hedge: HedgeDelay, ensemble: Ensemble
+    ) -> None:
+        now_ns = self._clock.monotonic_ns()
+        hedge.observe(now_ns - asked_ns[answered])
+        self._health.on_answer(ensemble[answered])
+        for slot, since_ns in asked_ns.items():
+            if slot == answered:
+                break  # Who was asked later had less time.
+            hedge.observe(now_ns - since_ns)
+            self._health.on_slow(ensemble[slot], now_ns)
+
+    def _note_failure(self, bookie: BookieId, error: RollbookError) -> None:
+        if isinstance(error, DigestMismatch):
+            logger.warning("damaged_copy_met", bookie=bookie, detail=error.message, **error.ids)
+
+    def _slots_in_order(self, entry_id: EntryId, ensemble: Ensemble) -> list[int]:
+        return slots_in_order(self._quorum, entry_id, self._preferred, self._ranks(ensemble))
+
+    def _ranks(self, ensemble: Ensemble) -> list[int]:
+        """By slot; who is not registered comes last."""
+        now_ns = self._clock.monotonic_ns()
+        live = self._bookies.live()
+        return [
+            self._health.read_rank(bookie, now_ns) + _GONE_RANK * (live.find(bookie) is None)
+            for bookie in ensemble
+        ]
+
+    def _request(
+        self, bookie: BookieId, first_entry: EntryId, count: int, bytes_max: int
+    ) -> Request:
+        if count > 1 and self._bookies.has_batches(bookie):
+            return self._batch_request(first_entry, count, bytes_max)
+        return Read(self._digest.ledger_id, first_entry)
+
+    def _batch_request(self, first_entry: EntryId, count: int, bytes_max: int) -> BatchRead:
+        return BatchRead(
+            ledger_id=self._digest.ledger_id,
+            first_entry=first_entry,
+            request_id=next(self._bookies.txn_ids),
+            count_max=count,
+            bytes_max=bytes_max,
+            is_sparse=self._quorum.ensemble > self._quorum.write,
+        )
+
+    def _judge(
+        self, answer: Reply | RollbookError, first_entry: EntryId, count: int
+    ) -> list[Entry]:
+        """The entries, or why there are none, by raising."""
+        if isinstance(answer, RollbookError):
+            raise answer
+        if (error := error_of(answer)) is not None:
+            raise error(ledger_id=self._digest.ledger_id, entry_id=first_entry)
+        if isinstance(answer, ReadReply) and answer.body is not None:
+            return [self._digest.unpack_entry(answer.body, first_entry)]
+        if isinstance(answer, BatchReadReply) and answer.bodies:
+            entries = unpack_batch(self._digest, answer.bodies, first_entry, count)
+            if usable := consecutive(entries, first_entry):
+                return entries[:usable]
+        raise BookieFailed("its answer holds nothing", ledger_id=self._digest.ledger_id)

@@ -1,0 +1,386 @@
+"""What is appended to a log, in which order, and who is told of it when: the owner's hot path.
+
+    append ──► Sequencer: place, or refusal ──► stamped ──► the ledger that is written
+                  │                                              │ confirmed, in order
+                  │ answers that rest on what is not certain     ▼
+                  └────────────────────────────────────────► Settling ──► acks ──► tail cache, futures
+                                                                 ▲
+                       roll: N is closed, N+1 counts ────────────┘
+
+Decisions are made at once and in the order of the calls; whatever is answered waits until all that it
+rests on is settled (LS4). A refusal that would be wrong if somebody else owned the log by now ("the tail
+is 17") waits for a barrier, too. No append has a task or a future, and what is confirmed comes in batches:
+whoever appended is told in the turn in which the bookies' acknowledgements are read.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.barrier import Barriers
+from rollbook.logservice.core.control_blocks import Barrier, Control, Snapshot, pack_control
+from rollbook.logservice.core.log_state import LogMemory
+from rollbook.logservice.core.pending_commits import Settling
+from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.record_block import BlockInfo, stamped
+from rollbook.logservice.core.roll_rules import SegmentLimits
+from rollbook.logservice.core.sequencer import Sequencer, is_passing
+from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.logservice.messages import AppendAck, Condition
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.segment_writer import SegmentWriter
+from rollbook.logservice.tail_cache import TailCache
+from rollbook.proto.errors import (
+    AppendUnsettled,
+    Invalid,
+    OutcomeUnknown,
+    Overloaded,
+    OwnerChanging,
+    OwnerLost,
+    RollbookError,
+    Unavailable,
+)
+from rollbook.proto.ids import EntryId
+
+_UNCERTAIN_MAX: Final = 20_000  # Appends and answers that wait; of appends the ledgers take fewer.
+_AGAIN_S: Final = 0.01  # For a barrier that found no room.
+
+Loss = type[OutcomeUnknown]
+"""What becomes of pending appends."""
+
+Tell = Callable[[Any], None]
+"""Whoever waits: called once, with what he waits for or with a `RollbookError`, and must not raise."""
+
+_Kept = tuple[Offset, Offset, bytes]
+_Item = tuple[Tell | None, object, _Kept | None]
+"""Who waits, what he gets, and a block for readers."""
+
+_TAIL: Final = object()  # He gets the tail of the moment at which it is settled.
+_BARRIER: Final = object()  # Nobody waits: it is the entry that was written for barriers.
+
+
+class Order:
+    """`failure` is None as long as this server owns the log, as far as it knows."""
+
+    def __init__(
+        self,
+        name: LogName,
+        ground: Ground,
+        owner_epoch: OwnerEpoch,
+        memory: LogMemory,
+        config: LogConfig,
+        *,
+        stalls: int,
+        on_lost: Callable[[str, Loss], None],
+    ) -> None:
+        """`stalls`: of the pulse, when it was found out what the log is like. `on_lost` calls `end`."""
+        self.on_full: Callable[[], None] = _nobody  # The segment that is written is long enough.
+        self.failure: OwnerChanging | None = None
+        self.takes_more = True
+        self.memory: Final = memory
+        self.sequencer: Final = Sequencer(memory, is_exclusive=False)
+        self.writing: SegmentWriter | None = None  # None: nothing is appended any more.
+        self.tail_cache: Final = TailCache(memory.tail, config.tail_cache_bytes, ground.tail_memory)
+        ground.producer_memory.add(memory.producers)
+        self.used_ns = ground.clock.monotonic_ns()
+        self._name, self._owner_epoch, self._ground = name, owner_epoch, ground
+        self._wall_us, self._now_ns = ground.clock.wall_us, ground.clock.monotonic_ns
+        self._stalls_now, self._stalls = ground.pulse.stalls, stalls
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self.proven_s = self._loop.time()  # When nobody else owned the log, as is known.
+        self._new_future = self._loop.create_future
+        self._settling: Settling[_Item] = Settling()
+        self._barriers: Barriers[tuple[Tell, object]] = Barriers()
+        self._turn: asyncio.Handle | None = None
+        self.configure(config)
+
+    def configure(self, config: LogConfig) -> None:
+        self.sequencer.is_exclusive = config.writer_mode is WriterMode.EXCLUSIVE
+        self.memory.producers.configure(config)
+        self.tail_cache.bytes_max = config.tail_cache_bytes
+        if self.writing is not None:
+            self.writing.limits.configure(config)
+
+    # --- Appending ----------------------------------------------------------------------------
+
+    def append(
+        self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
+    ) -> bool:
+        """As `Owner.submit`."""
+        self.use()
+        try:
+            place = self.sequencer.decide(info, condition, self._wall_us())
+        except RollbookError as refusal:
+            self.refuse(tell, refusal)
+            return False
+        owner_epoch, writer_epoch = self._owner_epoch, self.memory.writer_epoch
+        if isinstance(place, Batch):
+            base_offset, next_offset, timestamp_us, ledger_id, entry_id = place
+            ack = AppendAck(
+                *(base_offset, next_offset, timestamp_us, True),
+                *(owner_epoch, writer_epoch, ledger_id, entry_id),
+            )
+            self.answer(tell, ack)
+            return True
+        writing = self.writing
+        assert writing is not None  # Else it is sealed, and takes nothing.
+        base_offset, next_offset, timestamp_us = place
+        data = stamped(
+            block,
+            base_offset=base_offset,
+            base_timestamp_us=timestamp_us,
+            owner_epoch=owner_epoch,
+            writer_epoch=writer_epoch,
+        )
+        entry_id, ledger_id = self._write(writing, data), writing.ledger_id
+        self.sequencer.on_placed(place, info, ledger_id, entry_id)
+        writing.has_records = True
+        ack = AppendAck(
+            *(base_offset, next_offset, timestamp_us, False),
+            *(owner_epoch, writer_epoch, ledger_id, entry_id),
+        )
+        self._on_written(entry_id, (tell, ack, (base_offset, next_offset, data)))
+        if writing.is_look_due:
+            self.keep_short()
+        return True
+
+    def keep_short(self) -> None:
+        """After each entry, be it without records, and once the memory knows of it: ends a segment that
+        is full, and writes a snapshot if one is due.
+        """
+        writing = self.writing
+        assert writing is not None
+        if not writing.is_look_due:
+            return
+        if writing.is_full:
+            self.on_full()
+        if writing.is_snapshot_due(self.memory.packed_bytes):
+            writing.on_snapshot()
+            with suppress(RollbookError):  # A replay will be longer.
+                self.say(Snapshot(self.memory.pack(), self.memory.pack_lived()))
+
+    def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
+        """Writes a control block. `tell` gets `result` when it is settled. The caller tells the memory
+        of it, and then `keep_short`.
+
+        Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing has happened.
+        """
+        writing, memory = self.writing, self.memory
+        assert writing is not None
+        timestamp_us = self.sequencer.time(self._wall_us())
+        data = stamped(
+            pack_control(said),
+            base_offset=memory.tail,
+            base_timestamp_us=timestamp_us,
+            owner_epoch=self._owner_epoch,
+            writer_epoch=memory.writer_epoch,
+        )
+        entry_id = self._write(writing, data)
+        memory.on_time(timestamp_us, self._owner_epoch)
+        self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
+
+    def use(self) -> None:
+        """`require`, for somebody who asks: the log is not idle."""
+        self.require()
+        self.used_ns = self._now_ns()
+
+    def require(self) -> None:
+        """Raises `OwnerChanging` unless this is the owner and takes more, `Overloaded`."""
+        if not self.is_owner() or not self.takes_more:
+            raise self.refusal()
+        if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
+            raise Overloaded("too many appends wait to be confirmed", log=str(self._name))
+
+    def _write(self, writing: SegmentWriter, data: bytes) -> EntryId:
+        try:
+            return writing.append(data)
+        except (Overloaded, Invalid):
+            raise
+        except RollbookError as error:
+            self.on_ledger_failed(error)
+            raise self.refusal() from error
+
+    def _on_written(self, entry_id: EntryId, item: _Item, *, is_barrier: bool = False) -> None:
+        self._settling.on_appended(entry_id, item)
+        if self._barriers.is_asked:
+            for tell, result in self._barriers.on_sent(is_ours=is_barrier):
+                self._settling.on_answered((tell, result, None))
+
+    async def room_for(self, entries: int, block_bytes: int) -> None:
+        """Returns when there is room, at once if there is: use it before you await again.
+
+        Raises as `use`.
+        """
+        if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
+            await self.until_settled()
+        self.use()
+        while (writing := self.writing) is not None:
+            with suppress(RollbookError):  # Then the append will say so.
+                await writing.writer.ready(entries, block_bytes)
+            self.use()  # The log may have been given up meanwhile.
+            if writing is self.writing:
+                return
+
+    # --- Segments -----------------------------------------------------------------------------
+
+    def take(self, writer: LedgerWriter, segment_id: SegmentId, limits: SegmentLimits) -> None:
+        """From here on blocks go into this ledger; of those before it only the last may be unclosed."""
+        self.writing = SegmentWriter(
+            writer,
+            segment_id,
+            number=0 if self.writing is None else self._settling.on_successor(),
+            base_offset=self.memory.tail,
+            limits=limits,
+            on_confirmed=self._on_confirmed,
+            on_failed=self.on_ledger_failed,
+        )
+
+    def on_closed(self) -> None:
+        """The ledger before the one that is written was closed, where its last entry was (LS1)."""
+        if self.is_owner():
+            self._settle(self._settling.on_closed())
+
+    @property
+    def is_certain(self) -> bool:
+        return self._settling.is_certain
+
+    # --- Answers ------------------------------------------------------------------------------
+
+    def answer(self, tell: Tell, result: object) -> None:
+        """Now, if nothing that it rests on is uncertain."""
+        for item in self._settling.on_answered((tell, result, None)):
+            self._tell(item)
+
+    def refuse(self, tell: Tell, refusal: RollbookError) -> None:
+        if is_passing(refusal) and not self.memory.is_sealed:
+            self._ask(tell, refusal)
+        else:
+            self.answer(tell, refusal)
+
+    async def refused(self, refusal: RollbookError) -> None:
+        """Raises it, when that is certain."""
+        waiter = self._new_future()
+        self.refuse(told_to(waiter), refusal)
+        await waiter
+
+    async def until_settled(self) -> None:
+        """All that was decided so far. Raises `OwnerChanging`, and what becomes of pending appends."""
+        if self.failure is not None:  # Whoever waited was told; nobody will be any more.
+            raise self.refusal()
+        waiter = self._new_future()
+        self.answer(told_to(waiter), None)
+        await waiter
+
+    async def barrier(self) -> Offset:
+        """The tail, with whatever was acked before the call below it (LS10)."""
+        waiter = self._new_future()
+        self._ask(told_to(waiter), _TAIL)
+        tail: Offset = await waiter
+        return tail
+
+    def _ask(self, tell: Tell, result: object) -> None:
+        assert self.failure is None
+        self._barriers.on_asked((tell, result))
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        if self._turn is None and self.failure is None:
+            self._turn = self._loop.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        """Whatever this turn of the loop has appended serves barriers, too."""
+        self._turn = None
+        if self._barriers.needs_entry:
+            try:
+                self.say(Barrier(), None, _BARRIER)
+                self.keep_short()
+            except Overloaded:
+                self._turn = self._loop.call_later(_AGAIN_S, self._on_turn)
+            except OwnerChanging:
+                pass  # Who asked has been told.
+
+    # --- Settling -----------------------------------------------------------------------------
+
+    def is_owner(self) -> bool:
+        """To be asked before anything is confirmed or answered (LS9)."""
+        if self.failure is None and self._stalls_now() != self._stalls:
+            self._on_lost("its process stood still for longer than its lease", OwnerLost)
+        return self.failure is None
+
+    def _on_confirmed(self, number: int, last_entry: EntryId) -> None:
+        if self.is_owner():
+            self.proven_s = self._loop.time()
+            self._settle(self._settling.on_confirmed(number, last_entry))
+
+    def _settle(self, items: Collection[_Item]) -> None:
+        """Readers first: who hears that his append is in the log finds it there."""
+        self.tail_cache.add([kept for _, _, kept in items if kept is not None])
+        for item in items:
+            self._tell(item)
+
+    def _tell(self, item: _Item) -> None:
+        tell, result, _ = item
+        if tell is not None:
+            tell(self.tail_cache.tail if result is _TAIL else result)
+        elif result is _BARRIER:
+            self._barriers.on_settled()
+            self._take_turn()
+
+    # --- The end ------------------------------------------------------------------------------
+
+    def on_ledger_failed(self, error: BaseException) -> None:
+        """It cannot be written any more: somebody has fenced it, or bookies were missing."""
+        if self.failure is None:
+            cause = error.__cause__ if isinstance(error, AppendUnsettled) else error
+            were_bookies_missing = isinstance(cause, Unavailable | OutcomeUnknown)
+            self._on_lost(
+                str(cause or error), AppendUnsettled if were_bookies_missing else OwnerLost
+            )
+
+    def end(self, why: str, loss: Loss) -> None:
+        """For good. Whoever waits is told that nobody knows."""
+        assert self.failure is None
+        self.failure = OwnerChanging(why, log=str(self._name), owner_epoch=self._owner_epoch)
+        waiting = [tell for tell, _, _ in self._settling.give_up()]
+        waiting += [tell for tell, _ in self._barriers.on_sent()]
+        for tell in waiting:
+            if tell is not None:
+                tell(loss(why, log=str(self._name), owner_epoch=self._owner_epoch))
+        self.tail_cache.close(self.failure)
+        self._ground.producer_memory.remove(self.memory.producers)
+        if self._turn is not None:
+            self._turn.cancel()
+
+    def refusal(self) -> OwnerChanging:
+        """A new one each time, since it gathers a traceback."""
+        if self.failure is None:
+            return OwnerChanging("it is being handed over", log=str(self._name))
+        return OwnerChanging(self.failure.message, **self.failure.ids)
+
+    def loss(self) -> OwnerLost:
+        """For whoever waits for what had begun: it may have been done, or be done by the next owner."""
+        failure = self.refusal()
+        return OwnerLost(failure.message, **failure.ids)
+
+
+def _nobody() -> None:
+    """Nobody listens."""
+
+
+def told_to(waiter: "asyncio.Future[Any]") -> Tell:
+    return partial(_tell_waiter, waiter)
+
+
+def _tell_waiter(waiter: "asyncio.Future[Any]", result: object) -> None:
+    if waiter.done():
+        return  # Its caller has cancelled it.
+    if isinstance(result, RollbookError):
+        waiter.set_exception(result)
+        waiter.exception()  # Nobody need look.
+    else:
+        waiter.set_result(result)

@@ -1,0 +1,111 @@
+"""Control blocks: what owners write into a log beside records, for owners and readers to come.
+
+    Follows         the first entry of every segment: which ledger it follows, up to which entry, and
+                    all that an owner has to remember there; -1 and -1 in a log's first segment
+    Snapshot        the same memory, now and then, so that a take-over replays little
+    Opened          who took the log over, and why
+    WriterAcquired  from here on this writer epoch is in force; WriterReleased: it is given up
+    Barrier         nothing: that it was confirmed tells that whoever wrote it is still the owner
+    Sealed          the log ends here
+
+A block of one of these has no records and no offset of its own: it is stamped with the offset of
+the record to come. The state is opaque here; `core/log_state.py` is its home. Kinds of the future are
+passed over.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from rollbook.logservice.core.record_block import Block, pack_control_block
+from rollbook.logservice.ids import OwnerEpoch, ServerId, WriterEpoch
+from rollbook.logservice.schema.control_pb2 import Control as Message
+from rollbook.proto.errors import BadMetadata, BlockCorrupt
+from rollbook.proto.formats.protobuf import unpack_binary
+from rollbook.proto.ids import EntryId, LedgerId
+
+NO_LEDGER: Final = LedgerId(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    ledger_id: LedgerId
+    last_entry: EntryId
+    state: bytes
+    lived: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    state: bytes
+    lived: bytes = (
+        b""  # Beside the state, so that owners of before can read that; empty from those.
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    owner_epoch: OwnerEpoch
+    server_id: ServerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterAcquired:
+    epoch: WriterEpoch
+    holder: str
+    ttl_ms: int
+    attempt: str = ""  # By which he is recognised who asks again because he heard no answer.
+
+
+@dataclass(frozen=True, slots=True)
+class WriterReleased:
+    epoch: WriterEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    pass
+
+
+Control = Follows | Snapshot | Opened | WriterAcquired | WriterReleased | Barrier | Sealed
+
+# The messages have the fields of the classes, by name.
+_KINDS: Final[dict[str, type[Control]]] = {
+    "follows": Follows,
+    "snapshot": Snapshot,
+    "opened": Opened,
+    "writer_acquired": WriterAcquired,
+    "writer_released": WriterReleased,
+    "barrier": Barrier,
+    "sealed": Sealed,
+}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+
+
+def pack_control(control: Control) -> bytes:
+    """To be stamped as a block of records is."""
+    message = Message()
+    content = getattr(message, _NAMES[type(control)])
+    content.SetInParent()
+    for field in fields(control):
+        setattr(content, field.name, getattr(control, field.name))
+    return pack_control_block(message.SerializeToString(deterministic=True))
+
+
+def unpack_control(block: Block) -> Control | None:
+    """None: a kind that we do not know. Raises `BlockCorrupt`."""
+    said = block.control()
+    try:
+        message = unpack_binary(Message, said, bytes_max=len(said))
+    except BadMetadata as error:
+        raise BlockCorrupt(error.message) from None
+    name = message.WhichOneof("kind")
+    if name is None:
+        return None
+    kind, content = _KINDS[name], getattr(message, name)
+    return kind(*(getattr(content, field.name) for field in fields(kind)))

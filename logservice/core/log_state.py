@@ -1,0 +1,169 @@
+"""What a log remembers, and its next block depends on: tail, time, exclusive writer, seal, producers.
+
+All of it follows from the blocks of the log in their order, so an owner that replays them knows what
+the one before it knew (LS5). A snapshot stands in the first entry of each ledger and, so that a replay
+is short however large the ledger has become, now and then between the others.
+
+A snapshot, little-endian:
+
+    u16 version · u8 flags, 1: sealed · u8 attempt bytes · u32 lifetime of the writer (ms)
+    i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
+    attempt · the producers
+
+Version 1 has no attempt and is written as long as there is none; who knows only that refuses version 2.
+
+Beside it, little-endian, which owners of before neither write nor read:
+
+    i64 owner epoch of the newest block · the time that no owner has lived through (`lived_time.py`)
+"""
+
+import struct
+from typing import Final, Self
+
+from rollbook.logservice.core.control_blocks import (
+    Follows,
+    Sealed,
+    Snapshot,
+    WriterAcquired,
+    WriterReleased,
+    unpack_control,
+)
+from rollbook.logservice.core.lived_time import LivedTime
+from rollbook.logservice.core.producers import Batch, Producers
+from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, OwnerEpoch, WriterEpoch
+from rollbook.logservice.log_config import LogConfig
+from rollbook.proto.errors import BadMetadata, BlockCorrupt
+from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+
+_WITHOUT_ATTEMPT: Final = 1
+_VERSION: Final = 2
+_SEALED: Final = 1
+_HEAD: Final = struct.Struct("<HBBIqqqqH")
+_EPOCH: Final = struct.Struct("<q")
+DEFAULT: Final = LogConfig()
+
+
+class LogMemory:
+    def __init__(self, config: LogConfig = DEFAULT) -> None:
+        self.tail = FIRST_OFFSET
+        self.timestamp_us = 0  # Of the newest block; none is ever older than one before it.
+        self.owner_epoch: OwnerEpoch | None = None  # Of that block; None: not known.
+        # Of the newest one with records; 0: none since the snapshot it began with.
+        self.record_us = 0
+        self.writer_epoch = NO_WRITER_YET
+        self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
+        # By which the epoch was asked for, released or not; empty: none was named.
+        self.attempt = ""
+        self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
+        self.fence_offset = FIRST_OFFSET  # The first one that is the epoch's.
+        self.is_sealed = False
+        self.producers = Producers(config)
+
+    # --- Facts --------------------------------------------------------------------------------
+
+    def on_time(self, timestamp_us: int, owner_epoch: OwnerEpoch) -> None:
+        """Of a block. Between two owners nobody lives through any time, whatever their clocks say (LT1)."""
+        if owner_epoch != self.owner_epoch and self.owner_epoch is not None:
+            self.producers.on_unlived(self.timestamp_us, timestamp_us)
+        self.timestamp_us, self.owner_epoch = timestamp_us, owner_epoch
+
+    def on_acquired(self, acquired: WriterAcquired) -> None:
+        self.writer_epoch, self.holder = acquired.epoch, acquired.holder
+        self.ttl_ms, self.attempt = acquired.ttl_ms, acquired.attempt
+        self.fence_offset = self.tail
+
+    def on_released(self, epoch: WriterEpoch) -> None:
+        if epoch == self.writer_epoch:
+            self.holder = ""
+
+    def replay(self, block: Block, ledger_id: LedgerId, entry_id: EntryId) -> None:
+        """One block that another owner, or an earlier life of this one, has written.
+
+        Raises `BlockCorrupt` if it does not follow the one before it.
+        """
+        if block.base_offset != self.tail or block.timestamp_us < self.timestamp_us:
+            raise BlockCorrupt(
+                f"a block at offset {block.base_offset} follows the tail {self.tail}",
+                ledger_id=ledger_id,
+                entry_id=entry_id,
+            )
+        self.on_time(block.timestamp_us, block.owner_epoch)
+        if block.is_control:
+            match unpack_control(block):
+                case WriterAcquired() as acquired:
+                    self.on_acquired(acquired)
+                case WriterReleased(epoch):
+                    self.on_released(epoch)
+                case Sealed():
+                    self.is_sealed = True
+            return
+        self.tail, self.record_us = block.next_offset, block.timestamp_us
+        if block.producer is not None:
+            batch = Batch(
+                *(block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id)
+            )
+            self.producers.on_batch(block.producer, batch, block.crc)
+
+    # --- Snapshots ----------------------------------------------------------------------------
+
+    @property
+    def packed_bytes(self) -> int:
+        """About what a snapshot takes."""
+        return _HEAD.size + self.producers.packed_bytes
+
+    def pack(self) -> bytes:
+        holder, attempt = self.holder.encode(), self.attempt.encode()
+        version = _VERSION if attempt else _WITHOUT_ATTEMPT
+        head = _HEAD.pack(
+            *(version, _SEALED * self.is_sealed, len(attempt), self.ttl_ms),
+            *(self.tail, self.timestamp_us, self.writer_epoch, self.fence_offset, len(holder)),
+        )
+        return b"".join((head, holder, attempt, self.producers.pack()))
+
+    def pack_lived(self) -> bytes:
+        """What stands beside it."""
+        if self.owner_epoch is None:
+            return b""
+        return _EPOCH.pack(self.owner_epoch) + self.producers.lived.pack()
+
+    @classmethod
+    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT, lived: Buffer = b"") -> Self:
+        """Raises `BadMetadata`."""
+        if len(data) < _HEAD.size:
+            raise BadMetadata("a snapshot of a log is cut short")
+        version, flags, attempt_size, ttl_ms, tail, timestamp_us, epoch, fence, size = (
+            _HEAD.unpack_from(data)
+        )
+        if not _WITHOUT_ATTEMPT <= version <= _VERSION:
+            raise BadMetadata(
+                f"a snapshot of a log has version {version}, known are 1 to {_VERSION}"
+            )
+        found, end = cls(config), _HEAD.size + size
+        producers_at = end + attempt_size
+        found.tail, found.timestamp_us = Offset(tail), timestamp_us
+        found.writer_epoch, found.fence_offset = WriterEpoch(epoch), Offset(fence)
+        found.ttl_ms = ttl_ms
+        found.is_sealed = bool(flags & _SEALED)
+        try:
+            found.holder = bytes(data[_HEAD.size : end]).decode()
+            found.attempt = bytes(data[end:producers_at]).decode()
+        except UnicodeDecodeError as error:
+            raise BadMetadata(f"the holder in a snapshot of a log: {error}") from None
+        found.producers = Producers.unpack(memoryview(data)[producers_at:], config)
+        if lived:
+            if len(lived) < _EPOCH.size:
+                raise BadMetadata("what stands beside a snapshot of a log is cut short")
+            found.owner_epoch = OwnerEpoch(*_EPOCH.unpack_from(lived))
+            found.producers.lived = LivedTime.unpack(memoryview(lived)[_EPOCH.size :])
+        return found
+
+
+def snapshot_in(block: Block) -> Follows | Snapshot | None:
+    """A replay may begin behind this block."""
+    if block.is_control:
+        match unpack_control(block):
+            case Follows() | Snapshot() as said:
+                return said
+    return None

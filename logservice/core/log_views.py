@@ -1,0 +1,115 @@
+"""What is shown of a log to whoever asks: its list in the words of the service."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from hashlib import blake2b
+
+from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
+from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.ids import NO_OWNER_YET, LogName, SegmentId
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.messages import (
+    Journal,
+    JournalEvent,
+    Segments,
+    SegmentState,
+    SegmentView,
+)
+from rollbook.proto.errors import MetadataConflict
+from rollbook.proto.ids import LedgerId
+
+
+def etag_of(listed: LedgerList) -> str:
+    """Equal for equal configurations of one log only."""
+    return f"{text_of(listed.uid)}-{_digest_of(listed.config)}"
+
+
+def check_etag(log: LogName, listed: LedgerList, etag: str) -> None:
+    """Empty fits everything, and one without a uid, of an earlier release, every log of the name.
+
+    Raises `LogReplaced`, `MetadataConflict`.
+    """
+    uid, _, digest = etag.rpartition("-")
+    check_life(log, text_of(listed.uid), uid)
+    if etag and digest != _digest_of(listed.config):
+        raise MetadataConflict(
+            "the log's configuration has changed", log=str(log), etag=etag_of(listed)
+        )
+
+
+def _digest_of(config: LogConfig) -> str:
+    return blake2b(repr(config).encode(), digest_size=8).hexdigest()
+
+
+def segments_page(
+    listed: LedgerList, start: SegmentId, limit: int, written: Sizes = NOT_COUNTED
+) -> Segments:
+    found = [segment for segment in listed.segments if segment.segment_id >= start]
+    page, rest = found[:limit], found[limit:]
+    return Segments(
+        tuple(_view(each, each.size(written)) for each in page),
+        next_segment=rest[0].segment_id if page and rest else None,
+    )
+
+
+def _began_us(segment: Segment) -> int:
+    """As near as is known."""
+    return segment.began_us or segment.first_timestamp_us
+
+
+def with_lost(page: Segments, lost: Collection[LedgerId]) -> Segments:
+    if not lost:
+        return page
+    return replace(
+        page,
+        segments=tuple(
+            replace(each, state=SegmentState.LOST) if each.ledger_id in lost else each
+            for each in page.segments
+        ),
+    )
+
+
+def _view(segment: Segment, size: Size) -> SegmentView:
+    return SegmentView(
+        segment_id=segment.segment_id,
+        ledger_id=segment.ledger_id,
+        state=SegmentState.CLOSED if segment.is_closed else SegmentState.OPEN,
+        base_offset=segment.base_offset,
+        next_offset=segment.next_offset,
+        first_timestamp_us=segment.first_timestamp_us,
+        last_timestamp_us=segment.last_timestamp_us or segment.first_timestamp_us,
+        bytes=size.bytes,
+        records=size.records,
+        reason=segment.reason,
+        degraded_to=segment.degraded_to,
+        began_us=_began_us(segment),
+    )
+
+
+def journal_of(listed: LedgerList, limit: int) -> Journal:
+    """Newest first. Rolls are told by the segments that are still there."""
+    events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
+    return Journal(tuple(reversed(events[-limit:] if limit > 0 else ())))
+
+
+def _events(listed: LedgerList) -> Iterator[JournalEvent]:
+    for event in listed.events:
+        details = {"offset": str(event.offset)} if event.offset else {}
+        server, epoch = event.server_id or "", event.owner_epoch
+        yield JournalEvent(event.at_us, event.kind, server, epoch, event.reason, details)
+
+
+def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
+    """By whom, as long as it is told that he opened the log."""
+    servers = {event.owner_epoch: event.server_id or "" for event in listed.events}
+    for segment in listed.segments:
+        details = {
+            "segment_id": str(segment.segment_id),
+            "ledger_id": str(segment.ledger_id),
+            "base_offset": "" if segment.base_offset is None else str(segment.base_offset),
+        }
+        if segment.degraded_to:
+            details["degraded_to"] = f"{segment.degraded_to} bookies"
+        epoch, reason = segment.owner_epoch or NO_OWNER_YET, segment.reason
+        server, at_us = servers.get(epoch, ""), _began_us(segment)
+        yield JournalEvent(at_us, "segment_started", server, epoch, reason, details)

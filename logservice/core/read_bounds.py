@@ -1,0 +1,58 @@
+"""Where a bounded read ends: at an offset, at a time, whichever comes first; never inside a promise.
+
+Blocks are handed on as they are. What of the last one is beyond the end is not part of the answer:
+`next_offset` says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollbook.logservice.core.record_block import Block, opened_bytes_of, span_of
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.messages import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    offset: Offset | None = None
+    timestamp_us: int | None = None  # No record of that time or later.
+
+    def is_reached(self, position: Offset) -> bool:
+        return self.offset is not None and position >= self.offset
+
+    def cut(self, records: Records) -> tuple[Records | None, bool]:
+        """What of it comes before the end, if anything does, and whether the end is reached by it."""
+        blocks: Sequence[bytes] = records.blocks
+        start, end = records.base_offset, records.next_offset
+        is_over = self.is_reached(end)
+        if self.offset is not None and self.offset < end:
+            end = max(self.offset, start)
+        if self.timestamp_us is not None:
+            for block in blocks:
+                if Block(block).timestamp_us >= self.timestamp_us:
+                    end, is_over = max(min(span_of(block)[0], end), start), True
+                    break
+        if end <= start:
+            return None, is_over
+        if end < records.next_offset:
+            blocks = tuple(block for block in blocks if span_of(block)[0] < end)
+        return Records(tuple(blocks), start, end), is_over
+
+
+def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
+    """The first blocks of it, one at least; of that one no more records than were asked for.
+
+    A block counts as stored or as unpacked, whichever is more (LB3).
+    """
+    kept: list[bytes] = []
+    end = records.base_offset
+    for block in records.blocks:
+        _, next_offset = span_of(block)
+        bytes_max -= opened_bytes_of(block)
+        if kept and bytes_max < 0:
+            break
+        kept.append(block)
+        end = min(next_offset, Offset(records.base_offset + records_max))
+        if end < next_offset or end - records.base_offset >= records_max:
+            break
+    return Records(tuple(kept), records.base_offset, end)

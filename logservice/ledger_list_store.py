@@ -1,0 +1,178 @@
+"""The ledger list of a log in the hands of its owner: every change is a compare-and-set.
+
+Others change the list, too: its configuration, what is discarded. Whoever finds it changed reads it
+again, sees whether it is still the owner that it names, and makes its own change anew. Of one owner's
+changes there is one at a time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import structlog
+
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.ledger_list import LedgerList, Segment
+from rollbook.logservice.core.takeover import pause_s
+from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.segment_writer import drop_ledger, make_ledger
+from rollbook.proto.errors import (
+    Guarded,
+    Invalid,
+    MetadataConflict,
+    NoSuchLog,
+    OutcomeUnknown,
+    RollbookError,
+    Unavailable,
+)
+
+T = TypeVar("T")
+
+Change = Callable[[LedgerList], LedgerList]
+
+_PAUSE_S_MIN: Final = 0.02
+_PAUSE_S_MAX: Final = 1.0
+_RACES_MAX: Final = 12  # In a row; some seconds.
+
+
+class ListKeeper:
+    def __init__(
+        self,
+        ground: Ground,
+        stored: StoredLog,
+        log: structlog.typing.FilteringBoundLogger,
+        on_configured: Callable[[LogConfig], None],
+    ) -> None:
+        """`on_configured` hears of every new configuration, however it was come across (SV7)."""
+        self.stored = stored  # As it was last written or read.
+        self.owner_epoch = stored.list.owner_epoch
+        self._on_configured = on_configured
+        self._ground, self._log = ground, log
+        self._changing = asyncio.Lock()
+
+    @property
+    def list(self) -> LedgerList:
+        return self.stored.list
+
+    async def refresh(self) -> None:
+        """Takes as long as the store is away. Raises `OwnerFenced`, `NoSuchLog`."""
+        again_s = _PAUSE_S_MIN
+        while True:
+            try:
+                return await self.look()
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, _PAUSE_S_MAX)
+
+    async def look(self) -> None:
+        """Once. Raises as `refresh`, and what the metadata store raises."""
+        stored = await self._ground.nodes.read(self.stored.name)
+        if stored.list.uid != self.list.uid:
+            raise NoSuchLog("it was made anew", log=str(stored.name))
+        stored.list.check_owner(self.owner_epoch)
+        self._keep(stored)
+
+    def _keep(self, stored: StoredLog) -> None:
+        if stored.version > self.stored.version:  # Else what was read or written later came first.
+            config = self.list.config
+            self.stored = stored
+            if self.list.config != config:
+                self._on_configured(self.list.config)
+
+    async def change(self, make: Change) -> None:
+        """Takes as long as the store is away. `make` gives back what it was given if that will do.
+
+        Raises `OwnerFenced`, `NoSuchLog`, and what `make` raises.
+        """
+
+        async def replace(stored: StoredLog) -> tuple[StoredLog, None]:
+            return await self._ground.nodes.replace(stored, make(stored.list)), None
+
+        await self.attempt(replace, until_known=True)
+
+    async def attempt(
+        self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
+    ) -> T:
+        """`work` changes the list from the one that it is given; again if somebody was quicker.
+
+        `until_known`: again, too, if nobody can say whether it was done. Raises as `change`, and
+        `MetadataConflict` if that is what comes of it again and again.
+        """
+        async with self._changing:
+            races = 0
+            while True:
+                try:
+                    stored, result = await work(self.stored)
+                except Guarded:
+                    raise
+                except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
+                    if not until_known and not isinstance(error, MetadataConflict):
+                        raise
+                    self._log.info("log_list_not_written", reason=error.code.reason)
+                    races = await self._after(error, races)
+                else:
+                    self._keep(stored)
+                    return result
+                await self.refresh()
+
+    async def list_ledger(
+        self,
+        make: Callable[[LedgerList, LedgerWriter], LedgerList],
+        *,
+        needs_full_ensemble: bool = False,
+    ) -> tuple[LedgerWriter, Segment]:
+        """A new ledger at the end of the list (LS3).
+
+        Raises as `change`, and as the making of a ledger does; then none is listed, unless the store
+        does not answer any more: then it may be, and nobody writes it.
+        """
+        async with self._changing:
+            races = 0
+            while True:
+                made_for = self.stored.version
+                writer = await make_ledger(
+                    self._ground, self.stored, needs_full_ensemble=needs_full_ensemble
+                )
+                try:
+                    wanted = make(self.list, writer)
+                except RollbookError:
+                    await drop_ledger(self._ground, writer)
+                    raise
+                try:
+                    self._keep(
+                        await self._ground.nodes.replace(self.stored, wanted, made_for=made_for)
+                    )
+                except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
+                    self._log.info("log_list_not_written", reason=error.code.reason)
+                    await self._stopping_if_failed(writer, self.refresh())
+                except Invalid:  # The list has become too long: nothing was written.
+                    await drop_ledger(self._ground, writer)
+                    raise
+                except BaseException:
+                    await writer.stop()
+                    raise
+                if self.list.segments[-1].ledger_id == writer.ledger_id:
+                    return writer, self.list.segments[-1]
+                await drop_ledger(self._ground, writer)
+                races = await self._after(MetadataConflict("somebody was quicker"), races)
+
+    async def _after(self, error: RollbookError, races: int) -> int:
+        """A pause before the next attempt: whoever was quicker may be so again and again.
+
+        And what the list itself forbids does not pass. A store that is away is no race.
+        """
+        if not isinstance(error, MetadataConflict):
+            return 0
+        if races == _RACES_MAX:
+            raise error
+        await asyncio.sleep(pause_s(races, self._ground.randomness))
+        return races + 1
+
+    async def _stopping_if_failed(self, writer: LedgerWriter, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except BaseException:
+            await writer.stop()
+            raise

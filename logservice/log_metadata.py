@@ -1,0 +1,601 @@
+"""The logs of a cluster in its metadata store: lists, cursors, marks.
+
+    <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
+        marks                                floor and marks, from the first mark or truncation on
+        cursors/<name>                       one for each cursor
+    <own root>/log-servers-witness           `Witness`: which time log servers have lived through
+
+A namespace is there from its first log on. Folders keep the children of a node few, so
+that a million logs can be listed by stores that answer a listing in one packet.
+
+Each write carries a token drawn for it, so that whoever lost the reply finds out whether it was made
+(LL7). A list that was written over since may lie below the present one; then the loser reads
+`MetadataConflict`, and sees from the list what became of its step.
+
+The version of a list is that of its node. A ledger is listed only by the change from the very version
+that its metadata names (LL8): `replace` asks for it when a ledger is new.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.core.cursors import (
+    CURSOR_VERSION_BITS,
+    CURSORS_MAX,
+    CursorCounts,
+    Marks,
+    check_expected,
+    committed,
+    creator_of,
+    one_more_in_all_logs,
+    pack_counts,
+    pack_cursor,
+    pack_marks,
+    unpack_counts,
+    unpack_cursor,
+    unpack_marks,
+)
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, draw_log_uid
+from rollbook.logservice.core.lived_time import Witness
+from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
+from rollbook.logservice.core.log_lives import check_life, text_of
+from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
+from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
+from rollbook.logservice.messages import CommitCursor, CommitCursorBy, Cursor, DeleteCursor
+from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.uncertain_writes import (
+    children_surely,
+    create_surely,
+    delete_surely,
+    ensure_node,
+    read_surely,
+    set_surely,
+    transact_surely,
+)
+from rollbook.proto.errors import (
+    InvalidRequest,
+    LogDeleted,
+    LogExists,
+    MetadataConflict,
+    NodeExists,
+    NodeNotEmpty,
+    NoSuchCursor,
+    NoSuchLog,
+    NoSuchNode,
+)
+from rollbook.proto.ports import (
+    Check,
+    Clock,
+    Create,
+    Delete,
+    MetadataStore,
+    Node,
+    Op,
+    Randomness,
+    Set,
+    Watch,
+)
+
+LOGS: Final = "logs"
+WITNESS: Final = "log-servers-witness"
+MARKS: Final = "marks"
+CURSORS: Final = "cursors"
+CURSOR_TOTALS: Final = "cursor-totals"  # How many a principal has in all logs, by its name.
+_FOLDERS: Final = 256
+# Of their names, read together. More: lists are quicker, and hold the store up for longer at a time.
+_FOLDERS_AT_ONCE: Final = 32
+_LIST_DEPTH: Final = 4  # Of a list's path below the root: nothing, namespace, folder, log.
+_RACES_MAX: Final = 20
+_PAUSE_S: Final = 0.005  # Doubles, with chance in it.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLog:
+    name: LogName
+    list: LedgerList
+    version: int  # What a change made from this list has to name.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMarks:
+    marks: Marks
+    version: int | None  # None: there is no node yet.
+
+
+class LogNodes:
+    """`start` first."""
+
+    def __init__(
+        self, store: MetadataStore, cluster: Cluster, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._randomness = randomness
+        self.root: Final = f"{cluster.own_root}/{LOGS}"
+        self._totals: Final = f"{cluster.own_root}/{CURSOR_TOTALS}"
+        self._witness_path: Final = f"{cluster.own_root}/{WITNESS}"
+
+    async def start(self) -> None:
+        await ensure_own_root(self._store, self._cluster)
+        await ensure_node(self._store, self.root)
+
+    def path(self, name: LogName) -> str:
+        return f"{self.root}/{name.namespace}/{_folder(name.name)}/{name.name}"
+
+    # --- Lists --------------------------------------------------------------------------------
+
+    async def ensure(
+        self,
+        name: LogName,
+        config: ConfigValues | None,
+        default: LogConfig = LogConfig(),  # noqa: B008  # A frozen value.
+        fields: Sequence[str] = CONFIG_FIELDS,
+    ) -> tuple[StoredLog, bool]:
+        """The log, and whether this call made it.
+
+        With `config` None whatever an existing log has will do. Of `config` those `fields` count; what else a new log
+        has is `default`. Raises `LogExists` if it has another configuration, `LogDeleted` as long as a deleted
+        one keeps its ledgers, `BadConfig`, `InvalidRequest` for an unknown field.
+        """
+        wanted = default if config is None else default.with_values(config, fields)
+        for _ in range(_RACES_MAX):
+            try:
+                stored = await self.read(name)
+            except NoSuchLog:
+                try:
+                    return await self.create(name, wanted), True
+                except LogExists:
+                    continue  # Somebody was quicker: let us see with which configuration.
+            if stored.list.state is LogState.DELETED:
+                raise LogDeleted(
+                    "a log that was deleted keeps its name until its ledgers go",
+                    next_step="take another name, or wait until a minute or so after `free_at_us`",
+                    log=str(name),
+                    free_at_us=stored.list.free_at_us,
+                )
+            if config is not None:
+                _require_equal(name, stored.list.config, wanted, fields)
+            return stored, False
+        raise MetadataConflict("it comes and goes again and again", log=str(name))
+
+    async def create(self, name: LogName, config: LogConfig) -> StoredLog:
+        """Raises `LogExists`, whatever the one that exists is like."""
+        now_us = self._clock.wall_us()
+        listed = LedgerList(
+            draw_log_uid(self._randomness),
+            config,
+            created_us=now_us,
+            events=(LogEvent("log_created", now_us),),
+        )
+        path, value = self.path(name), pack_log_node(listed, self._draw_token())
+        for _ in range(_RACES_MAX):
+            try:
+                await create_surely(self._store, path, value, lambda node: node.value == value)
+            except NoSuchNode:
+                folder = path.rpartition("/")[0]
+                await self._ensure_folders(folder.rpartition("/")[0], folder)
+            except NodeExists:
+                raise LogExists(log=str(name)) from None
+            else:
+                return StoredLog(name, listed, 0)
+        raise MetadataConflict("its folder is removed again and again", log=str(name))
+
+    async def read(self, name: LogName, *, fresh: bool = True) -> StoredLog:
+        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLog`."""
+        node = await read_surely(self._store, self.path(name), fresh=fresh)
+        if node is None:
+            raise NoSuchLog(log=str(name))
+        return StoredLog(name, unpack_log_node(node.value)[0], node.stat.version)
+
+    async def watch(self, name: LogName) -> Watch:
+        """Tells of every change of the list from now on."""
+        return await self._store.watch(self.path(name))
+
+    async def watch_all(self) -> Watch:
+        """Tells of every change of any list, and of nodes below them: `log_of` says which log an event is about."""
+        return await self._store.watch(self.root, recursive=True)
+
+    def log_of(self, path: str) -> LogName | None:
+        """Whose list this node is. None: of no log."""
+        parts = path.removeprefix(self.root).split("/")
+        if len(parts) != _LIST_DEPTH:
+            return None
+        with suppress(InvalidRequest):
+            return LogName(parts[1], parts[3])
+        return None
+
+    async def replace(
+        self, stored: StoredLog, listed: LedgerList, *, made_for: int | None = None
+    ) -> StoredLog:
+        """The change from `stored` to `listed`, if the list is still as it was read.
+
+        `made_for` is what the metadata of a new ledger names (LL8). Raises `MetadataConflict`,
+        `NoSuchLog`; after `ConnectionLost` it may have been made.
+        """
+        return await self._replace(stored, listed, (), made_for)
+
+    async def bump(self, stored: StoredLog) -> StoredLog:
+        """A new version of the same list: a ledger made for an older one can be listed no more."""
+        return await self._write(stored, stored.list, ())
+
+    async def replace_guarded(
+        self, stored: StoredLog, listed: LedgerList, *, found: StoredMarks
+    ) -> StoredLog:
+        """The change that truncates or deletes, together with the floor of the marks as they were read
+        (LL6). Nothing is marked in a deleted log.
+
+        Raises as `replace`, and `Guarded` if a mark stands in the way.
+        """
+        is_deleted = listed.state is LogState.DELETED
+        raised = found.marks.with_floor(OFFSET_MAX if is_deleted else listed.head)
+        op = self._op_of_marks(stored.name, found, raised)
+        return await self._replace(stored, listed, (op,), None)
+
+    async def _replace(
+        self, stored: StoredLog, listed: LedgerList, more: Sequence[Op], made_for: int | None
+    ) -> StoredLog:
+        known = {segment.ledger_id for segment in stored.list.segments}
+        if any(segment.ledger_id not in known for segment in listed.segments):
+            assert made_for is not None, "say for which version the new ledger was made"
+            if made_for != stored.version:
+                raise MetadataConflict(
+                    "the new ledger was made for another version of the list",
+                    log=str(stored.name),
+                    made_for=made_for,
+                    version=stored.version,
+                )
+        if listed == stored.list and not more:
+            return stored
+        return await self._write(stored, listed, more)
+
+    async def _write(self, stored: StoredLog, listed: LedgerList, more: Sequence[Op]) -> StoredLog:
+        assert listed.uid == stored.list.uid
+        path, token = self.path(stored.name), self._draw_token()
+        ops = (Set(path, pack_log_node(listed, token), stored.version), *more)
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            return node is not None and unpack_log_node(node.value)[1] == token
+
+        try:
+            await transact_surely(self._store, ops, was_made)
+        except NoSuchNode as error:
+            if error.ids.get("op"):
+                raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
+            raise NoSuchLog(log=str(stored.name)) from None
+        except NodeExists:  # Of the marks: somebody made the first one.
+            raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
+        return StoredLog(stored.name, listed, stored.version + 1)
+
+    async def change(
+        self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
+    ) -> StoredLog:
+        """Reads, changes and writes, until nobody comes between. Raises what `make` raises."""
+        for attempt in range(attempts):
+            stored = await self.read(name)
+            wanted = make(stored.list)
+            try:
+                return await self.replace(stored, wanted)
+            except MetadataConflict:
+                await self._pause(attempt)
+        raise MetadataConflict("the list changes again and again", log=str(name))
+
+    async def remove(self, stored: StoredLog) -> None:
+        """The node of a deleted log whose ledgers are gone, with its cursors and marks.
+
+        Raises `MetadataConflict` if anything is left, or something has changed.
+        """
+        listed = stored.list
+        if listed.state is not LogState.DELETED or listed.segments or listed.discarded:
+            raise MetadataConflict("the log still has ledgers", log=str(stored.name))
+        path = self.path(stored.name)
+        for attempt in range(_RACES_MAX):
+            await self._uncount(stored.name)
+            await self._remove_below(path)
+            try:
+                await delete_surely(self._store, path, stored.version)
+                return
+            except NodeNotEmpty:  # A cursor that was committed just now.
+                await self._pause(attempt)
+            except NoSuchNode:
+                raise NoSuchLog(log=str(stored.name)) from None
+        raise MetadataConflict("its cursors are made again and again", log=str(stored.name))
+
+    async def store_time_us(self) -> int:
+        """What time it is for the metadata store. Raises what a write raises."""
+        return (await self._store.set(self.root, b"")).modified_ms * 1000
+
+    async def read_witness(self) -> Witness | None:
+        """What the servers have lived through. None: no server has said anything yet."""
+        node = await read_surely(self._store, self._witness_path)
+        return None if node is None else Witness.unpack(node.value)
+
+    async def beat(self, now_us: int) -> None:
+        """Says that a log server is there. Another one that says so at the same time says it for both.
+
+        Raises what the metadata store raises.
+        """
+        path = self._witness_path
+        node = await read_surely(self._store, path)
+        with suppress(MetadataConflict, NodeExists):
+            if node is None:
+                value = Witness(now_us).pack()
+                await create_surely(self._store, path, value, lambda node: node.value == value)
+                return
+            before = Witness.unpack(node.value)
+            after = before.on_beat(now_us)
+            if after is not before:
+                await set_surely(self._store, path, after.pack(), node.stat.version)
+
+    # --- Names --------------------------------------------------------------------------------
+
+    async def namespaces(self) -> list[str]:
+        try:
+            return await children_surely(self._store, self.root)
+        except NoSuchNode:
+            return []
+
+    async def names(
+        self, namespace: str, prefix: str = "", start_after: str = "", limit: int | None = None
+    ) -> list[LogName]:
+        """In order; deleted ones among them, as long as they keep their ledgers."""
+        parse_name(namespace, "the namespace")
+        place = f"{self.root}/{namespace}"
+        found: list[str] = []
+        folders = await self._children(place)
+        for start in range(0, len(folders), _FOLDERS_AT_ONCE):
+            part = folders[start : start + _FOLDERS_AT_ONCE]
+            for names in await asyncio.gather(
+                *(self._children(f"{place}/{each}") for each in part)
+            ):
+                found += [each for each in names if each.startswith(prefix) and each > start_after]
+        return [LogName(namespace, name) for name in sorted(found)[:limit]]
+
+    async def all_names(self) -> AsyncIterator[LogName]:
+        """Of all namespaces, folder by folder."""
+        for namespace in await self.namespaces():
+            place = f"{self.root}/{namespace}"
+            for folder in await self._children(place):
+                for name in await self._children(f"{place}/{folder}"):
+                    yield LogName(namespace, name)
+
+    # --- Cursors and marks --------------------------------------------------------------------
+
+    async def read_cursor(self, log: LogName, name: CursorName, uid: str = "") -> Cursor:
+        """Raises `NoSuchCursor`, `NoSuchLog`, `LogReplaced` if the log has another `uid`."""
+        cursor, _ = await self._find_cursor(log, name)
+        if cursor is None or (uid and not cursor.uid):
+            check_life(log, text_of((await self.read(log)).list.uid), uid)
+        if cursor is None:
+            raise NoSuchCursor(log=str(log), cursor=name)
+        if cursor.uid:
+            check_life(log, cursor.uid, uid)
+        return cursor
+
+    async def first_cursors(
+        self, log: LogName, at_most: int, start_after: str = "", uid: str = ""
+    ) -> tuple[list[Cursor], int]:
+        """By name, and how many there are beyond these. Raises `NoSuchLog`, `LogReplaced` if it has another `uid`."""
+        check_life(log, text_of((await self.read(log)).list.uid), uid)
+        found: list[Cursor] = []
+        children = sorted(await self._children(f"{self.path(log)}/{CURSORS}"))
+        names = [name for name in children if name > start_after]
+        for name in names[:at_most]:
+            cursor, _ = await self._find_cursor(log, CursorName(name))
+            if cursor is not None:
+                found.append(cursor)
+        return found, len(names) - len(names[:at_most])
+
+    async def commit_cursor(self, request: CommitCursor, tail: Offset | None = None) -> Cursor:
+        """Makes or moves it. `tail`: as far as the log is known to go, if it is.
+
+        Raises `MetadataConflict` unless it has the version that the caller expects, `Truncated` for a
+        mark below the head, `InvalidRequest`, `NoSuchLog`, `LogDeleted`.
+        """
+        log = request.log
+        for attempt in range(_RACES_MAX):
+            found, node = await self._find_cursor(log, request.name)
+            uid = "" if found is None else found.uid
+            stored = None if uid else await self.read(log)
+            if stored is not None:
+                uid = text_of(stored.list.uid)
+            check_life(log, uid, request.uid)
+            version = self._randomness.getrandbits(CURSOR_VERSION_BITS)
+            cursor = committed(request, found, version, self._clock.wall_us(), tail, uid)
+            marks = await self.read_marks(log)
+            wanted = marks.marks
+            if cursor.is_protected or node is None:
+                _require_living(stored or await self.read(log))
+            if cursor.is_protected:
+                wanted = wanted.with_mark(request.name, cursor.offset)
+            elif found is not None and found.is_protected:
+                wanted = wanted.without_mark(request.name)
+            principal = request.principal if isinstance(request, CommitCursorBy) else ""
+            if node is not None:
+                principal = creator_of(node.value)
+            ops: list[Op] = [self._op_of_cursor(cursor, log, node, principal)]
+            if node is None and stored is not None:  # The log has not been replaced since.
+                ops.append(Check(self.path(log), stored.version))
+                if (count := await self._op_of_counts(log, principal)) is not None:
+                    ops.append(count)
+                if principal:
+                    ops.append(await self._op_of_total(principal))
+            if wanted != marks.marks:
+                ops.append(self._op_of_marks(log, marks, wanted))
+            if await self._commit(log, request.name, ops, version):
+                return cursor
+            await self._pause(attempt)
+        raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
+
+    async def delete_cursor(self, request: DeleteCursor) -> None:
+        """Raises `NoSuchCursor`, `NoSuchLog`, `MetadataConflict` as `commit_cursor`."""
+        log, path = request.log, self._cursor_path(request.log, request.name)
+        for attempt in range(_RACES_MAX):
+            found, node = await self._find_cursor(log, request.name)
+            if found is None or (request.uid and not found.uid):
+                check_life(log, text_of((await self.read(log)).list.uid), request.uid)
+            if found is None or node is None:
+                raise NoSuchCursor(log=str(log), cursor=request.name)
+            if found.uid:
+                check_life(log, found.uid, request.uid)
+            check_expected(found, request.expected_version)
+            ops: list[Op] = [Delete(path, node.stat.version)]
+            principal = creator_of(node.value)
+            uncount = await self._op_of_counts(log, principal, is_gone=True)
+            if uncount is not None:
+                ops.append(uncount)
+            if principal:
+                ops.append(await self._op_of_total(principal, gone=1))
+            if found.is_protected:
+                marks = await self.read_marks(log)
+                ops.append(self._op_of_marks(log, marks, marks.marks.without_mark(request.name)))
+            if await self._commit(log, request.name, ops, None):
+                return
+            await self._pause(attempt)
+        raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
+
+    async def read_marks(self, log: LogName) -> StoredMarks:
+        """None of them, if there is no log either."""
+        node = await read_surely(self._store, f"{self.path(log)}/{MARKS}")
+        if node is None:
+            return StoredMarks(Marks(), None)
+        return StoredMarks(unpack_marks(node.value)[0], node.stat.version)
+
+    async def _commit(
+        self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
+    ) -> bool:
+        """Whether it was done; else something has changed, and it is to be evaluated again."""
+        path = self._cursor_path(log, name)
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            if node is None:
+                return version is None
+            return version is not None and unpack_cursor(name, node.value).version == version
+
+        try:
+            await transact_surely(self._store, ops, was_made)
+        except (MetadataConflict, NodeExists):
+            return False
+        except NoSuchNode:
+            _require_living(await self.read(log))
+            await self._ensure_folders(f"{self.path(log)}/{CURSORS}", self._totals)
+            return False
+        return True
+
+    async def _find_cursor(
+        self, log: LogName, name: CursorName
+    ) -> tuple[Cursor | None, Node | None]:
+        node = await read_surely(self._store, self._cursor_path(log, name))
+        return (None if node is None else unpack_cursor(name, node.value)), node
+
+    async def _op_of_counts(
+        self, log: LogName, principal: str, *, is_gone: bool = False
+    ) -> Op | None:
+        """Counts one more, or one less. None where there is no folder yet. Raises `InvalidRequest` (CB1)."""
+        path = f"{self.path(log)}/{CURSORS}"
+        node = await read_surely(self._store, path)
+        if node is None:
+            return None
+        counts = unpack_counts(node.value) if node.value else CursorCounts()
+        if not node.value or counts.total >= CURSORS_MAX:
+            counts = counts.recounted(len(await self._children(path)))
+        change = counts.with_one_less if is_gone else counts.with_one_more
+        return Set(path, pack_counts(change(principal), self._draw_token()), node.stat.version)
+
+    async def _op_of_total(self, principal: str, gone: int = 0) -> Op:
+        """Counts one more cursor of it in all logs, or as many less. Raises `InvalidRequest` (CB1)."""
+        path = f"{self._totals}/{principal}"
+        node = await read_surely(self._store, path)
+        total = 0 if node is None else unpack_counts(node.value).total
+        wanted = max(total - gone, 0) if gone else one_more_in_all_logs(principal, total)
+        value = pack_counts(CursorCounts(((principal, wanted),)), self._draw_token())
+        return Create(path, value) if node is None else Set(path, value, node.stat.version)
+
+    async def _uncount(self, log: LogName) -> None:
+        """The cursors of a log that is removed, in what principals have in all logs: once, however often it is tried.
+
+        Raises `MetadataConflict`.
+        """
+        path = f"{self.path(log)}/{CURSORS}"
+        node = await read_surely(self._store, path)
+        counts = unpack_counts(node.value) if node is not None and node.value else CursorCounts()
+        named = [(principal, count) for principal, count in counts.by_principal if principal]
+        if node is None or not named:
+            return
+        value = pack_counts(CursorCounts(), self._draw_token())
+        ops: list[Op] = [Set(path, value, node.stat.version)]
+        ops += [await self._op_of_total(principal, count) for principal, count in named]
+
+        async def was_made() -> bool:
+            found = await read_surely(self._store, path)
+            return found is not None and found.value == value
+
+        try:
+            await transact_surely(self._store, ops, was_made)
+        except (NodeExists, NoSuchNode):
+            raise MetadataConflict("its cursors have changed", log=str(log)) from None
+
+    def _op_of_cursor(self, cursor: Cursor, log: LogName, node: Node | None, principal: str) -> Op:
+        path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor, principal)
+        return Create(path, value) if node is None else Set(path, value, node.stat.version)
+
+    def _op_of_marks(self, log: LogName, found: StoredMarks, wanted: Marks) -> Op:
+        path = f"{self.path(log)}/{MARKS}"
+        if found.version is None:
+            return Create(path, pack_marks(wanted, self._draw_token()))
+        if wanted == found.marks:
+            return Check(path, found.version)
+        return Set(path, pack_marks(wanted, self._draw_token()), found.version)
+
+    def _cursor_path(self, log: LogName, name: CursorName) -> str:
+        return f"{self.path(log)}/{CURSORS}/{name}"
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return await children_surely(self._store, path)
+        except NoSuchNode:
+            return []
+
+    async def _ensure_folders(self, *paths: str) -> None:
+        for path in paths:
+            try:
+                await ensure_node(self._store, path)
+            except NoSuchNode:
+                return  # What is above was removed just now; the caller looks again.
+
+    async def _remove_below(self, path: str) -> None:
+        for name in await self._children(path):
+            await self._remove_below(f"{path}/{name}")
+            try:
+                await delete_surely(self._store, f"{path}/{name}")
+            except (NoSuchNode, NodeNotEmpty):
+                pass  # Whoever did that: it is looked again.
+
+    async def _pause(self, attempt: int) -> None:
+        await asyncio.sleep(_PAUSE_S * 2 ** min(attempt, 6) * (0.5 + self._randomness.random()))
+
+    def _draw_token(self) -> bytes:
+        return self._randomness.randbytes(TOKEN_BYTES)
+
+
+def _require_equal(name: LogName, has: LogConfig, wanted: LogConfig, fields: Sequence[str]) -> None:
+    for field in fields:
+        if getattr(has, field) != getattr(wanted, field):
+            raise LogExists(f"it is there with another {field}", log=str(name), setting=field)
+
+
+def _require_living(stored: StoredLog) -> None:
+    if stored.list.state is LogState.DELETED:
+        raise LogDeleted(log=str(stored.name))
+
+
+def _folder(name: str) -> str:
+    return f"{zlib.crc32(name.encode()) % _FOLDERS:02x}"

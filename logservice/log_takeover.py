@@ -1,0 +1,331 @@
+"""How a server becomes the owner of a log.
+
+    read the list ──┬► fence and recover what may be unclosed, the last two ledgers at most
+         ▲          │      │
+         │          │  which of them count?  what was known at the end?           core/takeover.py
+         │          │      │                                                     core/log_state.py
+         │          └► make a ledger for this version of the list, meanwhile
+         │                 │
+         └── conflict ◄── compare-and-set: closed, discarded, owner epoch + 1, the new ledger
+                           │
+                      first entries of the new ledger, confirmed: nobody has fenced us      owner.py
+
+Only the end of the last ledger is read: back to the newest snapshot. A log that is sealed is opened
+without a ledger: what is left to do is to answer retries.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from rollbook.ledger.reader import LedgerReader
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.control_blocks import NO_LEDGER, Follows, unpack_control
+from rollbook.logservice.core.degraded_segments import degraded_to
+from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
+from rollbook.logservice.core.log_state import LogMemory, snapshot_in
+from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down, to_end
+from rollbook.logservice.ids import LogName
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.segment_writer import drop_ledger, make_ledger
+from rollbook.proto.errors import (
+    BlockCorrupt,
+    DataLost,
+    LogDeleted,
+    MetadataConflict,
+    NoSuchLedger,
+    NotOwner,
+    RollbookError,
+)
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+
+logger = structlog.get_logger()
+
+_REPLAY_BYTES: Final = 1024 * 1024  # Read at first; more if no snapshot is in it.
+_REPLAY_ENTRIES: Final = 64
+
+
+class Laps:
+    """How long each step of an opening took, for the one line that tells of it."""
+
+    def __init__(self) -> None:
+        self.ms: Final[dict[str, float]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+
+    def on_done(self, step: str) -> None:
+        """What was done more than once is added up."""
+        now = self._loop.time()
+        self.ms[step] = round(self.ms.get(step, 0.0) + (now - self._since) * 1000, 1)
+        self._since = now
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an owner begins with."""
+
+    stored: StoredLog  # Names it as the owner.
+    memory: LogMemory
+    end: tuple[LedgerId, EntryId]  # What the new ledger follows.
+    writer: LedgerWriter | None  # Of its last segment; None: the log is sealed.
+    laps: "Laps"
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What was found at the end of a log."""
+
+    kept: Sequence[Ended]
+    discarded: Sequence[Ended]
+    memory: LogMemory
+    end: tuple[LedgerId, EntryId]
+
+
+async def open_log(
+    name: LogName,
+    ground: Ground,
+    reason: str,
+    seen: StoredLog | None = None,
+    *,
+    makes_ahead: bool = True,
+) -> Opening:
+    """`seen`: the list as it was a moment ago. If it has changed since, that comes out in the end.
+    `makes_ahead`: a new ledger, before it is known that the log can be recovered.
+
+    Raises as `Owner.open`.
+    """
+    laps = Laps()
+    fenced_epoch = missing_in = None
+    for attempt in count():
+        # Fresh: who is quicker than we is to be told apart.
+        stored = seen if seen and not attempt else await ground.nodes.read(name)
+        laps.on_done("read_ms")
+        listed = stored.list
+        if listed.state is LogState.DELETED:
+            raise LogDeleted(log=str(name))
+        if fenced_epoch is not None and stands_down(fenced_epoch, listed.owner_epoch):
+            raise NotOwner(
+                "another server was quicker",
+                log=str(name),
+                owner=listed.owner.address if listed.owner else "",
+                owner_epoch=listed.owner_epoch,
+            )
+        fenced_epoch = listed.owner_epoch
+        try:
+            if listed.state is LogState.SEALED:
+                found = await _find_end(ground, listed, laps)
+                return Opening(stored, found.memory, found.end, None, laps)
+            async with _NewLedger(ground, stored, makes_ahead=makes_ahead) as new:
+                found = await _find_end(ground, listed, laps)
+                opening = await _take_over(ground, stored, found, new, reason, laps)
+            if opening is not None:
+                return opening
+        except NoSuchLedger as error:  # Discarded and deleted by whoever was quicker.
+            if stored.version == missing_in:
+                raise DataLost("a ledger of the log is gone", log=str(name), **error.ids) from error
+            missing_in = stored.version
+        await asyncio.sleep(pause_s(attempt, ground.randomness))
+    raise AssertionError  # It counts for ever.
+
+
+class _NewLedger:
+    """Made for this version of the list. That takes as many round trips as to fence the old ones, so
+    both are done at the same time, unless it would be for nothing again; one that is not taken goes.
+    """
+
+    def __init__(self, ground: Ground, stored: StoredLog, *, makes_ahead: bool) -> None:
+        self._ground, self._stored = ground, stored
+        self._making = self._make() if makes_ahead else None
+        self._is_taken = False
+
+    def _make(self) -> asyncio.Task[LedgerWriter]:
+        return asyncio.get_running_loop().create_task(make_ledger(self._ground, self._stored))
+
+    async def take(self) -> LedgerWriter:
+        """Whose it is from then on. Raises as `Ledgers.create`."""
+        self._making = self._making or self._make()
+        writer = await self._making
+        self._is_taken = True
+        return writer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        making = self._making
+        if self._is_taken or making is None:
+            return
+        is_cancelled = kind is not None and not issubclass(kind, Exception)
+        if is_cancelled:
+            making.cancel()
+        try:
+            (made,) = await asyncio.gather(making, return_exceptions=True)
+        except asyncio.CancelledError:  # Which has ended what is being made, unless it was made.
+            await _stop_if_made(making)
+            raise
+        if is_cancelled:
+            await _stop_if_made(making)
+        elif isinstance(made, LedgerWriter):
+            await drop_ledger(self._ground, made)
+        elif not isinstance(made, RollbookError) and made is not error:
+            logger.error("ledger_not_made", log=str(self._stored.name), exc_info=made)
+
+
+async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
+    """What is left behind is found by its metadata."""
+    if not making.cancelled() and making.exception() is None:
+        await making.result().stop()
+
+
+async def _take_over(
+    ground: Ground, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
+) -> Opening | None:
+    """None if the list has changed meanwhile: then nothing was done."""
+    settled = _settled(stored.list, found).with_owner(ground.server)
+    server_id, now_us = ground.server.server_id, ground.clock.wall_us()
+    tail = found.memory.tail
+    settled = settled.with_event(
+        LogEvent("log_opened", now_us, settled.owner_epoch, server_id, reason, tail)
+    )
+    if found.memory.is_sealed:  # Its last owner died before it could list that.
+        sealed = settled.with_sealed(tail)
+        try:
+            stored = await ground.nodes.replace(stored, sealed)
+        except MetadataConflict:
+            return None
+        return Opening(stored, found.memory, found.end, None, laps)
+    writer = await new.take()
+    laps.on_done("create_ms")
+    found.memory.timestamp_us = found.memory.timestamp_us or now_us  # A new log's clock begins.
+    wanted = settled.with_successor(
+        writer.ledger_id,
+        reason,
+        found.memory.timestamp_us,
+        degraded_to=degraded_to(settled.config.quorum, writer.metadata.quorum),
+        began_us=now_us,
+    )
+    try:
+        stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)
+    except MetadataConflict:
+        await drop_ledger(ground, writer)
+        return None
+    except BaseException:
+        await writer.stop()  # It may be listed: whoever comes next finds it empty.
+        raise
+    laps.on_done("list_ms")
+    return Opening(stored, found.memory, found.end, writer, laps)
+
+
+def _settled(listed: LedgerList, found: _End) -> LedgerList:
+    for index, each in enumerate(found.kept):
+        memory, behind = found.memory, found.kept[index + 1 : index + 2]
+        if behind and behind[0].follows:
+            memory = LogMemory.unpack(behind[0].follows.state)
+        listed = listed.with_closed(
+            each.segment.segment_id,
+            next_offset=memory.tail,
+            last_timestamp_us=memory.timestamp_us,
+            bytes=each.bytes,
+        )
+    for each in found.discarded[:1]:  # What is behind it goes with it.
+        listed = listed.with_discarded(each.segment.segment_id)
+    return listed
+
+
+# --- The end of a log -------------------------------------------------------------------------
+
+
+async def _find_end(ground: Ground, listed: LedgerList, laps: Laps) -> _End:
+    readers: dict[LedgerId, LedgerReader] = {}
+    try:
+        ended = await _end_all(ground, to_end(listed), readers)
+        laps.on_done("fence_ms")
+        kept, discarded = judge(ended)
+        if kept:
+            last = kept[-1]
+        else:
+            before = listed.segments[: len(listed.segments) - len(ended)]
+            if not before:
+                return _End(kept, discarded, LogMemory(listed.config), (NO_LEDGER, NO_ENTRY))
+            (last,) = await _end_all(ground, before[-1:], readers)
+        reader = readers[last.segment.ledger_id]
+        memory = await _replay(reader, listed, last.last_entry)
+        laps.on_done("replay_ms")
+        return _End(kept, discarded, memory, (last.segment.ledger_id, last.last_entry))
+    finally:
+        for reader in readers.values():
+            await reader.close()
+
+
+async def _end_all(
+    ground: Ground, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
+) -> list[Ended]:
+    """Fenced and recovered, at the same time. Raises when all have had their turn."""
+
+    async def end(segment: Segment) -> Ended:
+        reader = await ground.ledgers.open_recover(segment.ledger_id)
+        readers[segment.ledger_id] = reader
+        last_entry, length = reader.metadata.last_entry, reader.metadata.length
+        assert last_entry is not None
+        assert length is not None
+        is_asked = segment is not segments[0] and last_entry != NO_ENTRY
+        return Ended(segment, last_entry, await _first_of(reader) if is_asked else None, length)
+
+    if len(segments) == 1:  # As it is nearly always, and a take-over may be of a thousand logs.
+        return [await end(segments[0])]
+    found = await asyncio.gather(*map(end, segments), return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in found if isinstance(each, Ended)]
+
+
+async def _first_of(reader: LedgerReader) -> Follows:
+    (block,) = await _read(reader, FIRST_ENTRY, FIRST_ENTRY)
+    said = unpack_control(block) if block.is_control else None
+    if not isinstance(said, Follows):
+        raise BlockCorrupt(
+            "the first entry does not say what it follows", ledger_id=reader.ledger_id, entry_id=0
+        )
+    return said
+
+
+async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId) -> LogMemory:
+    """From the newest snapshot on. The first entry is one."""
+    length = reader.metadata.length or 0
+    entry_bytes = length // (last_entry + 1) + 1
+    size = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))
+    blocks: list[Block] = []
+    first = last_entry + 1
+    while True:
+        start = max(FIRST_ENTRY, first - size)
+        blocks = [*await _read(reader, EntryId(start), EntryId(first - 1)), *blocks]
+        first = start
+        for index in range(len(blocks) - 1, -1, -1):
+            snapshot = snapshot_in(blocks[index])
+            if snapshot is not None:
+                memory = LogMemory.unpack(snapshot.state, listed.config, snapshot.lived)
+                for place, block in enumerate(blocks[index:], first + index):
+                    memory.replay(block, reader.ledger_id, EntryId(place))
+                return memory
+        if first == FIRST_ENTRY:
+            raise BlockCorrupt(
+                "the first entry is no snapshot", ledger_id=reader.ledger_id, entry_id=0
+            )
+        size *= 4
+
+
+async def _read(reader: LedgerReader, first: EntryId, last: EntryId) -> list[Block]:
+    return [Block(entry.payload) for entry in await reader.read_few(first, last)]

@@ -1,0 +1,184 @@
+"""From times and words to offsets, and from offsets to entries: searches in ledgers by their blocks.
+
+Base offsets and timestamps never go back from entry to entry of a log, control entries included; so
+either is found by halving, with one read of a single entry for each step.
+
+Bookies hear of the last entry by the next one, or a moment after it. So the owner says how far each of
+its ledgers is confirmed, and a search goes as far as that: what is acked is found by then.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.ledger.reader import LedgerReader
+from rollbook.logservice.core.control_blocks import NO_LEDGER
+from rollbook.logservice.core.ledger_list import LedgerList, Segment, Size, Sizes
+from rollbook.logservice.core.record_block import Block
+from rollbook.logservice.core.segments import (
+    continues,
+    find_segment_at,
+    from_last_settled,
+)
+from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import NoSuchEntry
+from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.wire.digest import Entry
+
+Confirmed = Mapping[LedgerId, EntryId]
+"""The last entries that the owner has confirmed, of the ledgers that it writes."""
+
+NOT_OWNED: Final[Confirmed] = {}
+
+
+async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
+    """Raises as `_read_entry`."""
+    return Block((await _read_entry(ledger, entry_id)).payload)
+
+
+async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
+    """One that is confirmed, whoever knows that. Raises as iterating `LedgerReader.read`."""
+    async with ledger.read_unconfirmed(entry_id, entry_id) as entries:
+        async for entry in entries:
+            return entry
+    raise NoSuchEntry(ledger_id=ledger.ledger_id, entry_id=entry_id)
+
+
+async def find_entry(
+    ledger: LedgerReader, is_there: Callable[[Block], bool], last_entry: EntryId | None = None
+) -> EntryId:
+    """The first confirmed entry of which it is true; the one behind the last if it never is.
+
+    Once it is true it has to stay so from entry to entry. `last_entry`: the last one that is confirmed,
+    if more is known of that than bookies tell.
+    """
+    if last_entry is None:
+        last_entry = ledger.last_add_confirmed
+    low, high = FIRST_ENTRY, EntryId(last_entry + 1)
+    while low < high:
+        middle = EntryId((low + high) // 2)
+        if is_there(await read_block(ledger, middle)):
+            high = middle
+        else:
+            low = EntryId(middle + 1)
+    return low
+
+
+async def find_offset_at(
+    listed: LedgerList, timestamp_us: int, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
+) -> Offset:
+    """Of the first record that is not older; where what was searched ends if all are.
+
+    So no record is passed that was not looked at. At least the head. Raises what opening and reading
+    ledgers raises.
+    """
+    first = find_segment_at(listed.segments, timestamp_us)
+    if first is None:
+        assert listed.tail is not None  # All are closed.
+        return max(listed.tail, listed.head)
+    end = listed.head if first.base_offset is None else first.base_offset
+    segments = listed.segments[listed.segments.index(first) :]
+    async with aclosing(_followed(segments, ledgers, confirmed)) as found:
+        async for ledger, last_entry in found:
+            offset = await _first_record(ledger, timestamp_us, last_entry)
+            if offset is not None:
+                return max(offset, listed.head)
+            end = (await read_block(ledger, last_entry)).next_offset
+    return max(end, listed.head)
+
+
+async def _first_record(
+    ledger: LedgerReader, timestamp_us: int, last_entry: EntryId
+) -> Offset | None:
+    """Behind any number of control entries: their base offset is that of the record to come."""
+    entry_id = await find_entry(
+        ledger, lambda block: block.timestamp_us >= timestamp_us, last_entry
+    )
+    if entry_id > last_entry:
+        return None
+    offset = (await read_block(ledger, entry_id)).base_offset
+    entry_id = await find_entry(ledger, lambda block: block.next_offset > offset, last_entry)
+    return offset if entry_id <= last_entry else None
+
+
+async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
+    """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
+
+    What was acked before the call is below it, but for the last block of a segment whose writer has
+    not told of it yet. If all are closed the list tells. Raises what opening and reading ledgers raises.
+    """
+    if listed.tail is not None:
+        return max(listed.tail, listed.head), 0
+    segments = from_last_settled(listed.segments)
+    tail, timestamp_us = listed.head, 0
+    if segments and segments[0].base_offset is not None:
+        tail = segments[0].base_offset
+    async with aclosing(_followed(segments, ledgers)) as found:
+        async for ledger, last_entry in found:
+            block = await read_block(ledger, last_entry)
+            tail = block.next_offset
+            timestamp_us = 0 if block.is_control else block.timestamp_us
+    return tail, timestamp_us
+
+
+async def find_last_time(
+    listed: LedgerList, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
+) -> int:
+    """Of the last record, behind which there may be any number of control entries; 0 if none is left.
+
+    Raises what opening and reading ledgers raises.
+    """
+    last = from_last_settled(listed.segments)
+    timestamp_us = 0
+    async with aclosing(_followed(last, ledgers, confirmed)) as found:
+        async for ledger, last_entry in found:
+            timestamp_us = await _last_time(ledger, last_entry) or timestamp_us
+    before = listed.segments[: len(listed.segments) - len(last)]
+    with_records = [segment for segment in before if segment.records]
+    if not timestamp_us and with_records:
+        async with await ledgers.open(with_records[-1].ledger_id) as ledger:
+            timestamp_us = await _last_time(ledger, ledger.last_add_confirmed)
+    return timestamp_us
+
+
+async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
+    block = await read_block(ledger, last_entry)
+    if block.is_control:
+        tail = block.next_offset
+        block = await read_block(
+            ledger, await find_entry(ledger, lambda each: each.next_offset >= tail, last_entry)
+        )
+    return 0 if block.is_control else block.timestamp_us
+
+
+async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
+    """Of the segments that the list does not call closed, as far as bookies tell. Raises as `find_tail`."""
+    sizes: dict[LedgerId, Size] = {}
+    async with aclosing(_followed(listed.unclosed, ledgers)) as found:
+        async for ledger, last_entry in found:
+            base_offset = (await read_block(ledger, FIRST_ENTRY)).base_offset
+            last = await _read_entry(ledger, last_entry)
+            records = Block(last.payload).next_offset - base_offset
+            sizes[ledger.ledger_id] = Size(last.ledger_length, records)
+    return sizes
+
+
+async def _followed(
+    segments: Sequence[Segment], ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
+) -> AsyncGenerator[tuple[LedgerReader, EntryId]]:
+    """Their ledgers, up to where the log goes on for certain, and the last entry of each; none is empty."""
+    before = (NO_LEDGER, NO_ENTRY)
+    for segment in segments:
+        async with await ledgers.open(segment.ledger_id) as ledger:
+            last_entry = max(ledger.last_add_confirmed, confirmed.get(segment.ledger_id, NO_ENTRY))
+            if last_entry == NO_ENTRY:
+                return
+            if segment.base_offset is None and not continues(
+                await read_block(ledger, FIRST_ENTRY), before
+            ):
+                return
+            yield ledger, last_entry
+            if not ledger.is_closed:
+                return
+            before = (segment.ledger_id, last_entry)

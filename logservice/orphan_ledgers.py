@@ -1,0 +1,166 @@
+"""Ledgers that were made for a log and never listed: their makers died, or lost the compare-and-swap.
+
+A ledger is listed only by the change from the very version of the list that its metadata names (LL8).
+So one that is neither listed nor discarded, and was made for an older version than the present one,
+never will be, and goes. If the list still has that version, its maker may be about to list it: the
+list is bumped first, and then he is late (OR1). Age alone is never a reason; young ledgers are only left
+for the next time, so that nobody is disturbed.
+
+What other applications keep in the cluster has no such metadata and is not looked at.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.core.ledger_list import (
+    LEDGER_OF_LOG,
+    LEDGER_OF_NAME,
+    LEDGER_OF_VERSION,
+    LedgerList,
+)
+from rollbook.logservice.ids import LOG_UID_BYTES, LogName, LogUid
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.proto.errors import (
+    BadMetadata,
+    InvalidRequest,
+    MetadataConflict,
+    NoSuchLedger,
+    NoSuchLog,
+    OutcomeUnknown,
+    Superseded,
+    Unavailable,
+    UnsupportedVersion,
+)
+from rollbook.proto.ids import LedgerId
+
+logger = structlog.get_logger()
+
+YOUNG_MS: Final = 3_600_000
+_LISTS_KEPT: Final = 1000
+_RACES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """What a ledger says of its log."""
+
+    name: LogName
+    uid: LogUid
+    made_for: int
+
+
+@dataclass(slots=True)
+class OrphanReport:
+    ledgers: int = 0  # Of logs.
+    deleted: int = 0
+    left: int = 0  # Orphans that could not be deleted now, or doubtful ones.
+
+
+def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
+    """None: the ledger is of no log."""
+    try:
+        uid = bytes.fromhex(custom[LEDGER_OF_LOG].decode("ascii"))
+        made_for = int(custom[LEDGER_OF_VERSION].decode("ascii"))
+        name = LogName.parse(custom[LEDGER_OF_NAME].decode("ascii"))
+    except (KeyError, ValueError, InvalidRequest):
+        return None
+    return Belonging(name, LogUid(uid), made_for) if len(uid) == LOG_UID_BYTES else None
+
+
+class OrphanRepair:
+    """One walk over all ledgers of the cluster. Raises what walking raises: then it was not complete."""
+
+    def __init__(self, ledgers: Ledgers, nodes: LogNodes, now_ms: int) -> None:
+        self._ledgers, self._nodes, self._now_ms = ledgers, nodes, now_ms
+        self._lists: dict[LogName, LedgerList | None] = {}  # As they were when first asked for.
+        self.report: Final = OrphanReport()
+
+    async def run(self) -> OrphanReport:
+        await self._ledgers.require_cluster()
+        async for ledger_id in self._ledgers.list():
+            try:
+                stored = await self._ledgers.metadata(ledger_id)
+            except (NoSuchLedger, BadMetadata, UnsupportedVersion):
+                continue
+            belonging = belonging_of(dict(stored.metadata.custom))
+            if belonging is None:
+                continue
+            self.report.ledgers += 1
+            if self._now_ms - stored.created_ms < YOUNG_MS:
+                continue
+            if await self._is_listed(ledger_id, belonging):
+                continue
+            if await self._never_will_be_listed(ledger_id, belonging):
+                await self._delete(ledger_id, belonging)
+            else:
+                self.report.left += 1
+        return self.report
+
+    async def _is_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
+        """By a list that may be old: what it has was listed, and what it has not is asked again."""
+        name = belonging.name
+        if name not in self._lists:
+            if len(self._lists) >= _LISTS_KEPT:
+                del self._lists[next(iter(self._lists))]
+            try:
+                self._lists[name] = (await self._nodes.read(name)).list
+            except NoSuchLog:
+                self._lists[name] = None
+        listed = self._lists[name]
+        return listed is not None and listed.uid == belonging.uid and _has(listed, ledger_id)
+
+    async def _never_will_be_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
+        """OR1."""
+        for _ in range(_RACES_MAX):
+            try:
+                stored = await self._nodes.read(belonging.name)
+            except NoSuchLog:
+                return True
+            if stored.list.uid != belonging.uid:
+                return True  # Another log has the name; the one it was made for is gone.
+            if _has(stored.list, ledger_id):
+                return False
+            if belonging.made_for < stored.version:
+                return True
+            if belonging.made_for > stored.version:  # Metadata was put back: nothing is certain.
+                logger.warning(
+                    "log_ledger_doubtful",
+                    log=str(belonging.name),
+                    ledger_id=ledger_id,
+                    made_for=belonging.made_for,
+                    version=stored.version,
+                )
+                return False
+            await self._bump(stored)
+        return False
+
+    async def _bump(self, stored: StoredLog) -> None:
+        try:
+            await self._nodes.bump(stored)
+        except (MetadataConflict, OutcomeUnknown):
+            pass  # It has changed, or may have: the next look tells.
+
+    async def _delete(self, ledger_id: LedgerId, belonging: Belonging) -> None:
+        try:
+            await self._ledgers.delete(ledger_id)
+        except NoSuchLedger:
+            return
+        except (Unavailable, OutcomeUnknown, Superseded) as error:
+            self.report.left += 1
+            logger.info(
+                "log_orphan_left",
+                log=str(belonging.name),
+                ledger_id=ledger_id,
+                reason=error.code.reason,
+            )
+            return
+        self.report.deleted += 1
+        logger.info("log_orphan_deleted", log=str(belonging.name), ledger_id=ledger_id)
+
+
+def _has(listed: LedgerList, ledger_id: LedgerId) -> bool:
+    return listed.lists(ledger_id) or ledger_id in listed.discarded

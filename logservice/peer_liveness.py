@@ -1,0 +1,89 @@
+"""Whether another server is dead: nobody takes connections where it said that it does.
+
+    dead      all attempts of half a second were refused: its machine says that nothing listens there
+    alive     it answered; or nothing was heard, which proves nothing: then its session decides
+
+Who asks waits for the answer. All who ask about an address at a time share one series of attempts.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from rollbook.logservice.core.takeover_backoff import Refusals
+from rollbook.proto.addresses import parse_address
+from rollbook.proto.errors import BadConfig, Unavailable
+from rollbook.proto.ports import Clock, Transport
+
+logger = structlog.get_logger()
+
+_INTERVAL_S: Final = 0.1
+_ATTEMPT_S: Final = 0.5
+_FRESH_NS: Final = 100_000_000  # An answer this old is still one.
+
+
+class _Peer:
+    def __init__(self) -> None:
+        self.refusals = Refusals()
+        self.answered = False  # Last time.
+        self.asked_ns = 0  # When the last series ended.
+        self.series: asyncio.Task[None] | None = None
+
+
+class Peers:
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self._transport, self._clock = transport, clock
+        self._peers: dict[str, _Peer] = {}
+
+    async def is_dead(self, address: str) -> bool:
+        """Within half a second or so. Cancelled, the attempts go on for the others."""
+        return (await self._asked(address)).refusals.is_dead
+
+    async def answers(self, address: str) -> bool:
+        """Whether it takes connections, which is more than not to be known as dead."""
+        return (await self._asked(address)).answered
+
+    async def _asked(self, address: str) -> _Peer:
+        peer = self._peers.setdefault(address, _Peer())
+        if peer.series is None:
+            if peer.asked_ns and peer.asked_ns + _FRESH_NS > self._clock.monotonic_ns():
+                return peer
+            peer.series = asyncio.get_running_loop().create_task(self._ask(address, peer))
+        await asyncio.shield(peer.series)
+        return peer
+
+    async def close(self) -> None:
+        for peer in list(self._peers.values()):
+            if peer.series is not None:
+                peer.series.cancel()
+                await asyncio.gather(peer.series, return_exceptions=True)
+
+    async def _ask(self, address: str, peer: _Peer) -> None:
+        was_dead = peer.refusals.is_dead
+        try:
+            await self._attempt(address, peer)
+            while peer.refusals.is_refusing and not peer.refusals.is_dead:
+                await asyncio.sleep(_INTERVAL_S)
+                await self._attempt(address, peer)
+        finally:
+            peer.asked_ns, peer.series = self._clock.monotonic_ns(), None
+        if peer.refusals.is_dead and not was_dead:
+            logger.warning("log_server_refuses", address=address)
+
+    async def _attempt(self, address: str, peer: _Peer) -> None:
+        peer.answered, refusals = False, peer.refusals
+        try:
+            where = parse_address(address, "the server's address")
+            transport, _ = await self._transport.connect(asyncio.Protocol, where, _ATTEMPT_S)
+        except Unavailable as error:
+            if isinstance(error.__cause__, ConnectionRefusedError):
+                refusals.on_refused(self._clock.monotonic_ns())
+            else:
+                refusals.on_other()
+        except BadConfig:  # Whoever cannot say where he is is not dead for it.
+            refusals.on_other()
+        else:
+            transport.abort()
+            peer.answered = True
+            refusals.on_other()

@@ -1,0 +1,274 @@
+"""From one segment of a log to the next: listed, written, closed, in that order (LS1, LS2, LS3).
+
+    N ──────────────── written ──────────────┐ last add confirmed, CLOSED
+                                             │      │
+    list        N+1 is listed                │      │      N is closed there
+                     │                       │      │
+    N+1              └─ Follows(N, 41), then all that is appended ── acked from here on
+
+A roll that cannot list N+1 is put off, and N is written on. One that cannot close N at the very entry
+that N+1 names ends the owner: it has no right to know anything of the log any more.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.append_path import Order
+from rollbook.logservice.core.control_blocks import Follows
+from rollbook.logservice.core.degraded_segments import FULL_ENSEMBLE, degraded_to
+from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
+from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
+from rollbook.logservice.ids import Offset, SegmentId
+from rollbook.logservice.ledger_list_store import ListKeeper
+from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.segment_writer import SegmentWriter
+from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
+from rollbook.proto.ids import EntryId, LedgerId
+
+_ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
+_LOOK_S: Final = (
+    1.0  # How often a degraded segment looks for bookies, up to twice as long by chance.
+)
+
+
+class Succession:
+    def __init__(
+        self,
+        ground: Ground,
+        order: Order,
+        keeper: ListKeeper,
+        log: structlog.typing.FilteringBoundLogger,
+        *,
+        on_disowned: Callable[[RollbookError], RollbookError],
+    ) -> None:
+        """`on_disowned`: the list says that the log is no longer ours. Returns what to raise."""
+        self.rolling: asyncio.Task[SegmentId] | None = None
+        self._ground, self._order, self._keeper, self._log = ground, order, keeper, log
+        self._on_disowned = on_disowned
+        order.on_full = self.roll_if_due
+        self._loop = asyncio.get_running_loop()
+        self._not_before_s = 0.0
+        self._age_timer: asyncio.TimerHandle | None = None
+        self._widening: asyncio.Task[None] | None = None  # While the segment is degraded.
+        self._unclosed: list[SegmentWriter] = []  # As far as is known; two at most.
+
+    # --- Rolling ------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """The segment that is written was begun: idle ones end, too."""
+        self._stop_age_timer()
+        writing = self._order.writing
+        if writing is not None and self._order.failure is None:
+            if writing not in self._unclosed:
+                self._unclosed.append(writing)
+            wait_s = max(writing.oldest_s - self._loop.time(), _ROLL_AGAIN_S)
+            self._age_timer = self._loop.call_later(wait_s, self._on_old)
+            if self.degraded_to and (self._widening is None or self._widening.done()):
+                self._widening = self._loop.create_task(self._widen())
+
+    @property
+    def degraded_to(self) -> int:
+        """The bookies of the segment that is written, if it was made with too few; else 0 (LS13)."""
+        writing, listed = self._order.writing, self._keeper.list.segments
+        if writing is None or not listed or listed[-1].ledger_id != writing.ledger_id:
+            return 0
+        return listed[-1].degraded_to
+
+    async def _widen(self) -> None:
+        """Rolls as soon as a full ensemble can be had (LS13). Many logs are degraded at the same time, and
+        chance keeps them from rolling at the same time.
+        """
+        order, ledgers = self._order, self._ground.ledgers
+        while self.degraded_to and not order.memory.is_sealed:
+            await asyncio.sleep(_LOOK_S * (1 + self._ground.randomness.random()))
+            wanted = self._keeper.list.config.quorum.ensemble
+            if self.rolling is not None or not await ledgers.has_healthy_bookies(wanted):
+                continue
+            if self.degraded_to and order.takes_more and not order.memory.is_sealed:
+                rolling = asyncio.shield(self.start(FULL_ENSEMBLE))
+                await asyncio.gather(rolling, return_exceptions=True)
+
+    def roll_if_due(self) -> None:
+        order, now_s = self._order, self._loop.time()
+        is_last = order.memory.is_sealed or not order.takes_more
+        if order.writing is None or self.rolling is not None or is_last:
+            return
+        if now_s >= self._not_before_s and (reason := order.writing.reason_to_roll(now_s)):
+            self.start(reason)
+
+    def start(self, reason: str) -> "asyncio.Task[SegmentId]":
+        """What the roll comes to: the segment that is written then."""
+        if self.rolling is None:
+            self.rolling = self._loop.create_task(self._roll(reason))
+            self.rolling.add_done_callback(self._on_rolled)
+        return self.rolling
+
+    def _on_old(self) -> None:
+        self._age_timer = None
+        self.roll_if_due()
+        if self.rolling is None:
+            self.watch()
+
+    def _on_rolled(self, rolling: "asyncio.Task[SegmentId]") -> None:
+        self.rolling = None
+        error = None if rolling.cancelled() else rolling.exception()
+        if error is not None and self._order.failure is None:  # The old segment goes on.
+            reason = error.code.reason if isinstance(error, RollbookError) else repr(error)
+            self._log.warning("segment_not_rolled", reason=reason)
+            self._not_before_s = self._loop.time() + _ROLL_AGAIN_S
+        self.watch()
+
+    async def _roll(self, reason: str) -> SegmentId:
+        order, old = self._order, self._order.writing
+        assert old is not None
+        if len(self._keeper.list.segments) >= SEGMENTS_MAX:
+            raise InvalidRequest(
+                f"a log that has {SEGMENTS_MAX} segments rolls no more",
+                next_step="truncate the log, or give it larger segments (roll_bytes, roll_age_s)",
+            )
+
+        def with_successor(listed: LedgerList, writer: LedgerWriter) -> LedgerList:
+            return listed.with_successor(
+                writer.ledger_id,
+                reason,
+                order.memory.timestamp_us,
+                degraded_to=degraded_to(listed.config.quorum, writer.metadata.quorum),
+                began_us=self._ground.clock.wall_us(),
+            )
+
+        try:
+            writer, segment = await self._keeper.list_ledger(
+                with_successor, needs_full_ensemble=reason == FULL_ENSEMBLE
+            )
+        except (Superseded, Missing) as error:
+            raise self._on_disowned(error) from error
+        if order.failure is not None:
+            await writer.stop()
+            raise order.refusal()
+        limits = SegmentLimits(self._keeper.list.config, self._ground.randomness)
+        memory = order.memory
+        follows = Follows(
+            *(old.ledger_id, old.writer.last_appended, memory.pack()), lived=memory.pack_lived()
+        )
+        order.take(writer, segment.segment_id, limits)
+        self._unclosed = [old, order.writing] if order.writing else [old]
+        try:
+            order.say(follows)
+        except RollbookError as error:  # Nothing else may be its first entry.
+            order.on_ledger_failed(error)
+            raise order.refusal() from error
+        next_offset, timestamp_us = order.memory.tail, order.memory.timestamp_us
+        await self._close_ledger(old)
+        order.on_closed()
+        await self._list_closed(old, next_offset, timestamp_us)
+        self._unclosed.remove(old)
+        self._log.info(
+            "segment_rolled",
+            ledger_id=old.ledger_id,
+            successor=writer.ledger_id,
+            reason=reason,
+            next_offset=next_offset,
+        )
+        return segment.segment_id
+
+    def has_begun(self, listed: LedgerList) -> bool:
+        """The first segment that this list does not call closed: what is before it may go (LS5)."""
+        unclosed = [each.segment_id for each in listed.unclosed[:1]]
+        return not unclosed or any(
+            each.is_begun for each in self._unclosed if each.segment_id in unclosed
+        )
+
+    @property
+    def confirmed(self) -> Mapping[LedgerId, EntryId]:
+        """The last entry of each ledger that may be unclosed."""
+        return {each.ledger_id: each.writer.last_add_confirmed for each in self._unclosed}
+
+    @property
+    def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
+        """The ledger in which the log is confirmed to its tail, and the last such entry: in a second ledger nothing
+        counts before the first one is closed (LS1).
+        """
+        for each in self._unclosed:
+            if not each.writer.metadata.is_closed:
+                return each.ledger_id, each.writer.last_add_confirmed
+        return None
+
+    @property
+    def written(self) -> Sizes:
+        """How much is in each of them."""
+        if not self._unclosed:
+            return NOT_COUNTED
+        ends = [*(each.base_offset for each in self._unclosed[1:]), self._order.memory.tail]
+        return {
+            each.ledger_id: Size(each.bytes, end - each.base_offset)
+            for each, end in zip(self._unclosed, ends, strict=True)
+        }
+
+    # --- Closing ------------------------------------------------------------------------------
+
+    async def close_last(self) -> None:
+        """The segment that is written, after all that is in it; there is no other one."""
+        order, writing = self._order, self._order.writing
+        assert writing is not None
+        await self._close_ledger(writing)
+        await self._list_closed(writing, order.memory.tail, order.memory.timestamp_us)
+        order.writing = None
+        self._stop_watching()
+
+    async def stop(self) -> None:
+        """At once; what is unclosed stays so."""
+        self._stop_watching()
+        rolling, widening = self.rolling, self._widening
+        if rolling is not None:
+            rolling.cancel()
+        for each in self._unclosed:
+            await each.writer.stop()
+        works = [each for each in (rolling, widening) if each is not None]
+        await asyncio.gather(*works, return_exceptions=True)
+
+    async def _close_ledger(self, segment: SegmentWriter) -> None:
+        """At exactly the entry that was appended last; else this is no owner any more (LS2)."""
+        end = segment.writer.last_appended
+        try:
+            await segment.writer.close()
+        except RollbookError as error:
+            self._order.on_ledger_failed(error)
+            raise self._order.refusal() from error
+        assert segment.writer.metadata.last_entry == end
+
+    async def _list_closed(
+        self, segment: SegmentWriter, next_offset: Offset, timestamp_us: int
+    ) -> None:
+        length = segment.writer.metadata.length
+        assert length is not None
+
+        def with_closed(listed: LedgerList) -> LedgerList:
+            return listed.with_closed(
+                segment.segment_id,
+                next_offset=next_offset,
+                last_timestamp_us=timestamp_us,
+                bytes=length,
+            )
+
+        await self.change(with_closed)
+
+    async def change(self, make: Callable[[LedgerList], LedgerList]) -> None:
+        """Of the list, by its owner. Raises `OwnerChanging` if it is that no longer."""
+        try:
+            await self._keeper.change(make)
+        except (Superseded, Missing) as error:
+            raise self._on_disowned(error) from error
+
+    def _stop_watching(self) -> None:
+        self._stop_age_timer()
+        if self._widening is not None:
+            self._widening.cancel()
+
+    def _stop_age_timer(self) -> None:
+        if self._age_timer is not None:
+            self._age_timer.cancel()
+            self._age_timer = None

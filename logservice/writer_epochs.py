@@ -1,0 +1,86 @@
+"""Exclusive writers of a log: epochs that are granted, renewed, released (LS8).
+
+An epoch is an entry of the log, so it fences at a place in the order, and outlives owners. The lease on
+it only tells others when they may take it without being rude.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from rollbook.logservice.append_path import Order, told_to
+from rollbook.logservice.core.control_blocks import WriterReleased
+from rollbook.logservice.ids import WriterEpoch
+from rollbook.logservice.messages import AcquireMode, WriterGrant
+from rollbook.proto.errors import LogSealed, RollbookError, WriterHeld
+from rollbook.proto.ports import Clock
+
+
+class Writership:
+    def __init__(self, order: Order, clock: Clock) -> None:
+        self._order, self._clock = order, clock
+        self._changed = asyncio.Event()
+        order.sequencer.on_owner_changed(clock.monotonic_ns(), clock.wall_us())
+
+    async def acquire(
+        self, holder: str, mode: AcquireMode, ttl_ms: int, attempt: str = ""
+    ) -> WriterGrant:
+        """As `Owner.acquire_writer`."""
+        order, sequencer = self._order, self._order.sequencer
+        while True:
+            order.use()
+            if sequencer.was_asked_by(holder, attempt) and not order.memory.is_sealed:
+                epoch = order.memory.writer_epoch
+                await order.barrier()
+                return self.renew(epoch)  # Unless it was released or stolen: he had it then.
+            now_ns = self._clock.monotonic_ns()
+            try:
+                acquired = sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
+            except WriterHeld as refusal:
+                if mode is AcquireMode.FAIL:
+                    await order.refused(refusal)
+                await self._change(sequencer.held_for_ns(now_ns))
+                continue
+            except LogSealed as refusal:
+                await order.refused(refusal)
+                raise
+            grant = WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
+            waiter: asyncio.Future[WriterGrant] = asyncio.get_running_loop().create_future()
+            order.say(acquired, told_to(waiter), grant)
+            sequencer.on_acquired(acquired, now_ns)
+            order.keep_short()
+            self.tell()
+            return await waiter
+
+    def renew(self, epoch: WriterEpoch) -> WriterGrant:
+        """As `Owner.renew_writer`, after a barrier."""
+        sequencer, memory = self._order.sequencer, self._order.memory
+        sequencer.check_epoch(epoch)
+        sequencer.on_renewed(self._clock.monotonic_ns())
+        return WriterGrant(epoch, memory.fence_offset, memory.holder, memory.ttl_ms)
+
+    async def release(self, epoch: WriterEpoch) -> None:
+        """As `Owner.release_writer`."""
+        order = self._order
+        order.use()
+        try:
+            order.sequencer.check_epoch(epoch)
+        except RollbookError as refusal:
+            await order.refused(refusal)
+        if order.memory.is_sealed:  # It is of no use any more.
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        order.say(WriterReleased(epoch), told_to(waiter))
+        order.memory.on_released(epoch)
+        order.keep_short()
+        self.tell()
+        await waiter
+
+    def tell(self) -> None:
+        """Whoever waits looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change(self, at_most_ns: int | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if at_most_ns is None else at_most_ns / 1e9):
+                await self._changed.wait()

@@ -1,0 +1,225 @@
+"""What a person decides about bookies that leave: drain, undrain, mark as drained, ask whether one may go, remove.
+
+All of it is metadata: the bookie obeys its lifecycle (`bookie/lifecycle_watch.py`), the steward carries drains out
+(`steward.py`), and any of them may be down. Each answer about ledgers rests on a whole fresh walk (`reference_scan.py`).
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
+from rollbook.proto.cluster.cluster import Cluster
+from rollbook.proto.cluster.cookies import MemberNodes
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
+from rollbook.proto.cluster.uncertain_writes import read_surely, transact_surely
+from rollbook.proto.errors import (
+    InvalidRequest,
+    NotConfirmed,
+    NotEnoughBookies,
+)
+from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.formats.paths import COOKIES
+from rollbook.proto.ids import BookieId
+from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.ports import Clock, Delete, MetadataStore, Op, Randomness
+from rollbook.recovery.core.lifecycle import cancel, drain, has_room, mark_drained, retry
+from rollbook.recovery.core.removal import Damage
+from rollbook.recovery.reference_scan import take_census
+
+_TOKEN_BITS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether bookies may go, all of them together."""
+
+    bookies: tuple[BookieId, ...]
+    states: dict[BookieId, LifecycleState]
+    naming: dict[BookieId, int]  # Ledgers that name each of them.
+    damage: Damage
+    unreadable: int  # Ledgers whose metadata cannot be read: they may name anybody.
+    writable: tuple[BookieId, ...]  # Those that take entries.
+    running: tuple[BookieId, ...]  # Those that are registered.
+
+    @property
+    def is_safe(self) -> bool:
+        return not (self.damage.named or self.unreadable or self.writable)
+
+
+class Departures:
+    def __init__(
+        self, store: MetadataStore, cluster: Cluster, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._randomness = randomness
+        self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
+        self._lifecycles = LifecycleNodes(store, cluster)
+        self._members = MemberNodes(store, cluster)
+
+    async def drain(
+        self, bookies: Sequence[BookieId], *, is_forced: bool = False
+    ) -> list[StoredLifecycle]:
+        """They begin to drain, all of them or none; one whose drain failed tries again.
+
+        Raises `NotEnoughBookies` with the number of ledgers for which no bookie would be left to take a seat
+        (LC3), `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
+        """
+        found = [await self._known(bookie) for bookie in bookies]
+        live, leaving = await self._live(), await self._leaving()
+        leaving |= set(bookies)
+        targets = [bookie for bookie in live.writable if bookie not in leaving]
+        without_room = 0
+
+        def look(metadata: LedgerMetadata) -> None:
+            nonlocal without_room
+            without_room += not has_room(metadata, leaving, targets)
+
+        census = await take_census(self._nodes, bookies, look)
+        if without_room and not is_forced:
+            raise NotEnoughBookies(
+                f"{without_room} ledgers have no other bookie that could take the place of "
+                f"{', '.join(bookies)}",
+                ledgers=without_room,
+                next_step="start more bookies first, or say --force to copy what can be copied",
+            )
+        changes = [
+            self._change(each, ledgers=census.naming[each.bookie], is_forced=is_forced)
+            for each in found
+        ]
+        return [
+            await self._lifecycles.write(each, change)
+            for each, change in zip(found, changes, strict=True)
+        ]
+
+    def _change(self, found: StoredLifecycle, *, ledgers: int, is_forced: bool) -> Lifecycle:
+        token, now_ms = self._token(), self._now_ms()
+        if found.lifecycle.state is LifecycleState.DRAINING_FAILED:
+            return retry(found.lifecycle, token, now_ms, ledgers=ledgers)
+        return drain(found.lifecycle, token, now_ms, ledgers=ledgers, is_forced=is_forced)
+
+    async def undrain(self, bookie: BookieId) -> StoredLifecycle:
+        """It is Active again; what was copied stays copied. Raises `LifecycleConflict`, `InvalidRequest`."""
+        found = await self._known(bookie)
+        return await self._lifecycles.write(
+            found, cancel(found.lifecycle, self._token(), self._now_ms())
+        )
+
+    async def mark_drained(self, bookie: BookieId) -> StoredLifecycle:
+        """Of a drain that failed: what was left is mended or given up. Raises as `undrain`."""
+        found = await self._known(bookie)
+        return await self._lifecycles.write(
+            found, mark_drained(found.lifecycle, self._token(), self._now_ms())
+        )
+
+    async def status(self, bookies: Collection[BookieId]) -> dict[BookieId, StoredLifecycle]:
+        return {bookie: await self._lifecycles.read(bookie) for bookie in bookies}
+
+    async def judge(self, bookies: Sequence[BookieId]) -> Verdict:
+        """Whether all of them may go together, as metadata is now (RM1). Bookies that are not registered count as
+        gone.
+        """
+        stored = [await self._known(bookie) for bookie in bookies]
+        live = await self._live()
+        registered = {*live.writable, *live.read_only}
+        damage = Damage()
+        census = await take_census(
+            self._nodes,
+            bookies,
+            lambda metadata: damage.on_ledger(metadata, bookies, registered),
+        )
+        return Verdict(
+            tuple(bookies),
+            {each.bookie: each.lifecycle.state for each in stored},
+            census.naming,
+            damage,
+            len(census.unreadable),
+            tuple(bookie for bookie in bookies if bookie in live.writable),
+            tuple(bookie for bookie in bookies if bookie in registered),
+        )
+
+    async def remove(
+        self, bookies: Sequence[BookieId], *, ledgers_given_up: int | None = None
+    ) -> Verdict:
+        """Takes their cookies and lifecycles along, unless ledgers still name them.
+
+        `ledgers_given_up`: the number of ledgers that would fall below their ack quorum, as the caller was shown it;
+        then they go all the same. Raises `InvalidRequest` while one of them runs, since it would be Active again
+        without its lifecycle; `NotConfirmed`.
+        """
+        verdict = await self.judge(bookies)
+        if verdict.running:
+            raise InvalidRequest(
+                f"{', '.join(verdict.running)} still runs",
+                next_step="stop it first; if its copies are to be moved before: rollbook bookie drain",
+            )
+        damage = verdict.damage
+        if verdict.unreadable and ledgers_given_up is None:
+            raise NotConfirmed(
+                f"{verdict.unreadable} ledgers have metadata that cannot be read: they may name "
+                f"{', '.join(bookies)}",
+                next_step="see to them first: rollbook recovery status",
+            )
+        if damage.named and ledgers_given_up != damage.below_ack:
+            raise NotConfirmed(
+                f"{damage.named} ledgers name {', '.join(bookies)}; without them {damage.below_ack} "
+                f"fall below their ack quorum, {damage.without_copy} lose their last copy of an entry",
+                next_step=f"drain them first: rollbook bookie drain; or type the number: "
+                f"--give-up {damage.below_ack}",
+            )
+        for bookie in bookies:
+            await self._remove(bookie)
+        return verdict
+
+    async def _remove(self, bookie: BookieId) -> None:
+        member = await self._members.read(bookie)
+        found = await self._lifecycles.read(bookie)
+        ops: list[Op] = []
+        cookie_path = f"{self._cluster.path(COOKIES)}/{bookie}"
+        if member.cookie_node is not None:
+            ops.append(Delete(cookie_path, member.cookie_node.stat.version))
+        if found.version is not None:
+            ops.append(Delete(self._lifecycles.path(bookie), found.version))
+        if not ops:
+            return
+
+        async def was_made() -> bool:
+            return await read_surely(self._store, ops[0].path) is None
+
+        await transact_surely(self._store, ops, was_made)
+
+    # ------------------------------------------------------------------------------------------
+
+    async def _known(self, bookie: BookieId) -> StoredLifecycle:
+        member = await self._members.read(bookie)
+        if member.cookie_node is None:
+            raise InvalidRequest(
+                f"the cluster knows no bookie {bookie}",
+                bookie=bookie,
+                next_step="rollbook cluster info lists the bookies",
+            )
+        return await self._lifecycles.read(bookie)
+
+    async def _live(self) -> LiveBookies:
+        watcher = BookieWatcher(self._store, self._cluster.root)
+        await watcher.start()
+        try:
+            return watcher.current
+        finally:
+            await watcher.close()
+
+    async def _leaving(self) -> set[BookieId]:
+        return {
+            each.bookie
+            for each in await self._lifecycles.list()
+            if not each.lifecycle.takes_entries
+        }
+
+    def _token(self) -> str:
+        return f"{self._randomness.getrandbits(_TOKEN_BITS):032x}"
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1000

@@ -1,0 +1,33 @@
+"""What a bookie is in doubt about, and how it is told that it need not be any more.
+
+Over HTTP on a real machine (`rollbook.api.cli.recovery.actions`); whoever has the bookie hands it in directly.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollbook.proto.ids import BookieId, LedgerId
+from rollbook.recovery.core.healing import Range
+
+
+@dataclass(frozen=True, slots=True)
+class DoubtsPage:
+    """Ledgers in ascending order. The stamp is another one whenever something came into doubt."""
+
+    bookie: BookieId
+    instance_id: str | None  # Of its cluster.
+    stamp: str
+    everything: bool
+    ledgers: dict[int, tuple[Range, ...]]
+    next_after: int | None  # None: this is the last page.
+
+
+class BookieDoubts(Protocol):
+    async def page(self, after: int, limit: int) -> DoubtsPage:
+        """Doubts about ledgers with an id above `after`."""
+
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+        """Durable when it returns. Raises `Superseded` if the stamp is not the latest."""
+
+    async def settle_everything(self, stamp: str) -> None:
+        """Single ledgers may go on being in doubt. Raises `Superseded` if the bookie was restarted."""

@@ -1,0 +1,94 @@
+"""What a recovery process says of itself, for `rollbook recovery status`: an ephemeral node for each.
+
+    <own root>/recovery/<session>   JSON: version, name, release, started_ms, parts, audit, drains, worker
+
+`parts` has the state of each part of the process, how often it began again, and after which error. Nothing decides anything by these nodes.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
+from rollbook.proto.cluster.uncertain_writes import (
+    children_surely,
+    create_surely,
+    ensure_node,
+    read_surely,
+    set_surely,
+)
+from rollbook.proto.errors import MetadataConflict, NoSuchNode
+from rollbook.proto.ports import CreateMode, MetadataStore, Node
+
+FOLDER: Final = "recovery"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    name: str
+    release: str = ""
+    started_ms: int = 0
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    drains: Mapping[str, Any] = field(default_factory=dict)
+    worker: Mapping[str, Any] = field(default_factory=dict)
+
+
+def pack_presence(presence: Presence) -> bytes:
+    fields = {name: getattr(presence, name) for name in Presence.__slots__}
+    return json.dumps(fields | {"version": _VERSION}, sort_keys=True).encode("ascii")
+
+
+def unpack_presence(node_name: str, data: bytes) -> Presence:
+    """What cannot be read is left out: it is for people."""
+    try:
+        fields = json.loads(data)
+        known = {key: fields[key] for key in Presence.__slots__ if key in fields}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Presence(node_name)
+    return Presence(**({"name": node_name} | known))
+
+
+class PresenceNodes:
+    def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._folder = f"{cluster.own_root}/{FOLDER}"
+
+    async def prepare(self) -> None:
+        await ensure_own_root(self._store, self._cluster)
+        await ensure_node(self._store, self._folder)
+
+    async def write(self, presence: Presence) -> None:
+        """As the node of this session: two processes of one name have one each."""
+        session = self._store.session
+        path, data = f"{self._folder}/{session:016x}", pack_presence(presence)
+        node = await read_surely(self._store, path)
+        try:
+            if node is None:
+                await create_surely(
+                    self._store, path, data, _is_ours, CreateMode.EPHEMERAL, session=session
+                )
+            elif node.value != data:
+                await set_surely(self._store, path, data, node.stat.version)
+        except (MetadataConflict, NoSuchNode):
+            return  # The next time.
+
+    async def list(self) -> list[Presence]:
+        try:
+            names = await children_surely(self._store, self._folder)
+        except NoSuchNode:
+            return []
+        found = []
+        for name in names:
+            node = await read_surely(self._store, f"{self._folder}/{name}")
+            if node is not None:
+                found.append(unpack_presence(name, node.value))
+        return sorted(found, key=lambda each: each.name)
+
+
+def _is_ours(_: Node) -> bool:
+    """Its name is this session's."""
+    return True

@@ -1,0 +1,197 @@
+"""Readers of one principal who owes for what was read: each in his turn, and none of them is silent."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rollbook.api.access import read_throttle
+from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper
+from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.core.grants import EVERYTHING
+from rollbook.api.access.core.principals import Principal
+from rollbook.api.access.core.quotas import Account, Quotas
+from rollbook.api.methods import READ_STREAM
+from rollbook.api.rest.owner_routing import Asking, Door
+from rollbook.logservice import messages
+from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
+from rollbook.proto.errors import Overloaded, RollbookError, Unauthorized
+
+DEADLINE_S = 30.0
+LOG = LogName("ns", "log")
+RATE = 500
+EVENT = 10  # Records: a fiftieth of a second.
+HEARTBEAT_MS = 100
+
+
+class BusyCore:
+    """A log that has always more to tell."""
+
+    def __init__(self) -> None:
+        self.readers = 0
+        self.failures: list[RollbookError] = []  # Of whoever asks where it stands.
+
+    def on_waiting(self) -> None:
+        pass
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        return error
+
+    async def find_offset(self, asked: messages.FindOffset, _: float) -> messages.FoundOffset:
+        """All that is asked of it: a tail has a time, which may take a search."""
+        self._fail()
+        stands = asked.position.offset if isinstance(asked.position, AtOffset) else Offset(0)
+        return messages.FoundOffset(stands, Offset(0), Offset(1_000_000))
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop()
+
+    async def read_stream(
+        self, asked: messages.ReadStream
+    ) -> AsyncGenerator[messages.Records, None]:
+        self.readers += 1
+        try:
+            offset = asked.start.offset if isinstance(asked.start, AtOffset) else 0
+            while True:
+                yield messages.Records((b"",), Offset(offset), Offset(offset + EVENT))
+                offset += EVENT
+        finally:
+            self.readers -= 1
+
+
+class Scene:
+    def __init__(self, debt: int) -> None:
+        """`debt`: in records."""
+        quotas = Quotas(read_records_per_s=RATE)
+        self.core = BusyCore()
+        self.account = Account(quotas)
+        self._guarded = Guarded(cast(messages.ServiceCore, self.core))
+        self.account.reads.take(RATE + debt, 0, self._guarded._now_ns())
+        self.is_in_force = True
+        keeper = SimpleNamespace(still_admits=lambda _: self.is_in_force)
+        principal = Principal("reader", EVERYTHING, quotas)
+        CALLER.set(Caller(principal, self.account, doorkeeper=cast(Doorkeeper, keeper)))
+
+    def watch(self, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
+        asked = messages.ReadStream(LOG, Earliest(), heartbeat_ms=HEARTBEAT_MS)
+        return self._guarded.watch(READ_STREAM, asked, stands=stands)
+
+    def door(self) -> Door:
+        return Door(self._guarded, lambda _: "")
+
+
+async def test_whoever_waited_longest_takes_next() -> None:
+    """RL3, G8: eight on one account, each with more to read than all of them may."""
+    scene = Scene(debt=RATE // 10)
+    told = [0] * 8
+    heard = [0] * 8
+    is_enough = asyncio.Event()
+
+    async def follow(number: int) -> None:
+        async with aclosing(scene.watch()) as events:
+            async for event in events:
+                if isinstance(event, messages.Progress):
+                    heard[number] += 1
+                else:
+                    told[number] += 1
+                if sum(told) >= 48:
+                    is_enough.set()
+
+    followers = [asyncio.create_task(follow(number)) for number in range(8)]
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await is_enough.wait()
+    finally:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
+    assert min(told) >= 4, told
+    assert min(heard) >= 1, heard
+    assert scene.account.line.is_empty
+
+
+async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
+    """His turn is another's while what he is told is not taken."""
+    scene = Scene(debt=RATE // 4)
+    async with asyncio.timeout(DEADLINE_S), aclosing(scene.watch()) as stuck:
+        assert isinstance(await anext(stuck), messages.Progress)
+        async with aclosing(scene.watch()) as events:
+            async for event in events:
+                if isinstance(event, messages.Records):
+                    break
+        assert isinstance(await anext(stuck), messages.Progress | messages.Records)
+    assert scene.account.line.is_empty
+
+
+async def test_who_has_caught_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thirty who follow had the next turn for a moment, whenever they had been told something."""
+    monkeypatch.setattr(read_throttle, "_TAKES_S", 3600.0)
+    scene = Scene(debt=0)
+    busy_read = scene.core.read_stream
+    is_idle = asyncio.Event()
+
+    async def told_once(_: messages.ReadStream) -> AsyncGenerator[messages.ReadEvent, None]:
+        yield messages.CaughtUp(Offset(0))
+        yield messages.Records((b"",), Offset(0), Offset(EVENT))
+        is_idle.set()
+        await asyncio.Event().wait()
+
+    async def follow() -> None:
+        async for _ in idle:
+            pass
+
+    monkeypatch.setattr(scene.core, "read_stream", told_once)
+    idle = scene.watch()
+    async with asyncio.timeout(DEADLINE_S):
+        following = asyncio.create_task(follow())
+        await is_idle.wait()
+        monkeypatch.setattr(scene.core, "read_stream", busy_read)
+        async with aclosing(scene.watch()) as events:
+            while not isinstance(await anext(events), messages.Records):
+                pass
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await idle.aclose()
+    assert scene.account.line.is_empty
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told(
+    *, was_told: bool
+) -> None:
+    """Also to whoever is read for again, having taken nothing for a while."""
+    scene = Scene(debt=RATE * 3600)
+    scene.core.failures = [Overloaded(), Overloaded()]
+    stands = Offset(7) if was_told else None
+    async with asyncio.timeout(DEADLINE_S), aclosing(scene.watch(stands)) as events:
+        if not was_told:
+            with pytest.raises(Overloaded):
+                await anext(events)
+            return
+        told = await anext(events)
+        assert isinstance(told, messages.Progress)
+        assert told.position == 7
+        scene.core.failures = [Overloaded()] * 3
+        with pytest.raises(Overloaded):  # He does better to ask elsewhere.
+            await anext(events)
+
+
+async def test_where_he_stands_is_told_to_whom_the_door_reads_for_again() -> None:
+    """The door had not said that he was told something before."""
+    scene = Scene(debt=RATE * 3600)
+    scene.core.failures = [Overloaded()]
+    asked = messages.ReadStream(LOG, AtOffset(Offset(7)), heartbeat_ms=HEARTBEAT_MS)
+    async with asyncio.timeout(DEADLINE_S), aclosing(scene.door().follow(asked, Offset(7))) as told:
+        assert (await anext(told)).position == 7
+
+
+async def test_a_token_that_is_gone_tells_nobody_where_he_stands() -> None:
+    """While the server knew nothing for a while nobody looked at it."""
+    scene = Scene(debt=0)
+    scene.is_in_force = False
+    with pytest.raises(Unauthorized):
+        await scene.door().ask(messages.FindOffset(LOG, Earliest()), Asking())

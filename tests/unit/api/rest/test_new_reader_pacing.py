@@ -1,0 +1,206 @@
+"""Whoever has not shown that he takes anything is told a piece at a time, and others come in between."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from rollbook.api.rest import (
+    admission_queue as line,
+)
+from rollbook.api.rest import (
+    event_streams,
+    reader_turns,
+)
+from rollbook.api.rest import (
+    new_reader_pacing as newcomers,
+)
+from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.new_reader_pacing import Newcomer
+from rollbook.logservice.core.record_block import pack_block
+from rollbook.logservice.ids import LogName
+from tests.unit.api.rest.http_client import DEADLINE_S
+from tests.unit.api.rest.log_routes import LOG, SSE, Site
+from tests.unit.api.rest.loop_rounds import Loop
+
+PIECE = 16 * 1024
+MUCH = newcomers._UNTAKEN_BYTES_MAX
+TO_THE_TAIL = f"{LOG}/records?at_tail=stop"
+
+
+def log_of(there: Site) -> Any:
+    return there.core.cluster.logs[LogName("ns", "log")]
+
+
+@pytest.fixture
+async def loop() -> AsyncGenerator[Loop, None]:
+    loop = Loop()
+    yield loop
+    loop.end()
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait ends with its rounds, however long the machine halts."""
+    monkeypatch.setattr(line, "_REST_S", 3600)
+    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
+
+
+async def rounds_of_a_wait(newcomer: Newcomer, loop: Loop) -> int:
+    before = loop.rounds
+    await newcomer.wait()
+    return loop.rounds - before
+
+
+async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: Loop) -> None:
+    busy = Line(10)
+    newcomer = Newcomer(busy)
+    await busy.wait()
+    newcomer.on_told(MUCH - 1)
+    assert await rounds_of_a_wait(newcomer, loop) > 0
+    newcomer.on_told(1)
+    assert await rounds_of_a_wait(newcomer, loop) == 0
+    newcomer.on_nothing_taken()
+    assert await rounds_of_a_wait(newcomer, loop) > 0
+
+
+async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And however many are in line."""
+    monkeypatch.setattr(line, "_REST_S", 3600)
+    monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 0.001)
+    endless = Line(10**9)
+    await endless.wait()
+    newcomer = Newcomer(endless)
+    assert await rounds_of_a_wait(newcomer, loop) > 0
+    assert await rounds_of_a_wait(newcomer, loop) == 0
+    newcomer.on_nothing_taken()
+    assert await rounds_of_a_wait(newcomer, loop) > 0
+
+
+# --- As followers of HTTP ---------------------------------------------------------------------
+
+
+@dataclass
+class Piece:
+    """Of records, as it is told to somebody."""
+
+    of: Any
+    round: int
+    size: int
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[Piece]:
+    told: list[Piece] = []
+    is_taken = event_streams._is_taken
+
+    async def noted(text: bytes, send: Any) -> bool:
+        if b'"records"' in text:
+            told.append(Piece(send, loop.rounds, len(text)))
+        return await is_taken(text, send)
+
+    monkeypatch.setattr(event_streams, "_is_taken", noted)
+    return told
+
+
+@pytest.mark.usefixtures("no_clock")
+async def test_followers_who_come_at_once_do_not_hold_up_others(
+    there: Site, pieces: list[Piece]
+) -> None:
+    """A piece of each of them was told in one round of the loop, or all of it to eight of them."""
+    log_of(there).append(pack_block([b"x" * 700] * 300), None)
+    answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(20)))
+    assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
+    rounds = [piece.round for piece in pieces]
+    assert len(rounds) > 20 * 10
+    assert all(b - a >= newcomers.ROUNDS for a, b in pairwise(rounds))
+
+
+@pytest.mark.usefixtures("no_clock")
+async def test_a_follower_who_takes_what_he_is_told_goes_on_at_his_own_pace(
+    there: Site, pieces: list[Piece]
+) -> None:
+    log_of(there).append(pack_block([b"x" * 1000] * 1000), None)
+    answer = await there.get(TO_THE_TAIL, **SSE)
+    assert answer.body.count(b"x" * 1000) == 1000
+    told = 0
+    for piece, following_one in pairwise(pieces):
+        told += piece.size
+        gap = following_one.round - piece.round
+        assert gap >= newcomers.ROUNDS if told < MUCH else gap == 0
+    assert told > 2 * MUCH
+
+
+async def test_news_of_a_log_wait_for_nothing(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second ones, too: they had waited with the newcomers, behind all that had been told before them."""
+    monkeypatch.setattr(Newcomer, "wait", lambda _: asyncio.Event().wait())
+    async with there.open("GET", f"{LOG}/records", b"", **SSE) as one:
+        parts = one.parts()
+        async with asyncio.timeout(DEADLINE_S):
+            for news in (b"new", b"newer", b"newest"):
+                log_of(there).append(pack_block([news]), None)
+                while b'"%s"' % news not in await anext(parts):
+                    pass
+
+
+async def test_no_more_hold_what_is_told_than_have_a_turn(
+    there: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a round of the loop took a millisecond, 115 of 300 held theirs after 20 s, and 5 had been told."""
+    held = most = 0
+    real = event_streams._pieces
+
+    def counted(*args: Any) -> Generator[Any, None, None]:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        try:
+            yield from real(*args)
+        finally:
+            held -= 1
+
+    monkeypatch.setattr(event_streams, "_pieces", counted)
+    begin = loop.rounds
+    # So that all its timers go by rounds: with thirteen of them for a follower his turn would be over.
+    monkeypatch.setattr(
+        asyncio.get_running_loop(),
+        "time",
+        lambda: (loop.rounds - begin) * reader_turns._TURN_S / 10,
+    )
+    log_of(there).append(pack_block([b"x" * 700] * 300), None)
+    answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(40)))
+    monkeypatch.undo()
+    assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
+    assert 1 < most <= reader_turns.TURNS
+    assert held == 0
+
+
+@pytest.mark.parametrize("ends", ["he leaves", "the server closes"])
+async def test_a_newcomer_who_goes_while_he_waits_leaves_nothing_behind(
+    there: Site, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    waits = asyncio.Event()
+
+    async def wait(_: Newcomer) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Newcomer, "wait", wait)
+    turns = reader_turns.Turns(1)
+    monkeypatch.setattr(there.door, "_turns", turns)
+    log_of(there).append(pack_block([b"x" * 700] * 300), None)
+    async with asyncio.timeout(DEADLINE_S), there.open("GET", TO_THE_TAIL, b"", **SSE) as stream:
+        await waits.wait()
+        assert there.core.readers == 1
+        if ends == "the server closes":
+            await there.door.close()
+            assert [part async for part in stream.parts()][1:] == []
+            assert there.core.readers == 0
+    assert there.core.readers == 0
+    assert not there.door.followers
+    assert turns._free == 1

@@ -1,0 +1,422 @@
+"""What many followers may have together, and that nobody waits for one who gets nothing."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollbook.api.rest import event_streams
+from rollbook.api.rest import reader_turns as shared_room
+from rollbook.api.rest.reader_turns import Events, Through, Turns
+from rollbook.logservice.core.record_block import pack_block
+from rollbook.logservice.ids import AtOffset, Latest, LogName, Offset, Position
+from rollbook.logservice.messages import (
+    CaughtUp,
+    FellBehind,
+    Progress,
+    ReadStream,
+    Records,
+    WaitsFor,
+)
+from rollbook.proto.errors import NotOwner, Overloaded, OwnerChanging
+from tests.unit.api.rest.log_routes import LOG, SSE, Site
+
+RECORDS = Records((b"",), Offset(0), Offset(1))
+
+
+class Reader:
+    def __init__(self, *events: Any) -> None:
+        self.is_asked = self.is_open = False
+        self.word: ReadStream | None = None
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self._events = iter(events)  # Whoever reads again goes on.
+
+    async def read(self) -> AsyncGenerator[Any, None]:
+        self.is_open = True
+        try:
+            for event in self._events:
+                self.is_asked = True
+                await self.may_answer.wait()
+                await asyncio.sleep(0)  # Others have their chance.
+                yield event
+        finally:
+            self.is_open = False
+
+
+ASKED = ReadStream(LogName("ns", "log"), Latest(), heartbeat_ms=60_000)
+
+
+async def stand(position: Position) -> Progress:
+    return Progress(Offset(7), Offset(0), Offset(9), 2, 0, 0, WaitsFor.THROTTLE)
+
+
+def take(turns: Turns, reader: Reader, asked: ReadStream = ASKED) -> Events:
+    def read(word: ReadStream) -> Events:
+        reader.word = word
+        return reader.read()
+
+    return turns.take(lambda through: through(read, asked), stand)
+
+
+async def anything_but_progress(events: Events) -> Any:
+    """However many heartbeats come before it, where this process stands still."""
+    async for event in events:
+        if not isinstance(event, Progress):
+            return event
+    return None
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_those_who_are_behind_read_in_turns() -> None:
+    turns, readers = Turns(2), [Reader(RECORDS, RECORDS) for _ in range(3)]
+    told = [take(turns, reader) for reader in readers]
+    assert [await anext(each) for each in told[:2]] == [RECORDS, RECORDS]
+    third = asyncio.ensure_future(anext(told[2]))
+    await settled()
+    assert not readers[2].is_asked
+    await told[0].aclose()  # What it had is told, or given up.
+    assert await third == RECORDS
+    for each in told:
+        await each.aclose()
+
+
+async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the next one has no reader."""
+    monkeypatch.setattr(shared_room, "_TURN_BYTES", 30)
+    records = Records((b"x" * 10,), Offset(4), Offset(5))
+    turns, told = Turns(1), list[int]()
+    readers = [Reader(*[records] * 4), Reader(records)]
+
+    async def follow(number: int) -> None:
+        async for _ in take(turns, readers[number]):
+            told.append(number)
+            if number == 1:
+                assert not readers[0].is_open
+
+    await asyncio.gather(follow(0), follow(1))
+    assert told == [0, 0, 0, 1, 0]
+    assert readers[0].word is not None
+    assert readers[0].word.start == AtOffset(Offset(5))
+
+
+async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> None:
+    turns = Turns(1)
+    live = take(turns, Reader(CaughtUp(Offset(0)), RECORDS, FellBehind(Offset(9)), RECORDS))
+    assert await anext(live) == CaughtUp(Offset(0))
+    assert await anext(live) == RECORDS
+    other = take(turns, Reader(RECORDS))
+    assert await anext(other) == RECORDS  # Nobody else has it.
+    assert await anext(live) == FellBehind(Offset(9))
+    behind = asyncio.ensure_future(anext(live))
+    await settled()
+    assert not behind.done()
+    await other.aclose()
+    assert await behind == RECORDS
+    await live.aclose()
+
+
+async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_room, "_TURN_S", 0.01)
+    turns, stuck = Turns(1), Reader(RECORDS)
+    stuck.may_answer.clear()
+    first, second = take(turns, stuck), take(turns, Reader(RECORDS))
+    waiting = asyncio.ensure_future(anext(first))
+    await settled()
+    assert await anext(second) == RECORDS
+    stuck.may_answer.set()
+    assert await waiting == RECORDS
+    await first.aclose()
+    await second.aclose()
+    third = take(turns, Reader(RECORDS))
+    assert await anext(third) == RECORDS
+    await third.aclose()
+
+
+async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_there() -> None:
+    """RL3: with each heartbeat, and his place in the queue is kept."""
+    turns, reader, later = Turns(1), Reader(RECORDS), Reader(RECORDS)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    waiting = take(turns, reader, replace(ASKED, heartbeat_ms=200))
+    assert await anext(waiting) == await stand(Latest())
+    behind_him = asyncio.ensure_future(anext(take(turns, later)))
+    assert await anext(waiting) == await stand(Latest())
+    heard = asyncio.ensure_future(anything_but_progress(waiting))
+    await settled()
+    await first.aclose()
+    assert await heard == RECORDS
+    assert not later.is_asked
+    assert reader.word is not None
+    assert reader.word.start == AtOffset(Offset(7))
+    await waiting.aclose()
+    assert await behind_him == RECORDS
+
+
+async def test_a_turn_begins_while_he_is_being_told_where_he_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asked that of a log without an owner held it for seconds."""
+    monkeypatch.setattr(shared_room, "_TURN_S", 100)
+    is_asked = asyncio.Event()
+
+    async def stand_never(position: Position) -> Progress:
+        is_asked.set()
+        await asyncio.Event().wait()
+        return await stand(position)
+
+    turns, word = Turns(1), replace(ASKED, heartbeat_ms=10)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    waiting = turns.take(
+        lambda through: through(lambda _: Reader(RECORDS).read(), word), stand_never
+    )
+    heard = asyncio.ensure_future(anext(waiting))
+    async with asyncio.timeout(30):
+        await is_asked.wait()
+        await first.aclose()
+        assert await heard == RECORDS
+    await waiting.aclose()
+
+
+async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_room, "_TURN_S", 100)
+    turns = Turns(1)
+    first, slow = take(turns, Reader(RECORDS)), Reader(RECORDS)
+    await anext(first)
+    told = take(turns, slow, replace(ASKED, heartbeat_ms=10))
+    await anext(told)  # And asks for no more.
+    await first.aclose()
+    other = take(turns, Reader(RECORDS))
+    async with asyncio.timeout(30):
+        assert await anext(other) == RECORDS
+        await other.aclose()
+        assert await anext(told) == RECORDS
+    await told.aclose()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_whoever_is_cancelled_just_when_his_turn_comes_takes_it_not_with_him(
+    times: int,
+) -> None:
+    turns = Turns(1)
+    first, waiting = take(turns, Reader(RECORDS)), take(turns, Reader(RECORDS))
+    await anext(first)
+    heard = asyncio.ensure_future(anext(waiting))
+    await settled()
+    await first.aclose()
+    for _ in range(times):
+        heard.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(heard, return_exceptions=True)
+    async with asyncio.timeout(30):
+        assert await anext(take(turns, Reader(RECORDS))) == RECORDS
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
+    monkeypatch: pytest.MonkeyPatch, *, was_told: bool
+) -> None:
+    """Without a turn meanwhile; what fails first is his answer."""
+    monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
+    errors: list[Exception] = [Overloaded(), OwnerChanging(), NotOwner()]
+
+    async def fails(_: ReadStream) -> AsyncGenerator[Any, None]:
+        opened.append(_.start)
+        yield await asyncio.sleep(0, RECORDS) if not errors else raised(errors.pop(0))
+
+    opened: list[Position] = []
+    turns = Turns(1)
+    stands = Offset(7) if was_told else None
+    told = turns.take(lambda through: through(fails, ASKED), stand, stands)
+    if not was_told:
+        with pytest.raises(Overloaded):
+            await anext(told)
+        return
+    async with asyncio.timeout(30):
+        assert await anext(told) == await stand(Latest())
+        assert await anext(take(turns, Reader(RECORDS))) == RECORDS
+        assert await anext(told) == await stand(Latest())
+    with pytest.raises(NotOwner):  # He does better to ask elsewhere.
+        await anext(told)
+    assert opened == [AtOffset(Offset(7))] * 3
+
+
+def raised(error: Exception) -> Any:
+    raise error
+
+
+async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_read() -> None:
+    """And is not refused for where the log had come to while he waited."""
+    turns, reader = Turns(1), Reader(RECORDS)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    asked = replace(ASKED, until_offset=Offset(5), heartbeat_ms=10)
+    waiting = take(turns, reader, asked)
+    assert await anext(waiting) == await stand(Latest())  # At 7.
+    await first.aclose()
+    await anext(waiting)
+    assert reader.word == replace(asked, start=AtOffset(Offset(7)), until_offset=Offset(7))
+    await waiting.aclose()
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard: bool) -> None:
+    turns, reader = Turns(1), Reader(RECORDS)
+    first = take(turns, Reader(RECORDS))
+    await anext(first)
+    waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
+    await anext(waiting)
+    if is_heard:  # His turn comes just when he leaves.
+        await first.aclose()
+    await waiting.aclose()
+    await first.aclose()
+    assert await anext(take(turns, Reader(RECORDS))) == RECORDS
+    assert not reader.is_asked
+
+
+async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_room, "_TURN_S", 100)
+    turns, may_go_on = Turns(1), asyncio.Event()
+
+    async def throttled(through: Through) -> Events:
+        async with aclosing(through(lambda _: Reader(RECORDS, RECORDS).read(), ASKED)) as events:
+            async for event in events:
+                yield event
+                await may_go_on.wait()
+
+    first = turns.take(throttled, stand)
+    assert await anext(first) == RECORDS
+    waiting = asyncio.ensure_future(anext(first))
+    await settled()
+    second = take(turns, Reader(RECORDS))
+    async with asyncio.timeout(30):
+        assert await anext(second) == RECORDS
+    may_go_on.set()
+    await settled()
+    assert not waiting.done()  # To read on he needs one.
+    await second.aclose()
+    assert await waiting == RECORDS
+    await first.aclose()
+
+
+async def test_who_has_to_wait_has_an_answer_meanwhile(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is read for him; and of a log that is not there he hears that."""
+    there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"a", b"b"]), None)
+    turns, path = Turns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
+    monkeypatch.setattr(there.door, "_turns", turns)
+    async with there.open("GET", path, b"", **SSE) as stream:
+        parts = stream.parts()
+        assert (await anext(parts), stream.status) == (b"retry: 250\n\n", 200)
+        told = await anext(parts)
+        assert told.startswith(b"id: 1\nevent: progress\n")
+        assert b'"waits_for":"throttle"' in told
+        turns.release()
+        while b"event: records" not in told:
+            told = await anext(parts)
+        assert b'"offset":1' in told
+    assert not there.core.readers
+    there.core.cluster.logs.clear()
+    monkeypatch.setattr(there.door, "_turns", Turns(0))
+    assert (await there.get(path, **SSE)).status == 404
+
+
+async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = there.core.cluster.logs[LogName("ns", "log")]
+    log.append(pack_block([b"a"]), None)
+    log.is_sealed = True
+    monkeypatch.setattr(there.door, "_turns", Turns(0))
+    path = f"{LOG}/records?heartbeat_ms=100"
+    assert (await there.get(path, **SSE, **{"last-event-id": "1"})).status == 204
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_nobody_waits_in_silence_for_a_server_that_knows_nothing(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Neither for his turn nor in it: he is told why, and may ask elsewhere."""
+    monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
+
+    async def fails(_: ReadStream) -> AsyncGenerator[Any, None]:
+        yield raised(Overloaded())
+
+    async def knows_nothing(_: Position) -> Progress:
+        raise Overloaded
+
+    word = replace(ASKED, heartbeat_ms=10)
+    told = Turns(turns).take(lambda through: through(fails, word), knows_nothing, Offset(7))
+    async with asyncio.timeout(30):
+        with pytest.raises(Overloaded):
+            await anext(told)
+
+
+async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told() -> None:
+    failures = [Overloaded()]
+
+    async def stand_at_times(position: Position) -> Progress:
+        asked.append(position)
+        if len(asked) == 2:
+            raise failures.pop()
+        return await stand(position)
+
+    asked: list[Position] = []
+    word = replace(ASKED, heartbeat_ms=10)
+    told = Turns(0).take(lambda through: through(lambda _: Reader().read(), word), stand_at_times)
+    assert await anext(told) == await anext(told) == await stand(Latest())
+    assert asked == [Latest(), AtOffset(Offset(7)), AtOffset(Offset(7))]
+    assert not failures
+    await told.aclose()
+
+
+async def test_a_large_record_goes_in_slices_to_whoever_takes_them_slowly(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
+    value = b"x" * 200_000
+    there.core.cluster.logs[LogName("ns", "log")].append(pack_block([value, b"last"]), None)
+    async with there.open("GET", f"{LOG}/records?at_tail=stop", b"", **SSE) as stream:
+        parts, text = stream.parts(), b""
+        while b"event: stopped" not in text:
+            stream.may_send.clear()
+            await asyncio.sleep(0.03)
+            stream.may_send.set()
+            part = await anext(parts)
+            assert len(part) <= event_streams._SLICE_BYTES
+            text += part
+        assert there.door.rests.bytes == 0
+    assert text.count(value) == text.count(b'"last"') == 1
+
+
+async def test_whoever_is_one_too_many_is_hung_up_on(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_streams, "_RESTS_BYTES_MAX", 100_000)
+
+    async def take_beginnings(text: bytes, send: Any) -> bool:
+        begins = text.startswith(b"id:")
+        if begins:
+            await send(event_streams._body(text))
+        return begins
+
+    monkeypatch.setattr(event_streams, "_is_taken", take_beginnings)
+    there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"x" * 200_000]), None)
+    async with there.open("GET", f"{LOG}/records", b"", **SSE) as stream:
+        *_, last = [part async for part in stream.parts()]
+        assert b"event: records" in last
+        assert not last.endswith(b"\n\n")
+    assert there.door.rests.bytes == there.core.readers == 0

@@ -1,0 +1,50 @@
+"""Work in the background: how much of it, and when."""
+
+import random
+
+import pytest
+
+from rollbook.bookie.core.background_pacing import Lull, Rests
+
+MS = 10**6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_work_rests_so_many_times_as_long_as_its_steps(seed: int) -> None:
+    """However short they are, and never long for what waited for the disk."""
+    chance = random.Random(seed)
+    now_ns, worked_ns, rested_ns = 0, 0, 0
+    rests = Rests(now_ns)
+    for _ in range(1_000):
+        step_ns = chance.choice((1_000, 100_000, 400_000, 2_000_000))
+        now_ns += step_ns
+        worked_ns += step_ns
+        rest_ns = round(rests.on_paused(now_ns, 2.0) * 1e9)
+        assert rest_ns == 0 or rest_ns >= 1_000_000  # No timer is finer.
+        rested_ns += rest_ns
+        now_ns += rest_ns + chance.randrange(1_000_000)  # Others were at work.
+        rests.on_resumed(now_ns)
+    assert 2 * worked_ns - 1_000_000 <= rested_ns <= 2 * worked_ns
+    assert rests.on_paused(now_ns + 10**9, 2.0) <= 0.01
+
+
+def test_a_lull_is_a_turn_of_the_loop_in_which_nobody_did_much() -> None:
+    lull = Lull(0, patience_s=1.0)
+    assert not lull.has_come(0, 2 * MS)
+    assert not lull.has_come(5 * MS, 6 * MS)
+    assert lull.has_come(7 * MS, 7 * MS + 20_000)
+
+
+def test_a_loop_that_is_never_idle_is_waited_for_no_longer_than_patience_lasts() -> None:
+    """Else compaction would never end where adds never do, and the disk would fill up."""
+    now_ns, looks, lull = 0, 0, Lull(0, patience_s=0.02)
+    while not lull.has_come(now_ns, now_ns + 2 * MS):
+        now_ns, looks = now_ns + 4 * MS, looks + 1
+    assert looks == 5
+
+
+def test_there_is_no_lull_while_something_more_pressing_is_done() -> None:
+    lull = Lull(0, patience_s=0.02)
+    assert not lull.has_come(5 * MS, 5 * MS, is_preceded=True)
+    assert lull.has_come(5 * MS, 5 * MS)
+    assert lull.has_come(20 * MS, 20 * MS, is_preceded=True)

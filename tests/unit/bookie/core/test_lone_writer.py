@@ -1,0 +1,42 @@
+"""Alone is who adds many times in a row; one chunk of somebody else's ends that."""
+
+from rollbook.bookie.core.lone_writer import Solo
+
+
+def chunks_until_alone(solo: Solo, source: object) -> int:
+    for chunks in range(1, 100):
+        solo.on_adds(source)
+        if solo.is_alone:
+            return chunks
+    raise AssertionError("never")
+
+
+def test_nobody_is_alone_at_first() -> None:
+    assert not Solo(8).is_alone
+
+
+def test_who_adds_often_in_a_row_is_alone_until_somebody_else_adds() -> None:
+    solo = Solo(8)
+    assert chunks_until_alone(solo, "first") == 8
+    solo.on_adds("first")
+    assert solo.is_alone
+    solo.on_adds("second")
+    assert not solo.is_alone
+    assert chunks_until_alone(solo, "first") == 8
+
+
+def test_those_who_take_turns_are_never_alone() -> None:
+    solo = Solo(8)
+    for _ in range(100):
+        for source in ("first", "second"):
+            solo.on_adds(source)
+            assert not solo.is_alone
+
+
+def test_who_is_gone_is_alone_no_more_and_whoever_else_is_stays_so() -> None:
+    solo = Solo(8)
+    chunks_until_alone(solo, "first")
+    solo.on_gone("second")
+    assert solo.is_alone
+    solo.on_gone("first")
+    assert not solo.is_alone

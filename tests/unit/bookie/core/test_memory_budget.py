@@ -1,0 +1,158 @@
+"""What is lent, to whom, and who goes on when there is room again."""
+
+import random
+
+import pytest
+
+from rollbook.bookie.core.memory_budget import Account, Making, Pool
+
+
+def make(bytes_max: int = 800, floor: int = 100, ceiling: int = 500) -> Pool:
+    return Pool(bytes_max=bytes_max, floor=floor, ceiling=ceiling)
+
+
+def account(pool: Pool) -> Account:
+    return Account(pool, lambda: None)
+
+
+def test_a_floor_is_there_for_everybody() -> None:
+    """B7: however much the others hold."""
+    pool = make()
+    greedy = [account(pool) for _ in range(2)]
+    for each in greedy:
+        each.take(500)
+    assert pool.lent == 800
+    assert pool.is_exhausted
+    assert not any(each.may_take() for each in greedy)
+    late = account(pool)
+    assert late.may_take()
+    late.take(99)
+    assert late.may_take()
+    late.take(1)
+    assert not late.may_take()
+
+
+def test_a_ceiling_holds_even_alone() -> None:
+    pool = make()
+    alone = account(pool)
+    alone.take(499)
+    assert alone.may_take()
+    alone.take(1)
+    assert not alone.may_take()
+    assert not alone.may_resume()
+    alone.give(249)
+    assert not alone.may_resume()
+    alone.give(1)
+    assert alone.may_resume()
+
+
+def test_who_waits_goes_on_in_the_order_of_coming() -> None:
+    pool = make()
+    greedy, first, second = account(pool), account(pool), account(pool)
+    greedy.take(900)
+    for waiting in (first, second):
+        waiting.take(120)
+        assert not waiting.may_take()
+        pool.waiting[waiting] = None
+    greedy.give(100)
+    assert not pool.has_news  # A little room is none: everybody would stop again at once.
+    greedy.give(100)
+    assert pool.has_news
+    assert pool.take_ready() == [first, second]
+    assert not pool.waiting
+    assert not pool.has_news
+
+
+def test_one_that_is_in_the_middle_of_a_request_may_finish_it() -> None:
+    """Else several could hold half a request each, for ever."""
+    pool = make()
+    halves = [account(pool) for _ in range(3)]
+    for each in halves:
+        each.set_begun(400)
+    assert pool.is_exhausted
+    assert [each.may_take() for each in halves] == [True, False, False]
+    halves[0].set_begun(450)
+    assert halves[0].may_take()
+    for each in halves[1:]:
+        pool.waiting[each] = None
+    halves[0].set_begun(0)
+    assert pool.has_news
+    assert pool.take_ready() == halves[1:]
+
+
+def test_answers_in_the_making_take_room_and_keep_nobody_from_being_heard() -> None:
+    """B7."""
+    pool = make()
+    asking = account(pool)
+    making = Making(pool, 700)
+    assert making.may_grow
+    making.grow(200)
+    assert not making.may_grow
+    assert pool.is_exhausted
+    assert (pool.held, pool.lent) == (900, 900)
+    assert asking.may_take()
+    asking.take(100)
+    assert not asking.may_take()
+    pool.waiting[asking] = None
+    making.end()
+    assert pool.take_ready() == [asking]
+    assert (pool.held, pool.lent) == (100, 0)
+
+
+def test_answers_that_nobody_takes_overdraw() -> None:
+    pool = make()
+    readers = [account(pool) for _ in range(11)]
+    for reader in readers:
+        reader.set_unread(200)
+    assert pool.lent == 1100
+    assert pool.is_overdrawn
+    for reader in readers[:2]:
+        reader.set_unread(50)
+    assert not pool.is_overdrawn
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_pool_always_knows_what_is_lent(seed: int) -> None:
+    """B7."""
+    chance = random.Random(seed)
+    pool = make()
+    accounts = [account(pool) for _ in range(5)]
+    for _ in range(300):
+        each = chance.choice(accounts)
+        match chance.randrange(4):
+            case 0:
+                each.take(chance.randrange(300))
+            case 1:
+                each.give(chance.randint(0, each.held - each.begun - each.unread))
+            case 2:
+                each.set_begun(chance.randrange(300))
+            case 3:
+                each.set_unread(chance.randrange(300))
+        assert pool.held == sum(each.held for each in accounts)
+        assert pool.lent == sum(max(0, each.held - pool.floor) for each in accounts)
+
+
+def test_what_has_begun_may_hold_half_of_what_is_lent() -> None:
+    """B7: beyond, when others wait, those that stand still have to go."""
+    pool = make()
+    half, busy = account(pool), account(pool)
+    half.set_begun(500)
+    assert pool.overdue <= 0  # There is room for everybody.
+    busy.take(500)
+    assert pool.is_exhausted
+    assert pool.overdue == 100
+    half.set_begun(400)
+    assert pool.overdue <= 0  # It is not half requests that keep others waiting.
+
+
+def test_who_is_favoured_goes_on_by_large_pieces() -> None:
+    pool = make(ceiling=600)
+    half, busy = account(pool), account(pool)
+    half.set_begun(200)
+    busy.take(900)
+    assert pool.is_exhausted
+    assert half.room <= 0
+    assert half.may_take()  # Since it has nothing else to give back.
+    assert half.room == 400
+    half.set_begun(0)
+    assert half.room == 100

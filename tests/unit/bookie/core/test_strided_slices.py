@@ -1,0 +1,68 @@
+"""Entries that lie at even distances are cut out of a record's body at once, and no others."""
+
+import random
+from array import array
+
+import pytest
+
+from rollbook.bookie.core.strided_slices import cut_evenly
+
+ORIGIN = 5_000  # Where the body lies in its file.
+
+
+def columns(starts: range, length: int) -> tuple["array[int]", "array[int]"]:
+    return array("I", [ORIGIN + start for start in starts]), array("I", [length]) * len(starts)
+
+
+def test_all_that_lie_in_the_body_are_cut_at_once() -> None:
+    body = random.Random(1).randbytes(4_000)
+    starts = range(28, 28 + 100 * 128, 128)  # Most of them are in records behind this one.
+    positions, lengths = columns(starts, 100)
+    wanted = tuple(body[start : start + 100] for start in starts if start + 100 <= len(body))
+    assert cut_evenly(body, ORIGIN, positions, lengths, 0) == wanted
+    assert cut_evenly(body, ORIGIN, positions, lengths, 3) == wanted[3:]
+
+
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("at", [1, 12, 23])
+def test_one_that_lies_elsewhere_or_is_longer_leaves_all_to_be_cut_one_by_one(
+    column: int, at: int
+) -> None:
+    both = columns(range(28, 28 + 24 * 128, 128), 100)
+    both[column][at] += 1
+    assert cut_evenly(bytes(4_000), ORIGIN, *both, 0) == ()
+
+
+def test_none_are_cut_outside_the_body() -> None:
+    positions, lengths = columns(range(0, 20 * 128, 128), 100)
+    assert len(cut_evenly(bytes(20 * 128 - 28), ORIGIN, positions, lengths, 0)) == 20
+    assert len(cut_evenly(bytes(20 * 128 - 29), ORIGIN, positions, lengths, 0)) == 19
+    assert cut_evenly(bytes(99), ORIGIN, positions, lengths, 0) == ()
+    assert cut_evenly(bytes(20 * 128), ORIGIN + 1, positions, lengths, 0) == ()
+
+
+@pytest.mark.parametrize("step", [0, -128, 64])
+def test_entries_that_go_backwards_or_overlap_are_not_cut(step: int) -> None:
+    positions = array("I", [ORIGIN + 4_000 + n * step for n in range(24)])
+    assert cut_evenly(bytes(9_000), ORIGIN, positions, array("I", [100]) * 24, 0) == ()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_cut_is_what_lies_there(seed: int) -> None:
+    chance = random.Random(seed)
+    body = chance.randbytes(chance.randrange(1, 20_000))
+    length = chance.randrange(1, 300)
+    step = length + chance.randrange(0, 60)
+    first = chance.randrange(0, 100)
+    positions, lengths = columns(
+        range(first, first + chance.randrange(1, 200) * step, step), length
+    )
+    if chance.random() < 0.3:
+        positions[chance.randrange(len(positions))] += chance.randrange(3)
+    start = chance.randrange(len(positions))
+    views = memoryview(positions), memoryview(lengths)
+    cut = cut_evenly(body, ORIGIN, positions, lengths, start)
+    assert cut == cut_evenly(body, ORIGIN, *views, start)
+    places = [(position - ORIGIN, length) for position in positions[start : start + len(cut)]]
+    assert cut == tuple(body[at : at + size] for at, size in places)
+    assert all(len(each) == length for each in cut)

@@ -1,0 +1,1134 @@
+"""Conversations with a bookie, over the simulator's network and disk."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from rollbook.bookie import request_handlers as answers
+from rollbook.bookie.config import ServerConfig
+from rollbook.bookie.connection import Connection
+from rollbook.bookie.request_handlers import Answers
+from rollbook.proto.errors import (
+    BookieFailed,
+    ConnectionLost,
+    InvalidRequest,
+    NoSuchEntry,
+    NoSuchLedger,
+    Overloaded,
+    Unauthorized,
+)
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
+from rollbook.proto.ports import Buffer
+from rollbook.proto.wire import v2
+from rollbook.proto.wire.adds import AddReplies
+from rollbook.proto.wire.digest import ledger_key
+from rollbook.proto.wire.entry_batches import join_bodies
+from rollbook.proto.wire.messages import (
+    BatchRead,
+    BatchReadReply,
+    BookieInfoReply,
+    Call,
+    ForceLedger,
+    ForceLedgerReply,
+    GetBookieInfo,
+    ListEntries,
+    ListEntriesReply,
+    Read,
+    ReadReply,
+    Reply,
+    Request,
+    WriteLac,
+    WriteLacReply,
+)
+from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
+from tests.simulation.kernel.disk import SimulatedFile
+from tests.support.bookie_client import KEY, BookieClient
+from tests.unit.bookie.serving import STORAGE, Scene, add_entries, digest_of, entry, tell
+
+L7 = LedgerId(7)
+GOLDEN_KEY = ledger_key(b"testPasswd")
+TIGHT = ServerConfig(
+    frame_bytes_max=64 * 1024,
+    held_bytes_max=64 * 1024,
+    connection_bytes_max=64 * 1024,
+    connection_bytes_floor=4 * 1024,
+)
+
+
+class Tally:
+    """Counts the answers to the adds of one client."""
+
+    def __init__(self, client: BookieClient) -> None:
+        self.acked = 0
+        self.refused: dict[str, int] = {}
+        client.on_adds = self._on_adds
+
+    @property
+    def answered(self) -> int:
+        return self.acked + sum(self.refused.values())
+
+    def _on_adds(self, replies: AddReplies) -> None:
+        if replies.error is None:
+            self.acked += len(replies.entry_ids)
+        else:
+            name = replies.error.__name__
+            self.refused[name] = self.refused.get(name, 0) + len(replies.entry_ids)
+
+
+async def until(is_so: object, seconds: float = 100.0) -> None:
+    assert callable(is_so)
+    async with asyncio.timeout(seconds):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+def pack(client: BookieClient, ledger_id: int, entry_ids: Sequence[int], size: int = 7) -> bytes:
+    ledger = client.ledger(ledger_id)
+    return b"".join(ledger.pack(entry_id, entry_id - 1, bytes(size)) for entry_id in entry_ids)
+
+
+def connections_of(scene: Scene) -> "dict[Connection, None]":
+    return scene.server._shared.connections
+
+
+# --- As recorded ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "conversation"),
+    [
+        (
+            V2_FRAMES,
+            [
+                ("ADD request", "ADD response EOK"),
+                ("READ request, entry 0", "READ response EOK, entry 0"),
+                ("READ request, entry -1, DO_FENCING", "READ response EOK to the -1 request"),
+                ("ADD request", "ADD response EFENCED"),
+                ("ADD request, RECOVERY_ADD + HIGH_PRIORITY", "ADD response EOK"),
+            ],
+        ),
+        (
+            V3_FRAMES,
+            [
+                ("ADD request", "ADD response EOK"),
+                ("FORCE_LEDGER request", "FORCE_LEDGER response"),
+                ("WRITE_LAC request", None),
+                ("READ request, entry 0", "READ response EOK, maxLAC 0"),
+                ("READ_LAC request", "READ_LAC response, both bodies"),
+                ("START_TLS request", "START_TLS refused (EBADREQ)"),
+                ("READ fence, entry -1, 4.17 order", None),
+                ("READ fence, entry -1, 4.18 order", None),
+                ("ADD request", "ADD response EFENCED"),
+                ("ADD recovery, priority 100, 4.17 order", "ADD response EOK"),
+                ("ADD recovery, priority 100, 4.18 order", "ADD response EOK"),
+            ],
+        ),
+    ],
+)
+def test_recorded_requests_get_the_recorded_replies(
+    frames: dict[str, bytes], conversation: list[tuple[str, str | None]]
+) -> None:
+    async def story(scene: Scene) -> None:
+        raw = await scene.raw()
+        for asked, answered in conversation:
+            raw.send(frames[asked])
+            if answered is not None:
+                assert await raw.receive(len(frames[answered])) == frames[answered], asked
+            else:
+                size = int.from_bytes(await raw.receive(4), "big")
+                assert await raw.receive(size)
+        assert raw.received == b""
+        assert not raw.is_closed
+
+    tell(story)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("version", [2, 3])
+def test_entries_are_read_as_they_were_added_however_bytes_are_cut(version: int, seed: int) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(version)
+        tally = Tally(client)
+        client.send(pack(client, 7, range(200)))
+        await until(lambda: tally.acked == 200)
+        replies = await asyncio.gather(*(client.call(Read(L7, EntryId(e))) for e in range(200)))
+        for entry_id, reply in enumerate(replies):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == digest_of(7).pack_entry(
+                EntryId(entry_id), EntryId(entry_id - 1), 0, bytes(7)
+            )
+            assert reply.last_add_confirmed == (None if version == 2 else 198)
+        last = await client.call(Read(L7, NO_ENTRY))
+        assert isinstance(last, ReadReply)
+        assert last.entry_id == NO_ENTRY  # It echoes what was asked.
+        assert last.body == scene.storage.peek(7, 199)
+
+    tell(story, seed)
+
+
+def test_what_is_no_longer_in_memory_is_read_from_disk() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        for entry_id in range(300):
+            await add_entries(scene.storage, 7, [entry_id], bytes(10_000))
+        assert scene.storage.peek(7, 0) is None
+        asked = [client.ask(Read(L7, EntryId(e))) for e in range(300)]
+        for entry_id, reply in enumerate(await asyncio.gather(*asked)):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == entry(7, entry_id, bytes(10_000))
+
+    tell(story, storage_config=replace(STORAGE, cache_bytes=200_000))
+
+
+def test_space_and_entries_are_told() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0, 1, 2, 5])
+        entries = await client.call(ListEntries(L7))
+        assert isinstance(entries, ListEntriesReply)
+        assert entries.entries
+        assert list(entries.entries.ranges()) == [(0, 2), (5, 5)]
+        space = await scene.node.disk.space("/store")
+        assert await client.call(GetBookieInfo(total_bytes=True, free_bytes=False)) == (
+            BookieInfoReply(None, space.total_bytes)
+        )
+        info = await client.call(GetBookieInfo(total_bytes=True, free_bytes=True))
+        assert info == BookieInfoReply(None, space.total_bytes, space.free_bytes)
+
+    tell(story)
+
+
+def test_entries_in_more_ranges_than_one_answer_holds_are_not_listed() -> None:
+    """The answer is a failure, which says nothing of any entry; a long ledger without gaps is short."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, range(0, 6000, 2))
+        await add_entries(scene.storage, 8, range(6000))
+        holed = await client.call(ListEntries(L7))
+        assert isinstance(holed, ListEntriesReply)
+        assert holed.error is BookieFailed
+        whole = await client.call(ListEntries(LedgerId(8)))
+        assert isinstance(whole, ListEntriesReply)
+        assert whole.entries
+        assert list(whole.entries.ranges()) == [(0, 5999)]
+
+    tell(story, config=replace(TIGHT, frame_bytes_max=32 * 1024))
+
+
+async def batch(client: BookieClient, request: BatchRead) -> list[bytes]:
+    reply = await client.call(request)
+    assert isinstance(reply, BatchReadReply)
+    assert (reply.ledger_id, reply.first_entry) == (request.ledger_id, request.first_entry)
+    assert reply.error is None
+    return [bytes(body) for body in reply.bodies]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_batch_is_counted_as_java_does(version: int) -> None:
+    """36 bytes before the first entry, 4 before each; the first comes in any case."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(version)
+        await add_entries(scene.storage, 7, range(10))
+        size = len(entry(7, 0)) + 4
+        for count, bytes_max, expected in (
+            (5, 1_000_000, 5),
+            (0, 1_000_000, 8),  # From entry 2 on there are no more.
+            (-1, 2**62, 8),
+            (5, 36 + 3 * size, 3),
+            (5, 36 + 3 * size - 1, 2),
+            (5, 1, 1),
+            (5, -1, 1),
+            (1, 1_000_000, 1),
+        ):
+            found = await batch(client, BatchRead(L7, EntryId(2), 1, count, bytes_max))
+            assert found == [entry(7, n) for n in range(2, 2 + expected)], (count, bytes_max)
+
+    tell(story)
+
+
+def test_an_entry_that_a_batch_has_no_room_for_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined: list[int] = []
+
+    def noted(bodies: Sequence[Buffer]) -> bytes:
+        joined.append(sum(map(len, bodies)))
+        return join_bodies(bodies)
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await add_entries(scene.storage, 7, [0])
+        await add_entries(scene.storage, 7, [1], bytes(700_000))
+        found = await batch(client, BatchRead(L7, EntryId(0), 1, 2, 500_000))
+        assert found == [entry(7, 0)]
+        assert joined == [len(entry(7, 0))]
+
+    monkeypatch.setattr(answers, "join_bodies", noted)
+    tell(story)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_batch_ends_before_a_gap_and_a_sparse_one_passes_over_it(version: int) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(version)
+        await add_entries(scene.storage, 7, [0, 1, 3, 4, 6, 7, 9])
+        first_two = [entry(7, 0), entry(7, 1)]
+        assert await batch(client, BatchRead(L7, EntryId(0), 1, 10, 10_000)) == first_two
+        for first in (2, 10):
+            missing = await client.call(BatchRead(L7, EntryId(first), 1, 10, 10_000))
+            assert missing == BatchReadReply(NoSuchEntry, L7, EntryId(first), 1)
+        for first, count, bytes_max, expected in (
+            (0, 8, 10_000, [0, 1, 3, 4, 6, 7]),
+            (2, 0, 10_000, [3, 4, 6, 7, 9]),
+            (2, 2, 10_000, [3]),
+            (0, 0, 36 + 4 * (len(entry(7, 0)) + 4), [0, 1, 3, 4]),
+        ):
+            sparse = BatchRead(L7, EntryId(first), 1, count, bytes_max, is_sparse=True)
+            assert await batch(client, sparse) == [entry(7, n) for n in expected], sparse
+        for first, count in ((2, 1), (10, 0)):
+            none = await client.call(
+                BatchRead(L7, EntryId(first), 1, count, 10_000, is_sparse=True)
+            )
+            assert none == BatchReadReply(NoSuchEntry, L7, EntryId(first), 1)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_batch_of_large_entries_fits_its_frame(version: int) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(version)
+        for entry_id in range(8):
+            await add_entries(scene.storage, 7, [entry_id], bytes(700_000))
+        found = await batch(client, BatchRead(L7, EntryId(0), 1, 0, 2**40))
+        assert found == [entry(7, n, bytes(700_000)) for n in range(7)]
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_a_batch_is_a_short_one_where_memory_is_short() -> None:
+    """B7: and whoever asks for the rest gets it."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await add_entries(scene.storage, 7, range(60), bytes(9_000))
+        asked = [client.ask(BatchRead(L7, EntryId(0), at, 60, 2**22)) for at in range(8)]
+        replies = [await each for each in asked]
+        taken = [len(reply.bodies) for reply in replies if isinstance(reply, BatchReadReply)]
+        assert len(taken) == 8
+        assert all(0 < each < 60 for each in taken)
+        assert max(taken) * 9_000 < 400_000
+        found: list[bytes] = []
+        while len(found) < 60:
+            found += await batch(client, BatchRead(L7, EntryId(len(found)), 9, 60, 2**22))
+        assert found == [entry(7, n, bytes(9_000)) for n in range(60)]
+
+    config = ServerConfig(held_bytes_max=256 * 1024)
+    tell(story, config=config, storage_config=replace(STORAGE, journal_file_bytes=2**23))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_adds_with_deferred_sync_are_durable_once_force_is_answered(fails: bool) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        tally = Tally(client)
+        scene.node.disk.hang()  # Syncs alone.
+        ledger = client.ledger(7)
+        client.send(b"".join(ledger.pack(n, -1, b"x", is_sync_deferred=True) for n in range(3)))
+        await until(lambda: tally.acked == 3)
+        forced = client.ask(ForceLedger(L7))
+        await asyncio.sleep(2)
+        assert not forced.done()
+        scene.node.disk.sync_error_odds = 1.0 if fails else 0.0
+        scene.node.disk.unhang()
+        if not fails:
+            assert await forced == ForceLedgerReply(None, L7)
+            return
+        try:
+            reply = await forced
+        except ConnectionLost:
+            return
+        assert reply == ForceLedgerReply(BookieFailed, L7)
+
+    tell(story, may_fail=fails)
+
+
+# --- Fences -----------------------------------------------------------------------------------
+
+
+def test_no_answer_to_a_fencing_request_before_the_fence_is_durable() -> None:
+    """B4: whatever the answer will be; and from the request on no add gets in."""
+
+    async def story(scene: Scene) -> None:
+        recoverer, writer = await scene.connect(3), await scene.connect(2)
+        tally = Tally(writer)
+        writer.send(pack(writer, 7, range(3)))
+        await until(lambda: tally.acked == 3)
+        scene.node.disk.hang()
+        asked = [
+            recoverer.ask(Read(L7, NO_ENTRY, KEY, fence=True)),
+            recoverer.ask(Read(L7, EntryId(1), KEY, fence=True)),
+            recoverer.ask(Read(L7, EntryId(77), KEY, fence=True)),
+            recoverer.ask(Read(LedgerId(99), EntryId(0), KEY, fence=True)),
+        ]
+        refused = await recoverer.call(Read(L7, NO_ENTRY, ledger_key(b"other"), fence=True))
+        assert isinstance(refused, ReadReply)
+        assert refused.error is Unauthorized  # That says nothing of the fence.
+        writer.send(pack(writer, 7, [3]))
+        await asyncio.sleep(5)
+        assert not any(each.done() for each in asked)
+        assert (tally.acked, tally.refused) == (3, {"LedgerFenced": 1})
+        assert not scene.storage.is_fenced(7)
+        scene.node.disk.unhang()
+        replies = await asyncio.gather(*asked)
+        assert [(r.error, r.last_add_confirmed) for r in replies if isinstance(r, ReadReply)] == [
+            (None, None),
+            (None, None),
+            (NoSuchEntry, None),
+            (NoSuchEntry, None),
+        ]
+        assert scene.storage.is_fenced(7)
+        assert scene.storage.is_fenced(99)
+        writer.send(pack(writer, 99, [0]))
+        await until(lambda: tally.refused == {"LedgerFenced": 2})
+
+    tell(story)
+
+
+def test_a_fence_cuts_off_what_is_behind_it_on_its_own_connection() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(3)
+        tally = Tally(client)
+        client.send(pack(client, 7, range(3)))
+        fenced = client.ask(Read(L7, NO_ENTRY, KEY, fence=True))
+        reply = await fenced
+        assert isinstance(reply, ReadReply)
+        assert reply.body == scene.storage.peek(7, 2)  # What was accepted before it is there.
+        client.send(pack(client, 7, [3]))
+        await until(lambda: tally.answered == 4)
+        assert tally.refused == {"LedgerFenced": 1}
+
+    tell(story)
+
+
+def test_what_is_urgent_does_not_stand_behind_other_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk serves ordinary reads no more, and each client has more of them than may run."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect() for _ in range(3)]
+        await add_entries(scene.storage, 7, range(20))
+        may_read = asyncio.Event()
+        read = scene.storage.read
+
+        async def slow_read(ledger_id: int, entry_id: int) -> bytes:
+            await may_read.wait()
+            return await read(ledger_id, entry_id)
+
+        monkeypatch.setattr(scene.storage, "peek", lambda ledger_id, entry_id: None)
+        monkeypatch.setattr(scene.storage, "read", slow_read)
+        slow = [client.ask(Read(L7, EntryId(e))) for client in clients for e in range(20)]
+        await asyncio.sleep(1)
+        fenced = await clients[0].call(Read(L7, NO_ENTRY, KEY, fence=True))
+        assert isinstance(fenced, ReadReply)
+        assert fenced.body == entry(7, 19)
+        urgent = await clients[1].call(Read(L7, NO_ENTRY), is_high_priority=True)
+        assert isinstance(urgent, ReadReply)
+        assert urgent.body == entry(7, 19)
+        assert not any(each.done() for each in slow)
+        may_read.set()
+        await asyncio.gather(*slow)
+
+    tell(story, config=ServerConfig(reads_max=4, connection_reads_max=2))
+
+
+def test_a_key_of_the_wrong_size_makes_no_ledger_known() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        for key in (None, b"", b"short", KEY + b"x"):
+            reply = await client.call(Read(L7, NO_ENTRY, key, fence=True))
+            assert isinstance(reply, ReadReply)
+            assert reply.error is Unauthorized
+        assert not scene.storage.knows(7)
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        digest_of(7).pack_lac(EntryId(1))[:-1],
+        digest_of(7).pack_lac(EntryId(1)) + b"x",
+        digest_of(7).pack_lac(EntryId(1)) + bytes(5000),
+        digest_of(7).pack_lac(EntryId(2)),
+        digest_of(8).pack_lac(EntryId(1)),
+    ],
+)
+def test_what_is_no_lac_packet_is_not_kept(packet: bytes) -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        assert await client.call(WriteLac(L7, EntryId(1), KEY, packet)) == WriteLacReply(
+            InvalidRequest, L7
+        )
+        assert scene.storage.lac_packet(7) is None
+        assert scene.storage.last_add_confirmed(7) == -1
+
+    tell(story)
+
+
+# --- Long polls -------------------------------------------------------------------------------
+
+
+def poll(previous_lac: int, timeout_ms: int = 5000, entry_id: EntryId = NO_ENTRY) -> Read:
+    lac = EntryId(previous_lac)
+    return Read(L7, entry_id, previous_lac=lac, timeout_ms=timeout_ms, piggyback=True)
+
+
+def test_a_long_poll_ends_when_the_lac_rises() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        waiting = client.ask(poll(-1))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await add_entries(scene.storage, 7, [1])
+        reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert (reply.entry_id, reply.last_add_confirmed) == (0, 0)
+        assert reply.body == entry(7, 0)
+        assert reply.lac_updated_ms is not None
+        assert abs(reply.lac_updated_ms - scene.node.clock.wall_us() // 1000) < 1000
+        assert not scene.storage.lac_watchers
+
+    tell(story)
+
+
+def test_a_long_poll_hears_of_a_lac_before_the_add_that_carries_it_is_durable() -> None:
+    """It is true whatever becomes of that add; what a restart builds on is the durable one (B1)."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        waiting = client.ask(poll(-1))
+        await asyncio.sleep(1)
+        scene.node.disk.sync_s = (20.0, 20.0)
+        adding = asyncio.ensure_future(add_entries(scene.storage, 7, [1]))
+        async with asyncio.timeout(10):
+            reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert (reply.entry_id, reply.last_add_confirmed) == (0, 0)
+        assert reply.body == entry(7, 0)
+        assert not adding.done()
+        assert scene.storage.last_add_confirmed(7) == -1
+        async with asyncio.timeout(10):
+            at_once = await client.call(poll(-1))
+        assert isinstance(at_once, ReadReply)
+        assert at_once.body == entry(7, 0)
+        await adding
+        assert scene.storage.last_add_confirmed(7) == 0
+
+    tell(story)
+
+
+def test_a_long_poll_that_ends_with_an_entry_on_disk_brings_the_same() -> None:
+    """One rule, wherever the first of them was found."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, range(4))
+        wanted = poll(-1)._replace(following_bytes_max=10_000)
+        in_memory = await client.call(wanted)
+        as_ever = scene.storage.peek
+
+        def forget_the_first(ledger_id: int, entry_id: int) -> bytes | None:
+            return as_ever(ledger_id, entry_id) if entry_id else None
+
+        scene.storage.peek = forget_the_first
+        on_disk = await client.call(wanted)
+        assert isinstance(on_disk, ReadReply)
+        assert len(on_disk.following) == 2
+        assert on_disk == in_memory
+
+    tell(story)
+
+
+def test_a_long_poll_brings_what_is_confirmed_behind_its_entry() -> None:
+    """As far as it is wanted; nothing that may not be confirmed, and nothing behind a gap."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0, 1, 2, 3, 5, 6])
+        for previous, wanted, entries in (
+            (-1, 10_000, [0, 1, 2, 3]),
+            (-1, 0, [0]),
+            (-1, 2 * len(entry(7, 0)), [0, 1]),
+            (2, 10_000, [3]),
+            (4, 10_000, [5]),
+        ):
+            reply = await client.call(poll(previous)._replace(following_bytes_max=wanted))
+            assert isinstance(reply, ReadReply)
+            assert [reply.body, *reply.following] == [entry(7, each) for each in entries]
+            assert (reply.entry_id, reply.last_add_confirmed) == (entries[0], 5)
+
+    tell(story)
+
+
+def test_a_long_poll_ends_by_an_explicit_lac_without_the_entry_it_does_not_have() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0, 2])
+        waiting = client.ask(poll(2))
+        packet = digest_of(7).pack_lac(EntryId(3))
+        await client.call(WriteLac(L7, EntryId(3), KEY, packet))
+        reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert reply == ReadReply(None, L7, NO_ENTRY, None, EntryId(3), reply.lac_updated_ms)
+
+    tell(story)
+
+
+def test_a_long_poll_ends_when_time_is_up_or_there_is_no_ledger() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        unknown = await client.call(poll(-1))
+        assert isinstance(unknown, ReadReply)
+        assert unknown.error is NoSuchLedger
+        await add_entries(scene.storage, 7, [0, 1])
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        at_once = await client.call(poll(-1))
+        assert isinstance(at_once, ReadReply)
+        assert at_once == ReadReply(None, L7, EntryId(0), entry(7, 0), EntryId(0))
+        for timeout_ms in (0, -5):
+            now = await client.call(poll(0, timeout_ms))
+            assert now == ReadReply(None, L7, NO_ENTRY, None, EntryId(0))
+        assert loop.time() - started < 1
+        late = await client.call(poll(0, 500))
+        assert late == ReadReply(None, L7, NO_ENTRY, None, EntryId(0))
+        assert 0.5 <= loop.time() - started < 2
+        bounded = await client.call(poll(0, 2**62), timeout_s=1000)
+        assert bounded == late
+        gone = client.ask(poll(0, 50_000))
+        await asyncio.sleep(1)
+        await scene.storage.delete(7)
+        reply = await asyncio.wait_for(gone, 5)
+        assert isinstance(reply, ReadReply)
+        assert reply.error is NoSuchLedger
+
+    tell(story)
+
+
+def test_a_long_poll_tells_the_lac_even_if_nobody_knows_of_the_entry_here() -> None:
+    """B1: that it may be lost here is no news for a reader who can ask others."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        await scene.storage.write_lac(7, KEY, 3, digest_of(7).pack_lac(EntryId(3)))
+        await scene.storage.distrust([7])
+        reply = await client.call(poll(1))
+        assert reply == ReadReply(None, L7, NO_ENTRY, None, EntryId(3))
+
+    tell(story)
+
+
+def test_a_long_poll_for_one_entry_waits_and_then_reads_it() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        waiting = client.ask(Read(L7, EntryId(1), previous_lac=NO_ENTRY, timeout_ms=5000))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await add_entries(scene.storage, 7, [1])
+        reply = await waiting
+        assert isinstance(reply, ReadReply)
+        assert (reply.entry_id, reply.body) == (1, entry(7, 1))
+
+    tell(story)
+
+
+def test_long_polls_that_make_no_sense_are_refused() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        for read in (poll(-1, entry_id=EntryId(3)), Read(L7, NO_ENTRY, piggyback=True)):
+            reply = await client.call(read)
+            assert isinstance(reply, ReadReply)
+            assert reply.error is not None
+            assert reply.error.code.v3 == 404
+
+    tell(story)
+
+
+def test_long_polls_are_bounded_and_cost_nothing_once_their_client_is_gone() -> None:
+    """B7."""
+
+    async def story(scene: Scene) -> None:
+        leaving, staying = await scene.connect(), await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        parked = [leaving.ask(poll(0, 50_000)) for _ in range(50)]
+        await asyncio.sleep(0.5)
+        refused = await staying.call(poll(0))
+        assert isinstance(refused, ReadReply)
+        assert refused.error is Overloaded
+        assert scene.world.network.reset("client", "b1")
+        await asyncio.gather(*parked, return_exceptions=True)
+        await until(lambda: not scene.storage.lac_watchers, 5)
+        staying = await scene.connect()
+        accepted = staying.ask(poll(0, 1000))
+        await asyncio.sleep(0.5)
+        assert not accepted.done()
+        await accepted
+
+    tell(story, config=ServerConfig(long_polls_max=50))
+
+
+def test_a_thousand_readers_of_one_ledger_are_woken_by_one_add() -> None:
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect() for _ in range(20)]
+        await add_entries(scene.storage, 7, [0])
+        waiting = [client.ask(poll(-1, 50_000)) for client in clients for _ in range(50)]
+        await asyncio.sleep(1)
+        await add_entries(scene.storage, 7, [1])
+        for reply in await asyncio.gather(*waiting):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == entry(7, 0)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("is_added_through_the_server", [False, True])
+def test_a_long_poll_that_crashes_takes_its_connection_with_it_and_nobody_elses(
+    is_added_through_the_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash_once(answers: Answers, request: Request, news_ms: int | None = None) -> Reply | None:
+        if news_ms is not None and not crashed:
+            crashed.append(request)
+            raise ZeroDivisionError
+        return as_ever(answers, request, news_ms)
+
+    async def story(scene: Scene) -> None:
+        adder, *readers = [await scene.connect() for _ in range(7)]
+        tally = Tally(adder)
+        await add_entries(scene.storage, 7, [0])
+        for entry_id in (1, 2):
+            polls = [reader.ask(poll(entry_id - 2, 50_000)) for reader in readers]
+            await asyncio.sleep(1)
+            if is_added_through_the_server:
+                adder.send(pack(adder, 7, [entry_id]))
+                await until(lambda: tally.acked)
+            else:
+                await add_entries(scene.storage, 7, [entry_id])
+            replies = await asyncio.gather(*polls, return_exceptions=True)
+            lost = [each for each in replies if isinstance(each, ConnectionLost)]
+            assert len(lost) == (entry_id == 1)
+            for reader, reply in zip(tuple(readers), replies, strict=True):
+                if reply in lost:
+                    readers.remove(reader)
+                else:
+                    assert isinstance(reply, ReadReply)
+                    assert reply.entry_id == entry_id - 1
+        assert len(crashed) == 1
+        assert scene.storage.stats.connections_closed["crashed"] == 1
+
+    crashed: list[Request] = []
+    as_ever = Answers.at_once
+    monkeypatch.setattr(Answers, "at_once", crash_once)
+    tell(story)
+
+
+def test_a_few_long_polls_are_answered_before_the_add_with_their_news_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The write may hold the loop for as long as a sync takes: those few do not wait for that."""
+    steps: list[str] = []
+
+    def answer(connection: Connection, call: Call, reply: Reply) -> int:
+        steps.append("told")
+        return told_as_ever(connection, call, reply)
+
+    def write(file: SimulatedFile, position: int, buffers: Sequence[Buffer]) -> None:
+        steps.append("written")
+        written_as_ever(file, position, buffers)
+
+    async def story(scene: Scene) -> None:
+        adder, reader = await scene.connect(), await scene.connect()
+        tally = Tally(adder)
+        scene.node.disk.quick_odds = 1.0
+        for entry_id in range(10):  # Until it is one who adds alone, and is written for at once.
+            adder.send(pack(adder, 7, [entry_id]))
+            await until(lambda done=entry_id: tally.acked == done + 1)
+        polls = [reader.ask(poll(8, 50_000)) for _ in range(5)]
+        await asyncio.sleep(1)
+        steps.clear()
+        adder.send(pack(adder, 7, [10]))
+        for reply in await asyncio.gather(*polls):
+            assert isinstance(reply, ReadReply)
+            assert reply.entry_id == 9
+        assert steps == ["told"] * 4 + ["written", "told"]
+
+    told_as_ever, written_as_ever = Connection._answer, SimulatedFile.write_and_sync_now
+    monkeypatch.setattr(Connection, "_answer", answer)
+    monkeypatch.setattr(SimulatedFile, "write_and_sync_now", write)
+    tell(story)
+
+
+# --- Too much -----------------------------------------------------------------------------------
+
+
+def test_a_bookie_that_cannot_keep_up_stops_reading_and_loses_nothing() -> None:
+    """B7: what is not held for a client waits in its own machine, and is answered in the end."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect(version) for version in (2, 3) * 5]
+        tallies = [Tally(client) for client in clients]
+        scene.node.disk.hang()
+        for number, client in enumerate(clients):
+            client.send(pack(client, 100 + number, range(500), size=1000))
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            # The floors, the pool, and a chunk that each has read before it was stopped.
+            assert scene.storage.stats.buffered_bytes() <= 10 * 4096 + 65536 + 10 * 4096
+        assert not any(tally.answered for tally in tallies)
+        scene.node.disk.unhang()
+        await until(lambda: all(tally.acked == 500 for tally in tallies))
+        assert scene.storage.stats.buffered_bytes() == 0
+
+    tell(story, config=TIGHT, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_while_others_hold_all_there_is_answers_are_made_one_at_a_time() -> None:
+    """B7: else nobody whose answers would make room again could get them."""
+
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0])
+        writers = [await scene.connect() for _ in range(20)]
+        scene.node.disk.hang()
+        for number, writer in enumerate(writers):
+            writer.send(pack(writer, 100 + number, range(100), size=1000))
+        await asyncio.sleep(5)
+        reader = await scene.connect()
+        asked = [reader.ask(Read(L7, NO_ENTRY)) for _ in range(50)]
+        for reply in await asyncio.wait_for(asyncio.gather(*asked), 5):
+            assert isinstance(reply, ReadReply)
+            assert reply.body == entry(7, 0)
+        scene.node.disk.unhang()
+
+    tell(story, config=TIGHT)
+
+
+def test_a_fence_does_not_wait_for_a_read_even_if_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One answer at a time, and one that is urgent."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0])
+        never = asyncio.Event()
+
+        async def hung_read(ledger_id: int, entry_id: int) -> bytes:
+            await never.wait()
+            raise AssertionError
+
+        monkeypatch.setattr(scene.storage, "peek", lambda ledger_id, entry_id: None)
+        monkeypatch.setattr(scene.storage, "read", hung_read)
+        others = [await scene.connect() for _ in range(4)]
+        hung = [each.ask(Read(L7, EntryId(0))) for each in (client, *others) for _ in range(5)]
+        await asyncio.sleep(1)
+        assert scene.storage.stats.buffered_bytes() > 64 * 1024
+        fenced = await client.call(Read(L7, NO_ENTRY, KEY, fence=True), timeout_s=5)
+        assert isinstance(fenced, ReadReply)
+        assert fenced.body == entry(7, 0)
+        assert not any(each.done() for each in hung)
+        for each in (client, *others):
+            each.abort()
+        await asyncio.gather(*hung, return_exceptions=True)
+
+    tell(story, config=TIGHT)
+
+
+def test_what_a_client_that_is_gone_gives_back_is_lent_to_others() -> None:
+    """B7: its adds are in the journal's queue still, and take the room until they are written."""
+
+    async def story(scene: Scene) -> None:
+        gone = [await scene.connect() for _ in range(4)]
+        scene.node.disk.hang()
+        for number, client in enumerate(gone):
+            client.send(pack(client, 100 + number, range(200), size=1000))
+        await asyncio.sleep(2)
+        scene.world.network.reset("client", "b1")
+        late = await scene.connect(2)
+        tally = Tally(late)
+        late.send(pack(late, 8, range(200), size=1000))
+        await asyncio.sleep(2)
+        assert not tally.answered
+        scene.node.disk.unhang()
+        await until(lambda: tally.acked == 200)
+
+    tell(story, config=TIGHT)
+
+
+def test_whose_calls_wait_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7: however little a request is."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        may_read = asyncio.Event()
+        read_last = scene.storage.read_last
+
+        async def slow_read(ledger_id: int) -> bytes:
+            await may_read.wait()
+            return await read_last(ledger_id)
+
+        monkeypatch.setattr(scene.storage, "read_last", slow_read)
+        await add_entries(scene.storage, 7, [0])
+        asked = [client.ask(Read(L7, NO_ENTRY)) for _ in range(5000)]
+        await asyncio.sleep(5)
+        running = 16 * 64 * 1024
+        assert scene.storage.stats.buffered_bytes() < running + 256 * 1024
+        may_read.set()
+        await asyncio.gather(*asked)
+
+    tell(story)
+
+
+def test_beyond_the_hard_limit_the_answer_is_busy_and_never_silence() -> None:
+    """B7: and what recovers a ledger still gets in."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect(version) for version in (2, 3) * 20]
+        tallies = [Tally(client) for client in clients]
+        scene.node.disk.hang()
+        for number, client in enumerate(clients):
+            client.send(pack(client, 100 + number, range(50), size=1000))
+        await asyncio.sleep(5)
+        busy = sum(tally.refused.get("Overloaded", 0) for tally in tallies)
+        assert busy
+        recoverer = await scene.connect()
+        recovered = Tally(recoverer)
+        ledger = recoverer.ledger(99)
+        recoverer.send(ledger.pack(0, -1, b"x", is_recovery=True, is_high_priority=True))
+        await asyncio.sleep(1)
+        assert not recovered.answered  # It was not refused: it waits for the disk.
+        scene.node.disk.unhang()
+        await until(lambda: all(tally.answered == 50 for tally in tallies))
+        await until(lambda: recovered.acked == 1)
+        assert all(set(tally.refused) <= {"Overloaded"} for tally in tallies)
+
+    tell(story, config=TIGHT, storage_config=replace(STORAGE, queued_bytes_max=40_000))
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_slow_reader_is_not_produced_for(is_cached: bool) -> None:
+    """B7: whether memory has what it wants, or the disk."""
+
+    async def story(scene: Scene) -> None:
+        slow, quick = await scene.connect(), await scene.connect(2)
+        for entry_id in range(200):
+            await add_entries(scene.storage, 7, [entry_id], bytes(10_000))
+        slow.pause()
+        asked = [slow.ask(Read(L7, EntryId(e))) for _ in range(10) for e in range(200)]
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            reply = await quick.call(Read(L7, EntryId(0)))
+            assert isinstance(reply, ReadReply)
+            assert reply.error is None
+            assert scene.storage.stats.buffered_bytes() < 300_000
+        assert not all(each.done() for each in asked)
+        slow.resume()
+        for number, each in enumerate(await asyncio.gather(*asked)):
+            assert isinstance(each, ReadReply)
+            assert each.body == entry(7, number % 200, bytes(10_000))
+
+    cache_bytes = 10_000_000 if is_cached else 100_000
+    config = replace(STORAGE, cache_bytes=cache_bytes, journal_file_bytes=16 * 1024 * 1024)
+    tell(story, config=replace(TIGHT, unread_timeout_s=1000), storage_config=config)
+
+
+def test_who_takes_nothing_for_long_is_cut_off_and_who_takes_a_little_is_not() -> None:
+    async def story(scene: Scene) -> None:
+        never, slowly = await scene.connect(), await scene.connect()
+        await add_entries(scene.storage, 7, [0], bytes(60_000))
+        for client in (never, slowly):
+            client.pause()
+            for _ in range(20):
+                client.ask(Read(L7, EntryId(0)))
+        for _ in range(120):
+            await asyncio.sleep(1)
+            slowly.resume()
+            await asyncio.sleep(0.001)
+            slowly.pause()
+        assert scene.storage.stats.connections() == 1
+        assert scene.storage.stats.connections_closed == {"unread_answers": 1}
+
+    tell(story)
+
+
+def test_an_answer_may_take_its_time_over_a_slow_line() -> None:
+    async def story(scene: Scene) -> None:
+        client = await scene.connect()
+        await add_entries(scene.storage, 7, [0], bytes(4_000_000))
+        scene.world.network.link("b1", "client").bytes_per_s = 40_000
+        reply = await client.call(Read(L7, EntryId(0)), timeout_s=1000)
+        assert isinstance(reply, ReadReply)
+        assert reply.body == entry(7, 0, bytes(4_000_000))
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_large_answer_is_written_as_it_is_taken(version: int) -> None:
+    """B7: all of it is counted, and the transport never has more than a piece to copy."""
+
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, range(200), bytes(20_000))
+        slow, other = await scene.connect(version), await scene.connect()
+        connection = next(iter(scene.server._connections))
+        slow.pause()
+        asked = slow.ask(BatchRead(L7, EntryId(0), 1, 200, 4_000_000))
+        await asyncio.sleep(1)
+        buffered = scene.storage.stats.buffered_bytes()
+        assert buffered > 3_000_000
+        assert 0 < connection._transport.get_write_buffer_size() < 200_000
+        assert isinstance(await other.call(Read(L7, EntryId(0)), timeout_s=1), ReadReply)
+        slow.resume()
+        reply = await asked
+        assert isinstance(reply, BatchReadReply)
+        assert list(reply.bodies) == [
+            entry(7, number, bytes(20_000)) for number in range(len(reply.bodies))
+        ]
+        assert len(reply.bodies) > 190
+        await until(lambda: scene.storage.stats.buffered_bytes() == 0)
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_a_client_that_is_done_gets_all_of_a_large_answer() -> None:
+    async def story(scene: Scene) -> None:
+        await add_entries(scene.storage, 7, [0], bytes(4_000_000))
+        raw = await scene.raw()
+        raw.send(v2.pack_request(Read(L7, EntryId(0))))
+        raw.transport.write_eof()
+        await raw.closed()
+        assert len(raw.received) > 4_000_000
+
+    tell(story, storage_config=replace(STORAGE, journal_file_bytes=16 * 1024 * 1024))
+
+
+def test_when_memory_is_short_the_slowest_reader_goes() -> None:
+    """B7: answers that nobody takes would keep everybody waiting."""
+
+    async def story(scene: Scene) -> None:
+        readers = [await scene.connect() for _ in range(20)]
+        await add_entries(scene.storage, 7, [0], bytes(60_000))
+        for reader in readers:
+            reader.pause()
+            for _ in range(10):
+                reader.ask(Read(L7, EntryId(0)))
+        await asyncio.sleep(12)
+        assert scene.storage.stats.connections_closed["unread_answers"] >= 1
+        assert scene.storage.stats.buffered_bytes() < 300_000
+        quick = await scene.connect()
+        reply = await quick.call(Read(L7, EntryId(0)))
+        assert isinstance(reply, ReadReply)
+        assert reply.body is not None
+
+    tell(story, config=TIGHT)
+
+
+def test_half_requests_do_not_keep_each_other_waiting() -> None:
+    """More of them than memory is lent for: one after the other they get through."""
+
+    async def story(scene: Scene) -> None:
+        clients = [await scene.connect(version) for version in (2, 3) * 4]
+        tallies = [Tally(client) for client in clients]
+        frames = [pack(client, 7, [n], size=50_000) for n, client in enumerate(clients)]
+        for piece in range(10):
+            for client, frame in zip(clients, frames, strict=True):
+                client.send(frame[piece * 6000 : (piece + 1) * 6000])
+            await asyncio.sleep(0.1)
+        await until(lambda: all(tally.acked == 1 for tally in tallies))
+
+    tell(story, config=TIGHT)
+
+
+def test_connections_are_bounded() -> None:
+    async def story(scene: Scene) -> None:
+        first = [await scene.connect() for _ in range(3)]
+        late = await scene.connect()
+        with pytest.raises(ConnectionLost):
+            await late.call(Read(L7, EntryId(0)))
+        await first[0].close()
+        await asyncio.sleep(1)
+        reply = await (await scene.connect()).call(Read(L7, EntryId(0)))
+        assert isinstance(reply, ReadReply)
+        assert reply.error is NoSuchLedger
+        assert scene.storage.stats.connections_closed == {"too_many": 1}
+
+    tell(story, config=ServerConfig(connections_max=3))
+
+
+def test_writers_and_fences_meet_in_any_order() -> None:
+    """A fence that was answered lets no add through, wherever it was queued."""
+
+    async def story(scene: Scene) -> None:
+        writer, recoverer = await scene.connect(2), await scene.connect(3)
+        tally = Tally(writer)
+        writer.send(pack(writer, 7, range(100)))
+        reply = await recoverer.call(Read(L7, NO_ENTRY, KEY, fence=True))
+        assert isinstance(reply, ReadReply)
+        acked_then = tally.acked
+        last = -1 if reply.error else int.from_bytes(bytes(reply.body or b"")[8:16], "big")
+        await until(lambda: tally.answered == 100)
+        assert acked_then <= tally.acked == last + 1
+        assert tally.refused == ({"LedgerFenced": 99 - last} if last < 99 else {})
+
+    for seed in range(20):
+        tell(story, seed)
+
+
+def test_adds_are_written_however_the_step_that_brought_them_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever comes next cannot know that they wait: the journal would sleep on them."""
+
+    async def story(scene: Scene) -> None:
+        client = await scene.connect(2)
+        await client.call(Read(L7, EntryId(0)))
+        (connection,) = connections_of(scene)
+        monkeypatch.delattr(Connection, "_on_call")
+        adds = pack(client, 7, range(3))
+        asked = adds + v2.pack_request(Read(L7, EntryId(0)))
+        connection.get_buffer(-1)[: len(asked)] = asked
+        with pytest.raises(AttributeError):
+            connection.buffer_updated(len(asked))
+        await until(lambda: scene.storage.peek(7, 2) is not None, 1.0)
+
+    tell(story)
+
+
+def test_nothing_keeps_a_connection_that_is_gone() -> None:
+    async def visit(scene: Scene) -> "list[weakref.ref[Connection]]":
+        client = await scene.connect(2)
+        tally = Tally(client)
+        client.send(pack(client, 7, range(3)))
+        await until(lambda: tally.acked == 3)
+        here = [weakref.ref(connection) for connection in connections_of(scene)]
+        await client.close()
+        await until(lambda: not connections_of(scene))
+        return here
+
+    async def story(scene: Scene) -> None:
+        (gone,) = await visit(scene)
+        gc.collect()
+        assert gone() is None
+
+    tell(story)

@@ -1,0 +1,365 @@
+"""Lanes: who is offered is served."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+from typing import cast
+
+import pytest
+
+from rollbook.bookie.read_scheduler import Asked, Lane, Line, Queue, Turn
+from rollbook.proto.ports import Clock
+from rollbook.proto.wire.messages import Call
+from tests.support.clocks import StandingClock
+
+
+def turn_of(adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Turn:
+    return Turn(clock or StandingClock(10**9), adds_wait)
+
+
+async def test_who_comes_while_the_last_task_ends_is_served() -> None:
+    """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
+    served: list[Asked] = []
+    crashes: list[BaseException] = []
+    lane = Lane(1, turn_of(), crashes.append)
+
+    async def serve(asked: Asked) -> None:
+        served.append(asked)
+        if asked is first:
+            asyncio.get_running_loop().call_soon(lane.offer, queues[1])
+
+    first, late = (Asked(cast(Call, None), heard_ns) for heard_ns in (1, 2))
+    queues = [
+        Queue(serve=serve, on_change=lambda: None, may_begin=lambda _: True, at_once_max=1)
+        for _ in range(2)
+    ]
+    for queue, asked in zip(queues, (first, late), strict=True):
+        queue.asked.append(asked)
+    lane.offer(queues[0])
+    async with asyncio.timeout(30):
+        while len(served) < 2:
+            await asyncio.sleep(0)
+    assert served == [first, late]
+    assert not crashes
+    await lane.close()
+
+
+async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
+    served: list[str] = []
+    running = {"a": 0, "b": 0}
+    most = {"a": 0, "b": 0}
+    lane = Lane(8, turn_of(), lambda error: None)
+
+    def queue_of(name: str, calls: int) -> Queue:
+        async def serve(asked: Asked) -> None:
+            running[name] += 1
+            most[name] = max(most[name], running[name])
+            await asyncio.sleep(0)
+            running[name] -= 1
+            served.append(name)
+
+        queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=2)
+        queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
+        return queue
+
+    many, few = queue_of("a", 100), queue_of("b", 3)
+    lane.offer(many)
+    lane.offer(few)
+    async with asyncio.timeout(30):
+        while len(served) < 103:
+            await asyncio.sleep(0)
+    assert [at for at, name in enumerate(served) if name == "b"][-1] < 10
+    assert most == {"a": 2, "b": 2}
+    await lane.close()
+
+
+async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> None:
+    """However much there is to answer from memory, the loop sees to others in between."""
+    turn = turn_of()
+    lane = Lane(4, turn, lambda error: None)
+    served = 0
+
+    async def serve(asked: Asked) -> None:
+        nonlocal served
+        served += 1
+        turn.spend(300_000)
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
+    lane.offer(queue)
+    counts = []
+    async with asyncio.timeout(30):
+        while served < 40:
+            counts.append(served)
+            await asyncio.sleep(0)
+    steps = [after - before for before, after in pairwise(counts)]
+    assert max(steps) <= 8  # Four, and the end of one turn may meet the beginning of the next.
+    await lane.close()
+
+
+async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() -> None:
+    turn = turn_of()
+    lane = Lane(16, turn, lambda error: None)
+    served = 0
+
+    async def serve(asked: Asked) -> None:
+        nonlocal served
+        served += 1
+        turn.spend(2_000_000)  # Each of them fills a turn.
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
+    tasks_max = 0
+    async with asyncio.timeout(30):
+        while served < 40:
+            lane.offer(queue)  # As everything that happens to a connection does.
+            tasks_max = max(tasks_max, len(asyncio.all_tasks()) - 1)
+            await asyncio.sleep(0)
+    assert tasks_max <= 2  # Besides, one that has just been hired.
+    await lane.close()
+
+
+async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> None:
+    lane = Lane(8, turn_of(), lambda error: None)
+    begun = 0
+    may_end = asyncio.Event()
+
+    async def serve(asked: Asked) -> None:
+        nonlocal begun
+        begun += 1
+        await may_end.wait()
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=6)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
+    lane.offer(queue)
+    async with asyncio.timeout(30):
+        while begun < 6:
+            await asyncio.sleep(0)
+        may_end.set()
+        while begun < 10:
+            await asyncio.sleep(0)
+    await lane.close()
+
+
+async def test_a_closed_lane_begins_nothing() -> None:
+    lane = Lane(4, turn_of(), lambda error: None)
+    never = asyncio.Event()
+
+    async def serve(asked: Asked) -> None:
+        await never.wait()
+
+    queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
+    queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
+    lane.offer(queue)
+    await asyncio.sleep(0)
+    await lane.close()
+    lane.offer(queue)
+    await asyncio.sleep(0)
+    assert queue.running == 0
+
+
+async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
+    """It was offered, and something came between: its owner is told, else nobody would ask again."""
+    lane = Lane(1, turn_of(), lambda error: None)
+    told = 0
+    is_open = True
+
+    async def serve(asked: Asked) -> None:
+        raise AssertionError
+
+    def on_change() -> None:
+        nonlocal told
+        told += 1
+
+    queue = Queue(serve, on_change, lambda _: is_open, at_once_max=1)
+    queue.asked.append(Asked(cast(Call, None), 1))
+    lane.offer(queue)
+    is_open = False
+    async with asyncio.timeout(30):
+        while not told:
+            await asyncio.sleep(0)
+    await lane.close()
+
+
+async def test_whoever_makes_something_long_has_a_step_in_turn() -> None:
+    turn = turn_of()
+    steps: list[str] = []
+
+    async def make(name: str, count: int) -> None:
+        for _ in range(count):
+            await turn.come()
+            steps.append(name)
+            turn.spend(2_000_000)  # Each of them fills a turn.
+
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while len(steps) < 13:
+            beats += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(make("a", 6), make("b", 6), make("c", 1), beat())
+    assert "".join(steps) == "aabcababababb"  # One had begun before the others came.
+    assert beats >= 13  # Others had theirs in between.
+
+
+async def test_who_gives_up_waiting_for_a_step_keeps_nobody_from_it() -> None:
+    turn = turn_of()
+    first, second = (asyncio.create_task(turn.come()) for _ in range(2))
+    turn.spend(2_000_000)
+    await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(30):
+        await second
+    assert first.cancelled()
+
+
+async def test_beside_adds_steps_are_small_and_what_came_is_heard_between_two() -> None:
+    clock = StandingClock(10**9)
+    turn = turn_of(clock=clock)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def steps(count: int) -> tuple[list[int], list[int]]:
+        """How many bytes each of them had, and in which turn it was."""
+        sizes, began = [], []
+        for _ in range(count):
+            sizes.append(await turn.come())
+            began.append(turns)
+            turn.spend(sizes[-1])
+        await asyncio.sleep(0.05)  # Many turns: nothing is left of what was spent.
+        return sizes, began
+
+    counting = asyncio.create_task(count())
+    async with asyncio.timeout(30):
+        alone, began_alone = await steps(6)
+        turn.on_adds(clock.now_ns)
+        beside, began_beside = await steps(6)
+        clock.now_ns += 10**9  # Nobody adds any more.
+        afterwards, _ = await steps(6)
+    counting.cancel()
+    assert max(beside) <= min(alone) // 4
+    assert min(after - before for before, after in pairwise(began_beside)) >= 2
+    assert began_alone[-1] - began_alone[0] < began_beside[-1] - began_beside[0]
+    assert afterwards == alone
+
+
+async def test_what_can_wait_does_while_adds_are_about_to_be_written_but_not_for_ever() -> None:
+    adds_wait = True
+    turn = turn_of(lambda: adds_wait)
+    step = asyncio.create_task(turn.come())
+    for _ in range(8):
+        await asyncio.sleep(0)
+        assert not step.done()
+    adds_wait = False
+    async with asyncio.timeout(30):
+        await step
+        turn.spend(1)
+        adds_wait = True  # From now on.
+        await turn.come()
+
+
+async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
+    turn = turn_of()
+    line, lane = Line(turn), Lane(4, turn, lambda error: None)
+    written: list[int] = []
+
+    def writer(number: int) -> Callable[[], None]:
+        def go_on() -> None:
+            written.append(number)
+            line.join(go_on)
+            turn.spend(2_000_000)  # Each of them fills a turn.
+
+        return go_on
+
+    async def serve(asked: Asked) -> None:
+        begun.set()
+
+    begun = asyncio.Event()
+    for number in range(100):
+        line.join(writer(number))
+    async with asyncio.timeout(30):
+        while len(written) < 250:
+            await asyncio.sleep(0)
+        queue = Queue(serve, lambda: None, lambda _: True, at_once_max=1)
+        queue.asked.append(Asked(cast(Call, None), 1))
+        lane.offer(queue)
+        turns = 0
+        while not begun.is_set():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns <= 4
+    assert written[:250] == [*range(100), *range(100), *range(50)]
+    await lane.close()
+
+
+async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -> None:
+    line = Line(turn_of())
+    gone_on: list[str] = []
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: failures.append(context["exception"])
+    )
+    error = ValueError()
+
+    def fail() -> None:
+        raise error
+
+    def leave() -> None:
+        gone_on.append("left")
+
+    line.join(fail)
+    line.join(leave)
+    line.join(lambda: gone_on.append("last"))
+    line.leave(leave)
+    async with asyncio.timeout(30):
+        while not gone_on:
+            await asyncio.sleep(0)
+        line.join(lambda: gone_on.append("late"))  # Nobody was looking any more, perhaps.
+        while len(gone_on) < 2:
+            await asyncio.sleep(0)
+    assert gone_on == ["last", "late"]
+    assert failures == [error]
+
+
+@pytest.mark.parametrize("is_beside_adds", [False, True])
+async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
+    is_beside_adds: bool,
+) -> None:
+    """What memory answers does not wait for a disk in between."""
+    clock = StandingClock(10**9)
+    turn = turn_of(clock=clock)
+    if is_beside_adds:
+        turn.on_adds(clock.now_ns)
+    served: list[Queue] = []
+    lanes = [Lane(64, turn, lambda error: None) for _ in range(2)]
+    queues: list[Queue] = []
+
+    def add_queue(lane: Lane, calls: int) -> None:
+        async def serve(asked: Asked) -> None:
+            served.append(queue)
+            turn.spend(600_000)
+
+        queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
+        queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
+        queues.append(queue)
+        lane.offer(queue)
+
+    add_queue(lanes[0], 200)
+    async with asyncio.timeout(30):
+        while len(served) < 20:
+            await asyncio.sleep(0)
+        add_queue(lanes[1], 10)
+        before = len(served)
+        while served.count(queues[1]) < 10:
+            await asyncio.sleep(0)
+    assert len(served) - before <= 24
+    for lane in lanes:
+        await lane.close()

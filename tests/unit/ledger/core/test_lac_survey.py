@@ -1,0 +1,65 @@
+"""When an ensemble was heard well enough to believe the LAC that it tells."""
+
+from itertools import product
+
+import pytest
+
+from rollbook.ledger.core.lac_survey import LacSurvey
+from rollbook.proto.ids import NO_ENTRY, EntryId
+from rollbook.proto.quorum import Quorum
+
+E3 = Quorum(ensemble=3, write=3, ack=2)
+B = ("b0", "b1", "b2")
+
+
+def test_the_highest_told_counts_once_every_ack_quorum_was_heard() -> None:
+    """RD1."""
+    survey = LacSurvey(E3)
+    survey.on_told(EntryId(4), EntryId(5))
+    survey.on_heard(0)
+    assert not survey.is_covered
+    survey.on_told(EntryId(7), EntryId(8))
+    survey.on_heard(1)
+    assert survey.is_covered
+    assert survey.last_add_confirmed == 7
+    assert survey.highest_entry == 8
+
+
+def test_a_wiped_bookie_is_not_heard() -> None:
+    """RD1: two of three lost what they had; the third alone may have missed the last entries."""
+    survey = LacSurvey(E3)
+    survey.on_told(EntryId(0))
+    survey.on_heard(0)
+    survey.on_silence(1, "ENTRY_STATE_UNKNOWN")
+    survey.on_silence(2, "ENTRY_STATE_UNKNOWN")
+    assert not survey.is_covered
+    assert survey.unheard_slots == [1, 2]
+    assert survey.describe(B) == "b1: ENTRY_STATE_UNKNOWN, b2: ENTRY_STATE_UNKNOWN"  # type: ignore[arg-type]  # Strings are bookies here.
+
+
+def test_a_fragment_begins_behind_what_is_confirmed() -> None:
+    survey = LacSurvey(E3, floor=EntryId(9))
+    survey.on_told(NO_ENTRY)
+    assert survey.last_add_confirmed == 9
+
+
+@pytest.mark.parametrize("write", range(1, 5))
+@pytest.mark.parametrize("ensemble", range(1, 5))
+def test_no_confirmed_entry_hides_from_a_covered_survey(ensemble: int, write: int) -> None:
+    """RD1, exhaustively: whatever set was heard, and whoever acknowledged, one of them was asked."""
+    if write > ensemble:
+        return
+    for ack in range(1, write + 1):
+        quorum = Quorum(ensemble, write, ack)
+        for heard in product((False, True), repeat=ensemble):
+            survey = LacSurvey(quorum)
+            for slot, is_heard in enumerate(heard):
+                if is_heard:
+                    survey.on_heard(slot)
+                else:
+                    survey.on_silence(slot, "timeout")
+            can_hide = any(
+                sum(not heard[slot] for slot in quorum.write_slots(EntryId(entry_id))) >= ack
+                for entry_id in range(ensemble)
+            )
+            assert survey.is_covered is not can_hide

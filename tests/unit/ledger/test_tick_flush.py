@@ -1,0 +1,108 @@
+import asyncio
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rollbook.ledger.tick_flush import Turn
+
+
+async def test_all_is_handed_out_before_anything_is_written_and_in_one_round_of_the_loop() -> None:
+    turn, done = Turn(), list[str]()
+    turn.write_out(partial(done.append, "written"))
+    turn.hand_out(partial(done.append, "handed out"))
+    turn.hand_out(partial(done.append, "handed out by another"))
+    assert not done, "the turn goes on"
+    await asyncio.sleep(0)
+    assert done == ["handed out", "handed out by another", "written"]
+    await asyncio.sleep(0)
+    assert len(done) == 3
+
+
+async def test_what_is_handed_out_is_written_in_the_same_turn() -> None:
+    turn, done = Turn(), list[str]()
+    turn.hand_out(lambda: turn.write_out(partial(done.append, "written")))
+    await asyncio.sleep(0)
+    assert done == ["written"]
+
+
+async def test_what_comes_up_while_a_turn_ends_is_of_the_next_one() -> None:
+    turn, done = Turn(), list[str]()
+    turn.hand_out(lambda: turn.hand_out(partial(done.append, "handed out")))
+    turn.write_out(lambda: turn.write_out(partial(done.append, "written")))
+    await asyncio.sleep(0)
+    assert not done
+    await asyncio.sleep(0)
+    assert done == ["handed out", "written"]
+
+
+async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    turn, done = Turn(), list[str]()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    turn.hand_out(fail)
+    turn.hand_out(partial(done.append, "handed out"))
+    turn.write_out(fail)
+    turn.write_out(partial(done.append, "written"))
+    await asyncio.sleep(0)
+    assert done == ["handed out", "written"]
+    assert [type(each["exception"]) for each in told] == [ZeroDivisionError] * 2
+    assert all(repr(fail) in each["message"] for each in told), "whose it was"
+    turn.write_out(partial(done.append, "written later"))
+    await asyncio.sleep(0)
+    assert done[-1] == "written later"
+
+
+def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
+    """In a notebook the same loop goes on behind it."""
+    done = list[str]()
+
+    def interrupt() -> None:
+        done.append("interrupted")
+        raise KeyboardInterrupt
+
+    async def make() -> Turn:
+        return Turn()
+
+    async def go_on(turn: Turn) -> None:
+        turn.hand_out(partial(done.append, "handed out later"))
+        await asyncio.sleep(0)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        turn = loop.run_until_complete(make())
+        turn.hand_out(interrupt)
+        turn.hand_out(partial(done.append, "handed out"))
+        turn.hand_out(lambda: done.append(f"shared: {turn.is_shared}"))
+        turn.write_out(interrupt)
+        turn.write_out(partial(done.append, "written"))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(asyncio.sleep(0.01))
+            assert not turn.is_shared
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.run_until_complete(go_on(turn))
+    assert done == [
+        *("interrupted", "handed out", "shared: True"),
+        *("interrupted", "written", "handed out later"),
+    ]
+
+
+async def test_who_hands_out_knows_whether_others_do() -> None:
+    turn, shared = Turn(), list[bool]()
+
+    def hand_out() -> None:
+        shared.append(turn.is_shared)
+
+    turn.hand_out(hand_out)
+    turn.hand_out(hand_out)
+    await asyncio.sleep(0)
+    assert shared == [True, True]
+    turn.hand_out(hand_out)
+    await asyncio.sleep(0)
+    assert shared == [True, True, False]
+    assert not turn.is_shared

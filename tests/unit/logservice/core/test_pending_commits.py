@@ -1,0 +1,113 @@
+"""LS1, LS4: nothing is told before what it rests on is certain."""
+
+import random
+from typing import Final
+
+import pytest
+
+from rollbook.logservice.core.pending_commits import Settling
+from rollbook.proto.ids import EntryId
+
+N: Final = 0
+
+
+def appended(settling: Settling[str], *items: str, start: int = 0) -> None:
+    for index, item in enumerate(items, start):
+        settling.on_appended(EntryId(index), item)
+
+
+def test_entries_are_settled_in_order_as_they_are_confirmed() -> None:
+    settling = Settling[str]()
+    appended(settling, "a", "b", "c")
+    assert list(settling.on_confirmed(N, EntryId(1))) == ["a", "b"]
+    assert not settling.is_certain
+    assert list(settling.on_confirmed(N, EntryId(2))) == ["c"]
+    assert settling.is_certain
+
+
+def test_an_answer_waits_for_what_it_rests_on() -> None:
+    """Else a client hears "the tail is 1", and after a takeover it is 0."""
+    settling = Settling[str]()
+    appended(settling, "a")
+    settling.on_answered("the tail is 1")
+    appended(settling, "b", start=1)
+    assert list(settling.on_confirmed(N, EntryId(0))) == ["a", "the tail is 1"]
+
+
+def test_nothing_in_the_successor_is_settled_before_the_first_is_closed() -> None:
+    """LS1: closed elsewhere at another entry, the first one would take the successor with it."""
+    settling = Settling[str]()
+    appended(settling, "n0", "n1")
+    assert settling.on_successor() == 1
+    appended(settling, "follows", "m1")
+    settling.on_answered("rests on m1")
+    assert list(settling.on_confirmed(1, EntryId(1))) == []
+    assert list(settling.on_confirmed(0, EntryId(1))) == ["n0", "n1"]
+    assert not settling.is_certain
+    assert list(settling.on_closed()) == ["follows", "m1", "rests on m1"]
+    assert settling.is_certain
+
+
+def test_a_roll_with_nothing_on_its_way_makes_all_uncertain_until_the_close() -> None:
+    """The first one may be closed elsewhere at that very moment, and somebody else append."""
+    settling = Settling[str]()
+    appended(settling, "n0")
+    settling.on_confirmed(N, EntryId(0))
+    settling.on_successor()
+    assert not settling.is_certain
+    settling.on_answered("the tail is 1")
+    assert list(settling.on_confirmed(0, EntryId(0))) == []
+    assert list(settling.on_closed()) == ["the tail is 1"]
+
+
+def test_there_is_no_third_ledger() -> None:
+    """LS3."""
+    settling = Settling[str]()
+    settling.on_successor()
+    with pytest.raises(AssertionError):
+        settling.on_successor()
+
+
+def test_what_is_given_up_is_all_that_waits() -> None:
+    settling = Settling[str]()
+    appended(settling, "a", "b")
+    settling.on_answered("c")
+    assert settling.give_up() == ["a", "b", "c"]
+    assert len(settling) == 0
+    assert list(settling.on_confirmed(N, EntryId(5))) == []
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_order_holds_whatever_comes_when(seed: int) -> None:
+    """Everything is settled exactly once, in the order of decisions, none before its time."""
+    chance = random.Random(seed)
+    settling = Settling[tuple[str, int, int, int]]()
+    decided, told = list[tuple[str, int, int, int]](), list[tuple[str, int, int, int]]()
+    ledger, closed = 0, 0
+    last, confirmed = {0: -1}, {0: -1}
+    for number in range(300):
+        match chance.choice("aaaaqqccccrk"):
+            case "a":
+                last[ledger] += 1
+                decided.append(("entry", number, ledger, last[ledger]))
+                settling.on_appended(EntryId(last[ledger]), decided[-1])
+            case "q":
+                decided.append(("answer", number, ledger, last[ledger]))
+                told += settling.on_answered(decided[-1])
+            case "c":
+                which = chance.choice([closed, ledger])
+                confirmed[which] = chance.randint(confirmed[which], last[which])
+                told += settling.on_confirmed(which, EntryId(confirmed[which]))
+            case "r" if ledger == closed:
+                ledger = settling.on_successor()
+                last[ledger] = confirmed[ledger] = -1
+            case "k" if ledger > closed and confirmed[closed] == last[closed]:
+                closed += 1
+                told += settling.on_closed()
+        assert told == decided[: len(told)]
+        for _, _, of_ledger, entry in told:
+            assert (of_ledger, entry) <= (closed, confirmed[closed])
+        waiting = decided[len(told) :]
+        assert len(settling) == len(waiting)
+        if waiting:
+            assert waiting[0][2:] > (closed, confirmed[closed])

@@ -1,0 +1,56 @@
+"""A dead server's logs are taken in half a second; a wrong address makes no log ping-pong."""
+
+from rollbook.logservice.core.takeover_backoff import Refusals, TakeoverPatience
+from rollbook.logservice.ids import LogName
+
+MS = 1_000_000
+S = 1000 * MS
+ORDERS, OTHER = LogName("default", "orders"), LogName("default", "other")
+
+
+def refused(*times_ms: int) -> Refusals:
+    refusals = Refusals()
+    for time_ms in times_ms:
+        refusals.on_refused(time_ms * MS)
+    return refusals
+
+
+def test_who_refuses_for_half_a_second_is_dead() -> None:
+    assert not refused(1000).is_dead
+    assert not refused(1000, 1100, 1499).is_dead
+    assert refused(1000, 1100, 1499, 1500).is_dead
+
+
+def test_who_answers_in_between_lives() -> None:
+    refusals = refused(1000, 1400)
+    assert refusals.is_refusing
+    refusals.on_other()
+    assert not refusals.is_refusing
+    refusals.on_refused(1500 * MS)
+    assert not refusals.is_dead
+
+
+def test_refusals_long_ago_prove_nothing() -> None:
+    """Whoever refused before and after lunch may have served meanwhile."""
+    refusals = refused(1000, 61_000)
+    assert refusals.is_refusing
+    assert not refusals.is_dead
+
+
+def test_pauses_double_for_each_log_by_itself() -> None:
+    patience, now = TakeoverPatience(), 0
+    for length_s in (5, 10, 20, 40, 80, 160, 300, 300):
+        assert patience.wait_ns(ORDERS, now) == 0
+        patience.on_taken(ORDERS, now)
+        assert patience.wait_ns(ORDERS, now) == length_s * S
+        assert patience.wait_ns(OTHER, now) == 0
+        now += length_s * S
+
+
+def test_after_a_quiet_time_there_is_no_pause_and_they_begin_anew() -> None:
+    patience = TakeoverPatience()
+    patience.on_taken(ORDERS, 0)
+    patience.on_taken(ORDERS, 5 * S)
+    assert patience.wait_ns(ORDERS, 5 * S) == 10 * S
+    patience.on_taken(ORDERS, 60 * S)
+    assert patience.wait_ns(ORDERS, 60 * S) == 5 * S

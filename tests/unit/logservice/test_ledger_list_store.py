@@ -1,0 +1,71 @@
+"""An owner's changes of its list, when others are quicker, and when the list itself forbids them."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.ledger_list_store import ListKeeper
+from rollbook.logservice.log_config import WriterMode
+from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.proto.errors import MetadataConflict, WriterRequired
+from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
+
+
+def test_what_the_list_forbids_is_not_asked_for_for_ever() -> None:
+    """It was evaluated again and again, without a pause, by an owner that nobody could reach meanwhile."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        keeper, asked_at = log.owner._keeper, list[float]()
+
+        def forbid(listed: LedgerList) -> LedgerList:
+            asked_at.append(scene.world.now)
+            raise MetadataConflict("the segment was closed at another offset")
+
+        await refused(log.run(keeper.change(forbid)), MetadataConflict)
+        assert 5 < len(asked_at) < 50
+        assert all(b > a for a, b in pairwise(asked_at))
+        await log.close()
+
+    play(story)
+
+
+def test_whoever_is_slower_comes_to_his_turn() -> None:
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        keeper: ListKeeper = log.owner._keeper
+        nodes: LogNodes = log.server.ground.nodes
+        races = 3
+
+        async def change(_: StoredLog) -> tuple[StoredLog, int]:
+            nonlocal races
+            if races:  # Somebody else bumps the list first.
+                races -= 1
+                await nodes.bump(await nodes.read(LOG))
+            return await nodes.bump(keeper.stored), 7
+
+        assert await log.run(keeper.attempt(change, until_known=True)) == 7
+        assert races == 0
+        await log.close()
+
+    play(story)
+
+
+def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
+    """SV7: whoever changed it may not have come so far as to tell the owner."""
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+
+        def exclusive(listed: LedgerList) -> LedgerList:
+            config = replace(listed.config, writer_mode=WriterMode.EXCLUSIVE, batch_records_max=3)
+            return listed.with_config(config)
+
+        await scene.nodes.change(LOG, exclusive)
+        await log.append(b"as before")
+        await log.run(log.owner.roll())  # Whose change of the list has to be made anew.
+        assert log.owner.limits.batch_records_max == 3
+        await refused(log.append(b"without an epoch"), WriterRequired)
+        await log.close()
+
+    play(story)

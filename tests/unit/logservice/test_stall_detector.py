@@ -1,0 +1,54 @@
+"""LS9: a process that stood still knows it before it does anything else."""
+
+import asyncio
+
+from rollbook.logservice.stall_detector import Pulse
+from tests.simulation.kernel import Node, World
+
+
+def test_a_process_that_was_stopped_knows_it_at_once() -> None:
+    world, seen = World(1), list[int]()
+
+    async def live(node: Node) -> None:
+        pulse = Pulse(node.clock, 3.0)
+        pulse.start()
+        await asyncio.sleep(10)
+        seen.append(pulse.stalls())
+        node.pause()
+        await asyncio.sleep(0)
+        seen.append(pulse.stalls())
+        await asyncio.sleep(10)
+        seen.append(pulse.stalls())
+        pulse.close()
+
+    async def scenario() -> None:
+        node = world.node("s1")
+        process = node.start(live)
+        world.at(13.5, node.resume)
+        await process.result
+
+    world.run(scenario())
+    assert seen == [0, 1, 1]
+
+
+def test_a_machine_that_slept_shows_on_the_wall_clock() -> None:
+    world = World(1)
+
+    async def live(node: Node) -> None:
+        pulse = Pulse(node.clock, 3.0)
+        pulse.start()
+        node.clock.jump(2.0)
+        assert pulse.stalls() == 0
+        await asyncio.sleep(10)
+        node.clock.jump(4.0)
+        assert pulse.stalls() == 1
+        await asyncio.sleep(10)
+        node.clock.jump(-1000.0)
+        await asyncio.sleep(10)
+        assert pulse.stalls() == 1
+        pulse.close()
+
+    async def scenario() -> None:
+        await world.node("s1").start(live).result
+
+    world.run(scenario())

@@ -1,0 +1,106 @@
+"""The group commit, and how a host ends."""
+
+import asyncio
+import random
+
+import pytest
+
+from rollbook.proto.metastore.client import StoreClient
+from rollbook.proto.metastore.core.service import Batch, Kept
+from rollbook.proto.metastore.core.tree import Tree
+from rollbook.proto.metastore.memory import MemoryLine
+from rollbook.proto.metastore.service_host import Host
+from rollbook.proto.runtime.clock import SystemClock
+
+
+class Disk:
+    """Keeps a batch when it is told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def keep(self, batch: Batch) -> None:
+        await self.go.wait()
+        self.batches.append(batch)
+
+
+async def open_store(disk: Disk) -> tuple[Host, StoreClient]:
+    host = Host(Kept("store", rows=list(Tree().rows())), SystemClock(), disk.keep)
+    host.start()
+    return host, await StoreClient(MemoryLine(host), random.Random(0)).open()
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_while_a_batch_is_kept_makes_the_next_one() -> None:
+    disk = Disk()
+    host, store = await open_store(disk)
+    disk.batches.clear()
+    disk.go.clear()
+    calls = [asyncio.ensure_future(store.create("/first"))]
+    await turns()
+    calls += [asyncio.ensure_future(store.create(f"/{number}")) for number in range(50)]
+    await turns()
+    assert not any(call.done() for call in calls)
+    disk.go.set()
+    await asyncio.gather(*calls)
+    assert [len(batch.rows) for batch in disk.batches] == [2, 51]  # With the parent's counter.
+    await store.close()
+    await host.close()
+
+
+async def test_a_host_that_closes_keeps_what_it_heard_and_hears_no_more() -> None:
+    disk = Disk()
+    host, store = await open_store(disk)
+    disk.go.clear()
+    heard = asyncio.ensure_future(store.create("/heard"))
+    await turns()
+    closing = asyncio.ensure_future(host.close())
+    await turns()
+    late = asyncio.ensure_future(store.create("/late"))
+    await turns()
+    disk.go.set()
+    await closing
+    assert await heard == "/heard"
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+    assert host.service.tree.children("/") == ["heard"]
+    await store.close()
+
+
+async def test_after_a_failure_nothing_is_kept_or_said() -> None:
+    disk = Disk()
+    host, store = await open_store(disk)
+
+    async def fail(batch: Batch) -> None:
+        raise OSError("no space left")
+
+    host._keep = fail
+    call = asyncio.ensure_future(store.create("/a"))
+    await turns()
+    host._keep = disk.keep
+    disk.batches.clear()
+    read = asyncio.ensure_future(store.get("/a"))
+    await turns()
+    assert not call.done()
+    assert not read.done()
+    assert disk.batches == []
+    await host.close()
+    for waiting in (call, read):
+        waiting.cancel()
+    await asyncio.gather(call, read, return_exceptions=True)
+    await store.close()
+
+
+@pytest.mark.parametrize("closed_first", ["host", "store"])
+async def test_ends_in_any_order(closed_first: str) -> None:
+    disk = Disk()
+    host, store = await open_store(disk)
+    for end in (host, store) if closed_first == "host" else (store, host):
+        await end.close()
+    assert host.connection_count == 0

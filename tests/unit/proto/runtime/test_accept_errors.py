@@ -1,0 +1,67 @@
+"""What a loop makes of errors: those of full tables are told once in a while, all others as ever."""
+
+import asyncio
+import errno
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from rollbook.proto.runtime.accept_errors import bear_full_tables
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Its time is the test's, and it keeps what is told in the usual way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.told: list[dict[str, Any]] = []
+        bear_full_tables(self)
+
+    def time(self) -> float:
+        return self.now
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.told.append(context)
+
+    def refuse(self, number: int = errno.EMFILE) -> None:
+        """As asyncio says it."""
+        message = "socket.accept() out of system resource"
+        self.call_exception_handler({"message": message, "exception": OSError(number, "full")})
+
+
+def test_full_tables_are_told_at_once_and_then_once_in_a_while() -> None:
+    loop = Loop()
+    with capture_logs() as events:
+        for number in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            loop.refuse(number)
+        loop.now = 9.9
+        loop.refuse()
+        assert [each["times"] for each in events] == [1]
+        loop.now = 10.0
+        loop.refuse()
+        loop.refuse()
+    loop.close()
+    assert [each["times"] for each in events] == [1, 5]
+    assert {each["event"] for each in events} == {"connections_not_accepted"}
+    assert not loop.told
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"message": "Exception in callback", "exception": ValueError()},
+        {"message": "no accept", "exception": OSError(errno.EPERM, "not allowed")},
+        {"message": "Exception in callback", "exception": OSError(errno.EMFILE, "full")},
+        {"exception": OSError(errno.EMFILE, "full")},
+        {"message": "accept"},
+    ],
+)
+def test_all_else_is_told_as_ever(context: dict[str, Any]) -> None:
+    loop = Loop()
+    with capture_logs() as events:
+        loop.call_exception_handler(context)
+    loop.close()
+    assert loop.told == [context]
+    assert not events

@@ -1,0 +1,21 @@
+"""The entries of a batch in one piece, however they were made ready."""
+
+import random
+
+import pytest
+
+from rollbook.proto.wire.entry_batches import join_bodies, pack_bodies, unpack_bodies
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [40], [40, 40], [40] * 500, [40, 41], [40] * 500 + [50], [17_000] * 3]
+)
+@pytest.mark.parametrize("kind", [bytes, memoryview])
+def test_one_piece_holds_what_the_parts_do(
+    sizes: list[int], kind: type[bytes] | type[memoryview]
+) -> None:
+    chance = random.Random(7)
+    bodies = [chance.randbytes(size) for size in sizes]
+    joined = join_bodies([kind(body) for body in bodies])
+    assert joined == b"".join(pack_bodies(bodies))
+    assert list(unpack_bodies(joined, 0, len(joined))) == bodies

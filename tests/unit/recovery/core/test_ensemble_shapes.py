@@ -1,0 +1,40 @@
+"""How many good copies the worst entry of a ledger has, held against the plain rule."""
+
+import random
+
+import pytest
+
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.quorum import Quorum
+from rollbook.recovery.core.ensemble_shapes import good_copies, members_of, shape_of
+
+B = [BookieId(f"b{number}:3181") for number in range(8)]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_worst_entry_decides(seed: int) -> None:
+    """A30: all segments are looked at."""
+    chance = random.Random(seed)
+    write = chance.randint(1, 3)
+    quorum = Quorum(chance.randint(write, 5), write, 1)
+    fragments = tuple(
+        Fragment(EntryId(10 * index), tuple(chance.sample(B, quorum.ensemble)))
+        for index in range(chance.randint(1, 4))
+    )
+    metadata = LedgerMetadata(LedgerId(1), quorum, fragments)
+    missing = set(chance.sample(B, chance.randint(0, 4)))
+    expected = min(
+        sum(member not in missing for member in quorum.write_set(EntryId(e), fragment.ensemble))
+        for fragment in fragments
+        for e in range(quorum.ensemble)
+    )
+    shape = shape_of(metadata)
+    assert good_copies(shape, missing) == expected
+    assert members_of(shape) == {m for fragment in fragments for m in fragment.ensemble}
+
+
+def test_an_ensemble_that_comes_twice_is_kept_once() -> None:
+    fragments = [Fragment(EntryId(e), (B[e % 2], B[2])) for e in range(4)]
+    shape = shape_of(LedgerMetadata(LedgerId(1), Quorum(2, 2, 1), tuple(fragments)))
+    assert shape == (2, 2, B[0], B[2], B[1], B[2])

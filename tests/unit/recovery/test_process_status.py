@@ -1,0 +1,45 @@
+"""What recovery processes say of themselves."""
+
+import random
+
+import pytest
+
+from rollbook.proto.cluster.cluster import Cluster, initialise
+from rollbook.proto.metastore.memory import MemoryService
+from rollbook.proto.ports import MetadataStore
+from rollbook.recovery.process_status import Presence, PresenceNodes, pack_presence, unpack_presence
+from tests.unit.proto.cluster.faulty import Fate, FaultyStore
+
+FIRST = Presence("recovery-1", "0.1", 1700, {"worker": {"state": "running", "restarts": 0}})
+
+
+@pytest.fixture
+async def cluster(rival: MetadataStore) -> Cluster:
+    return await initialise(rival, "/ledgers", random.Random(1))
+
+
+@pytest.mark.parametrize("fate", [Fate.OK, Fate.ANSWER_LOST, Fate.REQUEST_LOST])
+async def test_it_is_seen_as_long_as_its_session_lasts(
+    store: FaultyStore, cluster: Cluster, service: MemoryService, fate: Fate
+) -> None:
+    nodes = PresenceNodes(store, cluster)
+    await nodes.prepare()
+    store.fates.append(fate)
+    await nodes.write(FIRST)
+    changed = Presence("recovery-1", "0.1", 1700, {"worker": {"state": "failed", "restarts": 1}})
+    store.fates.append(fate)
+    await nodes.write(changed)
+    async with await service.connect() as other:
+        await PresenceNodes(other, cluster).write(FIRST)  # A namesake has a node of its own.
+        assert await nodes.list() == [changed, FIRST] or await nodes.list() == [FIRST, changed]
+    assert await nodes.list() == [changed]
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"1", b"{}", b"\xff"])
+def test_what_cannot_be_read_is_shown_by_its_node(data: bytes) -> None:
+    assert unpack_presence("00ff", data) == Presence("00ff")
+
+
+def test_what_newer_ones_add_is_left_out() -> None:
+    data = pack_presence(FIRST).replace(b'{"audit"', b'{"addition": 1, "audit"')
+    assert unpack_presence("00ff", data) == FIRST
