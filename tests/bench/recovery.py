@@ -63,7 +63,12 @@ class Size:
     large_bytes: int = 256 * MIB  # and what they have in all, in entries of 64 KiB,
     small_bytes: int = 64 * MIB  # and of 1 KiB.
     stripe_bytes: int = 32 * MIB
-    java_bytes: int = 32 * MIB  # Java's autorecovery takes ten times as long.
+    large_java_bytes: int = (
+        256 * MIB
+    )  # The same beside Java: both work for seconds, so that how soon either of them
+    small_java_bytes: int = (
+        32 * MIB
+    )  # begins counts little. Java takes ten times as long for small entries.
     warm_up: int = 3  # Turns of each side.
     windows: int = 20  # With copies, and as many without.
     window_s: float = 1.0
@@ -77,8 +82,8 @@ class Size:
 
 FULL: Final = Size()
 SMALL: Final = Size(
-    ledgers=2, large_bytes=MIB, small_bytes=64 * KIB, stripe_bytes=256 * KIB, java_bytes=64 * KIB, warm_up=1,
-    windows=2, window_s=0.1, indexed=200, marked=100, changed=20, delay_s=1, many=2_000,
+    ledgers=2, large_bytes=MIB, small_bytes=64 * KIB, stripe_bytes=256 * KIB, large_java_bytes=64 * KIB, small_java_bytes=64 * KIB,
+    warm_up=1, windows=2, window_s=0.1, indexed=200, marked=100, changed=20, delay_s=1, many=2_000,
 )  # fmt: skip
 
 
@@ -92,6 +97,9 @@ class Entries:
 
     def total(self, size: Size) -> int:
         return size.large_bytes if self.entry_bytes > KIB else size.small_bytes
+
+    def java_total(self, size: Size) -> int:
+        return size.large_java_bytes if self.entry_bytes > KIB else size.small_java_bytes
 
     def fill(self, total: int, ledgers: int) -> dict[str, int]:
         return {
@@ -362,7 +370,7 @@ def _beside_java(
             site.start_bookie(name)
         maker = site.worker()
         turns = size.warm_up + runs
-        fill = entries.fill(size.java_bytes, size.ledgers)
+        fill = entries.fill(entries.java_total(size), size.ledgers)
         maker.run("disable")
         sides = {"ours": _our_worker(site), "Java": _java_worker(children, folder, url)}
         time.sleep(_JVM_STARTS_S)
