@@ -7,9 +7,10 @@ themselves, and set the same `CALLER` for the same `Managing`. Pages call what t
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -19,8 +20,10 @@ from starlette.routing import Route
 from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.managing import Managing
-from rollbook.api.dashboard import screens
+from rollbook.api.dashboard import log_screens, screens
 from rollbook.api.dashboard.core.sessions import Session, Sessions
+from rollbook.api.dashboard.core.values import Form
+from rollbook.api.dashboard.log_servers import LogServers
 from rollbook.api.dashboard.parts import PREFIX, Frame, Screen, render, with_query
 from rollbook.api.rest.cluster import (
     PAGE,
@@ -60,11 +63,22 @@ _FIELDS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
 _S: Final = 1_000_000_000
+_NAMED: Final = ("/log", "/server")  # Pages of what has a name, not an id.
 _STATES: Final = {
     "drain": LifecycleState.DRAINING,
     "undrain": LifecycleState.ACTIVE,
     "drained": LifecycleState.DRAINED,
 }
+
+
+class PageAdmin(ClusterAdmin, Protocol):
+    """What pages ask beside what the routes ask."""
+
+    async def log_servers(self) -> Sequence[Facts]:
+        """By name."""
+
+    async def node(self, path: str) -> Facts:
+        """Of the metadata store, with its secrets. Raises `NoSuchNode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +96,10 @@ class Dashboard:
 
     def __init__(
         self,
-        admin: ClusterAdmin,
+        admin: PageAdmin,
         managing: Managing,
         operations: RunningOperations,
+        logs: LogServers,
         doorkeeper: Doorkeeper | None,
         draw: Callable[[], str],
         *,
@@ -95,6 +110,7 @@ class Dashboard:
         self._admin = admin
         self._managing = managing
         self._operations = operations
+        self._logs = logs
         self._acts = BookieActs(admin, managing, operations)
         self._doorkeeper = doorkeeper
         self._is_behind_tls = is_behind_tls
@@ -106,6 +122,10 @@ class Dashboard:
             self._style = file.read()
         pages = {
             "": self._overview,
+            "/logs": self._list_logs,
+            "/log": self._log,
+            "/servers": self._servers,
+            "/server": self._server,
             "/bookies": self._bookies,
             "/bookie": self._bookie,
             "/ledgers": self._ledgers,
@@ -113,8 +133,12 @@ class Dashboard:
             "/ledgers/{ledger_id}": self._ledger,
             "/recovery": self._recovery,
             "/operations": self._list_operations,
+            "/metadata": self._metadata,
         }
         acts = {
+            "/logs": self._act_on_logs,
+            "/log": self._act_on_log,
+            "/server": self._act_on_server,
             "/bookie": self._act_on_bookie,
             "/ledgers/{ledger_id}": self._act_on_ledger,
             "/recovery": self._act_on_recovery,
@@ -281,7 +305,138 @@ class Dashboard:
     async def _list_operations(self, _: Request, visit: "_Visit") -> Screen:
         return screens.operations([each.describe() for each in self._operations.newest_first()])
 
+    # --- Screens of logs ----------------------------------------------------------------------
+
+    async def _list_logs(self, request: Request, visit: "_Visit") -> Screen:
+        query, token = request.query_params, visit.session.token
+        asked = {name: query[name] for name in ("prefix", "after") if query.get(name)}
+        prefix, after = asked.get("prefix", ""), asked.get("after", "")
+        rows, following = await self._ask(
+            visit,
+            visit.own(with_query("logs", **asked)),
+            lambda: self._logs.logs(token, prefix, after),
+        )
+        where = log_screens.of_logs(*await self._where(visit), prefix)
+        return log_screens.logs(visit.framed(), rows, following, asked, where)
+
+    async def _log(self, request: Request, visit: "_Visit") -> Screen:
+        query, token = request.query_params, visit.session.token
+        names = ("name", "from", "format", "truncate")
+        asked = {name: query[name] for name in names if query.get(name)}
+        name, start = asked.get("name", ""), asked.get("from", "")
+        if asked.get("format", Form.TEXT) not in list(Form):
+            raise InvalidRequest(f"format is {', '.join(Form)}")
+        found = await self._ask(
+            visit, visit.own(f"log {name}"), lambda: self._logs.log(token, name)
+        )
+        records = await self._ask(
+            visit,
+            visit.own(f"records {name} {start}"),
+            lambda: self._logs.records(token, name, start),
+        )
+        plan: Facts | str | None = None
+        if before := asked.get("truncate", ""):
+            try:
+                plan = await self._logs.truncation(token, name, before)
+            except RollbookError as error:
+                plan = _text_of(error)
+        rows = await self._ask(visit, "servers", self._admin.log_servers)
+        others = [row["name"] for row in rows if row["server_id"] != found["owner_id"]]
+        ensembles = await self._ensembles(visit, found["segments"])
+        where = await self._where(visit)
+        return log_screens.log(
+            *(visit.framed(), found, records, asked, plan, ensembles, others, where)
+        )
+
+    async def _ensembles(
+        self, visit: "_Visit", segments: Sequence[Facts]
+    ) -> Mapping[int, Sequence[str]]:
+        """Where each segment lies, as far as it is known: bookies of its last fragment."""
+        found: dict[int, Sequence[str]] = {}
+        for each in segments:
+            ledger_id = each["ledger_id"]
+            ask = partial(self._admin.ledger, ledger_id)
+            try:
+                ledger = await self._ask(visit, f"ledger {ledger_id}", ask)
+            except RollbookError:
+                continue  # Deleted meanwhile, or the store is away.
+            found[ledger_id] = ledger["fragments"][-1]["ensemble"] if ledger["fragments"] else ()
+        return found
+
+    async def _where(self, visit: "_Visit") -> tuple[str, str]:
+        """The URLs of a log server and of its REST, for commands."""
+        rows = await self._ask(visit, "servers", self._admin.log_servers)
+        if not rows:
+            return "log://127.0.0.1:7400", ""
+        scheme = "log+tls" if self._logs.uses_tls else "log"
+        return f"{scheme}://{rows[0]['address']}", rows[0]["http"]
+
+    async def _servers(self, _: Request, visit: "_Visit") -> Screen:
+        rows = await self._ask(visit, "servers", self._admin.log_servers)
+        health = await self._ask(visit, "health", self._admin.health)
+        return log_screens.servers(
+            rows,
+            {each["id"]: each["state"] for each in health["members"] if each["kind"] != "bookie"},
+        )
+
+    async def _server(self, request: Request, visit: "_Visit") -> Screen:
+        name, token = request.query_params.get("name", ""), visit.session.token
+        for row in await self._ask(visit, "servers", self._admin.log_servers):
+            if row["name"] == name:
+                break
+        else:
+            raise Missing(f"no log server {name[:80]} is registered")
+        try:
+            metrics = await self._logs.server(token, row["address"])
+        except RollbookError as error:
+            return log_screens.server(visit.framed(), row, _text_of(error))
+        return log_screens.server(visit.framed(), row, metrics)
+
+    async def _metadata(self, request: Request, visit: "_Visit") -> Screen:
+        path = request.query_params.get("path", "/")
+        after = request.query_params.get("after", "")
+        found = await self._ask(visit, f"node {path}", lambda: self._admin.node(path))
+        return log_screens.metadata(path, found, after)
+
     # --- Acts ---------------------------------------------------------------------------------
+
+    async def _act_on_logs(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        name, token = fields.get("name", "").strip(), fields["token"]
+        if fields.get("act") != "create":
+            raise _no_act(fields.get("act", ""))
+        was_there = await self._logs.create(token, name)
+        said = "is there already" if was_there else "is made"
+        return with_query("/log", name=name), f"{name} {said}."
+
+    async def _act_on_log(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        name, verb, token = fields.get("id", ""), fields.get("act", ""), fields["token"]
+        target = with_query("/log", name=name)
+        if verb == "append":
+            key = fields.get("key", "")
+            value = fields.get("value", "").encode()
+            offset = await self._logs.append(token, name, value, key.encode() if key else None)
+            return target, f"Appended at {offset}."
+        if verb == "truncate":
+            _require_typed(fields, name)
+            done = await self._logs.truncate(token, name, fields.get("before", ""))
+            return target, f"The first record is {done['new_head']} now."
+        if verb == "seal":
+            _require_typed(fields, name)
+            return target, f"Sealed at {await self._logs.seal(token, name)}."
+        if verb == "roll":
+            return target, f"Segment {await self._logs.roll(token, name)} is written now."
+        if verb == "transfer":
+            owner = await self._logs.transfer(token, name, fields.get("to", ""))
+            return target, f"Its owner is {owner} now."
+        raise _no_act(verb)
+
+    async def _act_on_server(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        name, verb = fields.get("id", ""), fields.get("act", "")
+        if verb not in ("drain", "resume"):
+            raise _no_act(verb)
+        left = await self._logs.drain(fields["token"], name, resume=verb == "resume")
+        said = f"{name} has {left} logs to hand over." if verb == "drain" else f"{name} serves."
+        return with_query("/server", name=name), said
 
     def _act(
         self, do: Callable[[Request, Mapping[str, str]], Awaitable[tuple[str, str]]]
@@ -293,14 +448,17 @@ class Dashboard:
                 session = self._enter(request)
             except _SignedOut:
                 return self._to_sign_in(request)
-            fields = await _fields_of(request)
+            # A form has no token: this one is the session's.
+            fields = {**await _fields_of(request), "token": session.token}
             target = request.url.path.removeprefix(PREFIX)
             if "id" in fields:
-                target = with_query(target, id=fields["id"])
+                key = "name" if target in _NAMED else "id"
+                target = with_query(target, **{key: fields["id"]})
             if not session.allows(fields.get("secret", "")):
                 session.notes.append(("bad", "That form was not one of this session. Do it again."))
             else:
                 try:
+                    self._managing.require(Duty.LOOK)
                     target, note = await do(request, fields)
                     session.notes.append(("good", note))
                 except RollbookError as error:
@@ -417,6 +575,10 @@ class _Visit:
         self.session = session
         self.banner = ""
         self._frame = frame
+
+    def own(self, key: str) -> str:
+        """Of an answer that is for this session alone: rights on logs are those of its token."""
+        return f"{key} for {self.session.id}"
 
     def framed(self) -> Frame:
         known = self._frame

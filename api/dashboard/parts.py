@@ -13,10 +13,13 @@ PREFIX: Final = "/dashboard"
 REFRESH_S: Final = 5
 _SCREENS: Final = {
     "": "Overview",
+    "/logs": "Logs",
+    "/servers": "Servers",
     "/bookies": "Bookies",
     "/ledgers": "Ledgers",
     "/recovery": "Recovery",
     "/operations": "Operations",
+    "/metadata": "Metadata",
 }
 
 
@@ -40,8 +43,19 @@ class Screen:
         str
     ] = ()  # The same in a shell: without `rollbook` in front, and without the metadata.
     calls: Sequence[tuple[str, str, str]] = ()  # The same by curl: method, path, body.
+    on_logs: "OnLogs | None" = None
     is_live: bool = False
     at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OnLogs:
+    """The same in a shell, asked of a log server."""
+
+    server: str  # `log://host:port`
+    http: str  # The URL of its REST; empty: it has none.
+    commands: Sequence[str] = ()
+    calls: Sequence[tuple[str, str, str]] = ()
 
 
 def render(frame: Frame, screen: Screen) -> bytes:
@@ -88,23 +102,32 @@ def _note(level: str) -> dict[str, str | bool | None]:
 
 
 def _same_as(frame: Frame, screen: Screen) -> Child:
-    if not screen.commands and not screen.calls:
-        return None
-    lines = [
-        f"rollbook {command} --metadata {shlex.quote(frame.metadata)}"
-        for command in screen.commands
-    ]
-    for method, path, body in screen.calls:
-        words = ["curl"]
+    metadata = f"--metadata {shlex.quote(frame.metadata)}"
+    lines = [f"rollbook {command} {metadata}" for command in screen.commands]
+    lines += [_curl(frame, f"{frame.base}/api/v1", call) for call in screen.calls]
+    if (logs := screen.on_logs) is not None:
+        server = f"--server {shlex.quote(logs.server)}"
         if frame.principal:
-            words += ["-H", '"authorization: Bearer $TOKEN"']
-        if method != "GET":
-            words += ["-X", method]
-        if body:
-            words += ["--json", shlex.quote(body)]
-        lines.append(" ".join([*words, shlex.quote(f"{frame.base}/api/v1{path}")]))
+            server += ' --token-file "$TOKEN_FILE"'
+        lines += [f"rollbook {command} {server}" for command in logs.commands]
+        if logs.http:
+            lines += [_curl(frame, f"{logs.http}/v1", call) for call in logs.calls]
+    if not lines:
+        return None
     codes = [element("code", line) for line in lines]
     return element("footer", element("h2", "Same as"), codes)
+
+
+def _curl(frame: Frame, base: str, call: tuple[str, str, str]) -> str:
+    method, path, body = call
+    words = ["curl"]
+    if frame.principal:
+        words += ["-H", '"authorization: Bearer $TOKEN"']
+    if method != "GET":
+        words += ["-X", method]
+    if body:
+        words += ["--json", shlex.quote(body)]
+    return " ".join([*words, shlex.quote(f"{base}{path}")])
 
 
 def link(text: Child, path: str, attributes: Mapping[str, str] = {}) -> Html:
@@ -112,7 +135,7 @@ def link(text: Child, path: str, attributes: Mapping[str, str] = {}) -> Html:
     return element("a", text, attributes={"href": f"{PREFIX}{path}", **attributes})
 
 
-def with_query(path: str, **fields: object) -> str:
+def with_query(path: str, /, **fields: object) -> str:
     given = {name: value for name, value in fields.items() if value not in (None, "")}
     return f"{path}?{urlencode(given)}" if given else path
 
@@ -142,7 +165,8 @@ _LEVELS: Final = {
     ),
     **dict.fromkeys(("read-only", "draining", "in_recovery", "paused", "degraded"), "warning"),
     **dict.fromkeys(
-        ("down", "unreachable", "draining-failed", "failed", "unavailable", "unknown"), "bad"
+        ("down", "unreachable", "draining-failed", "failed", "unavailable", "unknown", "lost"),
+        "bad",
     ),
 }
 
@@ -175,11 +199,14 @@ def form(
     return element("form", parts, attributes={"method": "post", "action": f"{PREFIX}{path}"})
 
 
-def search(path: str, fields: Sequence[Child], button: str = "Show") -> Html:
+def search(
+    path: str, fields: Sequence[Child], button: str = "Show", hidden: Mapping[str, str] = {}
+) -> Html:
     """That looks: by GET, so that its filters are in the URL."""
     submit = element("button", button, attributes={"type": "submit"})
     attributes = {"method": "get", "action": f"{PREFIX}{path}"}
-    return element("form", fields, submit, attributes=attributes)
+    kept = [hidden_input(name, value) for name, value in hidden.items()]
+    return element("form", kept, fields, submit, attributes=attributes)
 
 
 def hidden_input(name: str, value: str) -> Html:

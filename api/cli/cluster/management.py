@@ -13,7 +13,7 @@ from typing import Any, Final, Never, TypeVar
 from rollbook import __version__
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.cluster.actions import list_bookies
-from rollbook.api.cli.cluster.health import find_members, judge
+from rollbook.api.cli.cluster.health import find_members, judge, server_records
 from rollbook.api.cli.ledger.actions import (
     facts_of_ledger,
     fragments_of,
@@ -40,6 +40,7 @@ from rollbook.proto.errors import (
     MetadataUnavailable,
     Missing,
     NoSuchLedger,
+    NoSuchNode,
     OutcomeUnknown,
     SessionExpired,
     UnsupportedVersion,
@@ -108,6 +109,40 @@ class ClusterAdmin:
     async def health(self) -> Facts:
         members = await self._look(find_members(self._store, self._cluster))
         return judge(members) | {"members": members}
+
+    async def log_servers(self) -> list[Facts]:
+        """Those that are registered, by name. `http`: the URL of its REST; empty: it has none."""
+        return await self._look(self._log_servers())
+
+    async def _log_servers(self) -> list[Facts]:
+        return [
+            {
+                "name": each.name,
+                "server_id": each.info.server_id,
+                "address": each.info.address,
+                "http": each.http,
+                "state": "draining" if each.is_draining else "serving",
+                "release": each.release,
+                "started_us": each.started_us,
+                "logs_owned": each.logs_owned,
+                "logs_degraded": each.logs_degraded,
+            }
+            for each in await server_records(self._store, self._cluster.own_root)
+        ]
+
+    async def node(self, path: str) -> Facts:
+        """A node of the metadata store, with its secrets, and the names of its children. Raises `NoSuchNode`."""
+        return await self._look(self._node(path))
+
+    async def _node(self, path: str) -> Facts:
+        node = await self._store.get(path)
+        if node is None:
+            raise NoSuchNode(path=path)
+        return {
+            "value": node.value,
+            "version": node.stat.version,
+            "children": await self._store.children(path),
+        }
 
     # --- Bookies ------------------------------------------------------------------------------
 

@@ -145,6 +145,7 @@ async def _dashboard(
         return
     # FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import management
+    from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.server import HttpConfig
 
     metrics = Metrics()
@@ -158,7 +159,9 @@ async def _dashboard(
         knows_callers=bool(server.access_file),
     )
     doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
-    async with management(repair.ledgers, url, config, doorkeeper, metrics) as where:
+    # It asks the log server of this process, whose own certificate it believes.
+    log_tls = LogTls(bool(tls), tls.certificate if tls else "")
+    async with management(repair.ledgers, url, config, doorkeeper, metrics, log_tls) as where:
         yield f"{'https' if tls else 'http'}://{where}"
 
 

@@ -199,6 +199,11 @@ def log(**flags: Any) -> None:
 @click.option(
     "--http-tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
 )
+@click.option(
+    "--log-tls-authorities",
+    metavar="FILE",
+    help="Who must have signed the log servers' certificates, for the dashboard.",
+)
 @click.option("--insecure", is_flag=True, help="Show metrics off loopback without TLS and token.")
 @click.option(
     "--bookie-token-file",

@@ -11,6 +11,7 @@ from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
@@ -27,6 +28,7 @@ async def management(
     config: HttpConfig,
     doorkeeper: Doorkeeper | None,
     metrics: Metrics,
+    log_tls: LogTls = IN_THE_CLEAR,
 ) -> AsyncIterator[Address]:
     """Where it listens. `metadata`: the URL, as it may be shown. Raises `BadConfig`."""
     async with AsyncExitStack() as stack:
@@ -38,9 +40,15 @@ async def management(
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
         managing, operations = Managing(audit), RunningOperations()
         stack.push_async_callback(operations.close)
+
+        async def log_addresses() -> list[str]:
+            return [each["address"] for each in await admin.log_servers()]
+
+        logs = LogServers(log_addresses, log_tls)
+        stack.push_async_callback(logs.close)
         app = make_app(admin, managing, operations, metrics)
         dashboard = Dashboard(
-            *(admin, managing, operations, doorkeeper, lambda: secrets.token_urlsafe(32)),
+            *(admin, managing, operations, logs, doorkeeper, lambda: secrets.token_urlsafe(32)),
             is_behind_tls=config.tls is not None,
         )
         app.router.routes.extend(dashboard.routes)

@@ -83,6 +83,9 @@ class RecoveryServerConfig:
     access_file: str = ""  # Who may do what over HTTP: `rollbook access`.
     http_tls_certificate: str = ""  # A file; HTTP speaks TLS with it.
     http_tls_key: str = ""  # A file; empty: it is in the certificate's.
+    # A file; who signs log servers' certificates. Empty: the dashboard speaks to them in the clear, and shows
+    # tokens to this machine alone.
+    log_tls_authorities: str = ""
     # Shows metrics off loopback without TLS and token. Management is never served like that.
     insecure: bool = False
     log_level: str = "info"  # debug, info, warning or error.
@@ -279,6 +282,7 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
         return
     # FastAPI takes a third of a second to load.
     from rollbook.api.cli.server.management import management
+    from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.metrics_page import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
 
@@ -302,7 +306,8 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
     )
     doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
     shown = str(MetadataUrl.parse(config.metadata))
-    async with management(server.ledgers, shown, http, doorkeeper, metrics) as where:
+    log_tls = LogTls(bool(config.log_tls_authorities), config.log_tls_authorities)
+    async with management(server.ledgers, shown, http, doorkeeper, metrics, log_tls) as where:
         yield f" (http on {where})"
 
 

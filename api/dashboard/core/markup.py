@@ -53,6 +53,11 @@ def element(tag: str, *children: Child, attributes: Mapping[str, str | bool | No
     return Html("".join(parts))
 
 
+def block(text: str, length_max: int) -> Html:
+    """Of several lines, which stay lines."""
+    return Html(f"<pre>{_escaped(shown(text, length_max))}</pre>")
+
+
 def joined(children: Child) -> Html:
     match children:
         case None:

@@ -24,6 +24,7 @@ from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
+from tests.unit.api.dashboard.fake_logs import FakeLogs, a_record
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import Answer, Client
 from tests.unit.api.rest.test_cluster import access_file
@@ -31,7 +32,9 @@ from tests.unit.api.rest.test_cluster import access_file
 HERE = "/dashboard"
 SCREENS = (
     *("", "/bookies", "/bookie?id=bk-1", "/ledgers", "/ledgers?state=open&short=true&bookie=bk-1"),
-    *("/ledgers/7", "/ledgers/bad", "/recovery", "/operations"),
+    *("/ledgers/7", "/ledgers/bad", "/recovery", "/logs", "/log?name=default/orders&format=json"),
+    *("/log?name=default/orders&from=0&truncate=1", "/servers", "/server?name=log-1"),
+    *("/metadata", "/metadata?path=/plain", "/operations"),
 )
 _LINK = re.compile(r'href="([^"]+)"')
 
@@ -76,6 +79,7 @@ class Browser:
 class Site:
     def __init__(self) -> None:
         self.cluster = FakeCluster()
+        self.logs = FakeLogs()
         self.now_ns = 0
         self.operations = RunningOperations()
 
@@ -86,7 +90,7 @@ class Site:
         managing = Managing(doorkeeper.audit if doorkeeper else Audit(lambda: 0))
         numbers = count()
         dashboard = Dashboard(
-            *(self.cluster, managing, self.operations, doorkeeper),
+            *(self.cluster, managing, self.operations, self.logs, doorkeeper),
             lambda: f"drawn-{next(numbers)}",
             is_behind_tls=is_behind_tls,
             now_ns=lambda: self.now_ns,
@@ -132,9 +136,9 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
         assert answer.headers["cache-control"] == "no-store"
         text = answer.body.decode()
         assert not re.search(r"<script|<style| style=| on\w+=|https?://(?!127)", text), path
-        assert "Same as" in text
-        assert "curl" in text
-        assert "/api/v1/" in text
+        if "/metadata" not in path:  # Neither the shell nor a route shows the metadata.
+            assert "Same as" in text
+            assert re.search("curl .*http://127[^ ]*/v1/", text)
     assert (await browser.get("/")).status == (await browser.get(f"{HERE}/")).status == 200
     nowhere = await browser.get(f"{HERE}/no/page")
     assert (nowhere.status, nowhere.headers["content-type"]) == (404, "text/html; charset=utf-8")
@@ -177,6 +181,13 @@ async def test_hostile_names_are_text_on_every_screen(
     text = HOSTILE[name].replace("\ud800", "")
     there.cluster.rows = [a_bookie("bk-1", reason=text, address=text), a_bookie("z" + text[:200])]
     there.cluster.ledger_rows = [a_ledger(7, custom={text: text})]
+    raw = text.encode()
+    rows = [
+        a_record(0, raw, key=raw[:100], headers={text[:100]: raw[:100]}),
+        a_record(1, raw[:999]),
+    ]
+    there.logs.rows["default/orders"] = rows
+    there.cluster.nodes["/plain"] = raw
     for path in SCREENS:
         reader = Reader()
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
@@ -255,7 +266,7 @@ async def test_while_the_metadata_is_away_what_is_known_is_shown_with_its_age(
     """DB3: never a 500, and never a page that looks healthy."""
     for path in SCREENS[:-1]:
         await browser.get(f"{HERE}{path}")
-    there.cluster.is_away = True
+    there.cluster.is_away = there.logs.is_away = True
     there.now_ns += 42_000_000_000
     for path in SCREENS[:-1]:
         answer = await browser.get(f"{HERE}{path}")
@@ -309,6 +320,64 @@ async def test_every_form_does_what_its_button_says(there: Site, browser: Browse
     assert "unlimited." not in again, "it is said once"
 
 
+async def test_every_form_of_logs_does_what_its_button_says(there: Site, browser: Browser) -> None:
+    await browser.get(f"{HERE}/logs")
+    log, name = f"{HERE}/log", "default/orders"
+    for path, fields, said in (
+        (f"{HERE}/logs", {"act": "create", "name": "default/new"}, "default/new is made."),
+        (log, {"id": name, "act": "append", "value": "caf\u00e9", "key": ""}, "Appended at 1."),
+        (log, {"id": name, "act": "roll"}, "Segment 1 is written now."),
+        (log, {"id": name, "act": "transfer", "to": "log-2"}, "Its owner is log-2 now."),
+        (log, {"id": name, "act": "truncate", "before": "1"}, "Type default/orders"),
+        (log, {"id": name, "act": "truncate", "before": "1", "typed": name}, "first record is 1"),
+        (log, {"id": name, "act": "seal"}, "Type default/orders to confirm it."),
+        (log, {"id": name, "act": "seal", "typed": name}, "Sealed at 2."),
+        (log, {"id": name, "act": "dance"}, "No form here does"),
+        (f"{HERE}/server", {"id": "log-1", "act": "drain"}, "log-1 has 3 logs to hand over."),
+        (f"{HERE}/server", {"id": "log-1", "act": "resume"}, "log-1 serves."),
+    ):
+        answer = await browser.post(path, **fields)
+        assert (answer.status, said in text_of(answer)) == (200, True), (fields, text_of(answer))
+    assert there.logs.calls == [
+        ("", "create", "default/new"),
+        ("", "append", name, "caf\u00e9".encode(), None),
+        ("", "roll", name),
+        ("", "transfer", name, "log-2"),
+        ("", "truncate", name, "1"),
+        ("", "seal", name),
+        ("", "drain", "log-1", False),
+        ("", "drain", "log-1", True),
+    ]
+
+
+async def test_records_are_asked_for_with_the_viewers_own_token(
+    there: Site, tmp_path: Path
+) -> None:
+    """DB4: what one may read is not shown to another who may not, and a form brings no token."""
+    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    there.logs.refused = ("looker",)
+    async with there.served(doorkeeper) as browser:
+        path = f"{HERE}/log?name=default/orders"
+        await browser.sign_in("boss")
+        assert "one" in text_of(await browser.get(path))
+        other = Browser(browser.client)
+        await other.sign_in("looker")
+        refused = await other.get(path)
+        assert (refused.status, "one" in text_of(refused)) == (403, False)
+        await other.post(f"{HERE}/log", id="default/orders", act="roll", token="boss")
+        assert there.logs.calls == []
+        there.logs.is_away = True
+        there.now_ns += 42_000_000_000
+        assert "known 42 s ago" in text_of(await browser.get(path))
+        assert (await other.get(path)).status == 503
+
+
+async def test_secrets_of_the_metadata_are_hidden(there: Site, browser: Browser) -> None:
+    """DB4."""
+    page = text_of(await browser.get(f"{HERE}/metadata?path=/plain"))
+    assert ("seen" in page, '"rack": "r1"' in page) == (False, True)
+
+
 async def test_forms_of_strangers_change_nothing(there: Site, browser: Browser) -> None:
     """DB2: another origin, no secret, a guessed one, that of another session, another kind of body."""
     drain = {"id": "bk-1", "act": "drain"}
@@ -352,7 +421,7 @@ async def test_a_token_opens_a_session_and_is_in_no_page(there: Site, tmp_path: 
         for path in SCREENS:
             answer = await browser.get(f"{HERE}{path}")
             assert answer.status == 200
-            assert b"$TOKEN" in answer.body
+            assert b"$TOKEN" in answer.body or "/metadata" in path
         assert (await browser.client.get("/api/v1/bookies", **cookie_of(browser))).status == 401
         there.now_ns += IDLE_S * 1_000_000_000
         assert "Sign in" in text_of(await browser.get(HERE))

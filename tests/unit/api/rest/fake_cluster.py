@@ -11,6 +11,7 @@ from rollbook.proto.errors import (
     MetadataUnavailable,
     Missing,
     NoSuchLedger,
+    NoSuchNode,
     NotConfirmed,
     RollbookError,
 )
@@ -67,6 +68,9 @@ class FakeCluster:
         None  # A lifecycle changes no sooner, nor does a judgement end.
     )
     verdict: str = "healthy"
+    nodes: dict[str, bytes] = field(
+        default_factory=lambda: {"/": b"", "/plain": b'{"password": "seen", "rack": "r1"}'}
+    )
 
     def _ask(self) -> None:
         if self.is_away:
@@ -103,6 +107,30 @@ class FakeCluster:
                 {"kind": "bookie", "id": each["id"], "state": "writable"} for each in self.rows
             ],
         }
+
+    async def log_servers(self) -> Sequence[Facts]:
+        self._ask()
+        return [
+            {
+                "name": "log-1",
+                "server_id": "log-1~0bad",
+                "address": "127.0.0.1:7400",
+                "http": "http://127.0.0.1:7480",
+                "state": "serving",
+                "release": "1",
+                "started_us": 1_795_219_200_000_000,
+                "logs_owned": 1,
+                "logs_degraded": 0,
+            }
+        ]
+
+    async def node(self, path: str) -> Facts:
+        self._ask()
+        if path not in self.nodes:
+            raise NoSuchNode(path=path)
+        below = [name.removeprefix(path).strip("/") for name in self.nodes if name != path]
+        children = sorted({name.partition("/")[0] for name in below if name} if path == "/" else ())
+        return {"value": self.nodes[path], "version": 3, "children": children}
 
     async def bookies(self) -> Sequence[Facts]:
         self._ask()

@@ -1,0 +1,473 @@
+"""The screens of logs, log servers and metadata. They decide nothing."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from rollbook.api.dashboard.core.markup import Child, Html, block, element
+from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
+from rollbook.api.dashboard.parts import (
+    Field,
+    Frame,
+    OnLogs,
+    Screen,
+    badge,
+    choice,
+    facts,
+    form,
+    labelled,
+    link,
+    search,
+    table,
+    text_of,
+    when,
+    with_query,
+)
+
+Facts = Mapping[str, Any]
+
+_FORMS: Final = {each.value: each.value for each in Form}
+_NODES_SHOWN: Final = 100
+_NODE_CHARACTERS: Final = 20_000
+_US_IN_MS: Final = 1000
+_UNTYPED: Final[Mapping[str, str | bool | None]] = {"autocomplete": "off"}
+
+
+def when_us(us: Any) -> str:
+    return when(us // _US_IN_MS) if isinstance(us, int) and us else "—"
+
+
+# --- Logs -------------------------------------------------------------------------------------
+
+
+def logs(
+    frame: Frame, rows: Sequence[Facts], next_after: str, asked: Mapping[str, str], where: OnLogs
+) -> Screen:
+    """`asked`: prefix and after, as in the URL."""
+    lines = [
+        (link(row["log"], with_query("/log", name=row["log"])), row["problem"], *["—"] * 6)
+        if row["problem"]
+        else (
+            link(row["log"], with_query("/log", name=row["log"])),
+            badge("sealed") if row["is_sealed"] else badge("open"),
+            row["head"],
+            row["tail"],
+            row["records"],
+            row["bytes"],
+            row["segment_count"],
+            text_of(row["owner_id"]),
+        )
+        for row in rows
+    ]
+    columns = ("Log", "State", "Head", "Tail", "Records", "Bytes", "Segments", "Owner")
+    prefix = asked.get("prefix", "")
+    more = {**asked, "after": next_after}
+    name = Field("name", "Name: namespace/log, or log", more={"required": True, **_UNTYPED})
+    return Screen(
+        "Logs",
+        [
+            search(
+                "/logs",
+                [labelled(Field("prefix", "Namespace, or namespace/begin*", value=prefix))],
+            ),
+            table(columns, lines, "There is no log of such a name." if asked else "No log yet."),
+            element("p", link("Next page", with_query("/logs", **more))) if next_after else None,
+            element(
+                "div",
+                form(frame, "/logs", [], "Create", {"act": "create"}, [name]),
+                attributes={"class": "acts"},
+            ),
+        ],
+        on_logs=where,
+        at="/logs",
+    )
+
+
+def of_logs(server: str, http: str, prefix: str) -> OnLogs:
+    pattern = f" --namespace {shlex.quote(prefix)}" if prefix and "/" not in prefix else ""
+    return OnLogs(server, http, [f"log ls --long{pattern}"], [("GET", "/logs", "")])
+
+
+def log(
+    frame: Frame,
+    found: Facts,
+    records: Facts,
+    asked: Mapping[str, str],
+    plan: Facts | str | None,
+    ensembles: Mapping[int, Sequence[str]],
+    servers: Sequence[str],
+    where: tuple[str, str],
+) -> Screen:
+    """`asked`: name, from and format, as in the URL. `plan`: of a truncation, or why there is none. `where`: the URLs
+    of a server and of its REST.
+    """
+    name, view = found["log"], Form(asked.get("format", Form.TEXT))
+    shown: dict[str, Child] = {
+        "State": badge("sealed") if found["is_sealed"] else badge("open"),
+        "Head": found["head"],
+        "Tail": found["tail"],
+        "Bytes": found["bytes"],
+        "Last record": when_us(found["last_us"]),
+        "Owner": link(
+            f"{found['owner_id']} (epoch {found['owner_epoch']})",
+            with_query("/server", name=found["owner_id"].partition("~")[0]),
+        )
+        if found["owner_id"]
+        else "— (no server has needed it yet)",
+        "Writer": f"{found['writer_holder'] or '—'} (epoch {found['writer_epoch']})",
+    }
+    return Screen(
+        f"Log {name}",
+        [
+            facts(shown),
+            element("h2", "Records, the newest first"),
+            _record_filter(name, asked, view),
+            _records(records, view),
+            _pages(name, records, view, asked),
+            element("h2", "Segments"),
+            time_line(found["segments"]),
+            _segments(found, ensembles),
+            element("h2", "Cursors"),
+            _cursors(found["cursors"]),
+            element("h2", "Settings"),
+            facts({key: text_of(value) for key, value in found["config"].items()}),
+            element("h2", "Acts"),
+            _truncation(frame, name, asked.get("truncate", ""), plan),
+            _log_acts(frame, name, found, servers),
+        ],
+        on_logs=of_log(*where, name, asked.get("from", ""), asked.get("truncate", "")),
+        at="/logs",
+    )
+
+
+def of_log(server: str, http: str, name: str, start: str, before: str) -> OnLogs:
+    namespace, _, short = name.partition("/")
+    path = f"/namespaces/{quote(namespace)}/logs/{quote(short)}"
+    word, start = shlex.quote(name), start or "-50"
+    before = before or "0"
+    return OnLogs(
+        server,
+        http,
+        [
+            f"log show {word}",
+            f"log read {word} --from {shlex.quote(start)} --limit 50",
+            f"log segments {word}",
+            f"cursor ls {word}",
+            f"log truncate {word} --before {shlex.quote(before)} --dry-run",
+        ],
+        [
+            ("GET", path, ""),
+            ("GET", with_query(f"{path}/records", **{"from": start, "limit": 50}), ""),
+            ("GET", f"{path}/segments", ""),
+            ("GET", f"{path}/cursors", ""),
+            ("POST", f"{path}:truncate", json.dumps({"before": before, "dry_run": True})),
+        ],
+    )
+
+
+def _record_filter(name: str, asked: Mapping[str, str], view: Form) -> Html:
+    says = "From: 123, -10, earliest, ts:TIME, ago:15m or cursor:NAME"
+    return search(
+        "/log",
+        [
+            labelled(Field("from", says, value=asked.get("from", ""))),
+            choice("format", "As", _FORMS, view),
+        ],
+        hidden={"name": name},
+    )
+
+
+def _records(records: Facts, view: Form) -> Html:
+    heads = [
+        element("th", each, attributes={"scope": "col"})
+        for each in ("Offset", "Time", "Key", "Value", "Headers")
+    ]
+    inner = (
+        element("thead", element("tr", heads)),
+        element("tbody", record_rows(records, view), attributes={"id": "records"}),
+    )
+    attributes = {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "Records"}
+    return element("div", element("table", inner), attributes=attributes)
+
+
+def record_rows(records: Facts, view: Form) -> list[Html]:
+    """The newest first."""
+    return [
+        element(
+            "tr",
+            element("td", str(row["offset"])),
+            element("td", when_us(row["timestamp_us"])),
+            element(
+                "td", "—" if row["key"] is None else value_in(view, row["key"], len(row["key"]))
+            ),
+            element(
+                "td",
+                block(value_in(view, row["value"], row["bytes"]), 4 * VALUE_BYTES_SHOWN),
+            ),
+            element(
+                "td",
+                ", ".join(
+                    f"{key}={value_in(Form.TEXT, value, len(value))}"
+                    for key, value in row["headers"].items()
+                ),
+            ),
+        )
+        for row in reversed(records["rows"])
+    ]
+
+
+def _pages(name: str, records: Facts, view: Form, asked: Mapping[str, str]) -> Child:
+    """Older and newer ones."""
+    kept = {"name": name, "format": "" if view is Form.TEXT else view}
+    first, following, parts = records["first"], records["next"], []
+    if first > records["head"]:
+        older = max(first - 50, records["head"])
+        parts.append(link("Older", with_query("/log", **kept, **{"from": older})))
+    if following < records["tail"]:
+        parts.append(link("Newer", with_query("/log", **kept, **{"from": following})))
+    if asked.get("from"):
+        parts.append(link("Newest", with_query("/log", **kept)))
+    if not records["rows"]:
+        parts.append(element("span", "No record here."))
+    return element("p", [(each, " ") for each in parts])
+
+
+def time_line(segments: Sequence[Facts]) -> Child:
+    """One bar a segment, from its start to the start of the next one. Colours say its state."""
+    begun = [each["began_us"] for each in segments]
+    if not begun or not all(begun):
+        return None
+    end = max(*begun, *(each["last_us"] for each in segments))
+    span = max(end - begun[0], 1)
+    bars = []
+    for index, each in enumerate(segments):
+        until = begun[index + 1] if index + 1 < len(begun) else end
+        left = 1000 * (each["began_us"] - begun[0]) // span
+        width = max(1000 * (until - each["began_us"]) // span, 4)
+        title = f"segment {each['segment_id']}, {each['state']}, {each['records']:,} records"
+        attributes: dict[str, str | bool | None] = {
+            "x": str(min(max(left, 0), 996)),
+            "width": str(min(max(width - 2, 2), 1000)),
+            "height": "24",
+            "class": f"segment {each['state']}",
+        }
+        bars.append(element("rect", element("title", title), attributes=attributes))
+    attributes = {
+        "viewBox": "0 0 1000 24",
+        "class": "time",
+        "role": "img",
+        "aria-label": f"{len(segments)} segments from {when_us(begun[0])} to {when_us(end)}",
+    }
+    return element("svg", bars, attributes=attributes)
+
+
+def _segments(found: Facts, ensembles: Mapping[int, Sequence[str]]) -> Child:
+    lines = [
+        (
+            str(each["segment_id"]),
+            link(str(each["ledger_id"]), f"/ledgers/{each['ledger_id']}"),
+            badge(each["state"]),
+            text_of(each["base_offset"]),
+            text_of(each["next_offset"]),
+            when_us(each["began_us"]),
+            each["bytes"],
+            [
+                (link(bookie, with_query("/bookie", id=bookie)), " ")
+                for bookie in ensembles.get(each["ledger_id"], ())
+            ],
+            each["reason"],
+        )
+        for each in reversed(found["segments"])
+    ]
+    columns = ("Segment", "Ledger", "State", "From", "To", "Begun", "Bytes", "Bookies", "Why")
+    older = found["segment_count"] - len(lines)
+    return (
+        table(columns, lines, "It has no segment."),
+        element("p", f"{older:,} older ones are not shown.") if older > 0 else None,
+    )
+
+
+def _cursors(rows: Sequence[Facts]) -> Html:
+    lines = [
+        (
+            row["name"],
+            row["offset"],
+            row["lag"],
+            "yes: holds truncation back" if row["is_protected"] else "no",
+            when_us(row["updated_us"]),
+        )
+        for row in rows
+    ]
+    return table(("Cursor", "Offset", "Lag", "Protected", "Moved"), lines, "It has no cursor.")
+
+
+def _truncation(frame: Frame, name: str, before: str, plan: Facts | str | None) -> Child:
+    """The plan first, then the form that does it."""
+    ask = search(
+        "/log",
+        [
+            labelled(
+                Field("truncate", "First record to keep: 123, -10, ago:7d", value=before,
+                      more=_UNTYPED)
+            )
+        ],
+        "Show what truncating would do",
+        {"name": name},
+    )  # fmt: skip
+    parts: list[Child] = [ask]
+    if isinstance(plan, str):
+        parts.append(element("p", plan, attributes={"class": "note bad"}))
+    elif plan is not None:
+        says = (
+            f"Records {plan['old_head']} to {plan['new_head']} ({plan['records']:,}) would be readable no more; "
+            f"{len(plan['segments'])} segments with {plan['freed_bytes']:,} bytes would be deleted, and "
+            f"{plan['kept_bytes']:,} bytes stay until their segment goes."
+        )
+        guards = f"Protected cursors are in the way: {', '.join(plan['guards'])}."
+        parts.append(element("p", says))
+        parts.append(element("p", guards) if plan["guards"] else None)
+        hidden = {"id": name, "act": "truncate", "before": str(plan["new_head"])}
+        typed = Field("typed", f"Type {name}", more=_UNTYPED)
+        parts.append(form(frame, "/log", [], "Truncate", hidden, [typed]))
+    return element("div", parts, attributes={"class": "acts"})
+
+
+def _log_acts(frame: Frame, name: str, found: Facts, servers: Sequence[str]) -> Html:
+    def act(verb: str, button: str, says: str, *inner: Child, fields: Sequence[Field] = ()) -> Html:
+        parts = [element("p", says), *inner]
+        return form(frame, "/log", parts, button, {"id": name, "act": verb}, fields)
+
+    acts: list[Child] = []
+    if not found["is_sealed"]:
+        value, key = Field("value", "Value"), Field("key", "Key, if any", more=_UNTYPED)
+        acts.append(act("append", "Append", "One record, as UTF-8.", fields=[value, key]))
+        acts.append(act("roll", "Roll", "A new segment begins, unless the last one is empty."))
+        typed = Field("typed", f"Type {name}", more=_UNTYPED)
+        acts.append(act("seal", "Seal", "No record is ever appended again.", fields=[typed]))
+    if servers:
+        chosen = choice("to", "Server", {each: each for each in servers}, "")
+        says = "Another server becomes its owner; no append fails by it."
+        acts.append(act("transfer", "Transfer", says, chosen))
+    return element("div", acts, attributes={"class": "acts"})
+
+
+# --- Servers ----------------------------------------------------------------------------------
+
+
+def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
+    """`reached`: the state that others see, by name."""
+    lines = [
+        (
+            link(row["name"], with_query("/server", name=row["name"])),
+            badge(reached.get(row["name"], row["state"])),
+            row["address"],
+            text_of(row["http"]),
+            row["logs_owned"],
+            row["logs_degraded"],
+            row["release"],
+            when_us(row["started_us"]),
+        )
+        for row in rows
+    ]
+    columns = (
+        *("Server", "State", "Address", "REST", "Owned logs", "With few copies", "Release"),
+        "Started",
+    )
+    http = next((row["http"] for row in rows if row["http"]), "")
+    where = OnLogs(
+        f"log://{','.join(row['address'] for row in rows)}" if rows else "",
+        http,
+        ["cluster servers"] if rows else [],
+        [("GET", "/servers", "")],
+    )
+    return Screen(
+        "Servers",
+        [table(columns, lines, "No log server is registered.")],
+        calls=[("GET", "/cluster/health", "")],
+        on_logs=where if rows else None,
+        is_live=True,
+        at="/servers",
+    )
+
+
+def server(frame: Frame, row: Facts, metrics: Mapping[str, float] | str) -> Screen:
+    """`metrics`: or why they are not known."""
+    name = row["name"]
+    shown: dict[str, Child] = {
+        "State": badge(row["state"]),
+        "Address": row["address"],
+        "REST": text_of(row["http"]),
+        "Owned logs": row["logs_owned"],
+        "Logs with too few copies": row["logs_degraded"],
+        "Release": row["release"],
+        "Started": when_us(row["started_us"]),
+        "This life": row["server_id"],
+    }
+    verb, button, says = (
+        ("resume", "Resume", "It takes logs again.")
+        if row["state"] == "draining"
+        else ("drain", "Drain", "It hands over the logs that it owns and takes no others.")
+    )
+    act = form(frame, "/server", [element("p", says)], button, {"id": name, "act": verb})
+    metrics_shown: Child
+    if isinstance(metrics, str):
+        metrics_shown = element("p", f"— {metrics}")
+    else:
+        lines = [(key, f"{value:,.6g}") for key, value in sorted(metrics.items())]
+        metrics_shown = table(("Metric", "Value"), lines, "It counts nothing.")
+    return Screen(
+        f"Server {name}",
+        [
+            facts(shown),
+            element("div", act, attributes={"class": "acts"}),
+            element("h2", "Metrics"),
+            metrics_shown,
+        ],
+        on_logs=OnLogs(
+            f"log://{row['address']}",
+            row["http"],
+            [f"cluster drain {shlex.quote(name)}"],
+            [
+                ("GET", "/stats", ""),
+                ("POST", f"/servers/{quote(name)}:drain", ""),
+                ("POST", f"/servers/{quote(name)}:resume", ""),
+            ],
+        ),
+        at="/servers",
+    )
+
+
+# --- Metadata ---------------------------------------------------------------------------------
+
+
+def metadata(path: str, found: Facts, after: str) -> Screen:
+    """A tree to look at."""
+    steps: list[Child] = [link("/", "/metadata")]
+    names = [each for each in path.split("/") if each]
+    for count, name in enumerate(names, 1):
+        below = "/" + "/".join(names[:count])
+        steps += [" ", link(name, with_query("/metadata", path=below)), "/"]
+    children = [each for each in found["children"] if each > after]
+    base = path.rstrip("/")
+    lines = [
+        element("li", link(each, with_query("/metadata", path=f"{base}/{each}")))
+        for each in children[:_NODES_SHOWN]
+    ]
+    more = None
+    if len(children) > _NODES_SHOWN:
+        target = with_query("/metadata", path=path, after=children[_NODES_SHOWN - 1])
+        more = element("p", link("Next page", target))
+    return Screen(
+        f"Metadata {path}",
+        [
+            element("p", steps),
+            facts({"Version": found["version"], "Bytes": len(found["value"])}),
+            block(node_text(found["value"]), _NODE_CHARACTERS),
+            element("h2", f"Nodes below it: {len(found['children']):,}"),
+            element("ul", lines) if lines else element("p", "None."),
+            more,
+        ],
+        at="/metadata",
+    )

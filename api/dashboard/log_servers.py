@@ -1,0 +1,346 @@
+"""Logs as the pages see them: asked of log servers with the viewer's own token, so that its rights hold (DB4).
+
+One client for each token, the one that was used last at the end. What is asked has a deadline.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from rollbook.logservice import messages
+from rollbook.logservice.ids import LogName, SegmentId
+from rollbook.logservice.log_config import LogConfig, WriterMode
+from rollbook.proto.errors import QuorumTimeout, ServerUnreachable
+from rollbook.proto.quorum import Quorum
+
+if TYPE_CHECKING:
+    from rollbook.api.client.client import Client
+    from rollbook.logservice.core.record_block import Record
+
+Facts = dict[str, Any]
+
+RECORDS_SHOWN: Final = 50
+SEGMENTS_SHOWN: Final = 20
+LOGS_SHOWN: Final = 100
+_VALUE_BYTES: Final = 1000  # As much of a record is kept as is shown.
+_BYTES_READ_MAX: Final = 16 * 1024 * 1024  # Of records for one page.
+_CLIENTS_MAX: Final = 16
+_TIMEOUT_S: Final = 5.0
+_CONNECT_S: Final = 2.0
+_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LogTls:
+    """How log servers are spoken to. Without `uses_tls` a token is shown to this machine alone."""
+
+    uses_tls: bool = False
+    authorities: str = ""  # A file; empty: those that the machine trusts.
+
+
+IN_THE_CLEAR: Final = LogTls()
+
+
+class LogServers:
+    def __init__(
+        self, addresses: Callable[[], Awaitable[Sequence[str]]], tls: LogTls = IN_THE_CLEAR
+    ) -> None:
+        """`addresses`: of the servers that are registered."""
+        self._addresses = addresses
+        self._tls = tls
+        self._clients: OrderedDict[str, Client] = OrderedDict()  # By token.
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def uses_tls(self) -> bool:
+        return self._tls.uses_tls
+
+    async def close(self) -> None:
+        clients, self._clients = list(self._clients.values()), OrderedDict()
+        await asyncio.gather(*(each.close(timeout_s=0) for each in clients), *self._closing)
+
+    async def _client(self, token: str) -> "Client":
+        """Raises `ServerUnreachable`, `BadConfig`."""
+        if (found := self._clients.get(token)) is None:
+            addresses = await self._addresses()
+            if not addresses:
+                raise ServerUnreachable(
+                    "no log server is registered", next_step="start one: rollbook server log"
+                )
+            # gRPC takes a while to load, and many who have pages look at no log.
+            await asyncio.to_thread(import_module, "rollbook.api.client.client")
+            if (found := self._clients.get(token)) is None:
+                found = self._clients[token] = self._connected(addresses, token)
+        self._clients.move_to_end(token)
+        while len(self._clients) > _CLIENTS_MAX:
+            self._let_go(next(iter(self._clients)))
+        return found
+
+    def _connected(self, addresses: Sequence[str], token: str) -> "Client":
+        from rollbook.api.client.client import connect
+        from rollbook.api.client.config import LogClientConfig
+
+        url = f"log{'+tls' if self._tls.uses_tls else ''}://{','.join(addresses)}"
+        config = LogClientConfig(timeout_s=_TIMEOUT_S, connect_s=_CONNECT_S, attempt_s=_CONNECT_S)
+        return connect(url, config, token=token, authorities=self._tls.authorities)
+
+    def _let_go(self, token: str) -> None:
+        client = self._clients.pop(token, None)
+        if client is not None:
+            task = asyncio.create_task(client.close(timeout_s=0))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _use(self, token: str, work: "Callable[[Client], Awaitable[Any]]") -> Any:
+        client = await self._client(token)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S + 1):
+                return await work(client)
+        except ServerUnreachable:
+            self._let_go(
+                token
+            )  # Its servers may have left: the next one asks those that are there then.
+            raise
+        except TimeoutError:
+            raise QuorumTimeout("the log server did not answer in time") from None
+
+    # --- Looking ------------------------------------------------------------------------------
+
+    async def logs(self, token: str, prefix: str, after: str) -> tuple[list[Facts], str]:
+        """Rows by name, and what `after` is for the next page; empty: there is none. Raises `InvalidRequest`."""
+
+        async def look(client: "Client") -> tuple[list[Facts], str]:
+            from rollbook.api.client.positions import listed
+
+            namespace, start = listed(prefix, "")
+            asked = messages.ListLogs(namespace, start, after, LOGS_SHOWN)
+            page: messages.LogNames = await client.ask(asked)
+            rows: list[Facts] = []
+            for first in range(0, len(page.logs), _AT_ONCE):
+                some = page.logs[first : first + _AT_ONCE]
+                asks = (client.ask(messages.GetLog(name)) for name in some)
+                states = await asyncio.gather(*asks, return_exceptions=True)
+                rows += map(_row, some, states)
+            return rows, page.next_page
+
+        rows: tuple[list[Facts], str] = await self._use(token, look)
+        return rows
+
+    async def log(self, token: str, name: str) -> Facts:
+        """All but its records. Raises `NoSuchLog`, `Unauthorized`."""
+
+        async def look(client: "Client") -> Facts:
+            log = LogName.parse(name)
+            state: messages.LogState = await client.ask(messages.GetLog(log))
+            found: tuple[messages.LogTail, messages.Cursors, list[Facts]] = await asyncio.gather(
+                client.ask(messages.GetTail(log)),
+                client.ask(messages.ListCursors(log, limit=LOGS_SHOWN)),
+                _last_segments(client, log),
+            )
+            tail, cursors, segments = found
+            return _facts(state) | {
+                "head": tail.head,
+                "tail": tail.tail,
+                "is_sealed": tail.is_sealed,
+                "owner": tail.owner,
+                "last_us": tail.timestamp_us,
+                "cursors": [
+                    {
+                        "name": each.name,
+                        "offset": each.offset,
+                        "lag": max(tail.tail - each.offset, 0),
+                        "is_protected": each.is_protected,
+                        "updated_us": each.updated_us,
+                    }
+                    for each in cursors.cursors
+                ],
+                "segments": segments,
+            }
+
+        facts: Facts = await self._use(token, look)
+        return facts
+
+    async def records(self, token: str, name: str, start: str) -> Facts:
+        """A page of them from a position on, ascending. Empty `start`: the newest. Raises `InvalidRequest`, `BeyondTail`."""
+
+        async def look(client: "Client") -> Facts:
+            log = await client.open(name)
+            tail = await log.state_of_tail()
+            first = await log.find(start) if start else max(tail.tail - RECORDS_SHOWN, 0)
+            first = min(max(first, tail.head), tail.tail)
+            last = min(first + RECORDS_SHOWN, tail.tail)
+            rows: list[Facts] = []
+            left = _BYTES_READ_MAX
+            if first < last:
+                async for record in log.read(first, last):
+                    rows.append(_record(record))
+                    left -= len(record.value)
+                    if left < 0:
+                        break
+            following = rows[-1]["offset"] + 1 if rows else last
+            return {
+                "rows": rows,
+                "first": first,
+                "next": following,
+                "head": tail.head,
+                "tail": tail.tail,
+            }
+
+        found: Facts = await self._use(token, look)
+        return found
+
+    async def truncation(self, token: str, name: str, before: str) -> Facts:
+        """What truncating would do. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
+        return await self._truncate(token, name, before, is_plan=True)
+
+    async def server(self, token: str, address: str) -> dict[str, float]:
+        """Its metrics."""
+
+        async def look(client: "Client") -> dict[str, float]:
+            return dict((await client.stats(address)).stats)
+
+        found: dict[str, float] = await self._use(token, look)
+        return found
+
+    # --- Acting -------------------------------------------------------------------------------
+
+    async def create(self, token: str, name: str) -> bool:
+        """Whether it was there before."""
+
+        async def make(client: "Client") -> bool:
+            state: messages.LogState = await client.ask(messages.EnsureLog(LogName.parse(name)))
+            return not state.was_created
+
+        was_there: bool = await self._use(token, make)
+        return was_there
+
+    async def append(self, token: str, name: str, value: bytes, key: bytes | None) -> int:
+        """Its offset."""
+
+        async def append(client: "Client") -> int:
+            return (await (await client.open(name)).append(value, key=key)).first_offset
+
+        offset: int = await self._use(token, append)
+        return offset
+
+    async def truncate(self, token: str, name: str, before: str) -> Facts:
+        return await self._truncate(token, name, before, is_plan=False)
+
+    async def _truncate(self, token: str, name: str, before: str, *, is_plan: bool) -> Facts:
+        async def truncate(client: "Client") -> Facts:
+            answer = await (await client.open(name)).truncate(before, plan=is_plan)
+            names = ("old_head", "new_head", "records", "freed_bytes", "kept_bytes")
+            return {each: getattr(answer, each) for each in names} | {
+                "segments": list(answer.segments),
+                "guards": list(answer.guards),
+            }
+
+        facts: Facts = await self._use(token, truncate)
+        return facts
+
+    async def seal(self, token: str, name: str) -> int:
+        """Its final tail."""
+
+        async def seal(client: "Client") -> int:
+            return await (await client.open(name)).seal()
+
+        tail: int = await self._use(token, seal)
+        return tail
+
+    async def roll(self, token: str, name: str) -> int:
+        """The segment that is written then."""
+
+        async def roll(client: "Client") -> int:
+            return await (await client.open(name)).roll()
+
+        segment: int = await self._use(token, roll)
+        return segment
+
+    async def transfer(self, token: str, name: str, server: str) -> str:
+        """The address of its owner then."""
+
+        async def transfer(client: "Client") -> str:
+            return (await client.transfer(name, server)).address
+
+        owner: str = await self._use(token, transfer)
+        return owner
+
+    async def drain(self, token: str, server: str, *, resume: bool) -> int:
+        """How many logs it has yet to hand over."""
+
+        async def drain(client: "Client") -> int:
+            return await client.drain(server, resume=resume)
+
+        left: int = await self._use(token, drain)
+        return left
+
+
+async def _last_segments(client: "Client", log: LogName) -> list[Facts]:
+    found: list[messages.SegmentView] = []
+    start: SegmentId | None = SegmentId(0)
+    while start is not None:
+        page: messages.Segments = await client.ask(messages.ListSegments(log, start))
+        found = [*found, *page.segments][-SEGMENTS_SHOWN:]
+        start = page.next_segment
+    return [
+        {
+            "segment_id": each.segment_id,
+            "ledger_id": each.ledger_id,
+            "state": each.state.value,
+            "base_offset": each.base_offset,
+            "next_offset": each.next_offset,
+            "began_us": each.began_us or each.first_timestamp_us,
+            "last_us": each.last_timestamp_us,
+            "bytes": each.bytes,
+            "records": each.records,
+            "reason": each.reason,
+        }
+        for each in found
+    ]
+
+
+def _row(name: LogName, state: Any) -> Facts:
+    """`state` may be why it is not known: the log was deleted since, or this token may not look at it."""
+    if isinstance(state, BaseException):
+        if not isinstance(state, Exception):
+            raise state
+        return {"log": str(name), "problem": getattr(state, "message", "") or type(state).__name__}
+    return _facts(state)
+
+
+def _facts(state: messages.LogState) -> Facts:
+    names = ("head", "tail", "is_sealed", "owner_id", "owner", "owner_epoch", "writer_epoch")
+    more = ("writer_holder", "bytes", "records", "roll_due_us", "uid", "etag")
+    return {
+        "log": str(state.log),
+        "problem": "",
+        **{each: getattr(state, each) for each in (*names, *more)},
+        "segment_count": state.segments,
+        "config": {
+            each.name: _shown(getattr(state.config, each.name)) for each in fields(LogConfig)
+        },
+    }
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Quorum):
+        return f"{value.ensemble}/{value.write}/{value.ack}"
+    if isinstance(value, WriterMode):
+        return value.value
+    return [f"{name}={text}" for name, text in value] if isinstance(value, tuple) else value
+
+
+def _record(record: "Record") -> Facts:
+    return {
+        "offset": record.offset,
+        "timestamp_us": record.timestamp_us,
+        "key": None if record.key is None else record.key[:_VALUE_BYTES],
+        "headers": {
+            name[:100]: value[:100] for name, value in list(dict(record.headers or {}).items())[:20]
+        },
+        "value": record.value[:_VALUE_BYTES],
+        "bytes": len(record.value),
+    }
