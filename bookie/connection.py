@@ -300,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end_poll(self, asked: Asked, news_ms: int | None, at_once: bool) -> None:
         turn, reply = self._shared.turn, None
-        if not self._is_behind and (turn.has_time or (at_once and not turn.is_over)):
+        if not self._is_behind and (turn.check_time() or (at_once and not turn.is_over)):
             reply = self._shared.answers.at_once(asked.call.request, news_ms)
         if reply is None:
             self._enqueue(asked._replace(news_ms=news_ms))
@@ -470,8 +470,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_clogged = True
         self._give_time_to_take()
 
-    def has_taken_some(self) -> bool:
-        """Of its answers, since it was given time for that; then it is given time again."""
+    def note_taken_answers(self) -> bool:
+        """Whether the client took some answers since its time started. If so, start its time again."""
         if self._is_gone or self._taken_bytes() <= self._taken_when_timed:
             return False
         self._give_time_to_take()
@@ -510,7 +510,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if self._is_paused:
-            has_room = account.may_resume() and calls_waiting <= _CALLS_WAITING // 2
+            has_room = account.try_resume() and calls_waiting <= _CALLS_WAITING // 2
             if self._is_clogged or self._is_leaving or not has_room:
                 shared.pool.waiting[account] = None
             else:
@@ -524,7 +524,7 @@ class Connection(asyncio.BufferedProtocol):
             self._is_clogged
             or self._is_leaving
             or calls_waiting > _CALLS_WAITING
-            or not account.may_take()
+            or not account.try_take()
         ):
             self._is_paused = True
             shared.pool.waiting[account] = None

@@ -53,15 +53,14 @@ class Turn:
     def is_over(self) -> bool:
         return self._spent >= self._bytes_max
 
-    @property
-    def has_time(self) -> bool:
-        """For something that can wait."""
-        return not self.is_over and not self._gives_way()
+    def check_time(self) -> bool:
+        """Whether the turn has time for work that can wait. If adds are waiting, it gives way to them."""
+        return not self.is_over and not self._try_give_way()
 
     async def come(self) -> int:
         """Returns when there is time for a step, of so many bytes."""
         async with self._line:
-            while not self.has_time:  # noqa: ASYNC110  An event would be heard of a turn later.
+            while not self.check_time():  # noqa: ASYNC110  An event would be heard of a turn later.
                 await asyncio.sleep(0)
         return self.step_bytes
 
@@ -88,8 +87,8 @@ class Turn:
     def _begin(self) -> None:
         self._spent = 0
 
-    def _gives_way(self) -> bool:
-        """Not for ever."""
+    def _try_give_way(self) -> bool:
+        """Leave the turn to waiting adds, for a bounded number of turns in a row."""
         if self._turns_given >= _TURNS_GIVEN_MAX or not self._adds_wait():
             return False
         if not self._is_giving:
@@ -133,7 +132,7 @@ class Line:
         # Before what is written ends this turn, and so ahead of the next one's beginning: that one
         # belongs to others, if there are some.
         self._look_soon()
-        while self._waiting and self._turn.has_time:
+        while self._waiting and self._turn.check_time():
             go_on = next(iter(self._waiting))
             del self._waiting[go_on]
             go_on()
@@ -222,7 +221,7 @@ class Lane:
     async def _work(self) -> None:
         self._has_newcomer = False
         while self._ready:
-            has_time = self._turn.has_time
+            has_time = self._turn.check_time()
             if not has_time or (self._has_begun and self._turn.lanes_waiting):
                 if self._has_waiter:
                     return

@@ -172,7 +172,7 @@ class RecordFile:
         while left and first < len(self.records) and (start := self.records[first]) < limit:
             end = self._end_of_stretch(first)
             if not self._is_read(first):
-                self.file.will_read(start, self._end_of(end - 1) - start)
+                self.file.prefetch(start, self._end_of(end - 1) - start)
                 left -= 1
             first = end
 

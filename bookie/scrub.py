@@ -160,7 +160,9 @@ class Scrubber:
 
     async def _verify(self, log: EntryLog, held: Sequence[tuple[int, Held]]) -> list[Doubt]:
         await log.load()
-        bad = [at for at in range(len(log.records.records)) if not await self._is_sound(log, at)]
+        bad = [
+            at for at in range(len(log.records.records)) if not await self._verify_record(log, at)
+        ]
         doubts: list[Doubt] = []
         for done, (ledger_id, extent) in enumerate(held):
             if done % _LEDGERS_PER_STEP == 0:
@@ -170,7 +172,7 @@ class Scrubber:
             self._on_bad_footer(log)
         return doubts
 
-    async def _is_sound(self, log: EntryLog, at: int) -> bool:
+    async def _verify_record(self, log: EntryLog, at: int) -> bool:
         try:
             size = await log.records.verify(at)
         except TornRecord:

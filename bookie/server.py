@@ -179,7 +179,7 @@ class BookieServer:
         for connection in shared.kept_waiting.take_late(now_ns):
             connection.hang_up("no_room_for_request")
         for connection in shared.clogged.take_late(now_ns):
-            if not connection.has_taken_some():
+            if not connection.note_taken_answers():
                 connection.hang_up("unread_answers")
         if shared.pool.is_overdrawn:
             self._cut_off_the_slowest(now_ns)
@@ -203,6 +203,6 @@ class BookieServer:
         for connection in shared.clogged.waited_for(_SLOW_NS, now_ns):
             if excess <= 0:
                 break
-            if not connection.has_taken_some():
+            if not connection.note_taken_answers():
                 excess -= connection.held_bytes
                 connection.hang_up("unread_answers")

@@ -179,16 +179,14 @@ class Bookies:
             self._hung_up_on_batches[bookie] = until
 
     def has_batches(self, bookie: BookieId) -> bool:
-        """Whether it is worth asking for one. Bookies before 4.17 hang up on it, and are not asked
-        again for a while. Striped ledgers need `has_extension(bookie, BATCH_READ)`.
+        """Whether to try a batch read. Bookies before 4.17 close the connection on one; they are tried again
+        after a while, because they may have been upgraded. Striped ledgers need
+        `has_extension(bookie, BATCH_READ)`.
         """
         until = self._hung_up_on_batches.get(bookie)
         if until is None or self.has_extension(bookie, BATCH_READ):
             return True
-        if asyncio.get_running_loop().time() < until:
-            return False
-        del self._hung_up_on_batches[bookie]  # It may be a newer one by now.
-        return True
+        return asyncio.get_running_loop().time() >= until
 
     def add_channel(
         self,

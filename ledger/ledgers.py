@@ -374,7 +374,7 @@ class Ledgers:
             if isinstance(answer, BookieUnreachable | ConnectionLost | BookieTimeout)
         ]
 
-    async def has_healthy_bookies(self, count: int) -> bool:
+    async def check_healthy_bookies(self, count: int) -> bool:
         """Whether at least `count` bookies take new ledgers. One in quarantine counts if it answers now. Cancelled, it
         leaves nothing behind.
         """

@@ -115,7 +115,13 @@ class LedgerWriter:
             on_refused=self._stop,
         )
         self._explicit_lac = ExplicitLac(
-            *(self._pipeline, self._seating, bookies, self._make_write_lac, self._may_send),
+            *(
+                self._pipeline,
+                self._seating,
+                bookies,
+                self._make_write_lac,
+                self._verify_when_stale,
+            ),
             ack_quorum=metadata.quorum.ack,
             is_wanted=config.explicit_lac_idle_ms > 0,
             deadline_s=config.add_deadline_s,
@@ -408,12 +414,12 @@ class LedgerWriter:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        if self._may_send():
+        if self._verify_when_stale():
             for slot in range(len(self._channels)):
                 self._hand_to(slot)
 
     def _send(self, slot: int) -> None:
-        if self._channels[slot].is_open and self._may_send():
+        if self._channels[slot].is_open and self._verify_when_stale():
             self._hand_to(slot)
 
     def _hand_to(self, slot: int, *, is_overdue: bool = False) -> None:
@@ -436,7 +442,7 @@ class LedgerWriter:
 
     def _look_again(self, slot: int) -> None:
         del self._timers[slot]
-        if self._may_send():
+        if self._verify_when_stale():
             self._hand_to(slot, is_overdue=True)
 
     def _on_refused(
@@ -469,7 +475,7 @@ class LedgerWriter:
     def _retry(self, slot: int) -> None:
         del self._timers[slot]
         channel = self._channels[slot]
-        if not channel.is_open or not self._may_send():
+        if not channel.is_open or not self._verify_when_stale():
             self._pipeline.restart(slot)  # All that it lacks, once it may be sent.
             return
         frames, count = self._pipeline.retry(slot, _SEND_AHEAD_BYTES)
@@ -624,8 +630,10 @@ class LedgerWriter:
 
     # --- Still ours? (WR5) ----------------------------------------------------------------------
 
-    def _may_send(self) -> bool:
-        """Else `_read_back` will do it."""
+    def _verify_when_stale(self) -> bool:
+        """Start reading the metadata back if it was not verified for too long. Returns whether adds may be sent
+        now; if not, `_read_back` sends them.
+        """
         if self._reading_back is None and self._tail.is_stale:
             self._reading_back = self._loop.create_task(self._read_back())
         return self._reading_back is None

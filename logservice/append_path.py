@@ -191,7 +191,7 @@ class Order:
 
     def require(self) -> None:
         """Raises `OwnerChanging` unless this is the owner and takes more, `Overloaded`."""
-        if not self.is_owner() or not self.takes_more:
+        if not self.check_owner() or not self.takes_more:
             raise self.refusal()
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
             raise Overloaded("too many appends wait to be confirmed", log=str(self._name))
@@ -242,7 +242,7 @@ class Order:
 
     def on_closed(self) -> None:
         """The ledger before the one that is written was closed, where its last entry was (LS1)."""
-        if self.is_owner():
+        if self.check_owner():
             self._settle(self._settling.on_closed())
 
     @property
@@ -306,14 +306,17 @@ class Order:
 
     # --- Settling -----------------------------------------------------------------------------
 
-    def is_owner(self) -> bool:
-        """To be asked before anything is confirmed or answered (LS9)."""
+    def check_owner(self) -> bool:
+        """Whether this process still owns the log. Call it before confirming or answering an append (LS9).
+
+        If the process stood still for longer than its lease, this ends the owner.
+        """
         if self.failure is None and self._stalls_now() != self._stalls:
             self._on_lost("its process stood still for longer than its lease", OwnerLost)
         return self.failure is None
 
     def _on_confirmed(self, number: int, last_entry: EntryId) -> None:
-        if self.is_owner():
+        if self.check_owner():
             self.proven_s = self._loop.time()
             self._settle(self._settling.on_confirmed(number, last_entry))
 

@@ -92,7 +92,7 @@ class OrphanRepair:
             self.report.ledgers += 1
             if self._now_ms - stored.created_ms < YOUNG_MS:
                 continue
-            if await self._is_listed(ledger_id, belonging):
+            if await self._find_listed(ledger_id, belonging):
                 continue
             if await self._never_will_be_listed(ledger_id, belonging):
                 await self._delete(ledger_id, belonging)
@@ -100,8 +100,11 @@ class OrphanRepair:
                 self.report.left += 1
         return self.report
 
-    async def _is_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
-        """By a list that may be old: what it has was listed, and what it has not is asked again."""
+    async def _find_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
+        """Whether the log's cached list has the ledger. Reads the list first if it is not cached.
+
+        The cached list may be old, so absence is checked again with a fresh one.
+        """
         name = belonging.name
         if name not in self._lists:
             if len(self._lists) >= _LISTS_KEPT:

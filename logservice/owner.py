@@ -222,7 +222,7 @@ class Owner:
     def is_proven(self) -> bool:
         """That it was the owner a lease ago takes no asking."""
         proven_until_s = self._order.proven_s + self._ground.pulse.lease_s
-        return self._order.is_owner() and self._loop.time() < proven_until_s
+        return self._order.check_owner() and self._loop.time() < proven_until_s
 
     @property
     def idle_since_ns(self) -> int:
@@ -293,10 +293,10 @@ class Owner:
 
         Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, and what the metadata store raises.
         """
-        if not self._order.is_owner():
+        if not self._order.check_owner():
             raise self._order.refusal()
         await self._look()
-        if not self._order.is_owner():
+        if not self._order.check_owner():
             raise self._order.refusal()
         return self.tail
 
@@ -314,7 +314,7 @@ class Owner:
         Asks the list, or the bookies if that is away; `Unavailable` after a second if both
         are. Raises `OwnerChanging` if it is the owner no more, and what `barrier` raises.
         """
-        if not self._order.is_owner():
+        if not self._order.check_owner():
             raise self._order.refusal()
         if self.is_proven:
             return

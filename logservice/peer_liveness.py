@@ -36,12 +36,15 @@ class Peers:
         self._transport, self._clock = transport, clock
         self._peers: dict[str, _Peer] = {}
 
-    async def is_dead(self, address: str) -> bool:
-        """Within half a second or so. Cancelled, the attempts go on for the others."""
+    async def check_dead(self, address: str) -> bool:
+        """Whether the server refuses connections. Takes about half a second if nothing recent is known.
+
+        If this is cancelled, the attempts continue for other callers.
+        """
         return (await self._asked(address)).refusals.is_dead
 
-    async def answers(self, address: str) -> bool:
-        """Whether it takes connections, which is more than not to be known as dead."""
+    async def check_answering(self, address: str) -> bool:
+        """Whether the server accepts connections. A server that is not known to be dead may still not answer."""
         return (await self._asked(address)).answered
 
     async def _asked(self, address: str) -> _Peer:

@@ -239,7 +239,7 @@ class LogReader:
         if owner is not None and self._trail.next_offset < owner.head:
             self._memory = None  # Truncated, however well it is remembered.
             return True
-        if self._is_at_the_end():
+        if self._end_if_sealed():
             return True
         try:
             blocks = await memory.next(max(due - self._loop.time(), 0.0), _BYTES_MAX)
@@ -255,7 +255,7 @@ class LogReader:
             self._fall_behind()
             return True
         if not blocks:
-            return self._is_at_the_end() or self._loop.time() < due
+            return self._end_if_sealed() or self._loop.time() < due
         start = self._trail.next_offset
         self._trail.on_memory(blocks)
         self._tell_records(blocks, start)
@@ -264,8 +264,8 @@ class LogReader:
             self._go_live()
         return True
 
-    def _is_at_the_end(self) -> bool:
-        """Of a log that its owner knows to be sealed: there is nothing to wait for."""
+    def _end_if_sealed(self) -> bool:
+        """End the read if its owner knows the log to be sealed and all of it was read; returns whether it ended."""
         owner = self._find_owner()
         if owner is None or not owner.is_sealed or self._trail.next_offset < owner.tail:
             return False

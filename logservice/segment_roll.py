@@ -86,7 +86,7 @@ class Succession:
         while self.degraded_to and not order.memory.is_sealed:
             await asyncio.sleep(_LOOK_S * (1 + self._ground.randomness.random()))
             wanted = self._keeper.list.config.quorum.ensemble
-            if self.rolling is not None or not await ledgers.has_healthy_bookies(wanted):
+            if self.rolling is not None or not await ledgers.check_healthy_bookies(wanted):
                 continue
             if self.degraded_to and order.takes_more and not order.memory.is_sealed:
                 rolling = asyncio.shield(self.start(FULL_ENSEMBLE))

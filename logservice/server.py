@@ -354,7 +354,7 @@ class LogServer:
             grounds = _Grounds("it was lost", released)
         elif not self.membership.is_alive(owner.server_id):
             grounds = _Grounds(f"its owner {owner.server_id} is gone", seen)
-        elif not await self._peers.is_dead(owner.address):
+        elif not await self._peers.check_dead(owner.address):
             raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
         else:
             wait_ns = self._patience.wait_ns(name, self.clock.monotonic_ns())
@@ -383,7 +383,7 @@ class LogServer:
                 raise OwnerChanging("no server takes logs", retry_after_ms=10 * _RETRY_MS)
             if suggested.info.server_id == self.server_id:
                 return
-            if not await self._peers.is_dead(suggested.info.address):
+            if not await self._peers.check_dead(suggested.info.address):
                 raise NotOwner(owner=suggested.info.address, owner_epoch=listed.owner_epoch)
             without = (*without, suggested.name)
 
@@ -623,7 +623,7 @@ class LogServer:
             if suggested is not None and suggested.info.server_id != self.server_id:
                 by_target.setdefault(suggested.info.address, []).append(name)
         for address, names in by_target.items():
-            if await self._peers.answers(address):
+            if await self._peers.check_answering(address):
                 await self._let_go(names, f"{_HAND_OVER} {address}")
 
     async def _let_go_of_idle(self) -> None:

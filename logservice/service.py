@@ -881,7 +881,7 @@ class Service:
             raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
 
     async def _those_alive(self, names: list[LogName]) -> list[LogName]:
-        async def is_alive(name: LogName) -> bool:
+        async def exists(name: LogName) -> bool:
             try:
                 await self._read(name)
             except (NoSuchLog, LogDeleted):
@@ -891,7 +891,7 @@ class Service:
         found: list[LogName] = []
         for start in range(0, len(names), _READS_MAX):
             part = names[start : start + _READS_MAX]
-            alive = await asyncio.gather(*map(is_alive, part))
+            alive = await asyncio.gather(*map(exists, part))
             found += [name for name, each in zip(part, alive, strict=True) if each]
         return found
 

@@ -132,7 +132,7 @@ class File(Protocol):
         reader's when it returns. So it keeps nothing but copies.
         """
 
-    def will_read(self, position: int, length: int) -> None:
+    def prefetch(self, position: int, length: int) -> None:
         """A hint, which may be ignored: the machine may read it while the caller does other things.
 
         It is for one `read_at` soon to come, of this or a part of it.

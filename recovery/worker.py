@@ -197,7 +197,7 @@ class Worker:
                 wanted = [
                     each
                     for each in wanted
-                    if self._is_due(each) and (each not in failed or await self._may_try(each))
+                    if self._is_due(each) and (each not in failed or await self._check_due(each))
                 ]
                 for stored in await _read_all(tree, wanted):
                     if not stored.mark.missing and not self._ledgers.knows_racks:
@@ -215,8 +215,10 @@ class Worker:
     def _is_due(self, ledger_id: LedgerId) -> bool:
         return self._not_before_ns.get(ledger_id, 0) <= self._clock.monotonic_ns()
 
-    async def _may_try(self, ledger_id: LedgerId) -> bool:
-        """By the failure that is written down, which another worker may have written."""
+    async def _check_due(self, ledger_id: LedgerId) -> bool:
+        """Whether to try the ledger now, by its recorded failure, which may be another worker's. Puts the ledger off
+        if not.
+        """
         try:
             failure = await self._failures.read(ledger_id)
         except (BadMetadata, UnsupportedVersion) as error:
@@ -259,9 +261,8 @@ class Worker:
                 self._put_off(ledger_id, self._config.locked_pause_s)
                 return
             try:
-                if await self._may_try(
-                    ledger_id
-                ):  # Another worker may have failed just before (RP5).
+                # Another worker may have failed just before (RP5).
+                if await self._check_due(ledger_id):
                     await self._repair(ledger_id, lock)
             finally:
                 await self._marks.release(lock)
@@ -288,7 +289,7 @@ class Worker:
             looked_at=[each for each in drain.mark.missing if each not in draining]
             if drain
             else (),
-            is_grace_over=lambda end: self._is_grace_over(ledger_id, end),
+            is_grace_over=lambda end: self._check_grace_over(ledger_id, end),
             local_bookie=self._local_bookie,
             checks_placement=mark is not None and not mark.mark.missing,
             bad=bad[0] if bad else {},
@@ -394,7 +395,7 @@ class Worker:
             first_pause_s=self._config.retry_pause_s,
         )
         await self._failures.write(ledger_id, failure)
-        await self._may_try(ledger_id)
+        await self._check_due(ledger_id)
         if found.losses and ledger_id not in self._reported:
             self._reported[ledger_id] = None
             self.stats.unrecoverable += 1
@@ -416,9 +417,9 @@ class Worker:
 
     # --- The grace period ---------------------------------------------------------------------
 
-    def _is_grace_over(self, ledger_id: LedgerId, end: OpenEnd) -> bool:
-        """By this worker's own clock, since it first found that a writer has to leave this very end: marks carry the
-        time of another machine's clock.
+    def _check_grace_over(self, ledger_id: LedgerId, end: OpenEnd) -> bool:
+        """Whether the writer had its grace period to leave this open end. The period starts with the first call for
+        that end, by this worker's clock: marks carry the time of another machine's clock.
         """
         return self._grace_left_s(ledger_id, end) <= 0
 

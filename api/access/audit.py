@@ -27,12 +27,14 @@ class Audit:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
-        self._told: dict[str, _Told] = {}  # By principal: those of the file, and "" for strangers.
+        self._failed_acts: dict[
+            str, _FailedActs
+        ] = {}  # By principal: those of the file, and "" for strangers.
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
-        told = self._told_of(principal)
-        if told.may_tell(self._now_ns()):
-            reason, left_out = error.code.reason, told.take_left_out()
+        failed = self._failed_acts_of(principal)
+        if failed.try_log(self._now_ns()):
+            reason, left_out = error.code.reason, failed.take_left_out()
             self._log.warning(
                 "access_refused", reason=reason, left_out=left_out, principal=principal, **where
             )
@@ -59,28 +61,28 @@ class Audit:
         self._log.info("act_done", **who)
 
     def failed(self, error: RollbookError, *, principal: str, **where: Any) -> None:
-        told = self._told_of(principal)
+        failed = self._failed_acts_of(principal)
         said: dict[str, Any] = {"reason": error.code.reason}
         if error.outcome is Outcome.NOT_APPLIED:
-            if not told.may_tell(self._now_ns()):
+            if not failed.try_log(self._now_ns()):
                 return
-            said["left_out"] = told.take_left_out()
+            said["left_out"] = failed.take_left_out()
         self._log.info(
             "act_failed", outcome=error.outcome.value, principal=principal, **said, **where
         )
 
-    def _told_of(self, principal: str) -> "_Told":
-        return self._told.setdefault(principal, _Told())
+    def _failed_acts_of(self, principal: str) -> "_FailedActs":
+        return self._failed_acts.setdefault(principal, _FailedActs())
 
 
-class _Told:
+class _FailedActs:
     """What came to nothing, of one principal."""
 
     def __init__(self) -> None:
         self._rate = Rate(_FRUITLESS_PER_S)
         self._left_out = 0
 
-    def may_tell(self, now_ns: int) -> bool:
+    def try_log(self, now_ns: int) -> bool:
         if self._rate.wait_ns(now_ns):
             self._left_out += 1
             return False

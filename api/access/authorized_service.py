@@ -286,7 +286,7 @@ class Guarded:
         misses = 0
         while not await waiting.step():
             _require_in_force(caller)
-            if not waiting.is_silent():
+            if not waiting.take_heartbeat():
                 continue
             with waiting.away():
                 try:

@@ -44,7 +44,7 @@ class Waiting:
         return True
 
     async def step(self) -> bool:
-        """Whether it may take: then it has to `end` when it has. If not, see `is_silent`."""
+        """Whether it may take: then it has to `end` when it has. If not, see `take_heartbeat`."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -69,7 +69,7 @@ class Waiting:
         if isinstance(event, CaughtUp | FellBehind):
             self._is_behind = isinstance(event, FellBehind)
 
-    def is_silent(self) -> bool:
+    def take_heartbeat(self) -> bool:
         """Whether it is time to say something: until the next heartbeat, then."""
         now = self._loop.time()
         if now < self._due:

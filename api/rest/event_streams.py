@@ -36,7 +36,7 @@ from rollbook.api.rest.owner_routing import Door
 from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import Encoding, dumped
 from rollbook.api.rest.record_slices import PIECE_BYTES, pieces
-from rollbook.api.rest.response_backpressure import is_taken
+from rollbook.api.rest.response_backpressure import send_within
 from rollbook.logservice.ids import FIRST_OFFSET, Offset
 from rollbook.logservice.messages import (
     CaughtUp,
@@ -179,7 +179,7 @@ class Follow(Response):
         """Where to go on when he takes something; None: he does. Raises `_TooSlow`."""
         next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
         text = self._write(piece.kind, next_offset, piece.facts)
-        if not await _is_taken(text[:_SLICE_BYTES], send):
+        if not await _send_text(text[:_SLICE_BYTES], send):
             if piece.kind == "records":
                 return piece.start
             await self._let_go()
@@ -192,7 +192,7 @@ class Follow(Response):
         with self._door.rests.hold(len(text)) as rests:
             for begin in range(_SLICE_BYTES, len(text), _SLICE_BYTES):
                 slice_ = text[begin : begin + _SLICE_BYTES]
-                if await _is_taken(slice_, send):
+                if await _send_text(slice_, send):
                     continue
                 if rests.bytes > _RESTS_BYTES_MAX:
                     raise _TooSlow
@@ -274,8 +274,8 @@ def _body(data: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _is_taken(text: bytes, send: Send) -> bool:
-    return await is_taken(_body(text), send, _PATIENCE_S)
+async def _send_text(text: bytes, send: Send) -> bool:
+    return await send_within(_body(text), send, _PATIENCE_S)
 
 
 async def until_gone(receive: Receive) -> None:

@@ -402,7 +402,7 @@ async def _follow(
     except BaseException:
         await events.aclose()
         raise
-    if resumed_by is not None and await _is_all_of_it(door, first, asked, resumed_by):
+    if resumed_by is not None and await _check_complete(door, first, asked, resumed_by):
         await events.aclose()
         return Response(status_code=204)  # Browsers come back after anything else.
 
@@ -433,7 +433,7 @@ async def _all_tails(door: Door, asked: messages.WatchTails, how: Asking) -> mes
     raise QuorumTimeout("not all lists of logs were read within the deadline")
 
 
-async def _is_all_of_it(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
+async def _check_complete(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
     """Of a sealed log, or of the range."""
     match first:
         case messages.CaughtUp(place) | messages.Progress(position=place):

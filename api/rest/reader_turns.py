@@ -57,7 +57,7 @@ class Turns:
         finally:
             turn.give_up()
 
-    def is_taken_at_once(self, turn: "_Turn") -> bool:
+    def try_take(self, turn: "_Turn") -> bool:
         if not self._free:
             return False
         self._free -= 1
@@ -96,7 +96,7 @@ async def _in_turns(
     events: Events | None = None
     try:
         while True:
-            if is_behind and not turn.goes_on():
+            if is_behind and not turn.try_continue():
                 if events is not None:
                     await events.aclose()
                     events = None
@@ -136,13 +136,13 @@ async def _in_turns(
 async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset | None) -> Events:
     """Where he stands, with each heartbeat until his turn begins."""
     now, heartbeat_s, misses = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000, 0
-    while not await turn.begins_by(now() + heartbeat_s):
+    while not await turn.wait_until(now() + heartbeat_s):
         if stands is None:
-            progress = await turn.unless_it_begins(stand(asked.start))
+            progress = await turn.race(stand(asked.start))
         elif misses == MISSES_MAX:
-            progress = await turn.unless_it_begins(stand(AtOffset(stands)))
+            progress = await turn.race(stand(AtOffset(stands)))
         else:  # If it is not known, the next heartbeat may know.
-            progress = await turn.unless_it_begins(_known(stand, stands))
+            progress = await turn.race(_known(stand, stands))
         if progress is None:
             misses += 1
             continue
@@ -188,22 +188,22 @@ class _Turn:
     def is_waiting(self) -> bool:
         return self._waiting is not None
 
-    def goes_on(self) -> bool:
+    def try_continue(self) -> bool:
         """Whether it does, or begins since nobody else waits for one."""
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
-        if self._timer is None and self._turns.is_taken_at_once(self):
+        if self._timer is None and self._turns.try_take(self):
             self.begin()
         return self._timer is not None
 
-    async def begins_by(self, due: float) -> bool:
+    async def wait_until(self, due: float) -> bool:
         """Whether it has begun. If not, or if this is cancelled, the place in the queue is kept."""
         if self._timer is None:
-            await self.unless_it_begins(asyncio.sleep(max(due - self._loop.time(), 0)))
+            await self.race(asyncio.sleep(max(due - self._loop.time(), 0)))
         return self._timer is not None
 
-    async def unless_it_begins(self, doing: Awaitable[T]) -> T | None:
+    async def race(self, doing: Awaitable[T]) -> T | None:
         """What comes of it; None: it was given up for the turn."""
         try:
             async with asyncio.timeout(None) as self._waiting:

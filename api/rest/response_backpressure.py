@@ -80,41 +80,41 @@ class _Answer:
         if self.is_refused or self._is_cut:
             return
         if message["type"] == "http.response.start":
-            self.is_refused = not await self._is_begun(message)
+            self.is_refused = not await self._send_head(message)
             self._has_begun = not self.is_refused
         elif not self.held_bytes and len(message.get("body", b"")) <= _SLICE_BYTES:
             await self._send(message)
         else:
-            self._is_cut = not await self._is_sent(message)
+            self._is_cut = not await self._send_body(message)
 
-    async def _is_begun(self, head: Message) -> bool:
+    async def _send_head(self, head: Message) -> bool:
         size = int(Headers(raw=head["headers"]).get("content-length", "0"))
         if size > _SLICE_BYTES and not self.hold(max(size, self.held_bytes)):
             return False
         if self.held_bytes:
-            return await self._is_taken(head)
+            return await self._send_slice(head)
         await self._send(head)
         return True
 
-    async def _is_sent(self, message: Message) -> bool:
+    async def _send_body(self, message: Message) -> bool:
         body: bytes = message["body"]
         for begin in range(0, max(len(body), 1), _SLICE_BYTES):
             end = begin + _SLICE_BYTES
             more = end < len(body) or message.get("more_body", False)
             slice_ = {**message, "body": body[begin:end], "more_body": more}
-            if not await self._is_taken(slice_):
+            if not await self._send_slice(slice_):
                 return False
         return True
 
-    async def _is_taken(self, message: Message) -> bool:
+    async def _send_slice(self, message: Message) -> bool:
         """Whoever takes nothing is waited for while there is room."""
-        while not await is_taken(message, self._send, _PATIENCE_S):
+        while not await send_within(message, self._send, _PATIENCE_S):
             if self._room.is_half_full:
                 return False
         return True
 
 
-async def is_taken(message: Message, send: Send, patience_s: float) -> bool:
+async def send_within(message: Message, send: Send, patience_s: float) -> bool:
     """Else nothing of it was sent: who sends waits first, then writes."""
     try:
         async with asyncio.timeout(patience_s):

@@ -63,7 +63,8 @@ class Pool:
             self._was_exhausted = False
             self.has_news = True
 
-    def favours(self, account: "Account") -> bool:
+    def try_favour(self, account: "Account") -> bool:
+        """Favour this account if none is favoured and it holds a partial request; returns whether it is favoured."""
         if self._favoured is None and account.is_half_a_request:
             self._favoured = account
         return self._favoured is account
@@ -79,7 +80,7 @@ class Pool:
     def take_ready(self) -> "list[Account]":
         """Those that may go on, in the order in which they began to wait."""
         self.has_news = False
-        ready = [account for account in self.waiting if account.may_resume()]
+        ready = [account for account in self.waiting if account.try_resume()]
         for account in ready:
             del self.waiting[account]
         return ready
@@ -128,12 +129,13 @@ class Account:
         self.begun = 0  # Of these: of a request that is still coming,
         self.unread = 0  # and of answers that the client has not taken.
 
-    def may_take(self) -> bool:
+    def try_take(self) -> bool:
+        """Whether the connection may read more. May make it the favoured one."""
         if self.held < self.pool.floor:
             return True
         if self.held >= self.pool.ceiling:
             return False
-        return not self.pool.is_exhausted or self.pool.favours(self)
+        return not self.pool.is_exhausted or self.pool.try_favour(self)
 
     @property
     def is_half_a_request(self) -> bool:
@@ -148,14 +150,17 @@ class Account:
             return pool.ceiling - held
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
 
-    def may_resume(self) -> bool:
-        """Later than it may take: stopping and going on at every turn costs more than it brings."""
+    def try_resume(self) -> bool:
+        """Whether a paused connection may read again. May make it the favoured one.
+
+        The threshold is below that of `try_take`: pausing and resuming in each turn costs more than it gains.
+        """
         if self.held <= self.pool.floor // 2:
             return True
         # Half a request does not get less by waiting.
         if self.held >= self.pool.ceiling or self.held - self.begun > self.pool.ceiling // 2:
             return False
-        return self.pool.is_roomy or self.pool.favours(self)
+        return self.pool.is_roomy or self.pool.try_favour(self)
 
     def take(self, size: int) -> None:
         before = self.held

@@ -115,7 +115,7 @@ class Election:
     async def lead(self) -> Vote:
         """Returns once this candidate leads. Raises `Unavailable`, `SessionExpired`."""
         vote = await self.stand()
-        while not await self._is_first(vote):
+        while not await self._wait_until_first(vote):
             vote = await self.stand()
         node = await read_surely(self._store, self._folder, fresh=False)
         if node is None or node.value != self._vote:
@@ -170,8 +170,8 @@ class Election:
                 return None
         return None
 
-    async def _is_first(self, vote: Vote) -> bool:
-        """Returns when it is; False: the vote is gone."""
+    async def _wait_until_first(self, vote: Vote) -> bool:
+        """Returns True once the vote is the first one, False if the vote was removed. Removes orphaned votes."""
         while True:
             casts = await self._casts()
             index = next((i for i, cast in enumerate(casts) if cast.path == vote.path), None)

@@ -27,7 +27,7 @@ from rollbook.proto.runtime.disk_reads import (
     Ahead,
     DirectFiles,
     foresee,
-    is_at_hand,
+    probe_page_cache,
     read_cold,
     read_fully,
 )
@@ -125,7 +125,7 @@ class SystemFile:
                     return use(taken.contents)
                 finally:
                     taken.let_go()
-            if is_at_hand(descriptor, position, length):
+            if probe_page_cache(descriptor, position, length):
                 return use(read_fully(descriptor, position, length))
             return use(await self._read_in_thread(descriptor, position, length))
         finally:
@@ -141,14 +141,14 @@ class SystemFile:
         )
         return found[0]
 
-    def will_read(self, position: int, length: int) -> None:
+    def prefetch(self, position: int, length: int) -> None:
         descriptor = self._open_descriptor()
         if not self._is_calm or self._device.ahead.has(self, position):
             return
         if not self._is_foreseen:
             self._is_foreseen = True
             foresee(descriptor)
-        is_cold = not is_at_hand(descriptor, position, length)
+        is_cold = not probe_page_cache(descriptor, position, length)
         direct = self._device.direct.of(self, descriptor, position, length) if is_cold else None
         self._device.ahead.start(
             *(self, position, length, direct),

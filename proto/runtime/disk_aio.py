@@ -90,8 +90,8 @@ class KernelRead:
         self._waiter: asyncio.Future[None] | None = None
         self._is_wanted = True
 
-    @property
-    def has_ended(self) -> bool:
+    def poll(self) -> bool:
+        """Take completed reads from the kernel; returns whether this one has ended."""
         if self._result is None:
             self._reads.look()
         return self._result is not None
@@ -99,7 +99,7 @@ class KernelRead:
     async def wait(self) -> None:
         """To the end, however often cancelled. One at a time."""
         cancelled: asyncio.CancelledError | None = None
-        while not self.has_ended:
+        while not self.poll():
             self._waiter = self._reads.tell_when_one_ends()
             try:
                 await self._waiter

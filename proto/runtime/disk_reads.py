@@ -2,7 +2,7 @@
 
 What is large and read ahead is read by the system alone where it can (`disk_aio.py`), else in a thread, too.
 
-Whoever reads in order says what comes next (`File.will_read`), so that it is on its way, or here, when it
+Whoever reads in order says what comes next (`File.prefetch`), so that it is on its way, or here, when it
 is asked for. What was read ahead is handed out once, and not at all if the file has changed meanwhile.
 """
 
@@ -37,8 +37,11 @@ _of_thread: Final = local()
 _telling_devices: Final[set[int]] = set()  # What is not cached there is known not to be.
 
 
-def is_at_hand(descriptor: int, position: int, length: int) -> bool:
-    """Whether the page cache has it, to judge by its ends. Where one cannot ask, it is read at once."""
+def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
+    """Whether the page cache holds both ends of this range. True where the kernel cannot be asked.
+
+    It also notes devices that report their cached pages truthfully.
+    """
     if _NOWAIT is None or not length:
         return True
     is_large = length >= _DIRECT_BYTES_MIN
@@ -102,8 +105,10 @@ class Direct:
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    def was_read(self, descriptor: int, position: int) -> bool:
-        """Not long ago: the page cache has not had to give up what it had of the file's end since then."""
+    def note_read(self, descriptor: int, position: int) -> bool:
+        """Record a read at this position. Returns whether the position was read before and the page cache has kept
+        the file's last page since then.
+        """
         end = max(os.fstat(descriptor).st_size - 1, 0)
         if position in self._positions and self._has_kept(descriptor, end):
             return True
@@ -116,7 +121,7 @@ class Direct:
 
     def _has_kept(self, descriptor: int, position: int) -> bool:
         cached = cached_pages(descriptor, position, 1)  # Never written, it would be there if tried.
-        return is_at_hand(descriptor, position, 1) if cached is None else cached > 0
+        return probe_page_cache(descriptor, position, 1) if cached is None else cached > 0
 
     def start(self, reads: KernelReads, position: int, length: int) -> KernelRead | None:
         """Of all blocks that have some of it."""
@@ -157,7 +162,7 @@ class DirectFiles:
         self._files[file] = direct
         if len(self._files) > _DIRECT_FILES_MAX:
             del self._files[next(iter(self._files))]
-        return None if direct.was_read(descriptor, position) else direct
+        return None if direct.note_read(descriptor, position) else direct
 
     def forget(self, file: object) -> None:
         self._files.pop(file, None)
@@ -188,8 +193,8 @@ class _ThreadRead:
         with suppress(OSError):
             self._found = self._read()
 
-    @property
-    def has_ended(self) -> bool:
+    def poll(self) -> bool:
+        """Whether it has ended; like `KernelRead.poll`, which has to ask the kernel."""
         return self._job.has_ended
 
     async def wait(self) -> None:
@@ -266,7 +271,7 @@ class Ahead:
         bytes_max = _AHEAD_BYTES_MAX // 2 if has_some else _AHEAD_BYTES_MAX
         while self._bytes + length > bytes_max:
             oldest = next(iter(self._stretches.values()), None)
-            if oldest is None or not oldest.read.has_ended:
+            if oldest is None or not oldest.read.poll():
                 return False
             if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
                 return False

@@ -39,7 +39,7 @@ async def find_members(store: MetadataStore, cluster: Cluster) -> list[dict[str,
     bookies = [{"kind": "bookie", **each} for each in await list_bookies(store, cluster)]
     servers = await _log_servers(store, cluster.own_root)
     found = [*bookies, *servers]
-    reached = await asyncio.gather(*(is_reached(each["address"]) for each in found))
+    reached = await asyncio.gather(*(check_reachable(each["address"]) for each in found))
     for each, is_there in zip(found, reached, strict=True):
         if not is_there and each["state"] != "down":
             each["state"] = "unreachable"
@@ -124,7 +124,7 @@ def _state_of(record: ServerRecord) -> str:
     return "draining" if record.is_draining else "serving"
 
 
-async def is_reached(address: str | None) -> bool:
+async def check_reachable(address: str | None) -> bool:
     """Somebody listens there; who that is, is not asked."""
     if not address:
         return False

@@ -7,7 +7,7 @@ bookies that nobody has asked for anything.
 import asyncio
 from typing import Any
 
-from rollbook.api.cli.cluster.health import is_reached, new_logs_with
+from rollbook.api.cli.cluster.health import check_reachable, new_logs_with
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.client.client import Client
 from rollbook.logservice import messages
@@ -39,7 +39,7 @@ def look_at_health(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, An
             client.servers(), client.limits(), client.outage()
         )
         rows = [_row(each) for each in servers]
-        reached = await asyncio.gather(*(is_reached(each.address) for each in servers))
+        reached = await asyncio.gather(*(check_reachable(each.address) for each in servers))
         for row, is_there in zip(rows, reached, strict=True):
             if not is_there:
                 row["state"] = "unreachable"

@@ -30,7 +30,7 @@ class StepFile:
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
         return lend(await self.read_at(position, length), use)
 
-    def will_read(self, position: int, length: int) -> None:
+    def prefetch(self, position: int, length: int) -> None:
         pass
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:

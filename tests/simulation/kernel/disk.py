@@ -57,7 +57,7 @@ class SimulatedFile:
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
         return lend(await self.read_at(position, length), use)
 
-    def will_read(self, position: int, length: int) -> None:
+    def prefetch(self, position: int, length: int) -> None:
         self._check(write=False)
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:

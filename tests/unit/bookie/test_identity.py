@@ -55,7 +55,7 @@ OnStep = Callable[[str], Awaitable[None]]
 
 # Between two calls that change something nothing is different from one moment to the next.
 LOOKING = frozenset(("get", "children", "stat", "size", "read_at", "list_directory", "space"))
-AT_ONCE = frozenset(("will_read", "session_events"))  # Nobody awaits them.
+AT_ONCE = frozenset(("prefetch", "session_events"))  # Nobody awaits them.
 
 
 class Stepping:

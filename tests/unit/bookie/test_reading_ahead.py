@@ -38,7 +38,7 @@ class SlowFile:
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
         return lend(await self.read_at(position, length), use)
 
-    def will_read(self, position: int, length: int) -> None:
+    def prefetch(self, position: int, length: int) -> None:
         """Whoever waits at the gate gains nothing by that."""
 
     async def read_at(self, position: int, length: int) -> bytes:

@@ -43,7 +43,7 @@ class CountingFile:
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
         return use(await self.read_at(position, length))
 
-    def will_read(self, position: int, length: int) -> None:
+    def prefetch(self, position: int, length: int) -> None:
         self.announced.append((position, position + length))
 
     async def size(self) -> int:

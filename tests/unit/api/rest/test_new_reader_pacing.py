@@ -97,14 +97,14 @@ class Piece:
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[Piece]:
     told: list[Piece] = []
-    is_taken = event_streams._is_taken
+    is_taken = event_streams._send_text
 
     async def noted(text: bytes, send: Any) -> bool:
         if b'"records"' in text:
             told.append(Piece(send, loop.rounds, len(text)))
         return await is_taken(text, send)
 
-    monkeypatch.setattr(event_streams, "_is_taken", noted)
+    monkeypatch.setattr(event_streams, "_send_text", noted)
     return told
 
 

@@ -413,7 +413,7 @@ async def test_whoever_is_one_too_many_is_hung_up_on(
             await send(event_streams._body(text))
         return begins
 
-    monkeypatch.setattr(event_streams, "_is_taken", take_beginnings)
+    monkeypatch.setattr(event_streams, "_send_text", take_beginnings)
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"x" * 200_000]), None)
     async with there.open("GET", f"{LOG}/records", b"", **SSE) as stream:
         *_, last = [part async for part in stream.parts()]

@@ -23,27 +23,27 @@ def test_a_floor_is_there_for_everybody() -> None:
         each.take(500)
     assert pool.lent == 800
     assert pool.is_exhausted
-    assert not any(each.may_take() for each in greedy)
+    assert not any(each.try_take() for each in greedy)
     late = account(pool)
-    assert late.may_take()
+    assert late.try_take()
     late.take(99)
-    assert late.may_take()
+    assert late.try_take()
     late.take(1)
-    assert not late.may_take()
+    assert not late.try_take()
 
 
 def test_a_ceiling_holds_even_alone() -> None:
     pool = make()
     alone = account(pool)
     alone.take(499)
-    assert alone.may_take()
+    assert alone.try_take()
     alone.take(1)
-    assert not alone.may_take()
-    assert not alone.may_resume()
+    assert not alone.try_take()
+    assert not alone.try_resume()
     alone.give(249)
-    assert not alone.may_resume()
+    assert not alone.try_resume()
     alone.give(1)
-    assert alone.may_resume()
+    assert alone.try_resume()
 
 
 def test_who_waits_goes_on_in_the_order_of_coming() -> None:
@@ -52,7 +52,7 @@ def test_who_waits_goes_on_in_the_order_of_coming() -> None:
     greedy.take(900)
     for waiting in (first, second):
         waiting.take(120)
-        assert not waiting.may_take()
+        assert not waiting.try_take()
         pool.waiting[waiting] = None
     greedy.give(100)
     assert not pool.has_news  # A little room is none: everybody would stop again at once.
@@ -70,9 +70,9 @@ def test_one_that_is_in_the_middle_of_a_request_may_finish_it() -> None:
     for each in halves:
         each.set_begun(400)
     assert pool.is_exhausted
-    assert [each.may_take() for each in halves] == [True, False, False]
+    assert [each.try_take() for each in halves] == [True, False, False]
     halves[0].set_begun(450)
-    assert halves[0].may_take()
+    assert halves[0].try_take()
     for each in halves[1:]:
         pool.waiting[each] = None
     halves[0].set_begun(0)
@@ -90,9 +90,9 @@ def test_answers_in_the_making_take_room_and_keep_nobody_from_being_heard() -> N
     assert not making.may_grow
     assert pool.is_exhausted
     assert (pool.held, pool.lent) == (900, 900)
-    assert asking.may_take()
+    assert asking.try_take()
     asking.take(100)
-    assert not asking.may_take()
+    assert not asking.try_take()
     pool.waiting[asking] = None
     making.end()
     assert pool.take_ready() == [asking]
@@ -152,7 +152,7 @@ def test_who_is_favoured_goes_on_by_large_pieces() -> None:
     busy.take(900)
     assert pool.is_exhausted
     assert half.room <= 0
-    assert half.may_take()  # Since it has nothing else to give back.
+    assert half.try_take()  # Since it has nothing else to give back.
     assert half.room == 400
     half.set_begun(0)
     assert half.room == 100

@@ -19,7 +19,7 @@ from rollbook.proto.errors import DirectoryInUse
 from rollbook.proto.ports import OpenMode
 from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.disk_aio import KernelReads
-from rollbook.proto.runtime.disk_reads import DirectFiles, is_at_hand
+from rollbook.proto.runtime.disk_reads import DirectFiles, probe_page_cache
 
 
 @pytest.fixture(params=[0.0, math.inf], ids=["in-threads", "on-the-spot"])
@@ -116,7 +116,7 @@ async def test_a_close_that_was_cancelled_behind_a_read_can_be_done_again(
     disk = SystemDisk()
     file = await disk.open(str(tmp_path / "f"), OpenMode.CREATE)
     with monkeypatch.context() as patch:
-        patch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+        patch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
         patch.setattr(os, "pread", lambda *_: b"x" * may_end.wait(30))
         reading = asyncio.ensure_future(file.read_at(0, 1))
         await asyncio.sleep(0)
@@ -358,7 +358,7 @@ async def test_what_the_system_does_not_have_at_hand_is_read_in_a_thread(
     monkeypatch.setattr(os, "pread", read)
     assert await file.read_at(5, 5) == b"there"
     assert threads == [threading.main_thread()]
-    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
     reading = [asyncio.create_task(file.read_at(at, 4)) for at in (0, 5, 100)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(file.close())
@@ -381,7 +381,7 @@ async def test_a_read_that_fails_in_a_thread_fails_where_it_was_asked_for(
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
 
     def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -399,7 +399,7 @@ async def test_what_is_large_and_cold_is_read_past_the_page_cache(
     contents = random.Random(1).randbytes(1_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
     places = [
         (0, 131_072),
         (4_096, 400_000),
@@ -431,13 +431,13 @@ async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
     contents = random.Random(1).randbytes(3_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
     if not has_kernel:
         monkeypatch.setattr(KernelReads, "begin", lambda _: None)
     for turn in range(5):
         stretches = [(at + turn, 500_000 - turn) for at in range(0, 3_500_000, 500_000)]
         for position, length in stretches:
-            file.will_read(position, length)
+            file.prefetch(position, length)
         given_up = asyncio.create_task(file.read_at(*stretches[1]))
         await asyncio.sleep(0)
         given_up.cancel()
@@ -445,8 +445,8 @@ async def test_what_is_large_and_cold_is_read_ahead_past_the_page_cache(
             found = await file.read_at(position + turn, length - turn)
             assert found == contents[position + turn : position + length]
         await asyncio.gather(given_up, return_exceptions=True)  # It may have had it at once.
-    file.will_read(0, 500_000)
-    file.will_read(777, 500_000)
+    file.prefetch(0, 500_000)
+    file.prefetch(777, 500_000)
     await file.close()  # Behind them.
 
 
@@ -457,12 +457,12 @@ async def test_what_was_read_ahead_is_lent_for_as_long_as_it_is_used(
     contents = random.Random(1).randbytes(3_000_001)
     (tmp_path / "f").write_bytes(contents)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
-    monkeypatch.setattr("rollbook.proto.runtime.disk.is_at_hand", lambda *_: False)
+    monkeypatch.setattr("rollbook.proto.runtime.disk.probe_page_cache", lambda *_: False)
     for position in range(1, 3_000_000, 200_000):
-        file.will_read(position, 150_000)
+        file.prefetch(position, 150_000)
         with pytest.raises(ZeroDivisionError):
             await file.read_with(position, 150_000, lambda _: 1 // 0)
-        file.will_read(position + 10, 150_000)
+        file.prefetch(position + 10, 150_000)
         found = await file.read_with(position + 20, 140_000, bytes)
         assert found == contents[position + 20 : position + 140_020]
         assert await file.read_with(position, 5, bytes) == contents[position : position + 5]
@@ -493,16 +493,16 @@ def test_nobody_is_believed_about_the_page_cache_who_never_told_of_a_page(
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads.cached_pages", count)
     monkeypatch.setattr(os, "preadv", read)
     with (tmp_path / "f").open("wb") as file:
-        assert not is_at_hand(file.fileno(), 0, 1_000_000)
+        assert not probe_page_cache(file.fileno(), 0, 1_000_000)
         assert tried.pop() == 0
-        assert not is_at_hand(file.fileno(), 2_000_000, 1_000_000)
+        assert not probe_page_cache(file.fileno(), 2_000_000, 1_000_000)
         assert tried == ([] if is_told else [2_000_000])
-        assert not is_at_hand(file.fileno(), 4_000_000, 1)  # That page is wanted in any case.
+        assert not probe_page_cache(file.fileno(), 4_000_000, 1)  # That page is wanted in any case.
         assert tried[-1] == 4_000_000
         there.update(range(10_000_000 // PAGESIZE))
-        assert is_at_hand(file.fileno(), 8_000_000, 1_000_000)
+        assert probe_page_cache(file.fileno(), 8_000_000, 1_000_000)
         there.remove(8_500_000 // PAGESIZE)
-        assert is_at_hand(file.fileno(), 8_000_000, 1_000_000) != is_told
+        assert probe_page_cache(file.fileno(), 8_000_000, 1_000_000) != is_told
 
 
 @pytest.mark.parametrize("can_ask", [True, False])
@@ -517,7 +517,7 @@ def test_what_is_read_a_second_time_is_left_to_the_page_cache(
         return int(has_end) if can_ask else None
 
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads.cached_pages", cached_pages)
-    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.is_at_hand", lambda *_: has_end)
+    monkeypatch.setattr("rollbook.proto.runtime.disk_reads.probe_page_cache", lambda *_: has_end)
     files = DirectFiles()
     with (tmp_path / "f").open("rb") as file:
 
@@ -544,15 +544,15 @@ async def test_what_will_be_read_is_read_ahead_once(
         return real_read(descriptor, length, position)
 
     monkeypatch.setattr(os, "pread", read)
-    file.will_read(300_000, 4)
-    file.will_read(300_000, 4)
+    file.prefetch(300_000, 4)
+    file.prefetch(300_000, 4)
     assert await file.read_at(300_000, 4) == b"more"
     assert len(reads) == 1
     assert reads[0].startswith("disk-ahead")
     assert await file.read_at(300_000, 4) == b"more"
     assert len(reads) == 2
-    file.will_read(10**9, 4)
-    file.will_read(0, 4)
+    file.prefetch(10**9, 4)
+    file.prefetch(0, 4)
     await file.close()  # Behind them.
 
 
@@ -569,7 +569,7 @@ async def test_what_was_read_ahead_of_a_write_is_not_handed_out(
     )
     for change, expected in changes:
         file._written_s = -1000.0  # Long ago.
-        file.will_read(0, 6)
+        file.prefetch(0, 6)
         await change()
         assert await file.read_at(0, 6) == expected
     await file.close()
@@ -588,7 +588,7 @@ async def test_a_read_ahead_that_fails_is_tried_again_by_whoever_wants_it(
         return real_read(descriptor, length, position)
 
     monkeypatch.setattr(os, "pread", read)
-    file.will_read(0, 1)
+    file.prefetch(0, 1)
     assert await file.read_at(0, 1) == b"x"
     assert not failures
     await file.close()
@@ -609,17 +609,17 @@ async def test_what_is_read_ahead_has_a_bound_and_does_not_stay_for_ever(
     monkeypatch.setattr("rollbook.proto.runtime.disk_reads.time.monotonic", lambda: now_s)
     file = await disk.open(str(tmp_path / "f"), OpenMode.READ)
     for position in (0, 4, 1, 5):  # There is room for two of them, and more for others.
-        file.will_read(position, 4)
+        file.prefetch(position, 4)
     async with asyncio.timeout(30):
-        while not all(stretch.read.has_ended for stretch in disk._device.ahead._stretches.values()):
+        while not all(stretch.read.poll() for stretch in disk._device.ahead._stretches.values()):
             await asyncio.sleep(0)
     assert await file.read_at(4, 4) == b"4567"
-    file.will_read(6, 4)
+    file.prefetch(6, 4)
     assert await file.read_at(6, 4) == b"6789"
     assert sorted(reads) == [0, 4, 6]
     now_s += 2.0  # Nobody has come for the first one.
-    file.will_read(2, 4)
-    file.will_read(3, 4)
+    file.prefetch(2, 4)
+    file.prefetch(3, 4)
     assert await file.read_at(3, 4) == b"3456"
     assert await file.read_at(0, 4) == b"0123"
     assert sorted(reads) == [0, 0, 2, 3, 4, 6]

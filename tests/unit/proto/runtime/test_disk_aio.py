@@ -79,7 +79,7 @@ def started(reads: KernelReads, position: int, length: int = 4096) -> KernelRead
 
 async def test_pieces_of_what_has_come(kernel: Kernel, reads: KernelReads) -> None:
     many = [started(reads, position) for position in range(0, 40_960, 4096)]
-    assert not any(read.has_ended for read in many)
+    assert not any(read.poll() for read in many)
     for _ in many:
         kernel.end(random.Random(2).randrange(len(kernel.orders)))
     for at, read in enumerate(many):
@@ -103,14 +103,14 @@ async def test_a_buffer_is_nobody_elses_until_the_system_is_done_with_it(
     second = started(reads, 4096)
     kernel.end()
     kernel.end()
-    assert first.has_ended
+    assert first.poll()
     assert second.piece(0, 4096) == CONTENTS[4096:8192]
     third, fourth = started(reads, 8192), started(reads, 12_288)
     addresses = {order.address for order in kernel.orders}
     assert len(addresses) == 2
     kernel.end()
     kernel.end()
-    assert third.has_ended
+    assert third.poll()
     assert second.piece(0, 4096) == CONTENTS[4096:8192]
     assert third.piece(0, 4096) == CONTENTS[8192:12_288]
     assert fourth.piece(0, 4096) == CONTENTS[12_288:16_384]
