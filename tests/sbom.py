@@ -1,6 +1,6 @@
 """What an installation consists of, as CycloneDX 1.5: `python -m tests.sbom > sbom.json`.
 
-Made from uv.lock alone, so that the same lock gives the same bytes: no time, no random number. What is
+Made from uv.lock and the list of vendored files alone, so that the same lock gives the same bytes: no time, no random number. What is
 installed to run Rollbook is `required`, what its extras want `optional`, what only tests and pages want
 `excluded`. The hashes are of all the files that the lock allows, one of which is installed.
 """
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _OURS: Final = "rollbook"
+_VENDORED: Final = ROOT / "api" / "dashboard" / "vendor" / "vendored.json"
 
 Json = dict[str, Any]
 
@@ -78,6 +79,23 @@ def _component(package: Json) -> Json:
     }
 
 
+def vendored() -> list[Json]:
+    """Files of others in this repository, which are sent beside the dashboard's pages."""
+    listed: list[Json] = json.loads(_VENDORED.read_text())
+    return [
+        {
+            "type": "library",
+            "bom-ref": f"vendored:{each['name']}@{each['version']}",
+            "name": each["name"],
+            "version": each["version"],
+            "scope": "required",
+            "licenses": [{"license": {"id": each["license"]}}],
+            "hashes": [{"alg": "SHA-256", "content": digest} for digest in each["files"].values()],
+        }
+        for each in listed
+    ]
+
+
 def _reference(package: Json) -> str:
     return f"pkg:pypi/{package['name']}@{package['version']}"
 
@@ -100,5 +118,7 @@ def _closure(names: list[str], packages: dict[str, list[Json]]) -> set[str]:
 
 
 if __name__ == "__main__":
-    json.dump(bill(tomllib.loads((ROOT / "uv.lock").read_text())), sys.stdout, indent=1)
+    found = bill(tomllib.loads((ROOT / "uv.lock").read_text()))
+    found["components"] += vendored()
+    json.dump(found, sys.stdout, indent=1)
     print()

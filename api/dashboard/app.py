@@ -4,23 +4,26 @@ Its visitors are let in by a session's cookie; HTTP management knows tokens alon
 themselves, and set the same `CALLER` for the same `Managing`. Pages call what the routes of management call.
 """
 
+import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import log_screens, screens
+from rollbook.api.dashboard.core.live import Seen, event_for
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.core.values import Form
 from rollbook.api.dashboard.log_servers import LogServers
@@ -59,6 +62,11 @@ _ICON: Final = (
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8">'
     b'<path fill="#1a6e34" d="M1 1h6v1H1zM1 3h6v1H1zM1 5h4v1H1z"/></svg>'
 )
+_FILES: Final = ("style.css", "live.js", "vendor/htmx.min.js", "vendor/hx-sse.min.js")
+_EVENTS: Final = "text/event-stream"
+_SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
+_ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages lag behind more, and cost less.
+_HEARTBEAT_ROUNDS: Final = 30
 _FIELDS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
@@ -118,8 +126,7 @@ class Dashboard:
         self._sessions = Sessions(now_ns, draw)
         self._changed_ns = now_ns()  # When somebody acted here for the last time.
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        with open(os.path.join(os.path.dirname(__file__), "style.css"), "rb") as file:
-            self._style = file.read()
+        self._is_closing = asyncio.Event()
         pages = {
             "": self._overview,
             "/logs": self._list_logs,
@@ -143,6 +150,7 @@ class Dashboard:
             "/ledgers/{ledger_id}": self._act_on_ledger,
             "/recovery": self._act_on_recovery,
         }
+        self._pages = pages
         post = ["POST"]
         self.routes = [
             Route("/", _lead_here),
@@ -151,7 +159,8 @@ class Dashboard:
             Route(SIGN_IN, self._show_sign_in),
             Route(SIGN_IN, self._sign_in, methods=post),
             Route(f"{PREFIX}/sign-out", self._sign_out, methods=post),
-            Route(f"{PREFIX}/style.css", self._send_style),
+            Route(f"{PREFIX}/live", self._follow),
+            *(Route(f"{PREFIX}/{os.path.basename(name)}", _sending(name)) for name in _FILES),
             Route(f"{PREFIX}/icon.svg", _send_icon),
             Route(f"{PREFIX}/", _lead_here),
             Route(f"{PREFIX}/{{rest:path}}", self._page(_show_nothing)),
@@ -164,24 +173,30 @@ class Dashboard:
         port = (request.scope.get("server") or ("", 0))[1]
         return f"{'__Host-' if self._is_behind_tls else ''}rollbook-{port}"
 
-    def _enter(self, request: Request) -> Session:
+    def _enter(self, request: Request, *, stays_idle: bool = False) -> Session:
         """Sets `CALLER` for what this request does. Raises `_SignedOut`."""
-        session = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
+        cookie = request.cookies.get(self._cookie_name(request), "")
+        session = self._sessions.find(cookie, stays_idle=stays_idle)
+        if session is None and self._doorkeeper is None:
+            session = self._sessions.begin("", None)
+        if session is None or not self._is_admitted(request, session):
+            raise _SignedOut
+        return session
+
+    def _is_admitted(self, request: Request, session: Session) -> bool:
+        """Its token still means the same principal; then `CALLER` is set. Else the session ends."""
         if self._doorkeeper is None:
             CALLER.set(anybody(_peer_of(request)))
-            return session or self._sessions.begin("", None)
-        if session is None:
-            raise _SignedOut
+            return True
         try:
             caller = self._doorkeeper.admit(f"Bearer {session.token}", peer=_peer_of(request))
         except Unauthorized:
+            caller = None
+        if caller is None or caller.principal != session.principal:
             self._sessions.end(session)
-            raise _SignedOut from None
-        if caller.principal != session.principal:
-            self._sessions.end(session)
-            raise _SignedOut
+            return False
         CALLER.set(caller)
-        return session
+        return True
 
     def _with_cookie(self, request: Request, response: Response, session: Session) -> Response:
         name = self._cookie_name(request)
@@ -202,7 +217,10 @@ class Dashboard:
                 session = self._enter(request)
             except _SignedOut:
                 return self._to_sign_in(request)
-            visit = _Visit(session, await self._frame(request, session))
+            notes = tuple(session.notes)
+            session.notes.clear()
+            frame = await self._frame(request, session, notes, self._followed(request))
+            visit = _Visit(session, frame)
             status = 200
             try:
                 self._managing.require(Duty.LOOK)
@@ -215,14 +233,21 @@ class Dashboard:
 
         return serve
 
-    async def _frame(self, request: Request, session: Session) -> Frame:
+    def _followed(self, request: Request) -> str:
+        """The page, as its stream names it; empty: it has none."""
+        path = request.url.path.removeprefix(PREFIX)
+        if path not in self._pages:
+            return ""
+        return f"{path or '/'}?{request.url.query}" if request.url.query else path or "/"
+
+    async def _frame(
+        self, request: Request, session: Session, notes: Sequence[tuple[str, str]], page: str
+    ) -> Frame:
         cluster = await self._admin.cluster()
-        notes = tuple(session.notes)
-        session.notes.clear()
         scheme = "https" if self._is_behind_tls else "http"
         name = session.principal.name if session.principal else ""
         base = f"{scheme}://{request.headers.get('host', '')}"
-        return Frame(base, cluster["metadata"], session.secret, name, notes)
+        return Frame(base, cluster["metadata"], session.secret, name, notes, page=page)
 
     async def _ask(self, visit: "_Visit", key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
         """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is.
@@ -246,6 +271,70 @@ class Dashboard:
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
         return facts
+
+    # --- Live ---------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Ends the streams of open pages."""
+        self._is_closing.set()
+
+    async def _follow(self, request: Request) -> Response:
+        """What changes on an open page, for as long as it is open (DB5)."""
+        page = request.query_params.get("page", "")
+        path, _, query = page.partition("?")
+        path = path if path != "/" else ""
+        show = self._pages.get(path)
+        if show is None:
+            return Response(status_code=404, headers=HEADERS)
+        try:
+            session = self._enter(request, stays_idle=True)
+        except _SignedOut:
+            return StreamingResponse(iter((_SIGNED_OUT,)), headers=HEADERS, media_type=_EVENTS)
+        seen = Seen.parse(
+            request.headers.get("last-event-id") or request.query_params.get("have", "")
+        )
+        there = {**request.scope, "path": f"{PREFIX}{path}", "query_string": query.encode()}
+        events = self._events(request, Request(there), session, show, page, seen)
+        response = StreamingResponse(events, headers=HEADERS, media_type=_EVENTS)
+        return self._with_cookie(request, response, session)
+
+    async def _events(
+        self,
+        request: Request,
+        there: Request,
+        session: Session,
+        show: "Callable[[Request, _Visit], Awaitable[Screen]]",
+        page: str,
+        seen: Seen,
+    ) -> AsyncIterator[bytes]:
+        silent = 0
+        yield b":\n\n"
+        while not self._is_closing.is_set():
+            if not self._sessions.holds(session) or not self._is_admitted(request, session):
+                yield _SIGNED_OUT
+                return
+            visit = _Visit(session, await self._frame(request, session, (), page), seen.next_offset)
+            try:
+                self._managing.require(Duty.LOOK)
+                screen = await show(there, visit)
+            except RollbookError as error:
+                # The rest of the page stays as it is, and says that it is old.
+                visit.banner = f"{_text_of(error)} What is below is as it was before."
+                screen = Screen("", ())
+                parts = screen.live_parts(visit.framed())
+                now, event = event_for(Seen(seen.digests[:1]), parts, None)
+                seen = Seen((*now.digests, *seen.digests[1:]), seen.next_offset)
+                event = event.replace(f"id: {now}\n".encode(), f"id: {seen}\n".encode(), 1)
+            else:
+                seen, event = event_for(seen, screen.live_parts(visit.framed()), screen.rows)
+            silent = 0 if event else silent + 1
+            if event:
+                yield event
+            elif silent % _HEARTBEAT_ROUNDS == 0:
+                yield b":\n\n"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ROUND_S):
+                    await self._is_closing.wait()
 
     # --- Screens ------------------------------------------------------------------------------
 
@@ -329,11 +418,15 @@ class Dashboard:
         found = await self._ask(
             visit, visit.own(f"log {name}"), lambda: self._logs.log(token, name)
         )
-        records = await self._ask(
-            visit,
-            visit.own(f"records {name} {start}"),
-            lambda: self._logs.records(token, name, start),
-        )
+        is_news = visit.after is not None and not start
+        if is_news:
+            records = await self._logs.records(token, name, str(visit.after))
+        else:
+            records = await self._ask(
+                visit,
+                visit.own(f"records {name} {start}"),
+                lambda: self._logs.records(token, name, start),
+            )
         plan: Facts | str | None = None
         if before := asked.get("truncate", ""):
             try:
@@ -345,7 +438,8 @@ class Dashboard:
         ensembles = await self._ensembles(visit, found["segments"])
         where = await self._where(visit)
         return log_screens.log(
-            *(visit.framed(), found, records, asked, plan, ensembles, others, where)
+            *(visit.framed(), found, records, asked, plan, ensembles, others, where),
+            is_news=is_news,
         )
 
     async def _ensembles(
@@ -564,15 +658,14 @@ class Dashboard:
             self._sessions.end(session)
         return _led(SIGN_IN if self._doorkeeper else PREFIX)
 
-    async def _send_style(self, _: Request) -> Response:
-        return Response(self._style, media_type="text/css", headers=_KEPT)
-
 
 class _Visit:
     """One request of a page."""
 
-    def __init__(self, session: Session, frame: Frame) -> None:
+    def __init__(self, session: Session, frame: Frame, after: int | None = None) -> None:
+        """`after`: the page has the records before this offset."""
         self.session = session
+        self.after = after
         self.banner = ""
         self._frame = frame
 
@@ -583,7 +676,8 @@ class _Visit:
     def framed(self) -> Frame:
         known = self._frame
         return Frame(
-            *(known.base, known.metadata, known.secret, known.principal, known.notes, self.banner)
+            *(known.base, known.metadata, known.secret, known.principal, known.notes, self.banner),
+            known.page,
         )
 
 
@@ -597,6 +691,17 @@ def _html(body: bytes, status: int) -> Response:
 def _led(path: str) -> Response:
     """After a form: by GET."""
     return RedirectResponse(path, 303, headers=HEADERS)
+
+
+def _sending(name: str) -> Callable[[Request], Awaitable[Response]]:
+    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:
+        content = file.read()
+    kind = "text/css" if name.endswith(".css") else "text/javascript"
+
+    async def send(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_KEPT)
+
+    return send
 
 
 async def _send_icon(_: Request) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from rollbook.api.dashboard.core.live import Rows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
 from rollbook.api.dashboard.parts import (
@@ -99,8 +100,10 @@ def log(
     ensembles: Mapping[int, Sequence[str]],
     servers: Sequence[str],
     where: tuple[str, str],
+    *,
+    is_news: bool = False,
 ) -> Screen:
-    """`asked`: name, from and format, as in the URL. `plan`: of a truncation, or why there is none. `where`: the URLs
+    """`asked`: name, from and format, as in the URL. `is_news`: the page has the records before these. `plan`: of a truncation, or why there is none. `where`: the URLs
     of a server and of its REST.
     """
     name, view = found["log"], Form(asked.get("format", Form.TEXT))
@@ -121,16 +124,15 @@ def log(
     return Screen(
         f"Log {name}",
         [
-            facts(shown),
+            live("facts", facts(shown)),
             element("h2", "Records, the newest first"),
             _record_filter(name, asked, view),
             _records(records, view),
             _pages(name, records, view, asked),
             element("h2", "Segments"),
-            time_line(found["segments"]),
-            _segments(found, ensembles),
+            live("segments", time_line(found["segments"]), _segments(found, ensembles)),
             element("h2", "Cursors"),
-            _cursors(found["cursors"]),
+            live("cursors", _cursors(found["cursors"])),
             element("h2", "Settings"),
             facts({key: text_of(value) for key, value in found["config"].items()}),
             element("h2", "Acts"),
@@ -139,6 +141,10 @@ def log(
         ],
         on_logs=of_log(*where, name, asked.get("from", ""), asked.get("truncate", "")),
         at="/logs",
+        rows=None
+        if asked.get("from")
+        else Rows(records["next"], record_rows(records, view) if is_news else ()),
+        is_live=not (asked.get("from") or asked.get("truncate")),
     )
 
 
@@ -384,7 +390,7 @@ def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
     )
     return Screen(
         "Servers",
-        [table(columns, lines, "No log server is registered.")],
+        [live("servers", table(columns, lines, "No log server is registered."))],
         calls=[("GET", "/cluster/health", "")],
         on_logs=where if rows else None,
         is_live=True,

@@ -169,7 +169,10 @@ class LogServers:
         async def look(client: "Client") -> Facts:
             log = await client.open(name)
             tail = await log.state_of_tail()
-            first = await log.find(start) if start else max(tail.tail - RECORDS_SHOWN, 0)
+            if start.isdecimal() and int(start) <= tail.tail:
+                first = int(start)
+            else:
+                first = await log.find(start) if start else max(tail.tail - RECORDS_SHOWN, 0)
             first = min(max(first, tail.head), tail.tail)
             last = min(first + RECORDS_SHOWN, tail.tail)
             rows: list[Facts] = []

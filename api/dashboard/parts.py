@@ -7,10 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from rollbook.api.dashboard.core.live import Live, Rows, Seen, live
 from rollbook.api.dashboard.core.markup import Child, Html, element, page
 
 PREFIX: Final = "/dashboard"
 REFRESH_S: Final = 5
+RECONNECT_MS_MAX: Final = 2000
+SCRIPTS: Final = ("htmx.min.js", "hx-sse.min.js", "live.js")
 _SCREENS: Final = {
     "": "Overview",
     "/logs": "Logs",
@@ -33,6 +36,9 @@ class Frame:
     principal: str  # Empty: nobody has to say a name here.
     notes: Sequence[tuple[str, str]] = ()
     banner: str = ""  # What is wrong with what is shown.
+    page: str = (
+        ""  # Its path below the dashboard, with its query; empty: it is followed by no stream.
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,14 @@ class Screen:
     ] = ()  # The same in a shell: without `rollbook` in front, and without the metadata.
     calls: Sequence[tuple[str, str, str]] = ()  # The same by curl: method, path, body.
     on_logs: "OnLogs | None" = None
-    is_live: bool = False
+    is_live: bool = False  # Without scripts it is loaded again each few seconds.
     at: str = ""
+    rows: Rows | None = None  # Of a page that follows a log.
+
+    def live_parts(self, frame: Frame) -> list[Live]:
+        """Those that the page's stream keeps up to date."""
+        shown = banner(frame.banner) if frame.banner else None
+        return [live("banner", shown), *(each for each in self.parts if isinstance(each, Live))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,10 @@ def render(frame: Frame, screen: Screen) -> bytes:
     ]
     if screen.is_live and not frame.notes:
         refresh = {"http-equiv": "refresh", "content": str(REFRESH_S)}
-        head.append(element("meta", attributes=refresh))
+        head.append(element("noscript", element("meta", attributes=refresh)))
+    parts = screen.live_parts(frame)
+    if follows := frame.page and (len(parts) > 1 or screen.rows is not None):
+        head += [_script(name) for name in SCRIPTS]
     links = [
         link(name, path, {"aria-current": "page"} if path == screen.at else {})
         for path, name in _SCREENS.items()
@@ -83,14 +98,29 @@ def render(frame: Frame, screen: Screen) -> bytes:
         element("header", element("nav", links, attributes={"aria-label": "Screens"}), who),
         element(
             "main",
-            banner(frame.banner) if frame.banner else None,
+            parts[0],
             [element("p", text, attributes=_note(level)) for level, text in frame.notes],
             element("h1", screen.title),
             screen.parts,
             _same_as(frame, screen),
+            attributes=_stream(frame, Seen.of(parts, screen.rows)) if follows else {},
         ),
     ]
     return page(head, body)
+
+
+def _script(name: str) -> Html:
+    return element("script", attributes={"src": f"{PREFIX}/{name}", "defer": True})
+
+
+def _stream(frame: Frame, seen: Seen) -> dict[str, str | bool | None]:
+    """htmx follows it; it goes on from what this page has."""
+    return {
+        "hx-sse:connect": f"{PREFIX}{with_query('/live', page=frame.page, have=str(seen))}",
+        "hx-sse:close": "signed-out",
+        "hx-swap": "none",
+        "hx-config": f"sse.reconnectMaxDelay:{RECONNECT_MS_MAX}",
+    }
 
 
 def banner(text: str) -> Html:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants
+from rollbook.api.dashboard.core.live import live
 from rollbook.api.dashboard.core.markup import Child, Html, element
 from rollbook.api.dashboard.core.sentence import sentence_of
 from rollbook.api.dashboard.parts import (
@@ -40,18 +41,21 @@ def overview(health: Facts, recovery: Facts) -> Screen:
     return Screen(
         "Overview",
         [
-            element("p", link(found.text, found.link), attributes=attributes),
-            facts(
-                {
-                    "Health": badge(health["health"]),
-                    "Bookies": health["bookies"],
-                    "Log servers": health["log_servers"],
-                    "New logs": health["new_logs"],
-                    "Ledgers that lack copies": text_of(recovery["ledgers_marked"]),
-                    "Ledgers with lost entries": text_of(recovery["ledgers_unrecoverable"]),
-                    "Bookies that leave": text_of(recovery["bookies_leaving"]),
-                    "Repair": badge(recovery["autorecovery"]),
-                }
+            live(
+                "overview",
+                element("p", link(found.text, found.link), attributes=attributes),
+                facts(
+                    {
+                        "Health": badge(health["health"]),
+                        "Bookies": health["bookies"],
+                        "Log servers": health["log_servers"],
+                        "New logs": health["new_logs"],
+                        "Ledgers that lack copies": text_of(recovery["ledgers_marked"]),
+                        "Ledgers with lost entries": text_of(recovery["ledgers_unrecoverable"]),
+                        "Bookies that leave": text_of(recovery["bookies_leaving"]),
+                        "Repair": badge(recovery["autorecovery"]),
+                    }
+                ),
             ),
         ],
         commands=["cluster health", "recovery status"],
@@ -79,7 +83,7 @@ def bookies(rows: Sequence[Facts], next_after: str | None) -> Screen:
     return Screen(
         "Bookies",
         [
-            table(columns, lines, "There is no bookie in this cluster."),
+            live("bookies", table(columns, lines, "There is no bookie in this cluster.")),
             _next("/bookies", after=next_after) if next_after else None,
         ],
         commands=["cluster info"],
@@ -119,7 +123,7 @@ def bookie(frame: Frame, row: Facts, grants: Grants) -> Screen:
     path = f"/bookies/{quote(name, safe=':')}"
     return Screen(
         f"Bookie {name}",
-        [facts(shown), _bookie_acts(frame, row, grants)],
+        [live("bookie", facts(shown)), _bookie_acts(frame, row, grants)],
         commands=[
             f"bookie {verb} {shlex.quote(name)}"
             for verb in ("drain", "undrain", "safe-to-remove", "remove")
@@ -317,28 +321,34 @@ def recovery(frame: Frame, found: Facts, grants: Grants) -> Screen:
     return Screen(
         "Recovery",
         [
-            facts(shown),
+            live("facts", facts(shown)),
             _recovery_acts(frame, found, grants),
             element("h2", "Tasks, the first hundred"),
-            table(
-                (
-                    "Ledger",
-                    "Task",
-                    "Bookies",
-                    "Since",
-                    "Copied by",
-                    "Attempts",
-                    "Next try",
-                    "Problem",
+            live(
+                "tasks",
+                table(
+                    (
+                        "Ledger",
+                        "Task",
+                        "Bookies",
+                        "Since",
+                        "Copied by",
+                        "Attempts",
+                        "Next try",
+                        "Problem",
+                    ),
+                    tasks,
+                    "Nothing is to be copied.",
                 ),
-                tasks,
-                "Nothing is to be copied.",
             ),
             element("h2", "Processes"),
-            table(
-                ("Process", "Part", "State", "Restarts", "Last error"),
-                processes,
-                "No recovery process has reported.",
+            live(
+                "processes",
+                table(
+                    ("Process", "Part", "State", "Restarts", "Last error"),
+                    processes,
+                    "No recovery process has reported.",
+                ),
             ),
         ],
         commands=["recovery status", "recovery ls", "recovery audit"],
@@ -395,7 +405,12 @@ def operations(rows: Sequence[Facts]) -> Screen:
     columns = ("Operation", "State", "Begun", "Ended", "Result")
     return Screen(
         "Operations",
-        [table(columns, lines, "This server has begun nothing since its start.")],
+        [
+            live(
+                "operations",
+                table(columns, lines, "This server has begun nothing since its start."),
+            )
+        ],
         calls=[("GET", "/operations", "")],
         is_live=any(row["state"] == "running" for row in rows),
         at="/operations",

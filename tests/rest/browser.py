@@ -32,6 +32,8 @@ _SCRIPT: Final = """
     source.addEventListener("records", event =>
         values.push(...JSON.parse(event.data).records.map(record => record.data)));
 """
+_KEY_CODES: Final = {"Tab": 9, "Enter": 13}
+_SHIFT: Final = 8  # Of Chromium's modifiers.
 _CLOSED: Final = 2  # `readyState` of an EventSource that has given up.
 
 
@@ -164,12 +166,36 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, text: str, patience_s: float = _PATIENCE_S) -> None:
         """Until the page shows it."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while text not in (shown := str(self.run("document.body ? document.body.innerText : ''"))):
-            assert time.monotonic() < deadline, shown
+            assert time.monotonic() < deadline, (text, shown)
             time.sleep(0.02)
+
+    def wait_until(self, script: str, patience_s: float = _PATIENCE_S) -> Any:
+        """Until it is true; its value."""
+        deadline = time.monotonic() + patience_s
+        while not (found := self.run(script)):
+            assert time.monotonic() < deadline, script
+            time.sleep(0.02)
+        return found
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Of Chromium's protocol, for this page."""
+        return self._pipe.call(method, **parameters)
+
+    def forget_complaints(self) -> None:
+        """Those until now were meant to be."""
+        self.run("0")  # What happened is heard before its answer.
+        self._pipe.events.clear()
+
+    def press(self, key: str, text: str = "", *, shift: bool = False) -> None:
+        """A key of the keyboard, such as Tab or Enter."""
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEY_CODES.get(key, 0)}
+        modifiers = _SHIFT if shift else 0
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, modifiers=modifiers, **about)
+        self.call("Input.dispatchKeyEvent", type="keyUp", modifiers=modifiers, **about)
 
 
 class _Pipe:

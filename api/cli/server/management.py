@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
@@ -15,10 +16,12 @@ from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
-from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
+
+_BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has a stream.
 
 
 @asynccontextmanager
@@ -53,7 +56,8 @@ async def management(
         )
         app.router.routes.extend(dashboard.routes)
         server = await HttpServer.start(
-            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=PREFIX
+            app, config, (*OPEN_PATHS, "/"), doorkeeper, _BOUNDS, own_door=PREFIX
         )
         stack.push_async_callback(server.close)
+        stack.push_async_callback(dashboard.close)
         yield server.address

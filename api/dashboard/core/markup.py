@@ -19,7 +19,7 @@ _ESCAPES: Final = str.maketrans(
 
 
 class Html:
-    """What is markup already. Made by `element` and `page` alone."""
+    """What is markup already. Made by `element`, `block` and `live` alone."""
 
     __slots__ = ("text",)
 

@@ -50,16 +50,27 @@ class Sessions:
         self._by_id[session.id] = session
         return session
 
-    def find(self, session_id: str) -> Session | None:
+    def find(self, session_id: str, *, stays_idle: bool = False) -> Session | None:
+        """`stays_idle`: asked for by a page itself, and not by anybody at it."""
         session = self._by_id.pop(session_id, None)
         if session is None:
             return None
-        now_ns = self._now_ns()
-        if now_ns - session.began_ns >= SESSION_S * _S or now_ns - session.seen_ns >= IDLE_S * _S:
+        if self._is_over(session):
             return None
-        session.seen_ns = now_ns
+        if not stays_idle:
+            session.seen_ns = self._now_ns()
         self._by_id[session_id] = session
         return session
+
+    def holds(self, session: Session) -> bool:
+        """A stream that goes on is no sign of anybody: it keeps no session from ending."""
+        return self._by_id.get(session.id) is session and not self._is_over(session)
+
+    def _is_over(self, session: Session) -> bool:
+        now_ns = self._now_ns()
+        return (
+            now_ns - session.began_ns >= SESSION_S * _S or now_ns - session.seen_ns >= IDLE_S * _S
+        )
 
     def end(self, session: Session) -> None:
         self._by_id.pop(session.id, None)

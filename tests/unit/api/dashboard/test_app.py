@@ -16,6 +16,7 @@ import structlog
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
+from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.sessions import IDLE_S
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
@@ -102,6 +103,7 @@ class Site:
         try:
             yield Browser(Client(server.address))
         finally:
+            await dashboard.close()
             await server.close()
             await self.operations.close()
 
@@ -135,13 +137,17 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["cache-control"] == "no-store"
         text = answer.body.decode()
-        assert not re.search(r"<script|<style| style=| on\w+=|https?://(?!127)", text), path
+        inline = r"<script(?! src=\"/dashboard/)|<style| style=| on\w+=|https?://(?!127)"
+        assert not re.search(inline, text), path
         if "/metadata" not in path:  # Neither the shell nor a route shows the metadata.
             assert "Same as" in text
             assert re.search("curl .*http://127[^ ]*/v1/", text)
     assert (await browser.get("/")).status == (await browser.get(f"{HERE}/")).status == 200
     nowhere = await browser.get(f"{HERE}/no/page")
     assert (nowhere.status, nowhere.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    for name in parts.SCRIPTS:
+        script = await browser.get(f"{HERE}/{name}")
+        assert script.headers["content-type"].startswith("text/javascript")
     assert (await browser.get(f"{HERE}/style.css")).headers["content-type"].startswith("text/css")
     missing = await browser.get(f"{HERE}/bookie?id=bk-9")
     assert (missing.status, "no bookie bk-9" in text_of(missing)) == (404, True)
@@ -191,7 +197,8 @@ async def test_hostile_names_are_text_on_every_screen(
     for path in SCREENS:
         reader = Reader()
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
-        assert not [tag for tag, _ in reader.tags if tag in ("script", "b", "img")], path
+        found = [tag for tag, attrs in reader.tags if tag in ("script", "b", "img")]
+        assert found == ["script"] * (3 if "script" in found else 0), "those of the page itself"
         assert not [attr for _, attrs in reader.tags for attr, _ in attrs if attr[:2] == "on"], path
 
 
@@ -255,6 +262,67 @@ async def test_a_thousand_bookies_and_many_ledgers_come_in_pages(
         following = await browser.get(after.replace("&amp;", "&"))
         assert following.body.count(b"<tr>") == 101
         assert following.body != answer.body
+
+
+# --- Live -------------------------------------------------------------------------------------
+
+
+async def _events(browser: Browser, url: str, count: int, last: str = "") -> list[str]:
+    """The first events of a stream."""
+    address = browser.client.address
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    head = f"GET {url} HTTP/1.1\r\nhost: {address}\r\ncookie: {cookies}\r\n"
+    writer.write((f"{head}last-event-id: {last}\r\n\r\n" if last else f"{head}\r\n").encode())
+    found: list[str] = []
+    async with asyncio.timeout(10):
+        while len(found) < count and (line := await reader.readline()):
+            if line.startswith((b"id: ", b"event: ")):
+                found.append((line + await reader.readuntil(b"\n\n")).decode())
+    writer.close()
+    return found
+
+
+def _stream_of(page: Answer) -> str:
+    (url,) = re.findall(r'hx-sse:connect="([^"]+)"', page.body.decode())
+    return str(url).replace("&amp;", "&")
+
+
+async def test_an_open_page_follows_the_cluster_and_resumes(there: Site, browser: Browser) -> None:
+    """DB5: nothing twice, nothing missed, and what is hostile stays text."""
+    url = _stream_of(await browser.get(f"{HERE}/log?name=default/orders"))
+    rows = there.logs.rows["default/orders"]
+    rows.append(a_record(1, b"<script>two</script>"))
+    (event,) = await _events(browser, url, 1)
+    assert (event.count("<tr>"), "&lt;script&gt;two" in event) == (1, True)
+    last = event.partition("\n")[0].removeprefix("id: ")
+    rows.append(a_record(2, b"three"))
+    (event,) = await _events(browser, url, 1, last)
+    assert ("two" in event, "three" in event) == (False, True)
+    health = _stream_of(await browser.get(HERE))
+    there.cluster.verdict = "unavailable"
+    there.now_ns += 2_000_000_000
+    (event,) = await _events(browser, health, 1)
+    assert "New logs have all their copies" in event
+    there.cluster.is_away = True
+    there.now_ns += 42_000_000_000
+    (event,) = await _events(browser, health, 1)
+    assert "known 42 s ago" in event
+    assert (await browser.get(f"{HERE}/live?page=/nowhere")).status == 404
+
+
+async def test_a_stream_keeps_no_session_open(there: Site, tmp_path: Path) -> None:
+    """DB2, DB5: it ends with its session, which it does not prolong."""
+    async with there.served(Doorkeeper(None, access_file(tmp_path))) as browser:
+        await browser.sign_in("looker")
+        url = _stream_of(await browser.get(HERE))
+        there.now_ns += (IDLE_S - 1) * 1_000_000_000
+        streaming = asyncio.create_task(_events(browser, f"{url}0", 2))
+        await asyncio.sleep(0.2)
+        there.now_ns += 2_000_000_000
+        *_, event = await streaming
+        assert event.startswith("event: signed-out")
+        assert (await _events(Browser(browser.client), url, 1))[0].startswith("event: signed-out")
 
 
 # --- In trouble -------------------------------------------------------------------------------
