@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from rollbook.bookie.config import SpaceConfig
+from rollbook.bookie.core.event_budget import EventBudget
 from rollbook.bookie.core.garbage import Suspects
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.deleted_ledger_scan import Census
@@ -57,6 +58,7 @@ class Garbage:
             int(config.gc_quarantine_s * 1e9),
             config.gc_brake_share,
         )
+        self._events = EventBudget()
         self._turn = asyncio.Lock()
         self._outcome = "" if census else "off"
         self._reason = ""
@@ -136,7 +138,15 @@ class Garbage:
         await self._storage.save_facts(ledger_ids)
         self._deleted += len(ledger_ids)
         self._stats.gc_ledgers += len(ledger_ids)
-        logger.info("ledgers_deleted", count=len(ledger_ids), first_ledger=ledger_ids[0])
+        logged = self._events.take(len(ledger_ids), self._clock.monotonic_ns())
+        for ledger_id in ledger_ids[:logged]:
+            logger.info("ledger_collected", ledger_id=ledger_id)
+        logger.info(
+            "ledgers_deleted",
+            count=len(ledger_ids),
+            first_ledger=ledger_ids[0],
+            left_out=len(ledger_ids) - logged,
+        )
 
     async def _forget(self) -> None:
         """Deletions that were long ago."""

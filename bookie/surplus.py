@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from rollbook.bookie.core.event_budget import EventBudget
 from rollbook.bookie.core.surplus import SurplusCopies, is_surplus
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -78,6 +79,7 @@ class Surplus:
         self._marks = Marks(store, cluster.root)
         self._copies = SurplusCopies(int(interval_s * 1e9), session_timeout_s, storage.quiet)
         self._pace = Pace(_READS_PER_S)
+        self._events = EventBudget()
         self._turn = asyncio.Lock()
         self._outcome = ""
         self._reason = ""
@@ -227,4 +229,12 @@ class Surplus:
         for ledger_id in ledger_ids:
             self._copies.on_gone(ledger_id)
         self._stats.gc_dropped_ledgers += len(ledger_ids)
-        logger.info("surplus_copies_dropped", count=len(ledger_ids), first_ledger=ledger_ids[0])
+        logged = self._events.take(len(ledger_ids), self._clock.monotonic_ns())
+        for ledger_id in ledger_ids[:logged]:
+            logger.info("surplus_copy_dropped", ledger_id=ledger_id)
+        logger.info(
+            "surplus_copies_dropped",
+            count=len(ledger_ids),
+            first_ledger=ledger_ids[0],
+            left_out=len(ledger_ids) - logged,
+        )

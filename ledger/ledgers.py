@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Self
 
-import structlog
-
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
@@ -56,8 +54,6 @@ from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import GetBookieInfo
-
-logger = structlog.get_logger()
 
 # In the custom metadata of a ledger that was reserved.
 UNCLAIMED: Final = "rollbook.unclaimed"
@@ -293,7 +289,6 @@ class Ledgers:
                 stored = await self._recovery.fence(stored, key, kind)
             with suppress(MetadataConflict):  # Somebody recovers it, or repairs it: once more.
                 await self.nodes.delete(ledger_id, stored.version)
-                logger.info("ledger_deleted", ledger_id=ledger_id)
                 return
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
 

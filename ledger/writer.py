@@ -746,7 +746,6 @@ class LedgerWriter:
             self._pipeline.confirmed_length,
             patience_s=2 * self._config.add_deadline_s,
         )
-        self._log.info("ledger_closed", last_entry=self.last_add_confirmed)
         if loss is not None:
             raise loss
 

@@ -1,12 +1,16 @@
 """Ledger metadata in its nodes: create, read, compare-and-swap, delete, list.
 
-Parents come and go with what lies below them (`sparse_nodes.py`).
+Parents come and go with what lies below them (`sparse_nodes.py`). Each change that this process makes is
+logged here, so that the events of one `ledger_id` tell its life: created, fragments changed, recovery
+started, closed, deleted. Bookies log when they fence it and when they delete their copy.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
+
+import structlog
 
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.sparse_nodes import create_sparse, remove_empty_parents
@@ -38,7 +42,7 @@ from rollbook.proto.formats.paths import (
     splits_of,
 )
 from rollbook.proto.ids import LedgerId
-from rollbook.proto.metadata import LedgerMetadata
+from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.ports import (
     ANY_VERSION,
     Check,
@@ -49,6 +53,8 @@ from rollbook.proto.ports import (
     Set,
     Watch,
 )
+
+logger = structlog.get_logger()
 
 _LOWEST: Final = LedgerId(0)
 _ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
@@ -103,6 +109,9 @@ class LedgerNodes:
             await create_sparse(self._store, self._root, path, data, is_ours)
         except NoSuchNode:
             raise NoSuchCluster(path=self._root) from None
+        logger.info(
+            "ledger_created", ledger_id=metadata.ledger_id, ensemble=metadata.fragments[0].ensemble
+        )
         return StoredLedger(metadata, 0, metadata.created_ms)
 
     async def read(self, ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
@@ -135,6 +144,7 @@ class LedgerNodes:
             version = await set_surely(self._store, self.path(ledger_id), data, stored.version)
         except NoSuchNode:
             raise NoSuchLedger(ledger_id=ledger_id) from None
+        _log_change(stored.metadata, metadata)
         return StoredLedger(metadata, version, stored.created_ms)
 
     async def swap(
@@ -161,6 +171,7 @@ class LedgerNodes:
 
         ops: tuple[Op, ...] = (*checks, Set(path, data, stored.version))
         await transact_surely(self._store, ops, was_made, session=session)
+        _log_change(stored.metadata, metadata)
         return StoredLedger(metadata, stored.version + 1, stored.created_ms)
 
     async def delete(self, ledger_id: LedgerId, version: int | None = ANY_VERSION) -> None:
@@ -170,11 +181,31 @@ class LedgerNodes:
             await delete_surely(self._store, path, version)
         except NoSuchNode:
             raise NoSuchLedger(ledger_id=ledger_id) from None
+        logger.info("ledger_deleted", ledger_id=ledger_id)
         await remove_empty_parents(self._store, self._root, path)
 
     def ids(self, start: LedgerId = _LOWEST) -> "LedgerWalk":
         """All ledgers from `start` on, in the order of their ids."""
         return LedgerWalk(self._store, self._root, self._layout, start)
+
+
+def _log_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
+    ledger_id = after.ledger_id
+    if after.fragments != before.fragments:
+        changed = [each for each in after.fragments if each not in before.fragments]
+        logger.info(
+            "ledger_fragments_changed",
+            ledger_id=ledger_id,
+            fragments=[f"{each.first_entry}: {', '.join(each.ensemble)}" for each in changed],
+        )
+    if after.state is before.state:
+        return
+    if after.state is LedgerState.CLOSED:
+        logger.info(
+            "ledger_closed", ledger_id=ledger_id, last_entry=after.last_entry, bytes=after.length
+        )
+    elif after.state is LedgerState.IN_RECOVERY:
+        logger.info("ledger_recovery_started", ledger_id=ledger_id)
 
 
 class LedgerWalk:

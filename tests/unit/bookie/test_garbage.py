@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.deleted_ledger_scan import Census
@@ -109,6 +110,40 @@ def tell(
         await node.start(main).result
 
     world.run(scenario())
+
+
+def test_the_events_of_one_ledger_tell_its_life() -> None:
+    """From its creation to the deletion of its copy, in the logs of clients and bookies."""
+    life: list[str] = []
+
+    async def story(site: Site) -> None:
+        with capture_logs() as events:
+            await site.fill(1, 2, 3)
+            stored = await site.ledgers.read(LedgerId(2))
+            moved = stored.metadata.with_writer_ensemble(EntryId(1), (BookieId("b2:3181"),))
+            stored = await site.ledgers.update(stored, moved)
+            stored = await site.ledgers.update(stored, stored.metadata.with_recovery_started())
+            await site.storage.fence(2, KEY)
+            closed = stored.metadata.with_recovery_closed(EntryId(0), 10)
+            await site.ledgers.update(stored, closed)
+            await site.delete(2, 3)
+            await site.scans(2)
+            await asyncio.sleep(1000)
+            await site.scans(1)
+        life.extend(each["event"] for each in events if each.get("ledger_id") == 2)
+        summaries = [each for each in events if each["event"] == "ledgers_deleted"]
+        assert [(each["count"], each["left_out"]) for each in summaries] == [(2, 0)]
+
+    tell(story)
+    assert life == [
+        "ledger_created",
+        "ledger_fragments_changed",
+        "ledger_recovery_started",
+        "ledger_fenced",
+        "ledger_closed",
+        "ledger_deleted",
+        "ledger_collected",
+    ]
 
 
 # --- What goes --------------------------------------------------------------------------------
