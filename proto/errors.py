@@ -150,6 +150,19 @@ class NotEnoughBookies(Unavailable):
     code = Code("QUORUM_UNAVAILABLE", "UNAVAILABLE", 503)
 
 
+class DrainBlocked(NotEnoughBookies):
+    """Some ledgers have no other bookie that could take the place of one that is to be drained."""
+
+    code = Code("DRAIN_BLOCKED", "FAILED_PRECONDITION", 409)
+
+
+class OperationIncomplete(Unavailable):
+    """The operation came to its end, and some of it could not be done."""
+
+    code = Code("OPERATION_INCOMPLETE", "UNAVAILABLE", 503)
+    outcome = Outcome.UNKNOWN
+
+
 class Overloaded(Unavailable):
     """A queue is full; come back after a moment."""
 
@@ -403,6 +416,12 @@ class LifecycleConflict(Superseded):
     code = Code("LIFECYCLE_CONFLICT", "FAILED_PRECONDITION", 409)
 
 
+class OperationEnded(Superseded):
+    """The operation has ended, so it changes no more."""
+
+    code = Code("OPERATION_ENDED", "FAILED_PRECONDITION", 409)
+
+
 class DirectoryInUse(Superseded):
     """Another process holds this directory or file."""
 
@@ -543,7 +562,7 @@ class InvalidBlock(Invalid):
 
 
 class DuplicateDiffers(Invalid):
-    """The batch has the number, or the key, of another one that is in the log."""
+    """The request has the number, or the key, of another one that was taken."""
 
     code = Code("DUPLICATE_DIFFERS", "INVALID_ARGUMENT", 422)
 

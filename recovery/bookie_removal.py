@@ -15,13 +15,13 @@ from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.uncertain_writes import read_surely, transact_surely
 from rollbook.proto.errors import (
+    DrainBlocked,
     InvalidRequest,
     NotConfirmed,
-    NotEnoughBookies,
 )
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.formats.paths import COOKIES
-from rollbook.proto.ids import BookieId
+from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Clock, Delete, MetadataStore, Op, Randomness
 from rollbook.recovery.core.lifecycle import cancel, drain, has_room, mark_drained, retry
@@ -29,6 +29,7 @@ from rollbook.recovery.core.removal import Damage
 from rollbook.recovery.reference_scan import take_census
 
 _TOKEN_BITS: Final = 128
+_LEDGERS_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +66,49 @@ class Departures:
     ) -> list[StoredLifecycle]:
         """They begin to drain, all of them or none; one whose drain failed tries again.
 
-        Raises `NotEnoughBookies` with the number of ledgers for which no bookie would be left to take a seat
-        (LC3), `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
+        Raises `DrainBlocked` with the ledgers for which no bookie would be left to take a seat (LC3),
+        `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
         """
         found = [await self._known(bookie) for bookie in bookies]
-        live, leaving = await self._live(), await self._leaving()
-        leaving |= set(bookies)
-        targets = [bookie for bookie in live.writable if bookie not in leaving]
-        without_room = 0
-
-        def look(metadata: LedgerMetadata) -> None:
-            nonlocal without_room
-            without_room += not has_room(metadata, leaving, targets)
-
-        census = await take_census(self._nodes, bookies, look)
-        if without_room and not is_forced:
-            raise NotEnoughBookies(
-                f"{without_room} ledgers have no other bookie that could take the place of "
-                f"{', '.join(bookies)}",
-                ledgers=without_room,
-                next_step="start more bookies first, or say --force to copy what can be copied",
-            )
+        naming = await self.check(bookies, is_forced=is_forced)
         changes = [
-            self._change(each, ledgers=census.naming[each.bookie], is_forced=is_forced)
-            for each in found
+            self._change(each, ledgers=naming[each.bookie], is_forced=is_forced) for each in found
         ]
         return [
             await self._lifecycles.write(each, change)
             for each, change in zip(found, changes, strict=True)
         ]
+
+    async def check(
+        self, bookies: Sequence[BookieId], *, is_forced: bool = False
+    ) -> dict[BookieId, int]:
+        """How many ledgers name each of them, if all of them can be drained. Raises as `drain`; changes nothing."""
+        for bookie in bookies:
+            await self._known(bookie)
+        live, leaving = await self._live(), await self._leaving()
+        leaving |= set(bookies)
+        targets = [bookie for bookie in live.writable if bookie not in leaving]
+        without_room = 0
+        first: list[LedgerId] = []
+
+        def look(metadata: LedgerMetadata) -> None:
+            nonlocal without_room
+            if has_room(metadata, leaving, targets):
+                return
+            without_room += 1
+            if len(first) < _LEDGERS_NAMED:
+                first.append(metadata.ledger_id)
+
+        census = await take_census(self._nodes, bookies, look)
+        if without_room and not is_forced:
+            raise DrainBlocked(
+                f"{without_room} ledgers have no other bookie that could take the place of "
+                f"{', '.join(bookies)}",
+                ledgers=without_room,
+                first_ledgers=first,
+                next_step="start more bookies first, or say --force to copy what can be copied",
+            )
+        return census.naming
 
     def _change(self, found: StoredLifecycle, *, ledgers: int, is_forced: bool) -> Lifecycle:
         token, now_ms = self._token(), self._now_ms()

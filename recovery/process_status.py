@@ -88,6 +88,13 @@ class PresenceNodes:
                 found.append(unpack_presence(name, node.value))
         return sorted(found, key=lambda each: each.name)
 
+    async def drains(self) -> dict[str, int]:
+        """How many ledgers still name each bookie that drains, as the steward counted last."""
+        for each in await self.list():
+            if drains := each.drains.get("drains"):
+                return {bookie: ledgers for bookie, (_, ledgers) in drains.items()}
+        return {}
+
 
 def _is_ours(_: Node) -> bool:
     """Its name is this session's."""

@@ -1,7 +1,7 @@
 """A process's share in recovery: it stands as auditor and as steward, and works on what is marked.
 
     index ◄── auditor (elected)
-          ◄── steward (elected apart)      worker      presence
+          ◄── steward (elected apart)      worker      presence      operations (elected apart)
       each is a part: one that fails begins again, after a pause that doubles up to a minute
 
 All parts use one metadata session: its end takes votes and locks along together. They share one `Marks`, which knows
@@ -9,7 +9,7 @@ the locks of the session. What the parts do is written down by `process_status.p
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Never
 
@@ -20,7 +20,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import ensure_own_root
 from rollbook.proto.cluster.election import Election, Vote
 from rollbook.proto.cluster.marks import Marks
-from rollbook.proto.errors import BadMetadata
+from rollbook.proto.errors import BadMetadata, RollbookError
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
@@ -30,6 +30,8 @@ from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, Wor
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.metadata_outages import patiently, until_done
+from rollbook.recovery.operation_runner import OperationKind, OperationRunner
+from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.process_status import Presence, PresenceNodes
 from rollbook.recovery.stats import RecoveryStats
 from rollbook.recovery.steward import Steward
@@ -82,8 +84,14 @@ class RecoveryServer:
         local_bookie: BookieId | None = None,
         doubts_of: DoubtsOf | None = None,
         stats: RecoveryStats | None = None,
+        operations: Mapping[str, OperationKind] | None = None,
+        describe: Callable[[RollbookError], Mapping[str, Any]] = lambda error: {
+            "detail": str(error)
+        },
     ) -> None:
-        """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts."""
+        """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts.
+        `operations`: what it can run for people; `describe`: how their errors are kept.
+        """
         self.stats = stats or RecoveryStats()
         self.ledgers = ledgers
         cluster = ledgers.cluster
@@ -129,6 +137,11 @@ class RecoveryServer:
                 marks=marks,
             )
             self._works["worker"] = self.worker.run
+        if operations:
+            runner = OperationRunner(store, cluster, clock, operations, describe)
+            folder = f"{cluster.own_root}/{RUNNER}"
+            election = Election(store, folder, name, above=cluster.own_root)
+            self._works["operations"] = self._elected("operations", election, runner.lead)
         self._works["presence"] = lambda: patiently("presence", self._tell)
         self._show_gauges()
 

@@ -34,6 +34,7 @@ from rollbook.api.rest.cluster import (
     ClusterAdmin,
     begin_recover,
     begin_verify,
+    local_operation,
 )
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.proto.errors import (
@@ -392,7 +393,11 @@ class Dashboard:
         return screens.recovery(visit.framed(), found, CALLER.get().principal.grants)
 
     async def _list_operations(self, _: Request, visit: "_Visit") -> Screen:
-        return screens.operations([each.describe() for each in self._operations.newest_first()])
+        lasting, _rest = await self._ask(
+            visit, "operations", lambda: self._admin.operations("", PAGE)
+        )
+        here = [local_operation(each) for each in self._operations.newest_first()]
+        return screens.operations([*lasting, *here])
 
     # --- Screens of logs ----------------------------------------------------------------------
 
@@ -586,10 +591,10 @@ class Dashboard:
     async def _act_on_ledger(self, request: Request, fields: Mapping[str, str]) -> tuple[str, str]:
         ledger_id, verb = _ledger_id_of(request), fields.get("act", "")
         if verb == "verify":
-            begin_verify(self._admin, self._managing, self._operations, ledger_id)
+            await begin_verify(self._admin, self._managing, ledger_id)
         elif verb == "recover":
             _require_typed(fields, str(ledger_id))
-            begin_recover(self._admin, self._managing, self._operations, ledger_id)
+            await begin_recover(self._admin, self._managing, ledger_id)
         else:
             raise _no_act(verb)
         return "/operations", f"Begun for ledger {ledger_id}."

@@ -395,6 +395,7 @@ def operations(rows: Sequence[Facts]) -> Screen:
     lines = [
         (
             row["id"],
+            " ".join([row["kind"], *(f"{name} {value}" for name, value in row["about"].items())]),
             badge(row["state"]),
             when(row["started_ms"]),
             when(row["ended_ms"]),
@@ -402,17 +403,17 @@ def operations(rows: Sequence[Facts]) -> Screen:
         )
         for row in rows
     ]
-    columns = ("Operation", "State", "Begun", "Ended", "Result")
+    columns = ("Operation", "What", "State", "Begun", "Ended", "Result")
     return Screen(
         "Operations",
         [
             live(
                 "operations",
-                table(columns, lines, "This server has begun nothing since its start."),
+                table(columns, lines, "Nothing was begun in the last seven days."),
             )
         ],
         calls=[("GET", "/operations", "")],
-        is_live=any(row["state"] == "running" for row in rows),
+        is_live=any(row["state"] in ("queued", "running") for row in rows),
         at="/operations",
     )
 

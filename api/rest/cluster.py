@@ -10,13 +10,13 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Protocol
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rollbook import __version__
+from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.managing import Managing
-from rollbook.api.rest.bookie_models import OperationState
 from rollbook.api.rest.cluster_models import (
     Audited,
     BadLedgers,
@@ -27,6 +27,7 @@ from rollbook.api.rest.cluster_models import (
     ClusterBookies,
     ClusterHealth,
     ClusterLedgers,
+    ClusterOperation,
     ClusterOperations,
     Delay,
     LedgerWithPlaces,
@@ -35,12 +36,16 @@ from rollbook.api.rest.cluster_models import (
     Removal,
     Switch,
     WantedAudit,
+    WantedDrain,
     WantedLifecycle,
     WantedRate,
+    WantedRecovery,
 )
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.problems import describe_problems, new_app
 from rollbook.proto.errors import (
+    DrainBlocked,
+    DuplicateDiffers,
     InvalidRequest,
     LifecycleConflict,
     MetadataConflict,
@@ -48,20 +53,28 @@ from rollbook.proto.errors import (
     Missing,
     NoSuchLedger,
     NotConfirmed,
-    NotEnoughBookies,
+    OperationEnded,
     OutcomeUnknown,
     Overloaded,
+    RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import LEDGER_ID_MAX
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
+from rollbook.recovery.core.operations import KEY_CHARS_MAX
 
 OPEN_PATHS: Final = ("/heartbeat",)
 PAGE: Final = 100
 _PATIENCE_S: Final = 20.0  # An exchange ends after 30 s.
 _PREFIX: Final = "/api/v1"
 _LEDGERS_MAX: Final = 2**31 - 1
+_METHODS: Final = {  # In the audit.
+    "verify": "VerifyLedger",
+    "recover": "RecoverLedger",
+    "recover-bookies": "RecoverBookies",
+    "drain": "DrainBookies",
+}
 
 
 class ClusterAdmin(Protocol):
@@ -101,10 +114,6 @@ class ClusterAdmin(Protocol):
 
     async def bad_ledgers(self, after: int, limit: int) -> tuple[Sequence[Facts], int | None]: ...
 
-    async def verify(self, ledger_id: int) -> Facts: ...
-
-    async def recover(self, ledger_id: int) -> Facts: ...
-
     async def recovery(self) -> Facts: ...
 
     async def audit(self, *, anyway: bool) -> Facts: ...
@@ -115,9 +124,31 @@ class ClusterAdmin(Protocol):
 
     async def set_rate(self, bytes_per_s: int) -> Facts: ...
 
+    async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
+        """Those that last, the newest first."""
+
+    async def operation(self, operation_id: str) -> Facts:
+        """Raises `Missing`."""
+
+    async def begin(self, kind: str, about: Facts, principal: str, key: str | None) -> Facts:
+        """Raises `DuplicateDiffers`, and at once what the operation would be refused for."""
+
+    async def cancel(self, operation_id: str) -> Facts:
+        """Raises `Missing`, `OperationEnded`."""
+
 
 BookieName = Annotated[str, Path(min_length=1, max_length=255)]
 LedgerNumber = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
+OperationId = Annotated[str, Path(min_length=1, max_length=400)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="idempotency-key",
+        min_length=1,
+        max_length=KEY_CHARS_MAX,
+        description="The same request with the same key is answered with the same operation.",
+    ),
+]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _After = Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)]
 _AWAY: Final = (MetadataUnavailable,)
@@ -147,11 +178,12 @@ def make_app(
         _bookies(admin),
         _ledgers(admin),
         _recovery(admin),
-        _operations(operations),
+        _operations(admin, operations),
     ):
         app.include_router(routes, prefix=_PREFIX, dependencies=looks)
     app.include_router(_bookie_acts(admin, managing, operations), prefix=_PREFIX)
-    app.include_router(_ledger_acts(admin, managing, operations), prefix=_PREFIX)
+    app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
+    app.include_router(_lasting_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
     return app
 
@@ -271,20 +303,33 @@ def _recovery(admin: ClusterAdmin) -> APIRouter:
     return routes
 
 
-def _operations(operations: RunningOperations) -> APIRouter:
+def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter:
     routes = APIRouter(tags=["operations"])
 
-    @routes.get("/operations")
-    async def list_operations() -> ClusterOperations:
-        """Of this server since its start, the newest first; the last hundred."""
-        found = [each.describe() for each in operations.newest_first()]
-        return ClusterOperations.model_validate({"operations": found})
+    @routes.get("/operations", responses=describe_problems(*_AWAY))
+    async def list_operations(
+        after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
+    ) -> ClusterOperations:
+        """The newest first. Those that last are the same at each server; then come those of this server."""
+        found, rest = await admin.operations(after, limit)
+        here = [] if rest else [local_operation(each) for each in operations.newest_first()]
+        return ClusterOperations.model_validate({"operations": [*found, *here], "next_after": rest})
 
-    @routes.get("/operations/{operation_id}", responses=describe_problems(Missing))
-    async def get_operation(operation_id: str) -> OperationState:
-        return OperationState.model_validate(operations.find(operation_id).describe())
+    @routes.get("/operations/{operation_id}", responses=describe_problems(Missing, *_AWAY))
+    async def get_operation(operation_id: OperationId) -> ClusterOperation:
+        """Also one that has ended, for seven days."""
+        if (here := operations.known(operation_id)) is not None:
+            return ClusterOperation.model_validate(local_operation(here))
+        return ClusterOperation.model_validate(await admin.operation(operation_id))
 
     return routes
+
+
+def local_operation(operation: Operation) -> Facts:
+    """One that is in the memory of this server alone: it answers the request that it was begun by."""
+    facts = operation.describe()
+    unknown = {"about": {}, "principal": "", "done": 0, "total": None, "eta_s": None}
+    return facts | unknown | {"created_ms": facts["started_ms"], "cancel_asked": False}
 
 
 # --- Acting -----------------------------------------------------------------------------------
@@ -296,13 +341,13 @@ def _bookie_acts(
     """What walks all ledgers is an operation: it is answered when it ends, or after a while with where to ask."""
     routes = APIRouter(tags=["bookies"])
     acts = BookieActs(admin, managing, operations)
-    goes_on: dict[int | str, dict[str, Any]] = {202: {"model": OperationState}}
+    goes_on: dict[int | str, dict[str, Any]] = {202: {"model": ClusterOperation}}
 
     @routes.put(
         "/bookies/{bookie_id}/lifecycle",
         response_model=BookieLifecycle,
         responses=goes_on
-        | describe_problems(Missing, LifecycleConflict, NotEnoughBookies, Overloaded, *_ACTS),
+        | describe_problems(Missing, LifecycleConflict, DrainBlocked, Overloaded, *_ACTS),
     )
     async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> Any:
         """A transition that is not allowed is 409; `ids.allowed` has those that are."""
@@ -344,7 +389,7 @@ def _begun(operation: Operation) -> Response | None:
     if operation.ended_ms is not None:
         return None
     where = {"location": f"{_PREFIX}/operations/{operation.id}"}
-    return JSONResponse(operation.describe(), 202, headers=where)
+    return JSONResponse(local_operation(operation), 202, headers=where)
 
 
 class BookieActs:
@@ -409,66 +454,96 @@ class BookieActs:
         return await self._operations.settle(kind, work_to_its_end, _PATIENCE_S)
 
 
-def _ledger_acts(
-    admin: ClusterAdmin, managing: Managing, operations: RunningOperations
-) -> APIRouter:
+def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     routes = APIRouter(tags=["ledgers"])
 
-    def answer(response: Response, started: Facts) -> OperationState:
-        response.status_code = 202
-        response.headers["location"] = f"{_PREFIX}/operations/{started['id']}"
-        return OperationState.model_validate(started)
-
-    @routes.post(
-        "/ledgers/{ledger_id}:verify", status_code=202, responses=describe_problems(Overloaded)
-    )
-    async def start_verify(ledger_id: LedgerNumber, response: Response) -> OperationState:
+    @routes.post("/ledgers/{ledger_id}:verify", status_code=202, responses=_begins(NoSuchLedger))
+    async def start_verify(
+        ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
+    ) -> ClusterOperation:
         """Reads every copy from every bookie that should have one; mends nothing."""
-        return answer(response, begin_verify(admin, managing, operations, ledger_id))
+        return _begun_at(response, await begin_verify(admin, managing, ledger_id, key))
 
-    @routes.post(
-        "/ledgers/{ledger_id}:recover", status_code=202, responses=describe_problems(Overloaded)
-    )
-    async def start_recover(ledger_id: LedgerNumber, response: Response) -> OperationState:
+    @routes.post("/ledgers/{ledger_id}:recover", status_code=202, responses=_begins(NoSuchLedger))
+    async def start_recover(
+        ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
+    ) -> ClusterOperation:
         """Stops its writer, finds where it ends and closes it there. Refused for a segment of a log."""
-        return answer(response, begin_recover(admin, managing, operations, ledger_id))
+        return _begun_at(response, await begin_recover(admin, managing, ledger_id, key))
 
     return routes
 
 
-def begin_verify(
-    admin: ClusterAdmin, managing: Managing, operations: RunningOperations, ledger_id: int
-) -> Facts:
-    return _begin(managing, operations, "VerifyLedger", "verify", ledger_id, admin.verify)
+def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
+    """Each begins an operation in metadata: whatever process dies, another one goes on with it."""
+    routes = APIRouter(tags=["operations"])
+
+    @routes.post("/bookies:drain", status_code=202, responses=_begins(InvalidRequest, DrainBlocked))
+    async def drain_bookies(
+        wanted: WantedDrain, response: Response, key: IdempotencyKey = None
+    ) -> ClusterOperation:
+        """Done when all are drained. Refused with the ledgers (`ids.first_ledgers`) that would lack a bookie."""
+        duty = Duty.REMOVE if wanted.force else Duty.OPERATE
+        about = wanted.model_dump()
+        return _begun_at(response, await begin(admin, managing, "drain", about, key, duty))
+
+    @routes.post("/recovery/bookies", status_code=202, responses=_begins(InvalidRequest))
+    async def recover_bookies(
+        wanted: WantedRecovery, response: Response, key: IdempotencyKey = None
+    ) -> ClusterOperation:
+        """Makes the copies of these bookies elsewhere now, without waiting for the auditor."""
+        about = wanted.model_dump()
+        return _begun_at(response, await begin(admin, managing, "recover-bookies", about, key))
+
+    @routes.post(
+        "/operations/{operation_id}:cancel",
+        responses=describe_problems(Missing, OperationEnded, *_ACTS),
+    )
+    async def cancel_operation(operation_id: OperationId) -> ClusterOperation:
+        """A drain is undone where it still goes on; what was copied stays copied."""
+        return ClusterOperation.model_validate(await cancel(admin, managing, operation_id))
+
+    return routes
 
 
-def begin_recover(
-    admin: ClusterAdmin, managing: Managing, operations: RunningOperations, ledger_id: int
-) -> Facts:
-    return _begin(managing, operations, "RecoverLedger", "recover", ledger_id, admin.recover)
+def _begins(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
+    return describe_problems(*errors, DuplicateDiffers, Overloaded, *_ACTS)
 
 
-def _begin(
+def _begun_at(response: Response, begun: Facts) -> ClusterOperation:
+    response.headers["location"] = f"{_PREFIX}/operations/{begun['id']}"
+    return ClusterOperation.model_validate(begun)
+
+
+async def begin(
+    admin: ClusterAdmin,
     managing: Managing,
-    operations: RunningOperations,
-    method: str,
-    verb: str,
-    ledger_id: int,
-    work: Callable[[int], Awaitable[Facts]],
+    kind: str,
+    about: Facts,
+    key: str | None = None,
+    duty: Duty = Duty.OPERATE,
 ) -> Facts:
-    """It goes on in the background; one that runs already for this ledger is joined."""
-    kind = f"{verb}-{ledger_id}"
+    with managing.act(duty, _METHODS[kind], only_begins=True, **about) as told:
+        begun = await admin.begin(kind, about, CALLER.get().principal.name, key)
+        told["operation"] = begun["id"]
+    return begun
 
-    async def work_to_its_end() -> Facts:
-        about: dict[str, Any] = {"ledger_id": ledger_id, "operation": operation.id}
-        with managing.act(Duty.OPERATE, method, **about):
-            return await work(ledger_id)
 
-    with managing.act(Duty.OPERATE, method, only_begins=True, ledger_id=ledger_id) as begun:
-        begun["joins"] = operations.is_running(kind)
-        operation = operations.start(kind, work_to_its_end)
-        begun["operation"] = operation.id
-    return operation.describe()
+async def begin_verify(
+    admin: ClusterAdmin, managing: Managing, ledger_id: int, key: str | None = None
+) -> Facts:
+    return await begin(admin, managing, "verify", {"ledger_id": ledger_id}, key)
+
+
+async def begin_recover(
+    admin: ClusterAdmin, managing: Managing, ledger_id: int, key: str | None = None
+) -> Facts:
+    return await begin(admin, managing, "recover", {"ledger_id": ledger_id}, key)
+
+
+async def cancel(admin: ClusterAdmin, managing: Managing, operation_id: str) -> Facts:
+    with managing.act(Duty.OPERATE, "CancelOperation", operation=operation_id):
+        return await admin.cancel(operation_id)
 
 
 def _recovery_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:

@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollbook import __version__
-from rollbook.api.rest.bookie_models import OperationState
 from rollbook.proto.formats.lifecycle import LifecycleState
 
 _BOOKIE_ID_MAX = 255
@@ -208,5 +207,43 @@ class Rate(_Shown):
     bytes_per_s: int | Literal["unlimited"] = Field(examples=["unlimited"])
 
 
+class ClusterOperation(_Shown):
+    """Kept for seven days after its end. Only those of kinds that last can be cancelled."""
+
+    id: str = Field(examples=["5f0c2a7e9b1d4c3fa0865d2be9147c31"])
+    kind: str = Field(examples=["drain"])
+    about: dict[str, Any] = Field(
+        examples=[{"bookies": ["bk-2", "bk-3"], "at_most": 1, "force": False}]
+    )
+    principal: str = Field(examples=["ops"])  # Who asked for it.
+    state: Literal["queued", "running", "done", "failed", "cancelled"] = Field(examples=["running"])
+    created_ms: int = Field(examples=[1_795_219_200_000])
+    started_ms: int | None = Field(examples=[1_795_219_200_400])
+    ended_ms: int | None = Field(examples=[None])
+    done: int = Field(examples=[8_900])  # Of `total`: ledgers; entries for a verification.
+    total: int | None = Field(examples=[12_000])
+    eta_s: int | None = Field(examples=[40])  # Seconds that are left at its pace so far.
+    cancel_asked: bool = Field(examples=[False])
+    result: dict[str, Any] | None = Field(examples=[None])
+    problem: dict[str, Any] | None = Field(examples=[None])
+
+
 class ClusterOperations(_Shown):
-    operations: list[OperationState]
+    operations: list[ClusterOperation]
+    next_after: str | None = Field(examples=[None])  # What `after` is for the next page.
+
+
+class WantedDrain(_Shown):
+    """`at_most` of them drain at the same time, in this order."""
+
+    bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
+    at_most: int = Field(_BOOKIES_MAX, ge=1, le=_BOOKIES_MAX, examples=[1])
+    force: bool = Field(False, examples=[False])  # Drain though some ledgers have no other bookie.
+
+
+class WantedRecovery(_Shown):
+    """The copies of bookies that take no entries are made elsewhere; on bookies of `to` before others."""
+
+    bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-4"]])
+    to: list[str] = Field([], max_length=_BOOKIES_MAX, examples=[[]])
+    skip_open: bool = Field(False, examples=[False])  # Leave ledgers alone that may have a writer.

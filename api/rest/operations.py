@@ -121,6 +121,9 @@ class RunningOperations:
             return operation
         raise Missing("there is no such operation", operation=operation_id)
 
+    def known(self, operation_id: str) -> Operation | None:
+        return self._known.get(operation_id)
+
     def newest_first(self) -> list[Operation]:
         return list(reversed(self._known.values()))
 

@@ -6,7 +6,8 @@ once. A change that was sent and not answered has an unknown outcome, as in the 
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final, Never, TypeVar
 
@@ -18,10 +19,8 @@ from rollbook.api.cli.ledger.actions import (
     facts_of_ledger,
     fragments_of,
     in_pieces,
-    recover_ledger,
 )
-from rollbook.api.cli.ledger.of_log import require_no_part
-from rollbook.api.cli.ledger.verify import verdict_facts
+from rollbook.api.cli.recovery.bookie import require_absent
 from rollbook.api.cli.recovery.status import (
     ask_for_audit,
     delay_of,
@@ -37,6 +36,7 @@ from rollbook.proto.cluster.marks import Marks
 from rollbook.proto.errors import (
     BadMetadata,
     ConnectionLost,
+    InvalidRequest,
     MetadataUnavailable,
     Missing,
     NoSuchLedger,
@@ -51,6 +51,8 @@ from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.core.lifecycle import allowed_from
+from rollbook.recovery.core.operations import LastingOperation, id_of_key
+from rollbook.recovery.operations import OperationNodes
 from rollbook.recovery.process_status import PresenceNodes
 from rollbook.recovery.tasks import BadCopies, Failures
 
@@ -89,9 +91,11 @@ class ClusterAdmin:
         self._failures = Failures(self._store, self._cluster)
         self._bad = BadCopies(self._store, self._cluster)
         self._lifecycles = LifecycleNodes(self._store, self._cluster)
+        self._clock = SystemClock()
         self._departures = Departures(
-            self._store, self._cluster, SystemClock(), random.SystemRandom()
+            self._store, self._cluster, self._clock, random.SystemRandom()
         )
+        self._operations = OperationNodes(self._store, self._cluster)
 
     # --- The cluster --------------------------------------------------------------------------
 
@@ -153,18 +157,11 @@ class ClusterAdmin:
     async def _bookies(self) -> list[Facts]:
         rows = await list_bookies(self._store, self._cluster)
         known = {each.bookie: each for each in await self._lifecycles.list()}
-        left = await self._ledgers_left()
+        left = await PresenceNodes(self._store, self._cluster).drains()
         return [
             row | self._lifecycle_facts(BookieId(row["id"]), known, left)
             for row in sorted(rows, key=lambda row: str(row["id"]))
         ]
-
-    async def _ledgers_left(self) -> dict[str, int]:
-        """Of bookies that drain, as the steward counted last."""
-        for each in await PresenceNodes(self._store, self._cluster).list():
-            if drains := each.drains.get("drains"):
-                return {bookie: ledgers for bookie, (_, ledgers) in drains.items()}
-        return {}
 
     def _lifecycle_facts(
         self,
@@ -333,21 +330,6 @@ class ClusterAdmin:
                 )
         return rows, found[limit - 1] if len(found) > limit else None
 
-    async def verify(self, ledger_id: int) -> Facts:
-        """Reads every copy; as long as that takes. Raises `NoSuchLedger`."""
-        self._require_store()
-        return verdict_facts(ledger_id, await self._ledgers.verify(ledger_id, None))
-
-    async def recover(self, ledger_id: int) -> Facts:
-        """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
-        self._require_store()
-        await require_no_part(
-            *(self._ledgers, [ledger_id], None),
-            instead="a log server recovers it as it takes the log over; to move the log: rollbook log "
-            "transfer {0} SERVER",
-        )
-        return await recover_ledger(self._ledgers, ledger_id, None)
-
     # --- Recovery -----------------------------------------------------------------------------
 
     async def recovery(self) -> Facts:
@@ -374,6 +356,91 @@ class ClusterAdmin:
     async def set_rate(self, bytes_per_s: int) -> Facts:
         """0: unlimited."""
         return await self._act(rate_of(self._store, self._cluster, bytes_per_s))
+
+    # --- Operations ---------------------------------------------------------------------------
+
+    async def operations(self, after: str, limit: int) -> tuple[list[Facts], str | None]:
+        """Those that last, the newest first. `after`: the last one of the page before."""
+        found = [each.operation for each in await self._look(self._operations.list())]
+        ids = [each.id for each in found]
+        begins = ids.index(after) + 1 if after in ids else 0
+        page = found[begins : begins + limit]
+        rest = page[-1].id if len(found) > begins + limit else None
+        return [self._operation_facts(each) for each in page], rest
+
+    async def operation(self, operation_id: str) -> Facts:
+        """Raises `Missing`."""
+        found = await self._look(self._operations.read(operation_id))
+        if found is None:
+            raise _no_operation(operation_id)
+        return self._operation_facts(found.operation)
+
+    async def begin(
+        self, kind: str, about: Mapping[str, Any], principal: str, key: str | None
+    ) -> Facts:
+        """The same operation for the same `key`. Raises `DuplicateDiffers`, `DrainBlocked`, `InvalidRequest`."""
+        about = await self._checked(
+            kind, dict(about), is_new=not await self._is_known(principal, key)
+        )
+        operation_id = id_of_key(principal, key) if key else secrets.token_hex(16)
+        now_ms = self._clock.wall_us() // 1000
+        wanted = LastingOperation(operation_id, kind, about, principal, now_ms)
+        find_out = f"ask GET /api/v1/operations/{operation_id} whether it was begun"
+        try:
+            begun = await self._act(self._operations.create(wanted, now_ms), find_out)
+        except OutcomeUnknown as error:
+            error.ids = {**error.ids, "operation": f"/api/v1/operations/{operation_id}"}
+            raise
+        return self._operation_facts(begun)
+
+    async def _is_known(self, principal: str, key: str | None) -> bool:
+        found = await self._look(self._operations.read(id_of_key(principal, key))) if key else None
+        return found is not None
+
+    async def _checked(self, kind: str, about: Facts, *, is_new: bool) -> Facts:
+        """What would be refused is refused at once, and not in the operation."""
+        if "ledger_id" in about and is_new:
+            await self._look(self._ledgers.metadata(about["ledger_id"], fresh=True))
+        if "bookies" not in about:
+            return about
+        bookies = _parsed(about["bookies"])
+        about = about | {"bookies": [str(each) for each in bookies]}
+        if "to" in about:
+            targets = _parsed(about["to"])
+            about["to"] = [str(each) for each in targets]
+            if clash := set(bookies).intersection(targets):
+                raise InvalidRequest(
+                    f"`to` names {', '.join(sorted(clash))}, which is to be emptied"
+                )
+        if not is_new:
+            return about
+        if kind == "drain":
+            work = self._departures.check(bookies, is_forced=about["force"])
+            await self._walk(work, "nothing was begun: send it again")
+        else:
+            require_absent(self._ledgers, bookies)
+        return about
+
+    async def cancel(self, operation_id: str) -> Facts:
+        """One that runs is stopped soon after. Raises `Missing`, `OperationEnded`."""
+        now_ms = self._clock.wall_us() // 1000
+        if await self._look(self._operations.read(operation_id)) is None:
+            raise _no_operation(operation_id)
+        change = self._operations.change(operation_id, lambda each: each.cancel_asked(now_ms))
+        find_out = f"ask GET /api/v1/operations/{operation_id} for its state"
+        return self._operation_facts(await self._act(change, find_out))
+
+    def _operation_facts(self, operation: LastingOperation) -> Facts:
+        shown = (
+            *("id", "kind", "principal", "created_ms", "started_ms", "ended_ms", "done", "total"),
+            *("result", "problem"),
+        )
+        return {name: getattr(operation, name) for name in shown} | {
+            "about": dict(operation.about),
+            "state": operation.state.value,
+            "cancel_asked": operation.is_cancel_asked,
+            "eta_s": operation.eta_s(self._clock.wall_us() // 1000),
+        }
 
     # --- Deadlines ----------------------------------------------------------------------------
 
@@ -432,6 +499,14 @@ def _row_of(rows: Sequence[Facts], bookie: BookieId) -> Facts:
         f"the cluster knows no bookie {bookie}",
         bookie=bookie,
         next_step="ask GET /api/v1/bookies: it lists the bookies",
+    )
+
+
+def _no_operation(operation_id: str) -> Missing:
+    return Missing(
+        "there is no such operation",
+        operation=operation_id,
+        next_step="ask GET /api/v1/operations: it lists those of seven days",
     )
 
 

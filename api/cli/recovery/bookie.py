@@ -48,7 +48,7 @@ def recover_bookies(
         ask_whether(f"move all copies of {', '.join(order.bookies)} to other bookies", yes)
 
     async def recover(ledgers: Ledgers) -> Evacuated:
-        _require_absent(ledgers, order.bookies)
+        require_absent(ledgers, order.bookies)
         store = await open_metadata_store(access.metadata.url)
         try:
             evacuation = Evacuation(
@@ -73,7 +73,7 @@ def recover_bookies(
     return 0 if found.is_complete or dry_run else _FAILED
 
 
-def _require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
+def require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
     """A bookie that takes entries would get new ones while it is emptied."""
     for bookie in bookies:
         if bookie in ledgers.live().writable:

@@ -17,6 +17,7 @@ import structlog
 from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.cli.admin_client import AdminClient
+from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
 from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.api.cli.recovery.actions import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
@@ -358,13 +359,16 @@ async def recovery_server(
         def doubts_of_any(bookie: BookieId) -> BookieDoubts | None:
             return doubts_of(bookie) or _doubts_over_http(config, ledgers, bookie)
 
+        name = local_bookie or parse_bookie_id(config.name or socket.gethostname())
         server = RecoveryServer(
             *(ledgers, store, machine.clock, randomness, settings.recovery),
             release=__version__,
-            name=local_bookie or parse_bookie_id(config.name or socket.gethostname()),
+            name=name,
             local_bookie=local_bookie,
             doubts_of=doubts_of_any,
             stats=stats,
+            operations=kinds_of(ledgers, settings.worker, name),
+            describe=describe_error,
         )
         failure: BaseException | None = None
         try:

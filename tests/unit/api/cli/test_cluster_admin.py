@@ -1,7 +1,7 @@
 """What HTTP management finds in a real cluster: bookies and metadata in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -9,16 +9,26 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
+from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
+from rollbook.proto.cluster.election import Election
 from rollbook.proto.errors import (
+    DrainBlocked,
+    DuplicateDiffers,
+    InvalidRequest,
     LifecycleConflict,
     MetadataUnavailable,
     Missing,
     NoSuchLedger,
     NotEnoughBookies,
+    OperationEnded,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.operation_runner import OperationRunner
+from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.tasks import BadCopies
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of
@@ -38,6 +48,33 @@ async def desk_of(cluster: LocalCluster) -> AsyncIterator[tuple[Site, ClusterAdm
     async with site_of(cluster) as site:
         watch = StoreWatch(site.ledgers.store)
         yield site, ClusterAdmin(site.ledgers, watch, cluster.url), watch
+
+
+async def carried_out(
+    site: Site, admin: ClusterAdmin, kind: str, ledger_id: int
+) -> Mapping[str, Any]:
+    """Begun, and run as an elected process runs it."""
+    begun = await admin.begin(kind, {"ledger_id": ledger_id}, "ops", None)
+    async with running_operations(site):
+        while (found := await admin.operation(begun["id"]))["ended_ms"] is None:
+            await asyncio.sleep(0.01)
+    return found
+
+
+@asynccontextmanager
+async def running_operations(site: Site) -> AsyncIterator[None]:
+    ledgers = site.ledgers
+    kinds = kinds_of(ledgers, WorkerConfig(grace_s=0.1), "runner")
+    store, cluster = ledgers.store, ledgers.cluster
+    runner = OperationRunner(store, cluster, SystemClock(), kinds, describe_error)
+    folder = f"{cluster.own_root}/{RUNNER}"
+    election = Election(store, folder, BookieId("runner"), above=cluster.own_root)
+    task = asyncio.create_task(election.serve(runner.lead))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_ledgers_are_found_by_state_by_bookie_and_by_mark(cluster: LocalCluster) -> None:
@@ -72,8 +109,8 @@ async def test_ledgers_are_found_by_state_by_bookie_and_by_mark(cluster: LocalCl
             0,
             None,
         )
-        assert (await admin.verify(ids[0]))["verdict"] == "sound"
-        assert (await admin.recover(ids[3]))["state"] == "closed"
+        assert (await carried_out(site, admin, "verify", ids[0]))["result"]["verdict"] == "sound"
+        assert (await carried_out(site, admin, "recover", ids[3]))["result"]["state"] == "closed"
 
 
 async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> None:
@@ -91,6 +128,46 @@ async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> N
             await admin.set_lifecycle(LOST, DRAINING)
         with pytest.raises(Missing, match="bk-9"):
             await admin.set_lifecycle("bk-9", DRAINING)
+
+
+async def test_operations_that_last(cluster: LocalCluster) -> None:
+    """What would be refused is refused at once; a key finds its operation whatever has become of the bookies."""
+    async with desk_of(cluster) as (site, admin, _):
+        await site.write(5)
+        lost: dict[str, Any] = {"bookies": [LOST, LOST], "to": [], "skip_open": False}
+        with pytest.raises(InvalidRequest, match="takes entries"):
+            await admin.begin("recover-bookies", lost, "ops", "k")
+        drain: dict[str, Any] = {"bookies": [LOST, "bk-1"], "at_most": 1, "force": False}
+        with pytest.raises(DrainBlocked) as blocked:
+            await admin.begin("drain", drain, "ops", None)
+        assert blocked.value.ids["first_ledgers"]
+        for about, error in (
+            ({**drain, "bookies": ["bk-9"]}, InvalidRequest),
+            ({**drain, "bookies": ["a/b"]}, InvalidRequest),
+            ({**lost, "to": [LOST]}, InvalidRequest),
+        ):
+            with pytest.raises(error):
+                await admin.begin(
+                    "drain" if "force" in about else "recover-bookies", about, "o", None
+                )
+        await site.lose()
+        begun = await admin.begin("recover-bookies", lost, "ops", "k")
+        async with running_operations(site):
+            while (found := await admin.operation(begun["id"]))["ended_ms"] is None:
+                await asyncio.sleep(0.01)
+        assert (found["state"], found["result"]["repaired"]) == ("done", 1)
+        assert await admin.begin("recover-bookies", lost, "ops", "k") == found
+        with pytest.raises(DuplicateDiffers):
+            await admin.begin("drain", drain, "ops", "k")
+        assert (await admin.begin("recover-bookies", lost, "somebody", "k"))["id"] != begun["id"]
+        with pytest.raises(OperationEnded):
+            await admin.cancel(begun["id"])
+        with pytest.raises(Missing):
+            await admin.cancel("0" * 32)
+        page, rest = await admin.operations("", 1)
+        others, none = await admin.operations(rest or "", 1)
+        assert [each["id"] for each in (*page, *others)][1:] == [begun["id"]]
+        assert none is None
 
 
 async def test_recovery_is_steered(cluster: LocalCluster) -> None:
@@ -119,7 +196,7 @@ async def test_while_the_store_is_away_nothing_is_asked_of_it(cluster: LocalClus
             with pytest.raises(MetadataUnavailable):
                 await admin.set_lifecycle(BookieId("bk-1"), DRAINING)
             with pytest.raises(MetadataUnavailable):
-                await admin.verify(0)
+                await admin.begin("verify", {"ledger_id": 0}, "ops", None)
         assert (await admin.cluster())["metadata_reachable"] is False
 
 

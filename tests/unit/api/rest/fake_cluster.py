@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class FakeCluster:
     ledger_rows: list[Facts] = field(default_factory=lambda: [a_ledger(7)])
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)  # Some of the questions.
+    begun: dict[str, Facts] = field(default_factory=dict)  # Operations that last.
     raises: RollbookError | None = None
     is_away: bool = False
     may_finish: asyncio.Event | None = (
@@ -220,13 +221,44 @@ class FakeCluster:
         }
         return [row] if after < 7 else [], None
 
-    async def verify(self, ledger_id: int) -> Facts:
-        self._act("verify", ledger_id)
-        return {"ledger_id": ledger_id, "verdict": "sound"}
+    async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
+        self._ask()
+        return list(reversed(self.begun.values())), None
 
-    async def recover(self, ledger_id: int) -> Facts:
-        self._act("recover", ledger_id)
-        return {"ledger_id": ledger_id, "state": "closed"}
+    async def operation(self, operation_id: str) -> Facts:
+        self._ask()
+        if operation_id in self.begun:
+            return self.begun[operation_id]
+        raise Missing("there is no such operation", operation=operation_id)
+
+    async def begin(
+        self, kind: str, about: Mapping[str, Any], principal: str, key: str | None
+    ) -> Facts:
+        self._act(kind, dict(about), principal, key)
+        operation_id = f"{len(self.begun):032x}"
+        self.begun[operation_id] = {
+            "id": operation_id,
+            "kind": kind,
+            "about": dict(about),
+            "principal": principal,
+            "state": "running",
+            "created_ms": 1,
+            "started_ms": 2,
+            "ended_ms": None,
+            "done": 1,
+            "total": 2,
+            "eta_s": 3,
+            "cancel_asked": False,
+            "result": None,
+            "problem": None,
+        }
+        return self.begun[operation_id]
+
+    async def cancel(self, operation_id: str) -> Facts:
+        found = await self.operation(operation_id)
+        self._act("cancel", operation_id)
+        self.begun[operation_id] = {**found, "cancel_asked": True}
+        return self.begun[operation_id]
 
     async def recovery(self) -> Facts:
         self._ask()

@@ -35,6 +35,9 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("DELETE", f"{API}/bookies/bk-2?give_up=1"): (None, Duty.REMOVE, "RemoveBookie"),
     ("POST", f"{API}/ledgers/7:verify"): (None, Duty.OPERATE, "VerifyLedger"),
     ("POST", f"{API}/ledgers/7:recover"): (None, Duty.OPERATE, "RecoverLedger"),
+    ("POST", f"{API}/bookies:drain"): ({"bookies": ["bk-1"]}, Duty.OPERATE, "DrainBookies"),
+    ("POST", f"{API}/recovery/bookies"): ({"bookies": ["bk-2"]}, Duty.OPERATE, "RecoverBookies"),
+    ("POST", f"{API}/operations/{0:032x}:cancel"): (None, Duty.OPERATE, "CancelOperation"),
     ("POST", f"{API}/recovery:audit"): (None, Duty.OPERATE, "Audit"),
     ("PUT", f"{API}/recovery/switch"): ({"enabled": False}, Duty.OPERATE, "SetRecoverySwitch"),
     ("PUT", f"{API}/recovery/delay"): ({"delay_s": 60}, Duty.OPERATE, "SetLostBookieDelay"),
@@ -42,6 +45,11 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
 }
 OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("PUT", LIFECYCLE): ({"state": "draining", "force": True}, Duty.REMOVE, "SetLifecycle"),
+    ("POST", f"{API}/bookies:drain"): (
+        {"bookies": ["bk-1"], "force": True},
+        Duty.REMOVE,
+        "DrainBookies",
+    ),
     ("POST", f"{API}/recovery:audit"): ({"anyway": True}, Duty.REMOVE, "Audit"),
 }
 LOOKS = (
@@ -148,7 +156,7 @@ async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(
     cluster.is_away = True
     for path in LOOKS:
         answer = await client.get(f"{API}/{path}")
-        if path in ("cluster", "operations"):
+        if path == "cluster":
             assert answer.status == 200
         else:
             assert (answer.status, answer.reason) == (503, "METADATA_UNAVAILABLE"), path
@@ -238,14 +246,38 @@ async def test_callers_who_only_look_block_no_act(
     assert plain.json["id"] != forced.json["id"]
 
 
-async def test_verifying_goes_on_in_the_background(cluster: FakeCluster, client: Client) -> None:
-    started = await ask(client, "POST", f"{API}/ledgers/7:verify")
-    assert started.status == 202
-    async with asyncio.timeout(DEADLINE_S):
-        while (found := (await client.get(started.headers["location"])).json)["state"] == "running":
-            await asyncio.sleep(0.01)
-    assert found["result"] == {"ledger_id": 7, "verdict": "sound"}
-    assert (await client.get(f"{API}/operations/verify-7-9")).status == 404
+async def test_what_takes_long_becomes_an_operation(cluster: FakeCluster, client: Client) -> None:
+    """With where to ask, and with the key of the caller."""
+    started = await ask(client, "POST", f"{API}/ledgers/7:verify", **{"idempotency-key": "k 1"})
+    assert (started.status, started.json["kind"]) == (202, "verify")
+    assert (await client.get(started.headers["location"])).json == started.json
+    wanted = {"bookies": ["bk-1", "bk-2"], "at_most": 1}
+    drain = await ask(client, "POST", f"{API}/bookies:drain", wanted)
+    moved = await ask(client, "POST", f"{API}/recovery/bookies", {"bookies": ["bk-2"]})
+    assert (drain.status, moved.status) == (202, 202)
+    assert [(call[0], call[3]) for call in cluster.calls] == [
+        ("verify", "k 1"),
+        ("drain", None),
+        ("recover-bookies", None),
+    ]
+    listed = (await client.get(f"{API}/operations")).json["operations"]
+    assert [each["kind"] for each in listed] == ["recover-bookies", "drain", "verify"]
+    cancelled = await ask(client, "POST", f"{drain.headers['location']}:cancel")
+    assert (cancelled.status, cancelled.json["cancel_asked"]) == (200, True)
+    for wrong in ("verify-7-9", "0" * 32 + "x", "..", "%2e%2e"):
+        assert (await client.get(f"{API}/operations/{wrong}")).status in (400, 404), wrong
+    for body in ({"bookies": []}, {"bookies": ["bk-1"], "at_most": 0}, {"bookies": "bk-1"}, {}):
+        assert (await ask(client, "POST", f"{API}/bookies:drain", body)).status == 400, body
+    long = await ask(client, "POST", f"{API}/ledgers/7:verify", **{"idempotency-key": "k" * 201})
+    assert long.status == 400
+
+
+async def test_a_lost_reply_names_the_operation(cluster: FakeCluster, client: Client) -> None:
+    where = f"{API}/operations/{7:032x}"
+    cluster.raises = OutcomeUnknown("no reply", operation=where, next_step="ask")
+    answer = await ask(client, "POST", f"{API}/ledgers/7:verify")
+    assert (answer.status, answer.json["outcome"]) == (503, "unknown")
+    assert answer.json["ids"] == {"operation": where}
 
 
 # --- Rights -----------------------------------------------------------------------------------
@@ -310,6 +342,7 @@ def test_every_route_that_acts_is_in_the_table_of_roles() -> None:
     real = {
         "{bookie_id}": "bk-1",
         "{ledger_id}": "7",
+        "{operation_id}": f"{0:032x}",
     }
     tested = {(method, path.partition("?")[0].replace("bk-2", "bk-1")) for method, path in ACTS}
     tested.add(("POST", f"{API}/bookies:safe-to-remove"))
@@ -332,7 +365,8 @@ def test_openapi_has_an_example_of_everything() -> None:
     assert len(ids) == len(set(ids)) > 20
     for operations in found["paths"].values():
         for operation in operations.values():
-            assert "422" not in operation["responses"]
+            told = operation["responses"].get("422", {}).get("description", "DUPLICATE_DIFFERS")
+            assert told == "DUPLICATE_DIFFERS"
             for parameter in operation.get("parameters", ()):
                 assert "example" in parameter
 

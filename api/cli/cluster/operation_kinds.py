@@ -1,0 +1,96 @@
+"""What each operation that lasts does: by the functions that the shell's commands call.
+
+verify            {"ledger_id": 7}
+recover           {"ledger_id": 7}
+recover-bookies   {"bookies": ["bk-4"], "to": [], "skip_open": false}
+drain             {"bookies": ["bk-2"], "at_most": 1, "force": false}
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from rollbook.api.cli.ledger.actions import recover_ledger
+from rollbook.api.cli.ledger.of_log import require_no_part
+from rollbook.api.cli.ledger.verify import verdict_facts
+from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.errors import OperationIncomplete, RollbookError
+from rollbook.proto.ids import LedgerId, parse_bookie_id
+from rollbook.proto.runtime.clock import SystemClock
+from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.drain_operation import DrainOperation
+from rollbook.recovery.manual_recovery import Evacuation, EvacuationOrder
+from rollbook.recovery.operation_runner import OperationKind, Run
+from rollbook.recovery.process_status import PresenceNodes
+
+_PROBLEMS_SHOWN = 20
+
+
+def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, OperationKind]:
+    """`name` stands in the locks of ledgers that are repaired."""
+    store, cluster = ledgers.store, ledgers.cluster
+    departures = Departures(store, cluster, SystemClock(), random.SystemRandom())
+    drain = DrainOperation(departures, PresenceNodes(store, cluster))
+
+    async def verify(run: Run) -> Mapping[str, Any]:
+        ledger_id = LedgerId(run.about["ledger_id"])
+        last_entry = (await ledgers.metadata(ledger_id)).metadata.last_entry
+        done = 0
+
+        def on_progress(entries: int) -> None:
+            nonlocal done
+            done += entries
+            if last_entry is not None:  # It is closed, so its number of entries is known.
+                run.on_progress(min(done, last_entry + 1), last_entry + 1)
+
+        return verdict_facts(
+            ledger_id, await ledgers.verify(ledger_id, None, on_progress=on_progress)
+        )
+
+    async def recover(run: Run) -> Mapping[str, Any]:
+        return await recover_outside_logs(ledgers, run.about["ledger_id"])
+
+    async def recover_bookies(run: Run) -> Mapping[str, Any]:
+        order = EvacuationOrder(
+            [parse_bookie_id(each) for each in run.about["bookies"]],
+            [parse_bookie_id(each) for each in run.about["to"]],
+            skips_open=run.about["skip_open"],
+        )
+        evacuation = Evacuation(ledgers, store, order, worker, name=name)
+        found = await evacuation.run(run.on_progress)
+        names = ("ledgers", "repaired", "skipped_open", "closed", "entries", "entry_bytes")
+        facts = {each: getattr(found, each) for each in names}
+        if not found.failed:
+            return facts
+        first = [f"{each.ledger_id}: {each.reason}" for each in found.failed[:_PROBLEMS_SHOWN]]
+        raise OperationIncomplete(
+            f"{len(found.failed)} of {found.ledgers} ledgers could not be repaired",
+            **facts,
+            first_failures=first,
+            next_step="see to these ledgers, then send the request again with another key",
+        )
+
+    return {
+        "verify": OperationKind(verify),
+        "recover": OperationKind(recover),
+        "recover-bookies": OperationKind(recover_bookies),
+        "drain": OperationKind(drain.work, drain.undo),
+    }
+
+
+async def recover_outside_logs(ledgers: Ledgers, ledger_id: int) -> dict[str, Any]:
+    """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+    await require_no_part(
+        *(ledgers, [ledger_id], None),
+        instead="a log server recovers it as it takes the log over; to move the log: rollbook log "
+        "transfer {0} SERVER",
+    )
+    return await recover_ledger(ledgers, ledger_id, None)
+
+
+def describe_error(error: RollbookError) -> Mapping[str, Any]:
+    """RFC 9457. FastAPI takes a third of a second to load, and most processes never describe one."""
+    from rollbook.api.rest.problems import problem_of
+
+    return problem_of(error)

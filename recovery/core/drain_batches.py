@@ -1,0 +1,66 @@
+"""Many bookies are drained, a few at a time: which of them is next, and when it is over (OP5).
+
+A bookie that was begun and is Active again was called off by a person, and is not begun a second time. The version of its
+lifecycle when it was begun tells the two apart, after a restart, too: each change makes it grow.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.proto.ids import BookieId
+
+NO_NODE: Final = -1  # The version of a bookie that was always Active.
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNotes:
+    """What has to be known after a restart."""
+
+    began: Mapping[str, int] = field(default_factory=dict)  # The version from which it was begun.
+    ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why it is not.
+    ledgers: Mapping[str, int] = field(default_factory=dict)  # That named each, at the beginning.
+
+    @classmethod
+    def of(cls, notes: Mapping[str, Any]) -> "DrainNotes":
+        return cls(**{name: dict(notes.get(name, {})) for name in cls.__slots__})
+
+    def facts(self) -> dict[str, Any]:
+        return {name: dict(getattr(self, name)) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStep:
+    ended: Mapping[BookieId, str]  # Since the notes were made.
+    to_begin: Sequence[BookieId]
+    is_over: bool
+
+
+DRAINED: Final = "drained"
+CALLED_OFF: Final = "its drain was called off"
+
+
+def next_drains(
+    seen: Mapping[BookieId, tuple[LifecycleState, int]], notes: DrainNotes, at_most: int
+) -> DrainStep:
+    """`seen`: of each bookie its state and the version of its node, in the order in which they are to go."""
+    ended: dict[BookieId, str] = {}
+    waiting: list[BookieId] = []
+    draining = 0
+    for bookie, (state, version) in seen.items():
+        if bookie in notes.ended:
+            continue
+        was_begun = bookie in notes.began and version > notes.began[bookie]
+        if state is LifecycleState.DRAINED:
+            ended[bookie] = DRAINED
+        elif state is LifecycleState.DRAINING:
+            draining += 1
+        elif not was_begun:
+            waiting.append(bookie)
+        elif state is LifecycleState.ACTIVE:
+            ended[bookie] = CALLED_OFF
+        else:
+            ended[bookie] = "its drain failed"
+    to_begin = waiting[: max(at_most - draining, 0)]
+    return DrainStep(ended, to_begin, is_over=not draining and not waiting)
