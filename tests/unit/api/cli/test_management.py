@@ -29,13 +29,13 @@ PATIENCE_S = 60.0
 USUAL = "http://127.0.0.1:7500/api/v1"
 
 
-def drain_by_curl() -> str:
-    """As the page has it, up to where the bookie is stopped: those of `rollbook dev` cannot be."""
+def drains_by_curl() -> tuple[str, str]:
+    """As the page has them, up to where the bookie is stopped: those of `rollbook dev` cannot be."""
     section = (
         (REPOSITORY / "docs" / "operations.md").read_text().partition("\n## Scale down by curl")[2]
     )
-    (block, *_) = re.findall(r"(?ms)^```bash\n(.*?)^```", section)
-    return str(block).partition("systemctl")[0]
+    first, second, *_ = re.findall(r"(?ms)^```bash\n(.*?)^```", section)
+    return str(first).partition("systemctl")[0], str(second)
 
 
 def ask(method: str, url: str, body: Any = None) -> Any:
@@ -59,7 +59,9 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
             (named,) = ask("GET", f"{api}/ledgers?state=open")["ledgers"]
             ensemble = ask("GET", f"{api}/ledgers/{named['ledger_id']}")["fragments"][0]["ensemble"]
             bookie = f"{api}/bookies/{ensemble[0]}"
-            script = drain_by_curl().replace("bk-4", ensemble[0]).replace(USUAL, api)
+            script, operation = (
+                each.replace("bk-4", ensemble[0]).replace(USUAL, api) for each in drains_by_curl()
+            )
             with ThreadPoolExecutor(1) as pool:
                 shell = pool.submit(pages.run, ["sh", "-euc", script], tmp_path, os.environ)
                 while not shell.done():
@@ -68,6 +70,11 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
             with pytest.raises(HTTPError) as refused:
                 ask("DELETE", bookie)
             assert json.loads(refused.value.read())["detail"] == f"{ensemble[0]} still runs"
+            ask("PUT", f"{bookie}/lifecycle", {"state": "active"})
+            said = pages.run(["sh", "-euc", f"{operation}\n{operation}"], tmp_path, os.environ)
+            first, again = (json.loads(each) for each in said.splitlines() if each[:1] == "{")
+            assert first == again, "the key belongs to one operation"
+            assert first["result"] == {"drained": [ensemble[0]]}
             assert next(iter(log.read(0, 1))).value == b"before"
 
 
