@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
+from rollbook.api.access import audit
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.grants import Duty, Grants
@@ -70,8 +71,8 @@ async def served(
     cluster: FakeCluster, doorkeeper: Doorkeeper | None = None
 ) -> AsyncIterator[Client]:
     operations = RunningOperations()
-    audit = doorkeeper.audit if doorkeeper else Audit(lambda: 0)
-    app = make_app(cluster, Managing(audit), operations, Metrics())
+    told = doorkeeper.audit if doorkeeper else Audit(lambda: 0)
+    app = make_app(cluster, Managing(told), operations, Metrics())
     config = HttpConfig(LOOPBACK, knows_callers=doorkeeper is not None)
     server = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
     try:
@@ -284,8 +285,11 @@ async def test_a_lost_reply_names_the_operation(cluster: FakeCluster, client: Cl
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_every_route_and_every_role(role: str, tmp_path: Path) -> None:
+async def test_every_route_and_every_role(
+    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MG1: `monitor` looks, `operate` acts, `admin = "*"` removes and overrides."""
+    monkeypatch.setattr(audit, "_FRUITLESS_PER_S", 1_000)  # Each refusal is told.
     doorkeeper = Doorkeeper(None, access_file(tmp_path))
     shown = {"authorization": f"Bearer {role}"}
     async with served(FakeCluster(), doorkeeper) as client:
