@@ -24,6 +24,7 @@ from rollbook.api.access.core.grants import Duty
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import log_screens, screens
 from rollbook.api.dashboard.core.live import Seen, event_for
+from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.core.values import Form
 from rollbook.api.dashboard.log_servers import LogServers
@@ -63,7 +64,14 @@ _ICON: Final = (
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8">'
     b'<path fill="#1a6e34" d="M1 1h6v1H1zM1 3h6v1H1zM1 5h4v1H1z"/></svg>'
 )
-_FILES: Final = ("style.css", "live.js", "vendor/htmx.min.js", "vendor/hx-sse.min.js")
+_FILES: Final = (
+    "style.css",
+    "live.js",
+    "vendor/htmx.min.js",
+    "vendor/hx-sse.min.js",
+    "vendor/uPlot.iife.min.js",
+    "vendor/uPlot.min.css",
+)
 _EVENTS: Final = "text/event-stream"
 _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
 _ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages lag behind more, and cost less.
@@ -109,6 +117,7 @@ class Dashboard:
         managing: Managing,
         operations: RunningOperations,
         logs: LogServers,
+        samples: Samples,
         doorkeeper: Doorkeeper | None,
         draw: Callable[[], str],
         *,
@@ -120,6 +129,7 @@ class Dashboard:
         self._managing = managing
         self._operations = operations
         self._logs = logs
+        self._samples = samples
         self._acts = BookieActs(admin, managing, operations)
         self._doorkeeper = doorkeeper
         self._is_behind_tls = is_behind_tls
@@ -342,7 +352,7 @@ class Dashboard:
     async def _overview(self, _: Request, visit: "_Visit") -> Screen:
         health = await self._ask(visit, "health", self._admin.health)
         recovery = await self._ask(visit, "recovery", self._admin.recovery)
-        return screens.overview(health, recovery)
+        return screens.overview(health, recovery, self._samples, visit.after)
 
     async def _bookies(self, request: Request, visit: "_Visit") -> Screen:
         after = request.query_params.get("after", "")

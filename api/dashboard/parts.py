@@ -13,7 +13,8 @@ from rollbook.api.dashboard.core.markup import Child, Html, element, page
 PREFIX: Final = "/dashboard"
 REFRESH_S: Final = 5
 RECONNECT_MS_MAX: Final = 2000
-SCRIPTS: Final = ("htmx.min.js", "hx-sse.min.js", "live.js")
+_CHARTS: Final = "uPlot.iife.min.js"
+SCRIPTS: Final = ("htmx.min.js", "hx-sse.min.js", "uPlot.iife.min.js", "live.js")
 _SCREENS: Final = {
     "": "Overview",
     "/logs": "Logs",
@@ -79,6 +80,9 @@ def render(frame: Frame, screen: Screen) -> bytes:
         ),
         element("title", f"{screen.title} · Rollbook"),
         element("link", attributes={"rel": "stylesheet", "href": f"{PREFIX}/style.css"}),
+        element("link", attributes={"rel": "stylesheet", "href": f"{PREFIX}/uPlot.min.css"})
+        if screen.at == ""
+        else None,
         element("link", attributes={"rel": "icon", "href": f"{PREFIX}/icon.svg"}),
     ]
     if screen.is_live and not frame.notes:
@@ -86,7 +90,7 @@ def render(frame: Frame, screen: Screen) -> bytes:
         head.append(element("noscript", element("meta", attributes=refresh)))
     parts = screen.live_parts(frame)
     if follows := frame.page and (len(parts) > 1 or screen.rows is not None):
-        head += [_script(name) for name in SCRIPTS]
+        head += [_script(name) for name in SCRIPTS if name != _CHARTS or screen.at == ""]
     links = [
         link(name, path, {"aria-current": "page"} if path == screen.at else {})
         for path, name in _SCREENS.items()

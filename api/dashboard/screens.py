@@ -7,8 +7,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants
-from rollbook.api.dashboard.core.live import live
+from rollbook.api.dashboard.core.live import Rows, live
 from rollbook.api.dashboard.core.markup import Child, Html, element
+from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
 from rollbook.api.dashboard.core.sentence import sentence_of
 from rollbook.api.dashboard.parts import (
     Field,
@@ -35,9 +36,22 @@ _BY_RIGHT: Final = "Your token does not give the right to act here: "
 _TYPED: Final = "Type its name"
 
 
-def overview(health: Facts, recovery: Facts) -> Screen:
+def overview(health: Facts, recovery: Facts, samples: Samples, after: int | None) -> Screen:
+    """`after`: the page has the samples up to that time."""
     found = sentence_of(health, recovery)
     attributes = {"class": f"sentence {found.level}", "id": "health"}
+    newest = samples.newest
+    figures = [
+        element(
+            "figure",
+            element("figcaption", name),
+            element(
+                "div",
+                attributes={"class": "chart", "role": "img", "aria-label": f"{name}, 15 minutes"},
+            ),
+        )
+        for name in SERIES
+    ]
     return Screen(
         "Overview",
         [
@@ -57,11 +71,45 @@ def overview(health: Facts, recovery: Facts) -> Screen:
                     }
                 ),
             ),
+            live("rates", _rates(samples)),
+            element("h2", "The last 15 minutes"),
+            element("noscript", element("p", "Charts need scripts; the figures above do not.")),
+            element("div", figures, attributes={"class": "charts"}),
+            element(
+                "div",
+                _samples(samples.after(0)) if after is None else None,
+                attributes={"id": "samples", "hidden": True},
+            ),
         ],
         commands=["cluster health", "recovery status"],
         calls=[("GET", "/cluster/health", ""), ("GET", "/recovery", "")],
         is_live=True,
+        rows=Rows(
+            newest.time_s if newest else after or 0,
+            _samples(samples.after(after)) if after is not None else (),
+            "samples",
+            "beforeend",
+        ),
     )
+
+
+def _rates(samples: Samples) -> Html:
+    newest = samples.newest
+    values = newest.values if newest else (None,) * len(SERIES)
+    shown: dict[str, Child] = {
+        name: "—" if value is None else f"{value:,.6g}"
+        for name, value in zip(SERIES, values, strict=True)
+    }
+    problem = element("p", f"Not known: {samples.problem}") if samples.problem else None
+    return element("div", facts(shown), problem)
+
+
+def _samples(found: Sequence[Sample]) -> list[Html]:
+    """As `live.js` takes them."""
+    return [
+        element("data", attributes={"value": json.dumps([each.time_s, *each.values])})
+        for each in found
+    ]
 
 
 # --- Bookies ----------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Browser:
     def wait_for(self, count: int) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while (found := int(self._evaluate("values.length"))) < count:
-            assert time.monotonic() < deadline, f"{found} records of {count} were told"
+            assert time.monotonic() < deadline, f"{found} records of {count} have come"
             assert not self.refusals, "it has given up"
             time.sleep(0.05)
 

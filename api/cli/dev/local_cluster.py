@@ -34,6 +34,8 @@ from rollbook.bookie.admin import Admin
 from rollbook.bookie.bookie import DEFAULT_PORT, Bookie, Settings
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
+from rollbook.logservice.core.owner_placement import server_name
+from rollbook.logservice.stats import PART as LOG_PART
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig, ClusterExists, RollbookError
@@ -132,13 +134,17 @@ async def local_cluster(
         repair = await stack.enter_async_context(
             recovery_server(recovery, serves_store=False, doubts_of=local.get)
         )
-        dashboard = await stack.enter_async_context(_dashboard(repair, url, server, http))
+        dashboard = await stack.enter_async_context(_dashboard(repair, url, server, http, logs))
         yield LocalCluster(url, running, logs, dashboard)
 
 
 @asynccontextmanager
 async def _dashboard(
-    repair: RecoveryServer, url: str, server: LogServerConfig, http: str
+    repair: RecoveryServer,
+    url: str,
+    server: LogServerConfig,
+    http: str,
+    logs: RunningLogServer,
 ) -> AsyncIterator[str]:
     if not http:
         yield ""
@@ -161,7 +167,12 @@ async def _dashboard(
     doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
     # It asks the log server of this process, whose own certificate it believes.
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
-    async with management(repair.ledgers, url, config, doorkeeper, metrics, log_tls) as where:
+    own = Metrics()
+    own.add(LOG_PART, logs.stats)
+    async with management(
+        *(repair.ledgers, url, config, doorkeeper, metrics, log_tls),
+        own_logs={server_name(logs.server.server_id): own},
+    ) as where:
         yield f"{'https' if tls else 'http'}://{where}"
 
 

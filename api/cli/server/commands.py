@@ -204,6 +204,11 @@ def log(**flags: Any) -> None:
     metavar="FILE",
     help="Who must have signed the log servers' certificates, for the dashboard.",
 )
+@click.option(
+    "--log-metrics-token-file",
+    metavar="FILE",
+    help="Shown to log servers for /metrics, from which the dashboard draws its charts.",
+)
 @click.option("--insecure", is_flag=True, help="Show metrics off loopback without TLS and token.")
 @click.option(
     "--bookie-token-file",

@@ -27,6 +27,7 @@ from rollbook.logservice.config import LogServerConfig, LogServiceConfig
 from rollbook.logservice.log_metadata import LogNodes
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
+from rollbook.logservice.stats import LogStats
 from rollbook.proto.addresses import (
     EVERY_ADDRESS,
     is_wildcard,
@@ -122,6 +123,7 @@ async def _serve(settings: LogSettings) -> None:
 class RunningLogServer:
     server: LogServer
     address: Address  # Where it listens.
+    stats: LogStats
     http: str = ""  # The URL of its REST; empty: it has none.
 
 
@@ -194,7 +196,7 @@ async def log_server(
         await server.start(str(advertised), http)
         await grpc.set_serving(is_serving=True)
         stack.push_async_callback(_say_not_serving, grpc)
-        yield RunningLogServer(server, grpc.address, http)
+        yield RunningLogServer(server, grpc.address, service.stats, http)
 
 
 async def _say_not_serving(grpc: GrpcServer) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -11,9 +11,11 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
+from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.dashboard.parts import PREFIX
+from rollbook.api.dashboard.sampler import Sampler
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
@@ -32,8 +34,13 @@ async def management(
     doorkeeper: Doorkeeper | None,
     metrics: Metrics,
     log_tls: LogTls = IN_THE_CLEAR,
+    *,
+    own_logs: Mapping[str, Metrics] = {},
+    metrics_token_file: str = "",
 ) -> AsyncIterator[Address]:
-    """Where it listens. `metadata`: the URL, as it may be shown. Raises `BadConfig`."""
+    """Where it listens. `metadata`: the URL, as it may be shown. `own_logs`: of log servers in this process, by name.
+    `metrics_token_file`: shown to others, for their /metrics. Raises `BadConfig`.
+    """
     async with AsyncExitStack() as stack:
         watch = StoreWatch(ledgers.store)
         watching = asyncio.create_task(watch.run())
@@ -49,9 +56,24 @@ async def management(
 
         logs = LogServers(log_addresses, log_tls)
         stack.push_async_callback(logs.close)
+        sampler = Sampler(
+            *(admin.log_servers, own_logs),
+            authorities=log_tls.authorities,
+            token=lambda: token_of_file(metrics_token_file),
+        )
+        sampling = asyncio.create_task(sampler.run())
+        stack.callback(sampling.cancel)
         app = make_app(admin, managing, operations, metrics)
         dashboard = Dashboard(
-            *(admin, managing, operations, logs, doorkeeper, lambda: secrets.token_urlsafe(32)),
+            *(
+                admin,
+                managing,
+                operations,
+                logs,
+                sampler.samples,
+                doorkeeper,
+                lambda: secrets.token_urlsafe(32),
+            ),
             is_behind_tls=config.tls is not None,
         )
         app.router.routes.extend(dashboard.routes)

@@ -87,6 +87,9 @@ class RecoveryServerConfig:
     # A file; who signs log servers' certificates. Empty: the dashboard speaks to them in the clear, and shows
     # tokens to this machine alone.
     log_tls_authorities: str = ""
+    log_metrics_token_file: str = (
+        ""  # With it the dashboard reads log servers' /metrics for its charts.
+    )
     # Shows metrics off loopback without TLS and token. Management is never served like that.
     insecure: bool = False
     log_level: str = "info"  # debug, info, warning or error.
@@ -308,7 +311,10 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
     doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
     shown = str(MetadataUrl.parse(config.metadata))
     log_tls = LogTls(bool(config.log_tls_authorities), config.log_tls_authorities)
-    async with management(server.ledgers, shown, http, doorkeeper, metrics, log_tls) as where:
+    async with management(
+        *(server.ledgers, shown, http, doorkeeper, metrics, log_tls),
+        metrics_token_file=config.log_metrics_token_file,
+    ) as where:
         yield f" (http on {where})"
 
 

@@ -38,10 +38,12 @@ def live(part_id: str, *children: object) -> Live:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records that are new to the page, the newest first, and the offset after them."""
+    """Rows that are new to the page, and where they go: records, and the offset after them; samples, and their time."""
 
     next_offset: int
     rows: Sequence[Html] = ()
+    target: str = "records"
+    swap: str = "afterbegin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def event_for(seen: Seen, parts: Sequence[Live], rows: Rows | None) -> tuple[See
         if part.digest != digest
     ]
     if rows is not None and rows.rows:
-        changes.append(_partial("records", "afterbegin", "".join(each.text for each in rows.rows)))
+        changes.append(_partial(rows.target, rows.swap, "".join(each.text for each in rows.rows)))
     if not changes:
         return now, b""
     data = "".join(f"data: {line}\n" for line in "".join(changes).split("\n"))

@@ -18,6 +18,7 @@ from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
@@ -81,6 +82,7 @@ class Site:
     def __init__(self) -> None:
         self.cluster = FakeCluster()
         self.logs = FakeLogs()
+        self.samples = Samples()
         self.now_ns = 0
         self.operations = RunningOperations()
 
@@ -91,7 +93,7 @@ class Site:
         managing = Managing(doorkeeper.audit if doorkeeper else Audit(lambda: 0))
         numbers = count()
         dashboard = Dashboard(
-            *(self.cluster, managing, self.operations, self.logs, doorkeeper),
+            *(self.cluster, managing, self.operations, self.logs, self.samples, doorkeeper),
             lambda: f"drawn-{next(numbers)}",
             is_behind_tls=is_behind_tls,
             now_ns=lambda: self.now_ns,
@@ -198,7 +200,9 @@ async def test_hostile_names_are_text_on_every_screen(
         reader = Reader()
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
         found = [tag for tag, attrs in reader.tags if tag in ("script", "b", "img")]
-        assert found == ["script"] * (3 if "script" in found else 0), "those of the page itself"
+        assert found == ["script"] * ((4 if path == "" else 3) if found else 0), (
+            "those of the page itself"
+        )
         assert not [attr for _, attrs in reader.tags for attr, _ in attrs if attr[:2] == "on"], path
 
 
@@ -309,6 +313,22 @@ async def test_an_open_page_follows_the_cluster_and_resumes(there: Site, browser
     (event,) = await _events(browser, health, 1)
     assert "known 42 s ago" in event
     assert (await browser.get(f"{HERE}/live?page=/nowhere")).status == 404
+
+
+async def test_the_overview_draws_what_was_sampled(there: Site, browser: Browser) -> None:
+    """DB7."""
+    for second in (10, 12, 14):
+        counted = Counted({"appended_records_total": second}, {0.5: second, float("inf"): second})
+        there.samples.add(second, {"log-1": counted})
+    page = await browser.get(HERE)
+    assert re.findall(r'<data value="([^"]+)"', page.body.decode()) == [
+        "[10, null, null, null, null]",
+        "[12, 1.0, 0.0, 0.0, 500.0]",
+        "[14, 1.0, 0.0, 0.0, 500.0]",
+    ]
+    there.samples.add(16, {})
+    (event,) = await _events(browser, _stream_of(page), 1)
+    assert re.findall(r'<data value="([^"]+)"', event) == ["[16, null, null, null, null]"]
 
 
 async def test_a_stream_keeps_no_session_open(there: Site, tmp_path: Path) -> None:

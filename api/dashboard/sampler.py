@@ -1,0 +1,105 @@
+"""Reads what log servers count, each two seconds, for the charts of the overview (DB7).
+
+Those of this process are read directly, others at their /metrics: with a token only where it can be shown.
+"""
+
+import asyncio
+import http.client
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Never
+from urllib.parse import urlsplit
+
+from rollbook.api.dashboard.core.samples import INTERVAL_S, Counted, Samples
+from rollbook.proto.errors import RollbookError
+from rollbook.proto.loopback import may_show_token
+from rollbook.proto.runtime.metrics import Metrics
+
+_PATIENCE_S: Final = 1.5
+_BYTES_MAX: Final = 1024 * 1024
+_AT_ONCE: Final = 8
+
+Facts = Mapping[str, Any]
+
+
+class Sampler:
+    def __init__(
+        self,
+        servers: Callable[[], Awaitable[Sequence[Facts]]],
+        own: Mapping[str, Metrics],
+        *,
+        authorities: str = "",
+        token: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`servers`: log servers that are registered. `own`: those of this process, by name. `token`: for /metrics."""
+        self.samples = Samples()
+        self._servers = servers
+        self._own = own
+        self._token = token
+        self._authorities = authorities
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def run(self) -> Never:
+        while True:
+            await self.sample()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def sample(self) -> None:
+        try:
+            rows = await self._servers()
+        except RollbookError:
+            rows = ()  # Those of this process are there all the same.
+        others = [row for row in rows if row["name"] not in self._own]
+        answers = await asyncio.gather(*map(self._read, others))
+        found = {name: await _counted(metrics) for name, metrics in self._own.items()}
+        problems = []
+        for row, answer in zip(others, answers, strict=True):
+            if isinstance(answer, Counted):
+                found[row["server_id"]] = answer
+            else:
+                problems.append(f"{row['name']}: {answer}")
+        self.samples.problem = "; ".join(problems[:3])
+        self.samples.add(time.time(), found)
+
+    async def _read(self, row: Facts) -> Counted | str:
+        """Or why it is not known."""
+        if not row["http"]:
+            return "it has no /metrics (--rest)"
+        async with self._turns:
+            try:
+                text = await asyncio.to_thread(self._fetch, row["http"])
+            except (OSError, http.client.HTTPException, ValueError, RollbookError) as error:
+                return f"{type(error).__name__}: {error}"
+        return Counted.parse(text)
+
+    def _fetch(self, url: str) -> str:
+        parts = urlsplit(url)
+        host, is_tls = parts.hostname or "", parts.scheme == "https"
+        connection: http.client.HTTPConnection
+        if is_tls:
+            context = ssl.create_default_context(cafile=self._authorities or None)
+            connection = http.client.HTTPSConnection(
+                host, parts.port, timeout=_PATIENCE_S, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
+        headers = {}
+        if (token := self._token()) and may_show_token(host, uses_tls=is_tls, insecure=False):
+            headers["authorization"] = f"Bearer {token}"
+        try:
+            connection.request("GET", "/metrics", headers=headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise OSError(f"/metrics answers {answer.status}")
+            return answer.read(_BYTES_MAX).decode("utf-8", "replace")
+        finally:
+            connection.close()
+
+
+async def _counted(metrics: Metrics) -> Counted:
+    parts = []
+    for part in metrics.exposition():
+        parts.append(part)
+        await asyncio.sleep(0)
+    return Counted.parse(b"".join(parts).decode())
