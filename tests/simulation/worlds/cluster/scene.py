@@ -116,6 +116,12 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
 )
 
 
+def _ensemble_of(what: str) -> int:
+    """How many bookies the ledgers need that this step makes."""
+    verb, *numbers = what.split()
+    return int(numbers[3]) if verb in (words.FILL, words.HOLD) else 0
+
+
 class _History(History):
     def __init__(self, run: "_Run") -> None:
         super().__init__(lambda: run.world.now)
@@ -211,6 +217,8 @@ class _Run(Stage):
         )
         self._work = Work(sums, self.judge, self.resolve, self.may_lose, self._stop_for_good)
         whats = [step.what for step in case.steps]
+        # Bookies that are left when one is taken away: as many as the largest ensemble has members.
+        self._standing_min = max(_STANDING_MIN, *map(_ensemble_of, whats))
         self._work.is_healing = words.HEALING in whats
         if words.ONE_RACK in whats or words.TWO_RACKS in whats:
             near = len(self.cluster.names) if words.ONE_RACK in whats else _NEAR
@@ -335,7 +343,7 @@ class _Run(Stage):
         if self._has_owner and self.judge.has_wiped:
             return False  # Nobody knows which records of the log have another copy.
         standing = len(self.cluster.names) - len(self.cluster.stay_down) - len(self._leaving())
-        return standing > _STANDING_MIN and self.judge.may_lose(name, self.cluster.stay_down)
+        return standing > self._standing_min and self.judge.may_lose(name, self.cluster.stay_down)
 
     def give_up(self) -> None:
         """What is lost of the first ledger has no copy elsewhere, if its moment has come."""
@@ -361,7 +369,7 @@ class _Run(Stage):
 
     def _stop_for_good(self, name: str) -> bool:
         """It may go, safe-to-remove said: nothing excuses what goes with it."""
-        if len(self.cluster.names) - len(self.cluster.stay_down) <= _STANDING_MIN:
+        if len(self.cluster.names) - len(self.cluster.stay_down) <= self._standing_min:
             return False
         self.tell(f"{name} is taken away")
         self.wipe(self.world.node(name), is_lost=True)
@@ -637,7 +645,7 @@ _WHEN_COPIED: Final = (
     *(words.WIPE_TARGET, words.KILL_TARGET, words.WORKER_SLEEPS),
     *(words.WRITER_CLOSES, words.CALLED_OFF),
 )
-_STANDING_MIN: Final = 3  # Bookies that are left when one is taken away: no ledger is larger.
+_STANDING_MIN: Final = 3
 _LASTING: Final = (Kind.FAR_APART, Kind.JITTER, Kind.SLOW_DISK, Kind.METADATA_LAG)
 _OF_METADATA: Final = (Kind.METADATA_DOWN, Kind.METADATA_LAG)
 
