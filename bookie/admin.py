@@ -172,7 +172,7 @@ class Admin:
         }
 
     async def ledgers(self, after: int, limit: int) -> Sequence[View]:
-        """A first page looks anew at which ledgers there are, and so does a late one."""
+        """The first page, or one requested late, reads again which ledgers there are."""
         async with self._listing:
             age_ns = self._clock.monotonic_ns() - self._listed_ns
             if after < 0 or age_ns > _LISTED_NS_MAX:

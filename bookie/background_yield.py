@@ -23,7 +23,7 @@ class Background:
     async def give_way(
         self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0
     ) -> None:
-        """Call it between steps of less than a millisecond. Rests so many times as long as they took,
+        """Call it between steps of less than a millisecond. Rests `times` as long as they took,
         and then until the loop has little to do, `patience` times as long again at most.
         """
         rest_s = self._rests.on_paused(self._clock.monotonic_ns(), times)

@@ -1,4 +1,4 @@
-"""A whole bookie, put together on ports: whoever has the ports can run it, the simulator too.
+"""A whole bookie, assembled from ports. A real process and the simulator run the same one.
 
     open       identity · storage, replayed · server: its port answers · space: work in the background
                · on a full disk: the start, counted when there is room
@@ -143,7 +143,7 @@ def tls_address_of(config: BookieConfig) -> Address | None:
 
 
 class _HangUp(asyncio.Protocol):
-    """Nobody would answer whoever comes too early."""
+    """Closes connections that arrive before the bookie can answer."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()
@@ -381,7 +381,7 @@ class Bookie:
             self.membership.want(self._standing)
 
     async def _follow_standing(self) -> None:
-        """Back to writable only when that seems to last: each move makes clients choose anew."""
+        """Becomes writable again only when that seems to last: each change makes clients choose bookies again."""
         assert self.membership
         writable_s = 0.0
         while True:

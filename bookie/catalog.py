@@ -1,4 +1,4 @@
-"""The catalog's two copies on disk: read, appended to, and now and then begun anew.
+"""The catalog's two copies on disk: read, appended to, and rewritten when they have grown.
 
 A change counts once both copies have it, so one damaged copy loses nothing; it is applied to memory
 after that, and never before. What only one copy has, because of a crash or of damage, counts as well:
@@ -46,7 +46,7 @@ _STEP_BYTES = 256 * 1024  # Space is reserved so far ahead: a full disk then fai
 _SYNC_BYTES = 1024 * 1024
 _RECORDS_PER_STEP = 16
 _ANEW_BYTES = 4 * 1024 * 1024
-_ANEW_GROWTH = 3  # A catalog this many times what it began with is begun anew.
+_ANEW_GROWTH = 3  # A catalog that has grown this many times is rewritten.
 
 
 class _Copy:
@@ -282,7 +282,7 @@ class CatalogFiles:
 
     async def scrub(self) -> list[str]:
         """Reads both copies again, as far as they go now. Those that are damaged, by their paths: the
-        catalog is begun anew then, from memory, for it takes one sound copy to start.
+        catalog is then rewritten from memory, because a start needs one sound copy.
 
         Raises `OSError` other than EIO, which is damage.
         """
@@ -360,14 +360,14 @@ class CatalogFiles:
                 self._writing = asyncio.create_task(self._begin_anew())
 
     async def until_failed(self) -> None:
-        """Waits for it, and raises `BookieFailed`: whoever committed may not be heard by those who would end the process."""
+        """Wait until it fails, and raise `BookieFailed`: the caller of a commit may not be able to end the process."""
         await self._has_failed.wait()
         assert self._failure
         raise _unwritten(self._failure) from self._failure
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        if isinstance(error, Exception):  # Whoever cancels a commit ends the process himself.
+        if isinstance(error, Exception):  # After a cancelled commit the process ends anyway.
             self._has_failed.set()
 
     async def _tell_next(self, body: bytes) -> None:

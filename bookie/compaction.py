@@ -51,12 +51,14 @@ logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
 _ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
-_ENTRY_COST_BYTES: Final = 256  # To handle one costs as much as to copy so many.
+_ENTRY_COST_BYTES: Final = 256  # Handling one entry costs as much as copying this many bytes.
 _LEDGERS_PER_STEP: Final = 16
 _RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
 _PATIENCE: Final = 6.0  # A thirtieth of a loop that is never idle, then: some 3 MB a second.
-_RESTS_IN_NEED: Final = 2.0  # While space is short,
-_EAGERNESS: Final = 8  # and so many times the pace: nobody adds, and everybody waits for space.
+_RESTS_IN_NEED: Final = 2.0  # While space is short.
+_EAGERNESS: Final = (
+    8  # Multiplies the pace while space is short: no adds come, and all wait for space.
+)
 
 _ledger_of = itemgetter(0)
 
@@ -160,7 +162,7 @@ class Compactor:
     # --- Runs ---------------------------------------------------------------------------------
 
     async def compact(self, *, major: bool) -> CompactionState:
-        """`run`, of which nobody need be told that it was given up."""
+        """Like `run`, but a compaction that was given up raises nothing."""
         with suppress(Stopped):
             await self.run(major=major)
         return self.state
@@ -352,7 +354,7 @@ class Compactor:
 
 
 async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> EntryLog | None:
-    """None if its header is gone: nothing in it can be told."""
+    """None if its header is lost: then nothing in it can be identified."""
     try:
         return await stack.enter_async_context(sources.use(number))
     except TornRecord:
@@ -371,7 +373,7 @@ class _LedgerCopy:
         ledger_id: int,
         held: Sequence[Held],
     ) -> None:
-        """A log that is None holds nothing that could be told."""
+        """`log` is None if nothing in it can be identified."""
         self._logs = logs
         self._writer = writer
         self._ledger_id = ledger_id

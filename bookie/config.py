@@ -62,14 +62,14 @@ class StorageConfig:
     queued_bytes_max: int = _QUEUED_BYTES_MAX
     waiting_files_max: int = 4  # Filled journal files not yet indexed; above, no new adds.
     idle_after_ms: int = 100  # Silence after which the journal says what is durable.
-    # In a row from one client, who then need not wait for others to gather with. Fewer: he is quick
-    # sooner, and others who add now and then more often stand behind a sync of his alone.
+    # Chunks in a row from one client after which its adds are written at once, without waiting for others.
+    # Lower: a lone writer gets the fast path sooner; others wait behind its syncs more often.
     alone_after_chunks: int = 4
     # Of the journal, behind small writes, whose syncs are up to twice as quick then. Larger: fewer
     # writes take longer, each for longer. 0, none: for file systems that never write in place.
     zeros_ahead_bytes: int = 256 * 1024
-    # Of what was written last, in the system's memory for whoever reads it from there. Larger: who is
-    # that far behind waits for no disk; but to write to memory that was not used before takes up to
+    # What was written last is kept in the page cache for readers. Larger: readers that are this far behind
+    # do not wait for the disk; but writing to memory that was not used before takes up to
     # four times as long on a virtual machine. 0: as the system likes.
     page_cache_bytes: int = 512 * MIB
 

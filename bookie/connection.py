@@ -38,14 +38,14 @@ from rollbook.proto.wire.request_decoder import Refused, RequestDecoder
 
 logger = structlog.get_logger()
 
-# Chunks stay small until a client has shown that it adds, or takes its answers: as objects, requests
-# to read take many times their bytes, and whoever takes nothing leaves a chunk of them waiting.
+# Chunks stay small until a client has shown that it adds or reads its responses. As objects, read
+# requests take many times their bytes, and a client that reads nothing leaves a chunk of them waiting.
 _CHUNK_BYTES_MIN: Final = 2 * 1024
 _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
 _FLUSH_BYTES: Final = 32 * 1024  # Answers that are gathered,
 _WRITE_BYTES: Final = 128 * 1024  # and about what is written at a time.
-_CALLS_WAITING: Final = 64  # So many of one connection; beyond, it is not read from.
+_CALLS_WAITING: Final = 64  # Per connection; with more it is not read from.
 _CALL_BYTES: Final = 256  # About what a waiting call takes,
 _READ_BYTES: Final = 64 * 1024  # and what one takes that is being answered from disk.
 
@@ -213,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         self._balance()
 
     def _on_begun(self, size: int, *, is_new: bool, now_ns: int) -> None:
-        """So much of the next request has come with the chunk, or nothing."""
+        """`size` bytes of the next request have come with the chunk; 0: none."""
         account, unfinished = self._account, self._shared.unfinished
         if not size:
             if account.begun:
@@ -246,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(group.pack_replies(refusal))
 
     def _on_added(self, chunks: int, failure: BookieFailed | None) -> None:
-        """Answers so many: the journal goes in order, and one sync ends many waits."""
+        """Answer this many chunks: the journal keeps the order, and one sync ends many waits."""
         shared = self._shared
         error = BookieFailed if failure else None
         done = [self._adds.popleft() for _ in range(chunks)]
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             self._end_poll(asked, news_ms, at_once)
-        except Exception:  # A bug, in the midst of what others' polls are told, or others' adds.
+        except Exception:  # A bug. Polls and adds of others go on.
             self.hang_up("crashed")
             logger.error("request_crashed", exc_info=True)
 
@@ -505,7 +505,7 @@ class Connection(asyncio.BufferedProtocol):
     def _balance(self) -> None:
         """Reads on, or stops reading, as what is held has changed."""
         shared, account, calls_waiting = self._shared, self._account, self._calls_waiting
-        if shared.pool.has_news:  # For others, too, and whoever is gone gives back as well.
+        if shared.pool.has_news:  # A closed connection returns memory, too.
             shared.look_after()
         if self._is_gone:
             return

@@ -10,7 +10,7 @@ sparse logs, reads everything again.
 In each ledger directory lies a file of zeros, the reserve. When its disk is full it goes, so that the
 catalog, compaction, fences and recovery find room to work in; it comes back with the space.
 
-A failure of the disk or of the metadata store ends a run, not its task: it is told, and tried again.
+A failure of the disk or of the metadata store ends a run, not its task: the failure is logged, and the run is tried again.
 Only a catalog that could not be written ends the bookie.
 """
 

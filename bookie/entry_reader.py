@@ -1,6 +1,6 @@
 """Reads: an entry, a run of them, the last one, which there are; from wherever they lie by now.
 
-Journal files first, the newest one first of all, then entry logs, likewise: so the youngest of several
+Journal files first, then entry logs, each from the newest to the oldest: so the youngest of several
 copies is what is found (B12). Entries move while they are looked for. What was found is right in any case;
 that something is absent, or unknown, counts only if nothing moved meanwhile (B1).
 """

@@ -1,7 +1,7 @@
 """Ledgers that were deleted in the metadata are deleted here; in the end they are forgotten.
 
 `core/garbage.py` says when one may go, `Census` what metadata names. One that may go gets no adds from
-then on and is asked for once more by itself: what begins anew under its id is in metadata before it
+then on, and its metadata is read once more: a new ledger under its id is in metadata before it
 is added to. Then it is fenced and deleted in the journal, and leaves the catalog: its entries are
 nobody's any more, and logs that hold no others can go. Its deletion is remembered for
 `deleted_kept_s`, so that an add that comes late does not bring it back.
@@ -37,8 +37,8 @@ class GarbageState:
     reason: str  # Why it failed.
     ended_ms: int  # Wall time of the last run; 0 for never.
     ledgers: int  # That were compared in the last complete scan.
-    suspects: int  # Of them metadata did not name so many,
-    agreed: int  # and of so many two scans agree: they go after the quarantine.
+    suspects: int  # How many of them metadata did not name,
+    agreed: int  # and on how many two scans agree: they are deleted after the quarantine.
     deleted: int  # Since the start.
 
 

@@ -91,7 +91,7 @@ class Formatted:
 
     incarnation: str
     ledgers: int  # As many there are in the cluster.
-    doubted: int  # Of so many it answers UNKNOWN, whatever it lost of them,
+    doubted: int  # For this many it answers UNKNOWN about entries that it may have lost,
     doubts_everything: bool = False  # and of all others, too.
 
 
@@ -152,7 +152,7 @@ class Identity:
             return
         except BadConfig as error:
             path = error.ids.get("path", self._config.ledger_dirs[0])
-            remedy = f"bring it back; if it is gone for good: {FORMAT}"
+            remedy = f"bring it back; if it is permanently lost: {FORMAT}"
             yield Problem(str(error.message), remedy, path)
             return
         async for loss in store.losses():
@@ -252,7 +252,7 @@ class Identity:
         return Formatted(incarnation, ledgers, len(doubted))
 
     async def rejoin(self) -> str:
-        """Writes anew what says whose the directories are, if they are this bookie's beyond doubt.
+        """Write the directories' stamps and cookies again, if the directories are this bookie's beyond doubt.
 
         For a cookie that was removed, directories that moved, were added, or lost their stamp.
         Returns the incarnation. Raises like `establish`.
@@ -464,7 +464,7 @@ class Identity:
         except (BadMetadata, UnsupportedVersion):
             return True  # Nobody can say whose it is.
         metadata = stored.metadata
-        # Whoever picks ids picks them above all that are drawn.
+        # Clients that choose ids choose them above all that are drawn.
         may_have_fenced = metadata.is_closed and ledger_id >= old_below
         return may_have_fenced or may_have_held(metadata, self.bookie_id)
 

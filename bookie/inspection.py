@@ -433,7 +433,7 @@ class StoreFiles:
     # --- Files --------------------------------------------------------------------------------
 
     async def _read(self, path: str) -> tuple[bytes, FileHeader]:
-        """Raises `Missing`, `TornRecord` if it has no header, `BadConfig` if it is another's."""
+        """Raises `Missing`, `TornRecord` if it has no header, `BadConfig` if it belongs to another store."""
         try:
             file = await self._disk.open(path, OpenMode.READ)
         except FileNotFoundError:
@@ -498,7 +498,7 @@ def _wrong_entries(
     for entry_id, position, length in zip(*unpack_page(page, row), strict=True):
         at = bisect_right(starts, position) - 1
         if at < 0 or position + length > sound[at][1]:
-            continue  # In a record that is damaged, which has been told.
+            continue  # In a damaged record, which has been reported.
         head = contents[position : position + _ENTRY_HEAD]
         if head != ledger + entry_id.to_bytes(8, "big", signed=True):
             yield position, f"the index says that entry {entry_id} is here, and it is not"

@@ -1,7 +1,7 @@
 """The journal: what was accepted is appended here, and answered when it is durable.
 
 One task writes. While it waits for the disk, the next write gathers (natural group commit). Who adds
-alone gathers with nobody: where the disk is quick his write is made in the step that brought it. A file
+alone gathers with nobody: on a quick disk its write is made in the step that brought it. A file
 is born whole: created, preallocated, synced, and named in the catalog before it gets a record; it
 ends with an END record before its successor gets one (B3). When it ends its memtable ends with it,
 and both go to the checkpoint.
@@ -50,7 +50,7 @@ _SPARE_RETRY_S: Final = 1.0
 
 
 OnDone: TypeAlias = Callable[[int, BookieFailed | None], None]
-"""So many of the things that were appended with it are done, the oldest first; or nobody knows."""
+"""How many of the appended things are done, oldest first; or the failure, after which nothing is known."""
 
 
 def journal_path(directory: str, number: int) -> str:
@@ -149,7 +149,7 @@ class Journal:
     ) -> asyncio.Future[None]:
         """Done when it is durable, or with `is_sync_deferred` when the system has it.
 
-        Fails with `BookieFailed`: then nobody knows. Whoever gives up waiting changes nothing.
+        Fails with `BookieFailed`: then the outcome is unknown. Cancelling it changes nothing.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._enqueue(item, is_sync_deferred, size_of(item), settling(done))
@@ -159,7 +159,7 @@ class Journal:
     def submit(
         self, item: Frames | Control, on_done: OnDone, *, is_sync_deferred: bool = False
     ) -> None:
-        """Likewise, once the caller has called `go_on`, which he does in the same step.
+        """Like `submit`, once the caller has called `go_on`, which it does in the same step.
 
         `on_done` is called in the very step in which it is done, and never within this call. It must
         not read: what is durable is found when the step ends."""
@@ -312,7 +312,7 @@ class Journal:
         position = self.active.end
         if not self._zeros.takes_none(position, align(position + waiting.size)):
             return False  # Some go with it, and that takes a while.
-        try:  # Until it is durable it goes on to wait: should that fail, it is told with all others.
+        try:  # It waits until it is durable; if that fails, it fails with all others.
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
             self.active.records.file.write_and_sync_now(write.position, write.buffers)
@@ -322,13 +322,13 @@ class Journal:
             try:
                 waiting.on_done(1, None)  # First, as above.
                 if isinstance(waiting.item, Frames) and waiting.item.is_one_add:
-                    self._clock.let_others_run()  # Whoever adds one by one waits for just that.
+                    self._clock.let_others_run()  # A client that adds one by one waits for just that.
             finally:
                 self._on_synced(write, took_ns)
                 self._on_found(write)
         except Exception as error:  # noqa: BLE001  The task ends with it, and poisons.
             self._failed_at_once = error
-            self._wake()  # Unless whoever heard of the write has woken it.
+            self._wake()  # Unless the callback of the write has woken it.
         else:
             self._expect_silence_if_unsaid()
         return True
@@ -454,7 +454,7 @@ class Journal:
 
 
 def _tell(batch: Sequence[Waiting], cause: BaseException | None = None) -> None:
-    """Everybody once, however much of it is his.
+    """Call each callback once, however many of the items are its own.
 
     Raises a bug of one of them behind the last: else others would wait for ever, and a bookie that
     ends for them.

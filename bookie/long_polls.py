@@ -50,7 +50,9 @@ class LongPolls:
         self._parked_max = parked_max
         self._wait_s_max = wait_s_max
         self._of_ledger: dict[int, dict[Parked, None]] = {}
-        self._woken: deque[tuple[Parked, int]] = deque()  # Not told yet, and when there was news.
+        self._woken: deque[tuple[Parked, int]] = (
+            deque()
+        )  # Not answered yet, with the time of the news.
         self._is_closing = False
 
     def park(self, read: Read, resume: Resume) -> Parked | None:
@@ -105,8 +107,8 @@ class LongPolls:
                 self._woken.append((parked, news_ms))
 
     def tell_first(self) -> None:
-        """What adds have told is behind them, and they are about to be written. To some it is told
-        before that: for a lone reader the sync would be most of what he waits for.
+        """Adds have brought news and are about to be written. Some polls are answered
+        before that: for a lone reader the sync would be most of its wait.
         """
         for _ in range(min(len(self._woken), _TOLD_FIRST)):
             parked, news_ms = self._woken.popleft()
@@ -118,8 +120,8 @@ class LongPolls:
             parked.wake(news_ms)
 
     def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
-        """That an entry is confirmed is known before the add that says so is durable. Who wants the
-        entry brought along is told as soon as it can be, all others when that add is durable.
+        """An entry is known to be confirmed before the add that says so is durable. Polls that want the
+        entry with it are answered as soon as possible, all others when that add is durable.
         """
         storage = self._storage
         if storage.last_add_confirmed(ledger_id) > previous_lac:

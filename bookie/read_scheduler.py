@@ -58,7 +58,7 @@ class Turn:
         return not self.is_over and not self._try_give_way()
 
     async def come(self) -> int:
-        """Returns when there is time for a step, of so many bytes."""
+        """Wait until there is time for a step. Returns how many bytes the step may have."""
         async with self._line:
             while not self.check_time():  # noqa: ASYNC110  An event would be heard of a turn later.
                 await asyncio.sleep(0)
@@ -104,7 +104,7 @@ class Turn:
 class Line:
     """Those who have more to write than one turn allows, in the order in which they came.
 
-    To whoever else waits for a turn, they are one together, however many they are.
+    To others that wait for a turn, they count as one, however many they are.
     """
 
     def __init__(self, turn: Turn) -> None:
@@ -225,7 +225,7 @@ class Lane:
             if not has_time or (self._has_begun and self._turn.lanes_waiting):
                 if self._has_waiter:
                     return
-                # Whoever ended a turn looks first when the next one begins: that one is another's.
+                # The lane that ended a turn looks first when the next one begins, but that turn is for others.
                 self._has_begun &= not has_time
                 await self._wait()
                 continue

@@ -1,6 +1,6 @@
 """One open file of records, for reading: whole records, verified, through the cache.
 
-Who reads on from a record gets a stretch of those behind it as well, and the disk is told what comes
+A sequential reader gets a stretch of the records after its own as well, and the disk learns what comes
 after that, so that it works while answers are sent. What one reader fetches, others wait for.
 """
 
@@ -38,7 +38,7 @@ _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
 @dataclass(slots=True)
 class Cache:
-    """Bodies of records, by file and position; files are told apart by a number of their own,
+    """Bodies of records, by file and position. Files are identified by a number of their own,
     since a journal file and the entry log made of it bear the same one."""
 
     bodies: ByteCache[int]
@@ -61,8 +61,8 @@ class RecordFile:
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
         self._fetches: list[_Fetch] = []  # Under way; few at a time.
-        self._read_up_to = sys.maxsize  # By whoever read in order, last.
-        self._ahead = 1  # So many stretches he is thought to want, one more each time.
+        self._read_up_to = sys.maxsize  # By the last sequential reader.
+        self._ahead = 1  # Stretches to prefetch, one more each time.
         self._readers = 0
         self._is_retired = False
 
@@ -126,7 +126,7 @@ class RecordFile:
                         break
                     found.append(source[position - start : position - start + length])
         except TornRecord:
-            pass  # Whoever reads that entry by itself is told.
+            pass  # Reading that entry by itself raises it.
         finally:
             self._readers -= 1
             await self._close_when_unused()
@@ -148,7 +148,7 @@ class RecordFile:
         return await self._fetch(at, stretch)
 
     def _is_next(self, at: int) -> bool:
-        """For whoever reads in order, perhaps by several requests at a time: these begin far apart."""
+        """Whether a sequential reader reads on here, perhaps by several requests at a time: these start far apart."""
         distance = self.records[at] - self._read_up_to
         return 0 <= distance <= _REQUESTS_BYTES or (at > 0 and self._is_read(at - 1))
 
@@ -177,7 +177,7 @@ class RecordFile:
             first = end
 
     def _stretch_of(self, at: int) -> range:
-        """What is read at one go by whoever comes to record `at` first. They are the same for everybody."""
+        """What the first reader of record `at` reads in one go. The stretches are the same for all readers."""
         start = self.records[at] // _STRETCH_BYTES * _STRETCH_BYTES
         first = bisect_left(self.records, start, 0, at)
         while first < at and self._is_read(first):
@@ -205,7 +205,7 @@ class RecordFile:
                 lambda contents: self._bodies_in(contents, start, positions),
             )
             for position, body in zip(positions, bodies, strict=True):
-                if body is not None:  # Else whoever wants it will see for himself.
+                if body is not None:  # Else a reader of it reads it again and sees the error.
                     self._cache.put(self._serial | position, body)
             if (body := bodies[at - numbers.start]) is None:
                 raise self._damage(self.records[at])

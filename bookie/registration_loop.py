@@ -1,6 +1,6 @@
 """How the cluster sees this bookie: among the writable or the read-only ones, as long as it serves.
 
-Whoever runs the bookie says what is wanted; here it is made so, and made so again after a lost
+The bookie says what is wanted. This loop makes it so, and makes it so again after a lost
 session, a store in trouble or a pause. Only one thing ends it: another process under the same id.
 """
 

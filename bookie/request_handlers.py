@@ -152,7 +152,7 @@ class Answers:
         return ReadReply(None, ledger_id, entry_id, body, lac, news_ms, tuple(following))
 
     def found(self, read: Read, body: bytes) -> ReadReply:
-        # A fence's answer names no LAC: whoever recovers finds it out by itself.
+        # The response to a fence names no LAC: recovery finds it out by itself.
         lac = None if read.fence else EntryId(self._storage.last_add_confirmed(read.ledger_id))
         return ReadReply(None, read.ledger_id, read.entry_id, body, lac)
 
@@ -194,7 +194,7 @@ class Answers:
                 body = await self._storage.read(read.ledger_id, entry_id)
                 return self._news_with(read, entry_id, body, lac, news_ms)
             except (NoSuchEntry, EntryStateUnknown):
-                pass  # Others have it; what is new is told all the same.
+                pass  # Other bookies have it; the LAC is news all the same.
         return ReadReply(None, read.ledger_id, NO_ENTRY, None, lac, news_ms)
 
     async def _fence(self, ledger_id: LedgerId, ledger_key: bytes | None) -> None:
@@ -236,7 +236,7 @@ class Answers:
                     if next_entry < end:
                         continue
                 if pieces:
-                    break  # Whoever asks for that entry by itself is told.
+                    break  # Reading that entry by itself raises it.
                 raise
             if pieces and _packed_bytes(run[0]) > room:  # Of all entries the first one comes.
                 break

@@ -1,6 +1,6 @@
 """Everything that lies in entry logs is read again and verified, round after round.
 
-What turns out to be damaged is put in doubt, durably (B1, B12): its readers are told UNKNOWN whatever
+What turns out to be damaged is put in doubt, durably (B1, B12): its readers get UNKNOWN whatever
 becomes of the log and its index; and the log is named to the compactor, which moves what is sound.
 How far a round has come is in the catalog, so a restart goes on roughly where it was.
 
@@ -73,7 +73,7 @@ class Scrubber:
         self._stats = storage.stats
         self._clock = clock
         self._pace = Pace(config.scrub_bytes_per_s)
-        self._damaged = damaged  # Logs with damage, for whoever rewrites them.
+        self._damaged = damaged  # Logs with damage, for the compactor.
         self._turn = asyncio.Lock()
         self._may_run = asyncio.Event()
         self._may_run.set()
@@ -147,7 +147,7 @@ class Scrubber:
         try:
             async with logs.use(number) as log:
                 return await self._verify(log, held)
-        except TornRecord:  # Its header is gone: nothing in it can be told.
+        except TornRecord:  # Its header is lost: nothing in it can be identified.
             return [(ledger_id, each.first_entry, each.last_entry) for ledger_id, each in held]
         except OSError as error:
             if number not in catalog.logs:
@@ -204,7 +204,7 @@ class Scrubber:
         return _joined(doubts)
 
     def _on_bad_footer(self, log: EntryLog) -> None:
-        """No loss: the log is indexed anew whenever it is opened. Rewriting it mends that."""
+        """Nothing is lost: the log is indexed in memory whenever it is opened, until it is rewritten."""
         if log.number not in self._damaged:
             logger.warning("footer_rotten", log=log.number)
             self._stats.scrub_damages += 1

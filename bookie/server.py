@@ -42,7 +42,7 @@ class BookieServer:
         stats: Stats,
         identity: bytes = b"",
     ) -> None:
-        """`identity` is what it says to whoever asks who it is."""
+        """`identity` answers requests for the bookie's identity."""
         self._transport = transport
         self._listeners: dict[Listener, None] = {}
         self._connections: dict[Connection, None] = {}

@@ -64,7 +64,7 @@ class Shared:
     hurried: Line  # and those of them behind whose answer acks wait.
     buffer: memoryview  # Everybody receives into it, and empties it at once.
     unfinished: "Deadlines[Connection]"  # In the middle of a request.
-    kept_waiting: "Deadlines[Connection]"  # Likewise, but there is no room for the rest.
+    kept_waiting: "Deadlines[Connection]"  # In the middle of a request for the rest of which there is no room.
     clogged: "Deadlines[Connection]"  # Not taking their answers.
     connections: "dict[Connection, None]"
     on_gone: Callable[[], None]

@@ -1,6 +1,6 @@
 """Entries, sorted by ledger and entry, become an entry log: records, END, footer.
 
-Whoever writes one sees to it that it is synced, has its name durably, and is then taken up by the
+The caller sees to it that the log is synced, has its name durably, and is then taken up by the
 catalog: in this order.
 """
 
@@ -32,14 +32,14 @@ logger = structlog.get_logger()
 
 _LENGTH: Final = struct.Struct("<I")
 _RECORD_BYTES: Final = 64 * 1024
-_SYNC_BYTES: Final = 1024 * 1024  # So much at most lies before the journal in the disk's queue.
+_SYNC_BYTES: Final = 1024 * 1024  # At most this much is ahead of the journal in the disk's queue.
 _INDEX_STEP_BYTES: Final = 16 * 1024  # Pages take as long to pack as four times as much to copy.
 
 Indexed: TypeAlias = Iterator[tuple[int, Columns, int, int]]
 """Ledger, columns, LAC, bytes of its entries; by ledger."""
 
 Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
-"""Called after so many bytes, of so many entries, were written: others have adds to answer."""
+"""Called with the bytes and entries that were just written, so that it can let adds run."""
 
 
 class _Appender:

@@ -48,9 +48,9 @@ MISSING_JOURNAL: Final = "a journal file is missing"
 HEADLESS_JOURNAL: Final = "a journal file has no header"
 SHORT_JOURNAL: Final = "a journal file was cut short"
 STRANGE_JOURNAL: Final = "a journal file belongs to another store"
-LOSS_REMEDY: Final = f"bring the file back; if it is gone for good: {WRITE_OFF}"
+LOSS_REMEDY: Final = f"bring the file back; if it is permanently lost: {WRITE_OFF}"
 STRANGE_REMEDY: Final = "put it where it belongs, and this bookie's own in its place"
-_MOUNT = f"mount its disks; if they are gone for good: {FORMAT}"
+_MOUNT = f"mount its disks; if they are permanently lost: {FORMAT}"
 
 
 def log_path(directory: str, number: int) -> str:
@@ -150,7 +150,7 @@ async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
             raise DataLost(
                 "the catalog of this store is missing, or both of its copies are damaged",
                 path=config.ledger_dirs[0],
-                next_step=f"bring the file back; if it is gone for good: {FORMAT}",
+                next_step=f"bring the file back; if it is permanently lost: {FORMAT}",
             )
 
 
@@ -310,7 +310,7 @@ class _Boot:
         file = await self._disk.open(path, OpenMode.WRITE)
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
         if header is None:
-            # Both of its copies were durable once: nothing in here can be told from anything else.
+            # Both of its copies were durable once: without them nothing in here can be identified.
             self._refuse(HEADLESS_JOURNAL, path=path)
             await self._give_up(number)
             await file.close()

@@ -1,6 +1,6 @@
 """What one bookie has done since it started: the table of its metrics.
 
-Whoever does something counts it here, at once for a chunk, a write or a batch and never for an
+Each component counts what it does here, once for a chunk, a write or a batch and never for an
 entry. What stands somewhere anyway (a queue's bytes, the disk's space) is not counted but asked for,
 by a function that its owner puts here. Names get `rollbook_bookie_` in front.
 """

@@ -1,8 +1,8 @@
 """A bookie's storage: add, read, fence, over journal, entry logs and catalog.
 
 An answer is one of three (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which is a promise that it
-was never acknowledged here; or `EntryStateUnknown`, for whatever damage or doubt leaves open. What is
-read is durable, and so is a fence before anybody is told of it (B4).
+was never acknowledged here; or `EntryStateUnknown`, where damage or doubt leaves that open. What is
+read is durable, and a fence is acknowledged only when it is durable (B4).
 
     add -> fencing -> journal -> memtable        read <- memtable | entry logs <- cache
                           |                                          ^
@@ -76,8 +76,8 @@ class Storage:
         stats: Stats,
     ) -> None:
         self.stats = stats
-        # Of ledgers whose LAC somebody awaits: called, and quick to return, when it was told or rose, or
-        # the ledger was deleted. What is read right behind a call may be older; in the next turn of the loop it is not.
+        # By ledgers whose LAC is awaited. Called when the LAC was reported or rose, or
+        # the ledger was deleted; it returns quickly. A read right after the call may see an older LAC, one in the loop's next turn not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
         # Ledgers for which nothing was accepted since they were put here: an add takes its ledger out.
         self.quiet: dict[int, int] = {}
@@ -230,8 +230,8 @@ class Storage:
     def add(self, adds: Adds, on_done: OnDone | None = None) -> Admission:
         """Judges the groups of a stretch and sends what is accepted to the journal, in one step.
 
-        `on_done` hears of it sooner than who awaits: see `Journal.submit`. Who brings one calls `go_on`
-        when he has added all he has, in the same step.
+        `on_done` is called before an awaiting task resumes: see `Journal.submit`. Its caller calls `go_on`
+        after its last add, in the same step.
         """
         refusals = tuple([self._refusal_of(group, adds) for group in adds.groups])
         accepted = adds.groups
@@ -397,7 +397,7 @@ class Storage:
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
     def told_lac(self, ledger_id: int) -> int:
-        """At least that: the highest that anybody told, true but not durable yet. A restart knows less."""
+        """At least that: the highest LAC that was reported, true but not durable yet. After a restart it may be lower."""
         ledger = self._known_ledger(ledger_id)
         return ledger.told_lac if ledger else NO_ENTRY
 
@@ -612,7 +612,7 @@ class Storage:
         """Deleted ones: nothing is known of them any more. Raises `OSError`.
 
         Not yet those whose deletion is still in the journal: its replay would delete again what may
-        have begun anew under the same id.
+        belong to a new ledger under the same id.
         """
         deleted = [
             each
@@ -721,7 +721,7 @@ class Storage:
         """Space is short, or checkpoints fail, or fences may have been lost, or somebody wants it so, or it
         may not promise anything.
 
-        Once everything is in doubt nobody knows which ledgers were fenced (B4): whoever writes goes
+        Once everything is in doubt nobody knows which ledgers were fenced (B4): writers go
         elsewhere, and recovery has its answers as before.
         """
         is_stuck = self._checkpoints_fail and not self._may_fill

@@ -100,7 +100,7 @@ class AddChannel:
     def complain(self, waited_s: float) -> None:
         """The caller's deadline passed: an add has waited so long for its reply.
 
-        If the bookie was silent all the while, its connection is given up for all and made anew;
+        If the bookie was silent all the while, its connection is closed for all channels and made again;
         then `on_channel_lost` follows.
         """
         if self._client is not None:

@@ -63,8 +63,8 @@ from rollbook.proto.wire.reply_decoder import ReplyDecoder
 RECEIVE_BYTES: Final = 256 * 1024
 _ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.
 _ASKED_TOGETHER: Final = 32  # A bookie works on these while others of the same turn are packed.
-_TICK_S: Final = 0.02  # A deadline is noticed so much late at most.
-_LAST_CHANCE_S: Final = 5.0  # For any word at all, after somebody has given up waiting for his.
+_TICK_S: Final = 0.02  # A deadline is noticed at most this late.
+_LAST_CHANCE_S: Final = 5.0  # For any response at all, after a caller has given up on its own.
 
 _ledger_id_of: Final = attrgetter("ledger_id")
 # What answers it, and what the answer repeats of it.
@@ -127,7 +127,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self.bookie = bookie
         self.version = version
         self.is_over = False
-        self.has_answered = False  # Whoever listens there speaks our language.
+        self.has_answered = False  # The peer speaks our protocol.
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._silence_s_max = config.silence_s_max
         self._calls_max = config.calls_max
@@ -165,7 +165,7 @@ class BookieClient(asyncio.BufferedProtocol):
     # --- Calls --------------------------------------------------------------------------------
 
     def can_tell_apart(self, request: Request) -> bool:
-        """Whether the answer to this could not be taken for another's, nor another's for this.
+        """Whether the response to this request cannot be confused with the response to another one.
 
         In version 2 ids alone find a request, so two of the same entry have to go different ways:
         the late answer to a plain read must not count as the answer to a fence.
@@ -401,7 +401,7 @@ class BookieClient(asyncio.BufferedProtocol):
         elif call.future.done():
             self._given_up -= call.is_given_up
         elif not _is_reply_to(call.request, reply):
-            self._waiting[key] = call  # To be told that the connection is over.
+            self._waiting[key] = call  # It fails when the connection ends.
             raise BadFrame(f"a {type(reply).__name__} that answers something else")
         else:
             call.future.set_result(reply)

@@ -1,8 +1,8 @@
-"""The bookies of a cluster, as one talks to them: connections are made when wanted, shared, and made
-anew when they break.
+"""The bookies of a cluster, as one talks to them: connections are made when needed, shared, and made
+again when they break.
 
 A connection speaks one protocol version. Words that version 2 lacks go over a connection of version
-3 beside it, and so does what could not be told apart there; batches go over one of version 2 and of
+3 beside it, and so does what cannot be distinguished there; batches go over one of version 2 and of
 their own to bookies that have them in no other words, or not at all: those hang up. A second channel to one ledger has a connection of its own,
 since replies to adds name the ledger and the entry and nothing else.
 
@@ -52,7 +52,7 @@ _GOODBYE_S: Final = 5.0
 _LAST_COPIES_S: Final = 1.0  # At the end, for those that closed channels wrote.
 
 _FORGET_BATCHES_S: Final = 600.0
-# What comes to rest in one share of a tick is told in one turn.
+# Writers that come to rest in one share of a tick report their LACs in one turn.
 _SHARES_OF_RESTS: Final = 32
 _SHARE_OF_RESTS_S_MAX: Final = 0.032
 _BATCHES: Final = -1  # In place of a number: a connection that is lost costs nobody anything else.
@@ -118,7 +118,7 @@ class Bookies:
         """One request, one reply, which answers this very request.
 
         Its `error` is for the caller to judge; "busy" is not retried here. The reply may be a
-        `Refusal`. Whoever calls while too much waits for this bookie waits here, for room; those of
+        `Refusal`. A call waits here for room while too much waits for this bookie; calls of
         high priority have room of their own, and go first.
 
         Raises
@@ -287,7 +287,7 @@ class _Shared:
 
 
 class Link:
-    """A connection that is made anew: when a call wants it, or while there are channels."""
+    """A connection that is made again after a loss: when a call needs it, or while there are channels."""
 
     def __init__(self, link_id: _LinkId, shared: _Shared) -> None:
         self.client: BookieClient | None = None  # Connected, and not over.

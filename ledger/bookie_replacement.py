@@ -121,7 +121,7 @@ class StandIns:
             while not self._is_frozen and (picks := self._pick()):
                 lac = self._pipeline.acks.last_add_confirmed
                 await self._move(picks)
-                # Whoever steps in may fail as quickly: metadata is not for counting that.
+                # The replacement may fail as quickly: metadata is not for counting that.
                 is_progress = self._pipeline.acks.last_add_confirmed > lac
                 pause_s = 0.0 if is_progress else min(2 * pause_s + _PAUSE_S_MIN, _PAUSE_S_MAX)
                 await asyncio.sleep(pause_s)

@@ -1,5 +1,5 @@
-"""Room for what waits for answers: so many things, so many bytes. Whoever finds none waits his turn,
-until his deadline (CN3).
+"""Room for calls that wait for answers: a number of calls and of bytes. A call without room waits its turn,
+until its deadline (CN3).
 """
 
 import asyncio

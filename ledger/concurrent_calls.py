@@ -73,7 +73,7 @@ class Calls(Generic[Question]):
         self._unanswered = 0  # A task lives on for a moment after its answer has come.
         self._answers: deque[tuple[Question, Reply | RollbookError]] = deque()
         self._has_news = False
-        self._waiter: asyncio.Future[None] | None = None  # Of whoever waits for news.
+        self._waiter: asyncio.Future[None] | None = None  # Of the task that waits for news.
         self._is_closed = False
 
     def ask(
@@ -108,7 +108,7 @@ class Calls(Generic[Question]):
         if error is not None and not isinstance(error, RollbookError):
             raise error
         if self._is_closed:
-            return  # It had come before, and nobody has been told.
+            return  # The result had come before and was not handed out.
         answer = reply.result() if error is None else error
         if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
             self._begin(asked, after_s=_PAUSE_S)

@@ -25,9 +25,11 @@ class ClientConfig:
     connect_timeout_s: float = 3.0
     reconnect_pause_s_min: float = 0.02  # Doubled after each failure in a row,
     reconnect_pause_s_max: float = 1.0  # up to this.
-    silence_s_max: float = 1.0  # Who is so quiet while a deadline passes is connected to anew.
-    calls_max: int = 1000  # Of one connection, waiting for answers. Who calls beyond waits;
-    call_bytes_max: int = 16 * _MIB  # likewise.
+    silence_s_max: float = (
+        1.0  # A bookie that is silent this long while a deadline passes gets a new connection.
+    )
+    calls_max: int = 1000  # Calls of one connection that wait for answers; further calls wait.
+    call_bytes_max: int = 16 * _MIB  # And their bytes.
 
     # --- Writer -------------------------------------------------------------------------------
     # A bookie that leaves an add unanswered for so long is replaced; an append fails after twice
@@ -35,14 +37,12 @@ class ClientConfig:
     add_deadline_s: float = 5.0
     writer_window_bytes: int = 16 * _MIB  # Of each ledger: entries that lack copies, in memory.
     writer_window_entries: int = 10_000
-    explicit_lac_idle_ms: int = (
-        20  # Silence after which bookies are told of the last entry; 0: never.
-    )
+    explicit_lac_idle_ms: int = 20  # Silence after which the LAC is sent to bookies; 0: never.
 
     # --- Reader -------------------------------------------------------------------------------
     read_deadline_s: float = 5.0
     read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
-    read_window_bytes: int = 4 * _MIB  # Read ahead of whoever iterates.
+    read_window_bytes: int = 4 * _MIB  # Read ahead for an iterator.
     read_batch_bytes: int = _MIB
     tail_silence_s_max: float = 10.0  # A follower that hears nobody for so long raises.
     recovery_window_bytes: int = 16 * _MIB

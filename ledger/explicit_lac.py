@@ -3,7 +3,7 @@
 An entry carries the LAC that its writer knew when it sent it, so bookies are always one confirmation
 behind. Once a writer has confirmed nothing for a moment, and no entry is on its way that would carry
 the news, it tells the whole ensemble. If fewer than an ack quorum take it, readers that ask around may
-not hear of it, and it is told again, at a slower pace.
+not hear of it, and it is sent again, at a slower pace.
 
 A log server has thousands of writers that append now and then and rest in between. So they rest by the
 ticks of one ticker, those of a share of a tick tell together, and none of them has a timer of its own,
@@ -44,7 +44,7 @@ class ExplicitLac:
         self._loop = asyncio.get_running_loop()
         self._ticks_left = 0  # Until it looks whether the writer rests.
         self._seen = self._told = pipeline.acks.last_add_confirmed
-        self._telling, self._heard = self._told, 0  # By so many.
+        self._telling, self._heard = self._told, 0  # Replies so far.
         self._replies: dict[asyncio.Future[Reply], None] = {}
 
     @property

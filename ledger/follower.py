@@ -3,7 +3,7 @@
     long polls    a bookie answers when its LAC rises, and brings the next entry along
     metadata      tells of new ensembles, and of the end: CLOSED, and where
 
-As few members are polled as together hear of every entry. Whoever does not answer soon is not
+As few members are polled as together hear of every entry. A member that does not answer soon is not
 relied upon: others are polled beside it, and first from then on (RD4). A reader never stops in
 silence: it hands out entries, or news that there are none; or it raises.
 """
@@ -105,7 +105,7 @@ class Follower(AsyncIterator[News]):
             self._wake()
 
     async def aclose(self) -> None:
-        """Idempotent. Whoever waits for news learns that there are no more. Cancelled, that is so, too."""
+        """Idempotent. An iterator that waits for news ends. If this is cancelled, it is closed all the same."""
         self._is_over = True
         self._wake()
         if self._stream is not None:

@@ -7,7 +7,7 @@
     open_tailing  goes on with the writer
     delete        no writer of a deleted ledger goes on unaware (LG1)
 
-Whoever knows the metadata knows the passwords: they guard a ledger against mistakes, not against
+A client that can read the metadata knows the passwords: they guard a ledger against mistakes, not against
 attackers. One that is given has to be the right one.
 """
 
@@ -66,7 +66,7 @@ _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
 class Ledgers:
-    """Owns its connections and all that it has opened; the metadata store only if told so.
+    """Owns its connections and all that it has opened; the metadata store only if it is asked to.
 
     As a context manager, or `start` and `close`. Use it from one event loop only.
     """
@@ -103,7 +103,7 @@ class Ledgers:
         )
         self._seat_watch = SeatWatch(self.live, self._open_writers, self._pardon, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
-        self._look_at = _HANDLES_MIN  # So many handles, whether some of them were closed.
+        self._look_at = _HANDLES_MIN  # With this many handles, drop those that were closed.
         self._has_layout = False
         self._is_closed = False
 
@@ -247,7 +247,7 @@ class Ledgers:
     async def open_recover(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
     ) -> LedgerReader:
-        """Stops the writer for good, finds out where the ledger ends and closes it there.
+        """Stops the writer permanently, finds out where the ledger ends and closes it there.
 
         All that was confirmed is in it; what was on its way may be. A closed ledger is opened as it
         is. Raises as `open`, and `RecoveryIncomplete` if too few bookies can be heard; nothing is
@@ -406,7 +406,7 @@ class Ledgers:
         ).get(slot)
 
     async def until_writable(self, count: int, deadline_s: float) -> None:
-        """Until so many bookies take new ledgers. Raises `TimeoutError`. Cancelled, it leaves nothing
+        """Waits until `count` bookies take new ledgers. Raises `TimeoutError`. Cancelled, it leaves nothing
         behind.
         """
         async with asyncio.timeout(deadline_s):

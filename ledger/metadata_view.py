@@ -1,7 +1,7 @@
 """One ledger's metadata, as far as a reader knows it.
 
-Whoever only reads looks again when something fails. Whoever follows is told of changes, and looks
-every so often all the same.
+A plain reader reads the metadata again when something fails. A follower watches for changes, and reads
+it periodically all the same.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class LedgerView:
         return bool(self._listeners) or is_heard
 
     async def close(self) -> None:
-        """Whoever listens is told a last time."""
+        """Listeners are notified a last time."""
         self.is_stopped = True
         self._tell()
         self._listeners.clear()

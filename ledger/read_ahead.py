@@ -1,9 +1,9 @@
-"""Entries in order, read ahead: a window of runs is under way or waits for whoever iterates.
+"""Entries in order, read ahead: a window of runs is under way or waits for the iterator.
 
 A run is what one batch brings. What does not fit into it is asked for before anything new. However
 slowly the entries are taken, no more is held than the window, or one run if that alone is more (RD5).
 The window opens as they are taken: what is read ahead is at most a quarter of what was taken before, and
-a run half of that, so that little is read for whoever takes little: a server of readers that take
+a run half of that, so that little is read for a reader that takes little: a server of readers that take
 nothing more holds for each what their connections took until then, and a part of it. A run brings one
 entry at least, however large. Those to come are taken to be as large as the last ones: where they grow,
 what is under way may bring more.
@@ -24,7 +24,7 @@ _SINGLES_MAX: Final = 64  # That wait for answers, where there are no batches.
 _FIRST_BYTES: Final = 256 * 1024  # Of the first runs; later ones are whole batches.
 
 ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
-"""Consecutive entries from the first on, at least one, at most so many, and of about so many bytes."""
+"""Consecutive entries: the first id, how many at most (at least one is returned), and about how many bytes."""
 
 
 class _Run:
@@ -59,8 +59,8 @@ class EntryStream(AsyncIterator[Entry]):
     ) -> None:
         """`end_of_run(e)`: up to where a run from `e` on may go, that is, the end of its fragment.
 
-        What is under way stands in `tasks`, of whoever has to stop it at the end: a stream that is
-        left in the middle is nobody's any more. `require_open` raises from then on.
+        What is under way stands in `tasks`, of the caller that has to stop it at the end: a stream that is
+        left in the middle has no owner any more. `require_open` raises from then on.
         """
         self._next_to_ask = first_entry
         self._end = last_entry + 1

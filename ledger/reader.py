@@ -90,13 +90,13 @@ class LedgerReader:
         return self._last_add_confirmed if last_entry is None else last_entry
 
     async def start(self) -> None:
-        """Finds out what is confirmed, as `read_last_confirmed` does, and raises likewise. Cancelled, it
+        """Finds out what is confirmed, as `read_last_confirmed` does, and raises the same errors. Cancelled, it
         leaves nothing behind.
         """
         await self.read_last_confirmed()
 
     async def close(self) -> None:
-        """Whoever still iterates gets `InvalidRequest`, not an end. Idempotent. Cancelled, it is closed
+        """Iterators get `InvalidRequest`, not an end. Idempotent. Cancelled, it is closed
         for its users; do it again, or what it reads ahead comes to its end by itself.
         """
         self.is_stopped = True
@@ -125,8 +125,8 @@ class LedgerReader:
     async def read_last_confirmed(self) -> EntryId:
         """The last entry that was confirmed before this call, or a later one; NO_ENTRY: none was.
 
-        Of an open ledger it may be one less, for as long as its writer takes to tell: every entry
-        tells of those before it, and the last one is told of by itself when the writer rests.
+        Of an open ledger it may be one less, until its writer reports it: every entry
+        carries the LAC before it, and the last one is reported separately when the writer rests.
         Raises `EntryUnavailable` if too few bookies can be heard, `NoSuchLedger`. Cancelled, it leaves
         nothing behind.
         """
@@ -180,7 +180,7 @@ class LedgerReader:
         """Confirmed entries, in order, both ends included; by default up to `last_add_confirmed`.
 
         Raises `NoSuchEntry` if the last one is not known to be confirmed: `read_last_confirmed`
-        asks anew. Iterating raises `EntryUnavailable` if no copy can be had now, `DigestMismatch`
+        asks again. Iterating raises `EntryUnavailable` if no copy can be had now, `DigestMismatch`
         if none is sound, `NoSuchEntry` if every holder says that it has none. A step of it that is
         cancelled loses nothing: the same entries come next.
         """
@@ -214,7 +214,7 @@ class LedgerReader:
                 ledger_id=self.ledger_id,
                 entry_id=last_entry,
                 last_add_confirmed=self.last_add_confirmed,
-                next_step="`read_last_confirmed()` asks anew, `read_unconfirmed` takes what is there",
+                next_step="`read_last_confirmed()` asks again, `read_unconfirmed` takes what is there",
             )
 
     def _require_possible(self, first_entry: EntryId) -> None:

@@ -8,7 +8,7 @@
 
 The last change is made to the very metadata that recovery began with. If somebody closed the ledger
 meanwhile, theirs is the end; if fragments changed, what was learnt may be about the wrong bookies, and
-recovery begins anew (FR7). Two recoveries of one ledger are safe, and so is one that dies anywhere.
+recovery starts again (FR7). Two recoveries of one ledger are safe, and so is one that dies anywhere.
 """
 
 import asyncio
@@ -93,11 +93,11 @@ class Recovery:
     async def recover(
         self, stored: StoredLedger, password: bytes, digest_type: DigestType
     ) -> StoredLedger:
-        """Returns it CLOSED, whoever closed it.
+        """Returns the ledger CLOSED, by this recovery or by another client.
 
         Raises `RecoveryIncomplete` if too few bookies can be heard: the ledger stays fenced and in
-        recovery, and nothing is lost by trying again. `NoSuchLedger`, `Unauthorized`, and whatever
-        the metadata store raises. Cancelled, it leaves the ledger likewise, or closed.
+        recovery, and nothing is lost by trying again. `NoSuchLedger`, `Unauthorized`, and what
+        the metadata store raises. Cancelled, it leaves the ledger in recovery, or closed.
         """
         for _ in range(_RESTARTS_MAX):
             stored = await self._start(stored)
@@ -131,8 +131,8 @@ class Recovery:
     ) -> StoredLedger:
         """From its return on the writer confirms nothing any more, and cannot move elsewhere.
 
-        The ledger is left in recovery; one that is closed has no writer, and stays as it is. Whoever
-        acts on it names the version that is returned: no other one was fenced.
+        The ledger is left in recovery; one that is closed has no writer, and stays as it is. A caller that
+        acts on it has to name the returned version: no other version was fenced.
         """
         stored = await self._start(stored)
         if not stored.metadata.is_closed:
@@ -229,7 +229,7 @@ class _Attempt:
         """Until nobody can confirm an entry without a bookie that is fenced (FR1).
 
         A fence's answer has the LAC that came with the last entry. A writer that rested may have
-        told all of them a higher one since: one is asked for it beside the fence, and it saves writing
+        sent all of them a higher one since. One is asked for it beside the fence, which saves writing
         entries once more.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
@@ -356,7 +356,7 @@ class _Attempt:
                 raise write_backs.error
 
     def _tell_lasts(self, search: TailSearch) -> None:
-        """Whoever was fenced on a line that stands is heard soon: no question crosses its answer."""
+        """A member that was fenced over an open connection answers soon: no other request delays its response."""
         if self._last is not None:
             search.on_fenced(self._last)
         for slot, last in self._lasts.items():
@@ -377,7 +377,9 @@ class _Attempt:
         last, silence = self._judge_fence(slot, answer)
         if silence is None and self._is_word_good(slot):
             search.on_last(slot, last)
-            self._proven_at = None  # What it may have yet it is asked for: it has its second anew.
+            self._proven_at = (
+                None  # It is asked for what it may still have, with another second for that.
+            )
         else:
             search.on_no_last(slot)
 
@@ -401,7 +403,7 @@ class _Attempt:
         return due
 
     def _hurry(self, search: TailSearch) -> None:
-        """Whoever takes long is not waited for alone."""
+        """Ask others, too, if a member takes long."""
         now = self._loop.time()
         while self._asked_at:
             ask, asked_at = next(iter(self._asked_at.items()))
@@ -466,7 +468,7 @@ class _Attempt:
         return []
 
     def _room(self, write_backs: WriteBacks) -> int:
-        """For so many entries, one at least if nothing is on its way."""
+        """For how many entries there is room; at least one if nothing is on its way."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
         ahead_max = _AHEAD_MAX if self._batch_slots else _AHEAD_MAX_SINGLY
         entries = min(ahead_max, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
@@ -475,7 +477,7 @@ class _Attempt:
     # ------------------------------------------------------------------------------------------
 
     async def _length_at(self, last_entry: EntryId) -> int:
-        """Payload bytes of the whole ledger: each entry says so much of itself and those before."""
+        """Payload bytes of the whole ledger: each entry names the sum of itself and those before."""
         if last_entry == NO_ENTRY:
             return 0
         if self._last is None or self._last.entry_id != last_entry:

@@ -1,7 +1,7 @@
 """Entries of one ledger, read from whichever of their copies answers first.
 
 One member of the write set is asked; another one, too, when the first fails or takes longer than
-most answers did lately. What was overtaken is dropped, and whoever was overtaken is asked later.
+most answers did lately. What was overtaken is dropped, and the overtaken member is asked later.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Ticks for all writers of a client: those whose entries are on their way, and those that rest.
 
 Writers come and go with their entries, and a timer for each costs a server of many ledgers more than
-what it is for. So there is one for a share of a tick, and whoever wants a tick has that with others:
+what it is for. So there is one for a share of a tick, and all writers in it tick together:
 nobody waits longer than a tick, the first time up to a share less, and not all of them come at once.
 """
 
@@ -17,7 +17,7 @@ class Ticker:
     def __init__(
         self, tick_s: float, shares: int = _SHARES, *, share_s_max: float = math.inf
     ) -> None:
-        """So many shares, or more of them, so that none is longer: those of one share hold up the loop."""
+        """Divides a tick into at least `shares` parts, or more so that none is too long: one part holds up the loop."""
         self._shares = max(shares, math.ceil(tick_s / share_s_max))
         self._share_s = tick_s / self._shares
         self._due: dict[int, list[Callable[[], None]]] = {}  # By number of the share.

@@ -11,7 +11,7 @@
                 print(entry.entry_id, entry.payload)
 
 A thin face: one thread of its own runs the loop, and each call waits there for what it says. Calls may
-come from any thread. Whoever wants thousands of appends a second uses `append_many`, or asyncio.
+come from any thread. For thousands of appends a second use `append_many`, or asyncio.
 """
 
 import asyncio

@@ -132,7 +132,7 @@ class LedgerWriter:
         self._on_stopped: Callable[[RollbookError], None] = _nobody
         self._wants_room: deque[asyncio.Future[None]] = deque()
         self._failure: RollbookError | None = None
-        self._was_unsettled = False  # Somebody was told so.
+        self._was_unsettled = False  # A caller got `AppendUnsettled`.
         self._is_closing = False
         self._is_over = False  # No bookie is used any more.
         self._closing: asyncio.Task[None] | None = None
@@ -169,7 +169,7 @@ class LedgerWriter:
 
     @property
     def failure(self) -> RollbookError | None:
-        """What stopped the writer for good."""
+        """What stopped the writer permanently."""
         return self._failure
 
     @property
@@ -198,7 +198,7 @@ class LedgerWriter:
         return future
 
     def put(self, payload: bytes) -> EntryId:
-        """As `append`, for whoever watches: there is no future, and that it is confirmed is told
+        """As `append`, for users of `watch`: there is no future, and confirmation is reported
         together with all others that are.
         """
         if self._is_closing or self._failure is not None:
@@ -298,7 +298,7 @@ class LedgerWriter:
 
     async def stop(self) -> None:
         """Ends at once and leaves the ledger open, for recovery to close. Idempotent. Cancelled, it has
-        stopped all the same; tasks of its own that were told to end may do so a little later.
+        stopped all the same; its own tasks may end a little later.
         """
         if not self.is_stopped:
             self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
@@ -512,11 +512,11 @@ class LedgerWriter:
         count = len(self._wants_room) if is_over else self._pipeline.free_entries
         for _ in range(min(count, len(self._wants_room))):
             turn = self._wants_room.popleft()
-            if not turn.done():  # Else he was cancelled.
+            if not turn.done():  # Else it was cancelled.
                 turn.set_result(None)
 
     def _pass_room_on(self) -> None:
-        """Whoever leaves may have left some."""
+        """A waiter that leaves may have left some room."""
         if self._wants_room and not self._offer_is_due:
             self._offer_is_due = True
             self._loop.call_soon(self._offer_room)
@@ -654,7 +654,7 @@ class LedgerWriter:
     # --- The end ------------------------------------------------------------------------------
 
     def _stop(self, error: RollbookError) -> None:
-        """For good."""
+        """Stop permanently."""
         if self._failure is not None:
             return
         self._failure = error
@@ -694,7 +694,7 @@ class LedgerWriter:
         return self._loss() if self._was_unsettled else self._refusal()
 
     def _release_all(self) -> None:
-        """Connections and timers, at once; tasks are told to end."""
+        """Close connections and timers at once, and ask tasks to end."""
         self._is_over = True
         for channel in self._channels:
             channel.close()

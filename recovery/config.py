@@ -13,7 +13,7 @@ class HealConfig:
     # Read from others and written; more leaves them less for users.
     bytes_per_s_max: int = 64 * _MIB
     ledgers_at_once: int = 4  # Each with a window of its own in memory.
-    # After so much it is noted what is done: a later run goes on there.
+    # Progress is recorded after this many bytes, and a later run continues there.
     window_bytes: int = 32 * _MIB
     # Of the steward: between two questions what a bookie doubts. Smaller: healing begins sooner, bookies are asked more.
     look_again_s: float = 30.0

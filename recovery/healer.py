@@ -1,13 +1,13 @@
 """Makes one bookie whole again: what it answers UNKNOWN for comes back from other copies, or is known not
-to be needed; then it is told so, and answers for itself.
+to be needed. Then the doubt is settled, and the bookie answers by itself.
 
 Ledgers that it doubts are healed one by one (`ledger_healer.py`). If it doubts everything, so is every
 ledger of the cluster that names it; each is fenced there again, closed ones, too; and when all of
-them are whole, it is told that not everything is in doubt any more (HL3).
+them are whole, the doubt about everything is settled (HL3).
 
-What is done is noted as doubts that are gone: whoever dies is simply run again (HL4). Nothing is settled
+Progress is recorded as cleared doubts, so an interrupted run can be restarted (HL4). Nothing is settled
 but by the stamp of the doubts that were seen: what came into doubt meanwhile may be the very entry that
-was brought back, so the ledger is looked at anew.
+was brought back, so the ledger is examined again.
 """
 
 from array import array
@@ -100,9 +100,9 @@ class Healer:
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
         """`on_progress` hears how many ledgers are done, and of how many.
 
-        What cannot be done for one ledger is told in the result. Raises `WrongBookie` or
+        What cannot be done for one ledger is reported in the result. Raises `WrongBookie` or
         `WrongCluster` if these are not the doubts of this bookie, `Superseded` if it was started
-        anew meanwhile and doubts everything, and what the metadata store and the bookie raise.
+        again meanwhile and doubts everything, and what the metadata store and the bookie raise.
         """
         first, doubted = await self._look_at_all()
         healing = Healing(self._bookie, doubts_everything=first.everything)
@@ -149,7 +149,7 @@ class Healer:
         return page
 
     async def _ledger_ids(self, first: DoubtsPage, doubted: Mapping[int, object]) -> "array[int]":
-        """Those it doubts first: whoever waits for their recovery has waited long enough."""
+        """The ledgers that it doubts come first: their recovery is waiting for this."""
         ids = array("q", doubted)
         if first.everything or self._includes_all:
             async for ledger_id in self._ledgers.list():

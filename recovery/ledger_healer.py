@@ -63,7 +63,7 @@ class Outcome(Enum):
     HEALED = "healed"
     GONE = "gone"  # It was deleted.
     PLANNED = "planned"  # Nothing was done, as was wished.
-    WAITING = "waiting"  # Cannot be told now; it stays in doubt.
+    WAITING = "waiting"  # Not known now; it stays in doubt.
     LOST = "lost"  # Entries have no copy anywhere; they stay in doubt.
 
 
@@ -149,7 +149,7 @@ class LedgerHealer:
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
         self._writers = writers
-        self._not_needed: list[Range] = []  # Not told yet.
+        self._not_needed: list[Range] = []  # Not reported yet.
 
     async def heal(self) -> None:
         """Raises what keeps it from being healed now: nothing is lost by trying again."""
@@ -256,7 +256,7 @@ class LedgerHealer:
             if self._task.is_wholly_doubted and WHOLE not in accepted:
                 tail = []
             if not tail:
-                error.next_step = f"see to the bookies named; if they are gone for good: --accept-loss {ledger_id}"
+                error.next_step = f"see to the bookies named; if they are permanently lost: --accept-loss {ledger_id}"
                 raise
             logger.warning("ledger_tail_given_up", ledger_id=ledger_id, reason=error.message)
             self.found.reason = error.message
@@ -302,7 +302,7 @@ class LedgerHealer:
         self, metadata: LedgerMetadata, listed: EntryList, means: "_Means"
     ) -> None:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
-        # Told along with the first window: each time that the bookie notes something costs it syncs.
+        # Reported with the first window: each report costs the bookie syncs.
         self._not_needed = [Range(first, last) for first, last, where in pieces if where is None]
         for first, last, fragment in pieces:
             if fragment is None:

@@ -200,7 +200,7 @@ class LedgerRepair:
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
 
     async def _move_seats(self, stored: StoredLedger, plan: RepairPlan) -> None:
-        """Of a ledger without a writer, and so without entries: whoever claims it later does so by compare-and-swap."""
+        """Of a ledger without a writer, and so without entries: a later claim is made by compare-and-swap."""
         ensemble = list(stored.metadata.fragments[-1].ensemble)
         for slot in plan.open_seats:
             seat_of = tuple(ensemble)

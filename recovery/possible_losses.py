@@ -1,6 +1,6 @@
-"""What a bookie is in doubt about, and how it is told that it need not be any more.
+"""Reads what a bookie is in doubt about, and settles doubts there.
 
-Over HTTP on a real machine (`rollbook.api.cli.recovery.actions`); whoever has the bookie hands it in directly.
+Over HTTP on a real machine (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie in directly.
 """
 
 from dataclasses import dataclass

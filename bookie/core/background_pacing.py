@@ -19,7 +19,7 @@ class Rests:
         self._worked_ns = 0
 
     def on_paused(self, now_ns: int, times: float) -> float:
-        """A step ends. Seconds to rest: so many times as long as it took, or it was no time yet."""
+        """A step ends. Returns the seconds to rest: `times` as long as it worked, or 0 if no rest is due."""
         self._worked_ns += now_ns - self._began_ns
         if self._worked_ns < _STEP_NS_MIN:
             return 0.0
@@ -32,7 +32,7 @@ class Rests:
 
 class Lull:
     """When to go on behind a rest. A step that begins while others are busy comes on top of all that
-    they have to do, and whoever adds waits for both; in a lull it delays what comes meanwhile, once.
+    they have to do, and adds wait for both. In a lull it delays only what arrives during the step.
 
     A loop that is busy all the time is not waited for beyond a patience: the work goes on, slowly.
     """

@@ -15,7 +15,7 @@ class Deadlines(Generic[T]):
         return len(self._ends_ns)
 
     def start(self, who: T, now_ns: int) -> None:
-        """Anew, if it has one already."""
+        """Start its deadline; one that is running starts again."""
         self._ends_ns.pop(who, None)
         self._ends_ns[who] = now_ns + self._allowed_ns
 

@@ -10,9 +10,9 @@
     trailer     magic · version · footer position · extents · pages · records · crc of the three
                 tables · crc of the trailer itself                the last bytes of the file
 
-Positions and lengths are of the entries' own bytes, wherever their record has them; whoever reads
-one reads its whole record and verifies that. Pages and tables are checksummed like records (B2).
-Nothing here is the only copy: a log whose footer is damaged is read through once and indexed anew.
+Positions and lengths are of the entries' own bytes, wherever their record has them. A reader
+of one reads its whole record and verifies that. Pages and tables are checksummed like records (B2).
+Nothing here is the only copy: a log whose footer is damaged is read once and indexed in memory.
 """
 
 import struct

@@ -5,7 +5,7 @@ are refused, and it counts as an answer only once it is durable. Adds of a recov
 that was deleted stays fenced for everybody, until it may be forgotten: a late add must not bring it
 back. A ledger whose entries were dropped keeps its key and its fence, and takes a recovery's adds as before.
 
-The first to speak of a ledger brings its key; whoever shows another one afterwards is refused. A
+The first to speak of a ledger brings its key; a request with another key is refused afterwards. A
 copy of a ledger that lost its key to damage takes the next one shown.
 """
 
@@ -113,8 +113,8 @@ class Ledger:
     def on_lac(self, last_add_confirmed: int) -> bool:
         """An add that was accepted carries it. Whether that is news.
 
-        It is true whatever becomes of the add: others confirmed what it speaks of. So those who wait
-        may be told at once; whoever has to build on it needs the durable one.
+        It is true whatever becomes of the add: others confirmed what it speaks of. So requests that wait
+        for it are answered at once. Decisions need the durable one.
         """
         if last_add_confirmed <= self.told_lac:
             return False

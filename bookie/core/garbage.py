@@ -3,11 +3,11 @@
 Only if (B11: nothing else is proof)
 - it was absent from two scans of the metadata that both began after it was known here, the second
   begun at least `interval` after the first had ended, and from every scan in between and since;
-- and then for `quarantine` more: time for whoever deleted, or lost, or moved metadata by mistake;
+- and then for `quarantine` more: time to notice that metadata was deleted, lost or moved by mistake;
 - and not more than a share of all ledgers are gone at once: that is how a wrong or emptied metadata
   store looks. Then nothing is deleted until there are fewer, or an operator says so.
 
-A scan that could not be finished says nothing. All this is in memory: after a restart it begins anew.
+A scan that could not be finished says nothing. All this is in memory: a restart starts it again.
 """
 
 from array import array
@@ -46,7 +46,7 @@ class Suspects:
         return sum(agreed_ns != _NOT_AGREED for agreed_ns in self._agreed_ns)
 
     def on_scan(self, began_ns: int, ended_ns: int, absent: IntArray, ledgers: int) -> None:
-        """A complete one: `absent` (ascending) of so many `ledgers` that were here before it."""
+        """A complete scan: of the `ledgers` that were here before it, metadata did not have `absent` (ascending)."""
         ids, firsts, agreeds = array("q"), array("q"), array("q")
         at, count = 0, len(self._ids)
         for ledger_id in absent:

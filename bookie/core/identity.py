@@ -8,8 +8,8 @@ and is of its latest life (B8). That is written down three times:
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
     bookies/ID       in our own tree: the incarnation, the start and its token
 
-The incarnation is random, and drawn anew whenever a bookie begins without entries; an id that was
-used before thus is told from a new one even where its cookie was removed. A stamp is JOINING until
+The incarnation is random, and drawn again whenever a bookie starts without entries. An id that was
+used before is thus distinguished from a new one even if its cookie was removed. A stamp is JOINING until
 both nodes name its incarnation; nothing is served before it is MEMBER. So what is JOINING, and
 known to neither node, was never served and may be thrown away.
 
@@ -24,7 +24,7 @@ promises nothing, no fence either, until it has.
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
     …
-    # rollbook stamp 1                 version; comments, to whoever reads the text as a cookie
+    # rollbook stamp 1                 version; comments, for readers of the text as a cookie
     # rollbook incarnation 4e0c…
     # rollbook start 17 9b1d…
     # rollbook place ledger 2
@@ -69,7 +69,7 @@ _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{
 
 class State(Enum):
     JOINING = "joining"
-    FORMATTING = "formatting"  # Likewise, under an id that was used before.
+    FORMATTING = "formatting"  # Joining under an id that was used before.
     MEMBER = "member"
     WRITING_OFF = "writing-off"  # It was one, and will be when its losses are written down.
 
@@ -169,8 +169,8 @@ class Found:
     cookie: Cookie | None  # Of the node; None if there is none, or none that can be read.
     has_cookie: bool
     incarnation: str | None  # Of our own node.
-    start: int = 0  # Likewise,
-    starter: str = ""  # likewise.
+    start: int = 0  # Of our own node: how often it was started,
+    starter: str = ""  # and the random name of its latest start.
 
     @property
     def next_start(self) -> int:
@@ -239,7 +239,7 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
     if not stamps:
         yield Problem(
             f"the cluster knows a bookie {wanted.bookie_id}, but all its directories are empty",
-            f"mount its disks; if they are gone for good: {FORMAT}",
+            f"mount its disks; if they are permanently lost: {FORMAT}",
             wanted.ledger_dirs[0],
         )
         return
@@ -249,18 +249,18 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
         elif all(stamp.state is State.JOINING for stamp in stamps):
             yield Problem(
                 f"the cluster knows another bookie {wanted.bookie_id}",
-                f"give this one an id of its own; if the other is gone for good: {FORMAT}",
+                f"give this one an id of its own; if the other is permanently lost: {FORMAT}",
             )
         else:
             yield Problem(
                 "the directories are of different lives of this bookie",
-                f"mount those that belong together; if they are gone for good: {FORMAT}",
+                f"mount those that belong together; if they are permanently lost: {FORMAT}",
             )
         return
     if found.incarnation not in (None, stamps[0].incarnation):
         yield Problem(
             "the bookie was formatted since these directories were its own",
-            f"mount the newer ones; if they are gone for good: {FORMAT}",
+            f"mount the newer ones; if they are permanently lost: {FORMAT}",
             found.directories[0].path,
         )
         return
@@ -329,7 +329,7 @@ def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
         if _is_lost(each, found):
             yield Problem(
                 f"the bookie's directory `{each.place}` is empty or not there",
-                f"mount its disk; if that is gone for good: {WRITE_OFF}",
+                f"mount its disk; if that is permanently lost: {WRITE_OFF}",
                 each.path,
             )
         elif each.condition is Condition.EMPTY:
@@ -343,7 +343,7 @@ def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
 
 
 def _directories_behind(found: Found) -> Iterator[Problem]:
-    remedy = f"mount the newer one; if that is gone for good: {WRITE_OFF}"
+    remedy = f"mount the newer one; if that is permanently lost: {WRITE_OFF}"
     for each in found.directories:
         stamp = each.stamp
         if stamp is None or found.incarnation is None:
@@ -416,7 +416,7 @@ def can_rejoin(found: Found, wanted: Cookie) -> bool:
 
 
 def can_write_off(found: Found, wanted: Cookie) -> bool:
-    """Whether what is there is of its latest life, and would do if the rest is gone for good.
+    """Whether what is there is of its latest life, and would do if the rest is permanently lost.
 
     The rest may be a directory, or what came after a copy of it was made.
     """

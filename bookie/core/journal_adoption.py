@@ -1,9 +1,9 @@
 """Whether a filled journal file becomes an entry log as it stands, or is rewritten sorted.
 
-Adopting writes each byte once. Its price is paid by readers: whoever reads a ledger reads every
+Adopting writes each byte once. Its price is paid by readers: reading a ledger means reading every
 record that holds some of it, whole. So it is worth it iff reading all its ledgers one by one costs
 at most `_READ_COST_MAX` times their bytes, and the file is not mostly padding and framing, as after
-hours of single small adds, which would take that space for good.
+hours of single small adds: an adopted file keeps that space.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,14 @@
 """Whether one client adds and nobody else: then no write need wait for what others add.
 
-A write that waits one turn of the loop takes along what other connections bring meanwhile. To
-whoever is alone that turn brings nothing; to write at once where there are others would give each of
-them a sync of his own, with all the rest waiting behind it.
+A write that waits one turn of the loop takes along what other connections bring in that turn.
+For a lone writer that turn brings nothing. Where there are others, writing at once would give each
+of them a sync of its own, with the others waiting for it.
 """
 
 
 class Solo:
     def __init__(self, chunks_min: int) -> None:
-        """So many chunks in a row, from one source."""
+        """`chunks_min`: chunks in a row from one source after which that source counts as alone."""
         self._chunks_min = chunks_min
         self._source: object = None
         self._chunks = 0

@@ -46,7 +46,7 @@ class Pool:
 
     @property
     def overdue(self) -> int:
-        """Of what has begun and stands still: so much has to go before others may go on."""
+        """Bytes of stalled partial requests that have to be released before other connections may continue."""
         return min(self.lent - self._roomy, self.begun - self.bytes_max // 2)
 
     @property
@@ -103,7 +103,7 @@ class Making:
 
     @property
     def room(self) -> int:
-        """So much it may grow before that is so."""
+        """Bytes by which it may grow while `may_grow` holds."""
         return max(0, self._pool.room)
 
     def grow(self, size: int) -> None:

@@ -1,6 +1,6 @@
 """What a journal file comes to when it is read again after a stop.
 
-Entries go to a memtable as when they were written, facts about ledgers are told in order. Of a
+Entries enter a memtable as when they were written, and facts about ledgers are reported in order. Of a
 damaged record whatever proves itself is kept, the rest of what its rows name is in doubt (B1); a
 fence in it holds (B4).
 

@@ -58,7 +58,7 @@ def find_entries(
 
     Frames are looked for by the ledger id in front of each entry, not one behind the other: the
     damage may be in the length of one. So what looks like a frame may lie in the payload of a
-    damaged one, put there by the writer of another ledger; but he does not know this one's key.
+    damaged one, put there by the writer of another ledger. That writer does not know this ledger's key.
     Only frames with the known key count, or else with the one key that all of the ledger's show.
     """
     places = sorted(at for ledger_id in ledger_ids for at in _find_all(body, _ID.pack(ledger_id)))

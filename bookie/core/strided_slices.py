@@ -1,6 +1,6 @@
 """Small entries out of a record's body: those of one length at even distances are cut by one call.
 
-That is how adds of one size lie, whoever sends them; entry by entry they cost several times as much as
+Adds of one size lie like this, from every client. Entry by entry they would cost several times as much as
 their bytes.
 """
 

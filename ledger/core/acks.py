@@ -17,8 +17,8 @@ from rollbook.proto.quorum import Quorum, Slots
 
 
 class AckTracker:
-    """Slots are indexes of the ensemble. Entries above the LAC are counted by slot, so whoever sits
-    there has to be asked for them anew when the slot changes hands.
+    """Slots are indexes of the ensemble. Entries above the LAC are counted by slot, so a bookie that
+    takes over a slot has to acknowledge them itself.
     """
 
     def __init__(self, quorum: Quorum, next_entry: EntryId = FIRST_ENTRY) -> None:
@@ -85,7 +85,7 @@ class AckTracker:
         self._restart(slot, EntryId(self.last_add_confirmed + 1))
 
     def admit(self, slot: int, first_entry: EntryId) -> None:
-        """Whoever sits there now has nothing from `first_entry` on, and gets it all."""
+        """The slot's new bookie has nothing from `first_entry` on, and gets it all."""
         assert self._withdrawn >> slot & 1
         self._withdrawn &= ~(1 << slot)
         self._excused &= ~(1 << slot)
@@ -98,7 +98,7 @@ class AckTracker:
     def recall(self, slot: int, first_entry: EntryId) -> EntryId:
         """It is to have entries again, from `first_entry` on; all below are confirmed.
 
-        Its mark as it was: what it lacks from there up to `first_entry` it lacks for good.
+        Its mark as it was: what it lacks from there up to `first_entry` it never gets.
         """
         assert first_entry <= self.last_add_confirmed + 1
         self._excused &= ~(1 << slot)

@@ -3,8 +3,8 @@
 An id, the ledger's length and the place in the queue are taken in one step (WR1). Frames are built
 when somebody is to be sent one of them, of all that was appended by then: for less than one by one, and
 with the newest LAC. One frame serves all bookies. It is kept until its entry is confirmed and no copy
-is waited for any more; so much, and no more than the window, is in memory. Whoever reconnects or steps
-in for another gets anew what he has not acknowledged; nobody else does.
+is waited for any more; what is in memory fits into the window. A bookie that reconnects or steps
+in for another is sent again what it has not acknowledged; others are not.
 
 Time is counted in ticks, of which the shell makes one every so often while entries are on their way.
 There is no timer for an entry: at each tick it is noted which entries exist. A process that stood
@@ -47,7 +47,7 @@ from rollbook.proto.wire.adds import AddPacker
 DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
-_CHUNK_BYTES: Final = 256 * 1024  # So much need not become more to be worth sending.
+_CHUNK_BYTES: Final = 256 * 1024  # A chunk of this size is sent without waiting for more.
 _NOTHING: Final = (b"", 0)
 _AROUND_BYTES: Final = 160  # More than a frame has around a payload, in either protocol.
 _FULL: Final = "the writer's window is full"
@@ -198,7 +198,7 @@ class Pipeline:
         return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
 
     def gathers(self, slot: int, unanswered: int) -> bool:
-        """Whether what the slot was not sent yet had better wait for more, while so many adds that it
+        """Whether what the slot was not sent yet had better wait for more, while `unanswered` adds that it
         was sent are unanswered: it is less than they are, and no chunk of its own (WR10).
         """
         count = self.next_entry - self._seats[slot].sent
@@ -319,7 +319,7 @@ class Pipeline:
         self._seats[slot].takes_entries = False
 
     def resume(self, slot: int) -> tuple[EntryId, EntryId]:
-        """Its bookie is back. What it will lack for good: from the first up to the second."""
+        """Its bookie is back. Returns the range of entries that it will never get."""
         lacks_from = self.acks.recall(slot, self._first)
         self._seat(slot)
         return lacks_from, max(lacks_from, self._first)

@@ -9,7 +9,7 @@
   is found stay down, and are tried again.
 - The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any
   other state is somebody's recovery, which may have counted negatives of the present ensemble: the
-  writer stops for good (WR4).
+  writer stops permanently (WR4).
 - A compare-and-set whose reply was lost was made if the ledger's end is found as it was wanted: nobody
   else moves it while the ledger is OPEN.
 - While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are

@@ -1,7 +1,7 @@
 """The LAC as an ensemble tells it, and when enough of the ensemble was heard to believe it.
 
-Every confirmed entry has `ack` copies in its write set, and whoever stores an entry knows of the LAC
-that came with it. So the highest LAC that was told is not too low once every possible ack quorum has
+Every confirmed entry has `ack` copies in its write set, and a bookie that stores an entry knows the LAC
+that came with it. So the highest LAC that was reported is not too low once every possible ack quorum has
 a member that was heard (RD1). Heard is who brings an entry or a LAC, and who says that it has none;
 what a bookie says that may have lost something, that fails, or that shows bytes of a wrong digest
 proves nothing. A valid LAC counts from whomever it comes: nobody can make one too high.

@@ -6,7 +6,7 @@ do not suffice. No bookie is ever twice in an ensemble: two copies with one book
 
 With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which is
 what holds an entry, lie in as many racks as can be had. With too few racks it goes on all the same,
-and `lacks_racks` says so. Whoever is on no map is in a rack of its own. Among equals chance decides,
+and `lacks_racks` says so. A bookie that is on no map counts as a rack of its own. Among equals chance decides,
 so that many clients spread what they write.
 """
 
@@ -60,7 +60,7 @@ class Placement:
         return NotEnoughBookies(
             f"{usable} bookies take new entries{behind_tls}{others}, "
             f"and an ensemble of {quorum.ensemble} is wanted",
-            next_step=f"{room}start bookies{start}, or make it anew with fewer copies",
+            next_step=f"{room}start bookies{start}, or create the log or ledger again with fewer copies",
         )
 
     def pick_replacements(

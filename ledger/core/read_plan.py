@@ -36,7 +36,7 @@ _LATENCIES_KEPT: Final = 128
 _SORTED_EVERY: Final = 16
 _PERCENTILE: Final = 0.95
 _UNKNOWN_FACTOR: Final = 4
-BATCH_FACTOR: Final = 10  # A batch may take so much longer than an entry before it is called slow.
+BATCH_FACTOR: Final = 10  # A batch counts as slow after this many times what an entry may take.
 _PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 
 
@@ -92,10 +92,10 @@ class CopySearch:
         ids: dict[str, Any] = {"ledger_id": ledger_id, "entry_id": entry_id}
         if all(issubclass(error, Missing) for error in errors.values()):
             return NoSuchEntry(**ids)
-        told = ", ".join(f"{ensemble[slot]}: {e.code.reason}" for slot, e in errors.items())
+        found = ", ".join(f"{ensemble[slot]}: {e.code.reason}" for slot, e in errors.items())
         if all(issubclass(error, Missing | DigestMismatch) for error in errors.values()):
-            return DigestMismatch(f"no copy is sound ({told})", **ids)
-        return EntryUnavailable(f"no copy could be read ({told})", **ids)
+            return DigestMismatch(f"no copy is sound ({found})", **ids)
+        return EntryUnavailable(f"no copy could be read ({found})", **ids)
 
 
 class CoverSearch:
@@ -146,7 +146,7 @@ class HedgeDelay:
     """
 
     def __init__(self, at_least_ms: float, factor: int = 1) -> None:
-        """`factor`: for what takes so many times longer as a rule."""
+        """`factor`: how many times longer this kind of request takes as a rule."""
         self._at_least_ns = int(at_least_ms * factor * _NS_PER_MS)
         self._latencies: deque[int] = deque(maxlen=_LATENCIES_KEPT)
         self._since_sorted = 0

@@ -33,7 +33,7 @@ _PROBES_MAX: Final = 64  # Entries that are asked for beyond what is known to ex
 
 
 class Ask(NamedTuple):
-    """Ask the member at `slot` for what it holds of so many consecutive ids; one: a plain read."""
+    """Ask the member at `slot` for what it holds of `count` consecutive ids; 1 is a plain read."""
 
     slot: int
     first_entry: EntryId
@@ -228,7 +228,7 @@ class TailSearch:
 
     @property
     def is_absence_proven(self) -> bool:
-        """By so many that the next entry was never acknowledged; others may still have a copy."""
+        """Enough members prove that the next entry was never acknowledged; others may still have a copy."""
         sought = self._sought.get(self._next)
         return sought is not None and self._quorum.is_absent(self._next, sought.negatives)
 
@@ -253,7 +253,7 @@ class TailSearch:
         return not self._quorum.write_mask(self._next) & ~answered
 
     def stop_waiting(self) -> None:
-        """Whoever has not answered by now is taken for unreachable, if absence is proven."""
+        """Members that have not answered by now count as unreachable, if absence is proven."""
         self._is_end_certain = True
 
     def ask_again(self) -> None:

@@ -3,7 +3,7 @@
 A copy that was read may be the only one, and not yet durable; so each recovered entry gets `ack`
 durable copies, and all `write` bookies are tried (FR5). A bookie that fails is replaced from the first
 entry on that it has not acknowledged, in memory only: the new ensembles are part of the closing
-change of metadata and show to nobody before (FR6). Whoever dies on the way has changed nothing that a
+change of metadata and show to nobody before (FR6). A recovery that dies on the way has changed nothing that a
 later recovery goes by.
 
 Entries stay here, and are kept, from the first one on that somebody who counts has not acknowledged:
@@ -111,7 +111,7 @@ class WriteBack:
         )
 
     def has_ack_quorums(self) -> bool:
-        """Whoever is still waited for is waited for beyond what is needed."""
+        """Whether every entry has its ack quorum. Bookies that are still waited for are extra copies."""
         return all(
             self._quorum.is_acked(entry_id, copies.acked)
             for entry_id, copies in self._copies.items()

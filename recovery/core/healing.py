@@ -1,6 +1,6 @@
 """What a bookie has to get back of a closed ledger, and of what it may say again that it has none.
 
-A bookie that may have lost entries answers UNKNOWN for them, and each such answer holds up whoever
+A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client that
 counts answers. Doubt about an entry may go in three ways only (HL1):
 
     brought back   it is there again, verified and durable
@@ -119,7 +119,9 @@ class Judgement:
     settled: list[Range] = field(default_factory=list)  # Of which there is no doubt any more.
     lost: list[EntryId] = field(default_factory=list)  # No copy anywhere: they stay in doubt.
     waiting: dict[EntryId, str] = field(default_factory=dict)  # Who said what; in doubt, too.
-    given_up: list[EntryId] = field(default_factory=list)  # Likewise, but somebody accepts that.
+    given_up: list[EntryId] = field(
+        default_factory=list
+    )  # Also in doubt, but an operator accepted their loss.
 
 
 def judge(
@@ -161,7 +163,7 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
 def tail_to_give_up(
     metadata: LedgerMetadata, doubted: Sequence[Range], accepted: Sequence[Range]
 ) -> list[Range]:
-    """Of a ledger that cannot be closed: what recovery may be told to be absent.
+    """Of a ledger that cannot be closed: the ranges that recovery may take as absent.
 
     Entries of earlier fragments were confirmed; they are found or lost one by one, later.
     """

@@ -109,7 +109,7 @@ def rejoin(output: str, **flags: Any) -> None:
 @_yes_option
 @output_option
 def write_off(output: str, yes: bool, **flags: Any) -> None:
-    """Go on without files that are gone for good.
+    """Go on without files that are permanently lost.
 
     Or with directories that were restored from a copy, when the latest are gone. What they held, or
     came later, is UNKNOWN from then on, until it is copied back from other bookies. Reads the metadata

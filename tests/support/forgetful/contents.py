@@ -179,7 +179,7 @@ class Contents:
         self.size = self._disk_end = self.durable_size
 
     def discard(self) -> None:
-        """The file is gone for good."""
+        """The file is permanently lost."""
         if self._fd >= 0:
             os.close(self._fd)
             os.unlink(self._path)

@@ -209,7 +209,7 @@ class Volume:
         self._pending.append(change)
 
     def discard(self) -> None:
-        """The volume is gone for good, disk and all."""
+        """The volume is permanently lost, disk and all."""
         for inode in self.inodes.values():
             if inode.contents:
                 inode.contents.discard()

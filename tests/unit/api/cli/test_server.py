@@ -341,7 +341,7 @@ async def test_a_wiped_bookie_says_how_to_go_on_and_that_works(
     assert refused.returncode == 4
     assert "WRONG_BOOKIE" in refused.stderr
     assert not folder.exists()
-    remedy = refused.stderr.partition("if they are gone for good: ")[2].strip()
+    remedy = refused.stderr.partition("if they are permanently lost: ")[2].strip()
     words = shlex.split(remedy)
     doctor = run("bookie", "doctor", *words[3:])
     assert doctor.returncode == 8
