@@ -17,6 +17,7 @@ from rollbook.proto.cluster.uncertain_writes import read_surely, transact_surely
 from rollbook.proto.errors import (
     DrainBlocked,
     InvalidRequest,
+    LifecycleConflict,
     NotConfirmed,
 )
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
@@ -205,6 +206,23 @@ class Departures:
             return await read_surely(self._store, ops[0].path) is None
 
         await transact_surely(self._store, ops, was_made)
+
+    async def require_unused(self, bookie: BookieId) -> None:
+        """By its process and by every ledger. Raises `LifecycleConflict`."""
+        live = await self._live()
+        if bookie in (*live.writable, *live.read_only):
+            raise LifecycleConflict(
+                f"bookie {bookie} is registered", bookie=bookie, next_step="stop it first"
+            )
+        census = await take_census(self._nodes, [bookie])
+        named = census.naming[bookie] + len(census.unreadable)
+        if named:
+            raise LifecycleConflict(
+                f"{named} ledgers name bookie {bookie}, or cannot be read",
+                bookie=bookie,
+                ledgers=named,
+                next_step="drain it first: PUT /api/v1/bookies/{id}/lifecycle",
+            )
 
     # ------------------------------------------------------------------------------------------
 

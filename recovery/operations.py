@@ -29,7 +29,7 @@ from rollbook.proto.errors import (
     Overloaded,
     UnsupportedVersion,
 )
-from rollbook.proto.ports import Check, MetadataStore, SessionId, Set, Watch
+from rollbook.proto.ports import Check, MetadataStore, Op, SessionId, Set, Watch
 from rollbook.recovery.core.operations import (
     KEPT_MAX,
     LastingOperation,
@@ -170,7 +170,7 @@ class OperationNodes:
                 node = await read_surely(self._store, path)
                 return node is not None and (node.stat.version, node.value) == (version, data)
 
-            ops = (*checks, Set(path, data, found.version))
+            ops: tuple[Op, ...] = (*checks, Set(path, data, found.version))
             try:
                 await transact_surely(self._store, ops, was_made, session=session)
             except (MetadataConflict, NoSuchNode):

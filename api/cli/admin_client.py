@@ -5,7 +5,7 @@ import json
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from rollbook.proto.certificates import require_certificate_of
@@ -20,9 +20,6 @@ from rollbook.proto.errors import (
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.system_errors import told
 
-_TIMEOUT_S: Final = 30.0
-_ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
@@ -32,6 +29,8 @@ class AdminClient:
     tls_certificate: str | None = None  # Shown to a bookie that was given --tls-authorities.
     tls_key: str | None = None  # By default in the certificate's file.
     insecure: bool = False  # The token may go over the network in the clear.
+    timeout_s: float = 30.0
+    answer_bytes_max: int = 64 * 1024 * 1024
 
     def get(self, path: str, **query: Any) -> Any:
         wanted = {name: value for name, value in query.items() if value is not None}
@@ -57,7 +56,7 @@ class AdminClient:
                 method, path, json.dumps(body) if body is not None else None, headers
             )
             with connection.getresponse() as response:
-                answer = response.read(_ANSWER_BYTES_MAX)
+                answer = response.read(self.answer_bytes_max)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(
                 f"{self.url} hung up: {told(error)}",
@@ -99,7 +98,7 @@ class AdminClient:
                 "or say --insecure in a network that you trust",
             )
         if scheme == "http":
-            return http.client.HTTPConnection(host, port or 8001, timeout=_TIMEOUT_S)
+            return http.client.HTTPConnection(host, port or 8001, timeout=self.timeout_s)
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
@@ -113,7 +112,9 @@ class AdminClient:
                 raise BadConfig(
                     f"cannot use the certificate in {self.tls_certificate}: {told(error)}"
                 ) from error
-        return http.client.HTTPSConnection(host, port or 8001, timeout=_TIMEOUT_S, context=context)
+        return http.client.HTTPSConnection(
+            host, port or 8001, timeout=self.timeout_s, context=context
+        )
 
     def _token(self) -> str:
         assert self.token_file
@@ -134,7 +135,7 @@ def _answer_of(status: int, media_type: str, answer: bytes) -> Any:
         )
     try:
         found = json.loads(answer)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RollbookError(f"the answer is no JSON: {error}") from error
     if status < 400:
         return found
@@ -148,8 +149,9 @@ def error_of(problem: Any) -> RollbookError:
     reason, fields = problem.get("reason"), problem.get("fields") or []
     kind = next((each for each in every_error() if each.code.reason == reason), RollbookError)
     what = str(problem.get("detail", ""))
-    if fields:
-        what += ": " + "; ".join(f"{each['field']}: {each['problem']}" for each in fields)
+    if isinstance(fields, list) and fields:
+        known = [each for each in fields if isinstance(each, dict)]
+        what += ": " + "; ".join(f"{each.get('field')}: {each.get('problem')}" for each in known)
     ids = problem.get("ids")
     error = kind(
         what,

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Response
@@ -124,6 +125,25 @@ class ClusterAdmin(Protocol):
 
     async def set_rate(self, bytes_per_s: int) -> Facts: ...
 
+    async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
+        """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+
+    async def cookies(self) -> Sequence[Facts]: ...
+
+    async def cookie(self, name: str) -> Facts:
+        """Raises `Missing`."""
+
+    async def put_cookie(self, name: str, text: str, version: int | None) -> Facts: ...
+
+    async def delete_cookie(self, name: str) -> Facts: ...
+
+    async def generate_cookie(
+        self, name: str, directories: Mapping[str, Sequence[str]]
+    ) -> Facts: ...
+
+    async def ask_pages(self, name: str, method: str, path: str, body: Facts | None) -> Any:
+        """Raises what the bookie answers, `Missing` where it has no pages."""
+
     async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
         """Those that last, the newest first."""
 
@@ -151,8 +171,8 @@ IdempotencyKey = Annotated[
 ]
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _After = Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)]
-_AWAY: Final = (MetadataUnavailable,)
-_ACTS: Final = (MetadataUnavailable, OutcomeUnknown, MetadataConflict)
+AWAY: Final = (MetadataUnavailable,)
+ACTS: Final = (MetadataUnavailable, OutcomeUnknown, MetadataConflict)
 
 
 def make_app(
@@ -185,6 +205,13 @@ def make_app(
     app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_lasting_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
+    # They take what stands below from this module.
+    from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
+
+    acts = BookieActs(admin, managing, operations)
+    app.include_router(cookies(admin, acts, looks), prefix=_PREFIX)
+    app.include_router(ledger_ends(admin, acts), prefix=_PREFIX)
+    app.include_router(bookie_pages(admin, acts, looks), prefix=_PREFIX)
     return app
 
 
@@ -219,7 +246,7 @@ def _cluster(admin: ClusterAdmin) -> APIRouter:
         """Also while the metadata store is away."""
         return Cluster.model_validate(await admin.cluster())
 
-    @routes.get("/cluster/health", responses=describe_problems(*_AWAY))
+    @routes.get("/cluster/health", responses=describe_problems(*AWAY))
     async def get_health() -> ClusterHealth:
         """Asks every member whether it can be reached; two seconds at most."""
         return ClusterHealth.model_validate(await admin.health())
@@ -230,7 +257,7 @@ def _cluster(admin: ClusterAdmin) -> APIRouter:
 def _bookies(admin: ClusterAdmin) -> APIRouter:
     routes = APIRouter(tags=["bookies"])
 
-    @routes.get("/bookies", responses=describe_problems(*_AWAY))
+    @routes.get("/bookies", responses=describe_problems(*AWAY))
     async def list_bookies(
         after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
     ) -> ClusterBookies:
@@ -239,11 +266,11 @@ def _bookies(admin: ClusterAdmin) -> APIRouter:
         last = found[limit - 1]["id"] if len(found) > limit else None
         return ClusterBookies.model_validate({"bookies": found[:limit], "next_after": last})
 
-    @routes.get("/bookies/{bookie_id}", responses=describe_problems(Missing, *_AWAY))
+    @routes.get("/bookies/{bookie_id}", responses=describe_problems(Missing, *AWAY))
     async def get_bookie(bookie_id: BookieName) -> ClusterBookie:
         return ClusterBookie.model_validate(await admin.bookie(bookie_id))
 
-    @routes.get("/bookies/{bookie_id}/lifecycle", responses=describe_problems(Missing, *_AWAY))
+    @routes.get("/bookies/{bookie_id}/lifecycle", responses=describe_problems(Missing, *AWAY))
     async def get_lifecycle(bookie_id: BookieName) -> BookieLifecycle:
         return lifecycle_of(await admin.bookie(bookie_id))
 
@@ -264,7 +291,7 @@ def lifecycle_of(bookie: Facts) -> BookieLifecycle:
 def _ledgers(admin: ClusterAdmin) -> APIRouter:
     routes = APIRouter(tags=["ledgers"])
 
-    @routes.get("/ledgers", responses=describe_problems(InvalidRequest, *_AWAY))
+    @routes.get("/ledgers", responses=describe_problems(InvalidRequest, *AWAY))
     async def list_ledgers(
         state: Annotated[LedgerState | None, Query()] = None,
         bookie: Annotated[str | None, Query(max_length=255)] = None,
@@ -279,13 +306,13 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
         )
         return ClusterLedgers.model_validate({"ledgers": found, "next_after": next_after})
 
-    @routes.get("/ledgers/bad", responses=describe_problems(*_AWAY))
+    @routes.get("/ledgers/bad", responses=describe_problems(*AWAY))
     async def list_bad_ledgers(after: _After = -1, limit: _Limit = PAGE) -> BadLedgers:
         """Entries with a bad copy, as a check found, or with no copy, as a repair found. `limit` counts ledgers."""
         found, next_after = await admin.bad_ledgers(after, limit)
         return BadLedgers.model_validate({"entries": found, "next_after": next_after})
 
-    @routes.get("/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger, *_AWAY))
+    @routes.get("/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger, *AWAY))
     async def get_ledger(ledger_id: LedgerNumber) -> LedgerWithPlaces:
         return LedgerWithPlaces.model_validate(await admin.ledger(ledger_id))
 
@@ -295,7 +322,7 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
 def _recovery(admin: ClusterAdmin) -> APIRouter:
     routes = APIRouter(tags=["recovery"])
 
-    @routes.get("/recovery", responses=describe_problems(*_AWAY))
+    @routes.get("/recovery", responses=describe_problems(*AWAY))
     async def get_recovery() -> Recovery:
         """Auditor, steward, workers, tasks, switch, delay and rate."""
         return Recovery.model_validate(await admin.recovery())
@@ -306,7 +333,7 @@ def _recovery(admin: ClusterAdmin) -> APIRouter:
 def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter:
     routes = APIRouter(tags=["operations"])
 
-    @routes.get("/operations", responses=describe_problems(*_AWAY))
+    @routes.get("/operations", responses=describe_problems(*AWAY))
     async def list_operations(
         after: Annotated[str, Query(max_length=255)] = "", limit: _Limit = PAGE
     ) -> ClusterOperations:
@@ -315,7 +342,7 @@ def _operations(admin: ClusterAdmin, operations: RunningOperations) -> APIRouter
         here = [] if rest else [local_operation(each) for each in operations.newest_first()]
         return ClusterOperations.model_validate({"operations": [*found, *here], "next_after": rest})
 
-    @routes.get("/operations/{operation_id}", responses=describe_problems(Missing, *_AWAY))
+    @routes.get("/operations/{operation_id}", responses=describe_problems(Missing, *AWAY))
     async def get_operation(operation_id: OperationId) -> ClusterOperation:
         """Also one that has ended, for seven days."""
         if (here := operations.known(operation_id)) is not None:
@@ -347,29 +374,29 @@ def _bookie_acts(
         "/bookies/{bookie_id}/lifecycle",
         response_model=BookieLifecycle,
         responses=goes_on
-        | describe_problems(Missing, LifecycleConflict, DrainBlocked, Overloaded, *_ACTS),
+        | describe_problems(Missing, LifecycleConflict, DrainBlocked, Overloaded, *ACTS),
     )
     async def set_lifecycle(bookie_id: BookieName, wanted: WantedLifecycle) -> Any:
         """A transition that is not allowed is 409; `ids.allowed` has those that are."""
         state = LifecycleState(wanted.state)
         done = await acts.set_lifecycle(bookie_id, state, force=wanted.force)
-        return _begun(done) or lifecycle_of(done.result or {})
+        return begun_answer(done) or lifecycle_of(done.result or {})
 
     @routes.post(
         "/bookies:safe-to-remove",
         response_model=Removal,
-        responses=goes_on | describe_problems(InvalidRequest, Overloaded, *_AWAY),
+        responses=goes_on | describe_problems(InvalidRequest, Overloaded, *AWAY),
     )
     async def judge_removal(wanted: BookieIds) -> Any:
         """Whether these bookies may go, all together. Reads the metadata of all ledgers and changes nothing."""
         done = await acts.judge(wanted.bookies)
-        return _begun(done) or Removal.model_validate(done.result)
+        return begun_answer(done) or Removal.model_validate(done.result)
 
     @routes.delete(
         "/bookies/{bookie_id}",
         response_model=Removal,
         responses=goes_on
-        | describe_problems(Missing, InvalidRequest, NotConfirmed, Overloaded, *_ACTS),
+        | describe_problems(Missing, InvalidRequest, NotConfirmed, Overloaded, *ACTS),
     )
     async def remove_bookie(
         bookie_id: BookieName,
@@ -379,12 +406,12 @@ def _bookie_acts(
         quorum, as the refusal said.
         """
         done = await acts.remove(bookie_id, give_up)
-        return _begun(done) or Removal.model_validate(done.result)
+        return begun_answer(done) or Removal.model_validate(done.result)
 
     return routes
 
 
-def _begun(operation: Operation) -> Response | None:
+def begun_answer(operation: Operation) -> Response | None:
     """Where to ask after one that goes on."""
     if operation.ended_ms is not None:
         return None
@@ -423,6 +450,21 @@ class BookieActs:
         about: dict[str, Any] = {"bookie": bookie, "give_up": give_up}
         kind = f"remove-{bookie}-{give_up}"
         return await self._settle(Duty.REMOVE, "RemoveBookie", kind, work, about)
+
+    async def change(
+        self,
+        duty: Duty,
+        method: str,
+        kind: str,
+        work: Callable[[], Awaitable[Facts]],
+        **about: Any,
+    ) -> Operation:
+        """One of `kind` at a time; raises what it ends in."""
+        return await self._settle(duty, method, kind, work, about)
+
+    def act(self, duty: Duty, method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
+        """Something is done meanwhile that its caller waits for."""
+        return self._managing.act(duty, method, **about)
 
     async def judge(self, bookies: Sequence[str]) -> Operation:
         self._managing.require(Duty.LOOK)
@@ -497,7 +539,7 @@ def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
 
     @routes.post(
         "/operations/{operation_id}:cancel",
-        responses=describe_problems(Missing, OperationEnded, *_ACTS),
+        responses=describe_problems(Missing, OperationEnded, *ACTS),
     )
     async def cancel_operation(operation_id: OperationId) -> ClusterOperation:
         """A drain is undone where it still goes on; what was copied stays copied."""
@@ -507,7 +549,7 @@ def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
 
 
 def _begins(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
-    return describe_problems(*errors, DuplicateDiffers, Overloaded, *_ACTS)
+    return describe_problems(*errors, DuplicateDiffers, Overloaded, *ACTS)
 
 
 def _begun_at(response: Response, begun: Facts) -> ClusterOperation:
@@ -549,7 +591,7 @@ async def cancel(admin: ClusterAdmin, managing: Managing, operation_id: str) -> 
 def _recovery_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     routes = APIRouter(tags=["recovery"])
 
-    @routes.post("/recovery:audit", responses=describe_problems(*_ACTS))
+    @routes.post("/recovery:audit", responses=describe_problems(*ACTS))
     async def audit(wanted: WantedAudit | None = None) -> Audited:
         """The auditor looks for missing bookies now, and makes all its checks."""
         anyway = wanted is not None and wanted.anyway
@@ -557,20 +599,20 @@ def _recovery_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
         with managing.act(duty, "Audit", anyway=anyway):
             return Audited.model_validate(await admin.audit(anyway=anyway))
 
-    @routes.put("/recovery/switch", responses=describe_problems(*_ACTS))
+    @routes.put("/recovery/switch", responses=describe_problems(*ACTS))
     async def set_switch(wanted: Switch) -> Switch:
         """Of repair in the whole cluster; BookKeeper's autorecovery obeys it, too."""
         with managing.act(Duty.OPERATE, "SetRecoverySwitch", enabled=wanted.enabled):
             await admin.set_switch(enabled=wanted.enabled)
         return wanted
 
-    @routes.put("/recovery/delay", responses=describe_problems(*_ACTS))
+    @routes.put("/recovery/delay", responses=describe_problems(*ACTS))
     async def set_delay(wanted: Delay) -> Delay:
         """How long a bookie is missing before its copies are made elsewhere."""
         with managing.act(Duty.OPERATE, "SetLostBookieDelay", delay_s=wanted.delay_s):
             return Delay.model_validate(await admin.set_delay(wanted.delay_s))
 
-    @routes.put("/recovery/rate", responses=describe_problems(*_ACTS))
+    @routes.put("/recovery/rate", responses=describe_problems(*ACTS))
     async def set_rate(wanted: WantedRate) -> Rate:
         """Of each worker; all of them follow it within moments."""
         with managing.act(Duty.OPERATE, "SetRecoveryRate", bytes_per_s=wanted.bytes_per_s):

@@ -247,3 +247,44 @@ class WantedRecovery(_Shown):
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-4"]])
     to: list[str] = Field([], max_length=_BOOKIES_MAX, examples=[[]])
     skip_open: bool = Field(False, examples=[False])  # Leave ledgers alone that may have a writer.
+
+
+class StoredCookie(_Shown):
+    """As BookKeeper writes it."""
+
+    bookie: str = Field(examples=["bk-2"])
+    text: str = Field(
+        examples=['5\nbookieHost: "bk-2"\njournalDir: "/journal"\nledgerDirs: "1\\t/ledgers"\n']
+    )
+    version: int | None = Field(examples=[0])  # Null: it is not kept.
+
+
+class Cookies(_Shown):
+    cookies: list[StoredCookie]
+
+
+class WantedCookie(_Shown):
+    """`version`: of the cookie that it replaces; null: there is none."""
+
+    text: str = Field(
+        max_length=32_768, examples=['5\nbookieHost: "bk-2"\njournalDir: "/journal"\n']
+    )
+    version: int | None = Field(None, ge=0, lt=2**31, examples=[0])
+
+
+class WantedDirectories(_Shown):
+    journal_dirs: list[str] = Field(min_length=1, max_length=100, examples=[["/journal"]])
+    ledger_dirs: list[str] = Field(min_length=1, max_length=100, examples=[["/ledgers"]])
+    index_dirs: list[str] = Field([], max_length=100, examples=[[]])
+
+
+class DeletedLedger(_Shown):
+    ledger_id: int = Field(examples=[7])
+    state: Literal["deleted"] = Field(examples=["deleted"])
+
+
+class BookiePage(_Shown):
+    """What the bookie answered, under its own names."""
+
+    bookie: str = Field(examples=["bk-2"])
+    answer: Any = Field(examples=[{"readOnly": False}])

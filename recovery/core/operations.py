@@ -172,7 +172,7 @@ def unpack_operation(data: bytes) -> LastingOperation:
     return operation
 
 
-def _has_types(each: LastingOperation) -> bool:
+def _has_types(each: Any) -> bool:
     texts = each.id, each.kind, each.principal
     numbers = each.created_ms, each.done
     optional = each.started_ms, each.ended_ms, each.total

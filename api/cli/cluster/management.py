@@ -7,11 +7,13 @@ once. A change that was sent and not answered has an unknown outcome, as in the 
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, Final, Never, TypeVar
 
 from rollbook import __version__
+from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
@@ -20,6 +22,7 @@ from rollbook.api.cli.ledger.actions import (
     fragments_of,
     in_pieces,
 )
+from rollbook.api.cli.ledger.of_log import require_no_part
 from rollbook.api.cli.recovery.bookie import require_absent
 from rollbook.api.cli.recovery.status import (
     ask_for_audit,
@@ -30,11 +33,14 @@ from rollbook.api.cli.recovery.status import (
     turn_switch,
 )
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.cluster.cookies import CookieNodes, StoredCookie
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes, StoredLifecycle
 from rollbook.proto.cluster.marks import Marks
+from rollbook.proto.cluster.uncertain_writes import read_surely
 from rollbook.proto.errors import (
     BadMetadata,
+    BookieFailed,
     ConnectionLost,
     InvalidRequest,
     MetadataUnavailable,
@@ -42,10 +48,13 @@ from rollbook.proto.errors import (
     NoSuchLedger,
     NoSuchNode,
     OutcomeUnknown,
+    RollbookError,
     SessionExpired,
     UnsupportedVersion,
 )
+from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
+from rollbook.proto.formats.paths import COOKIES
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
@@ -64,6 +73,9 @@ _ACT_S: Final = 20.0  # An HTTP exchange ends after 30 s.
 _READS: Final = 64  # At once.
 _LOOKED_AT_MAX: Final = 4096  # Ledgers of one page: a rare state is searched for page by page.
 _TASKS_MAX: Final = 100
+_PAGES_AT_ONCE: Final = 8  # A bookie that hangs holds a thread for as long as _PAGES_S.
+_PAGES_S: Final = 5.0
+_PAGES_BYTES_MAX: Final = 1024 * 1024
 
 
 class StoreWatch:
@@ -80,8 +92,16 @@ class StoreWatch:
 
 
 class ClusterAdmin:
-    def __init__(self, ledgers: Ledgers, watch: StoreWatch, metadata: str) -> None:
-        """`metadata`: its URL, for people, without secrets."""
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        watch: StoreWatch,
+        metadata: str,
+        pages_of: Callable[[BookieId], AdminClient | None] | None = None,
+    ) -> None:
+        """`metadata`: its URL, for people, without secrets. `pages_of`: how a bookie's own pages are asked."""
+        self._pages_of = pages_of
+        self._pages_at_once = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._ledgers = ledgers
         self._store = ledgers.store
         self._cluster = ledgers.cluster
@@ -96,6 +116,7 @@ class ClusterAdmin:
             self._store, self._cluster, self._clock, random.SystemRandom()
         )
         self._operations = OperationNodes(self._store, self._cluster)
+        self._cookies = CookieNodes(self._store, self._cluster.root)
 
     # --- The cluster --------------------------------------------------------------------------
 
@@ -217,6 +238,111 @@ class ClusterAdmin:
 
         return await self._walk(remove(), "ask GET /api/v1/bookies whether it is still there")
 
+    # --- Cookies ------------------------------------------------------------------------------
+
+    async def cookies(self) -> list[Facts]:
+        """By bookie."""
+        return await self._look(self._list_cookies())
+
+    async def _list_cookies(self) -> list[Facts]:
+        found = []
+        for bookie in sorted(await self._cookies.list()):
+            with suppress(Missing):
+                found.append(await self._cookie(bookie))
+        return found
+
+    async def cookie(self, name: str) -> Facts:
+        """Raises `Missing`."""
+        return await self._look(self._cookie(parse_bookie_id(name)))
+
+    async def _cookie(self, bookie: BookieId) -> Facts:
+        node = await read_surely(self._store, f"{self._cluster.path(COOKIES)}/{bookie}")
+        if node is None:
+            raise Missing(
+                f"bookie {bookie} has no cookie",
+                bookie=bookie,
+                next_step="ask GET /api/v1/cookies: it lists those that there are",
+            )
+        text = node.value.decode("utf-8", "backslashreplace")
+        return {"bookie": str(bookie), "text": text, "version": node.stat.version}
+
+    async def put_cookie(self, name: str, text: str, version: int | None) -> Facts:
+        """From exactly that version; None: there is none yet. Raises `LifecycleConflict` while the bookie is in use."""
+        bookie = parse_bookie_id(name)
+        try:
+            cookie = unpack_cookie(text.encode())
+        except (BadMetadata, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"that is no cookie: {error}"[:200]) from None
+        if cookie.bookie_id != bookie:
+            raise InvalidRequest(f"it is the cookie of {cookie.bookie_id}", bookie=bookie)
+
+        async def put() -> Facts:
+            await self._departures.require_unused(bookie)
+            if version is None:
+                await self._cookies.create(cookie)
+            else:
+                await self._cookies.update(StoredCookie(cookie, version), cookie)
+            return await self._cookie(bookie)
+
+        return await self._walk(put(), f"ask GET /api/v1/cookies/{bookie} what it is now")
+
+    async def delete_cookie(self, name: str) -> Facts:
+        """Raises `LifecycleConflict` while the bookie is in use, `Missing`."""
+        bookie = parse_bookie_id(name)
+
+        async def delete() -> Facts:
+            found = await self._cookie(bookie)
+            await self._departures.require_unused(bookie)
+            await self._cookies.delete(bookie, found["version"])
+            return found
+
+        return await self._walk(delete(), f"ask GET /api/v1/cookies/{bookie} whether it is there")
+
+    async def generate_cookie(self, name: str, directories: Mapping[str, Sequence[str]]) -> Facts:
+        """As that bookie would write it; nothing is kept."""
+        cookie = Cookie(
+            parse_bookie_id(name),
+            journal_dirs=tuple(directories["journal_dirs"]),
+            ledger_dirs=tuple(directories["ledger_dirs"]),
+            index_dirs=tuple(directories["index_dirs"]),
+            instance_id=self._cluster.instance_id,
+        )
+        try:
+            text = pack_cookie(cookie).decode()
+        except (UnicodeError, ValueError) as error:
+            raise InvalidRequest(f"no cookie can have these directories: {error}"[:200]) from None
+        return {"bookie": name, "text": text, "version": None}
+
+    # --- A bookie's own pages -----------------------------------------------------------------
+
+    async def ask_pages(
+        self, name: str, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Any:
+        """What the bookie answers at the address that it registered, and at no other.
+
+        Raises what it answers, `Missing` where it has no pages, `BookieUnreachable`.
+        """
+        bookie = parse_bookie_id(name)
+        _row_of(await self.bookies(), bookie)
+        client = self._pages_of(bookie) if self._pages_of else None
+        if client is None:
+            raise Missing(
+                f"bookie {bookie} shows no pages of its own now",
+                bookie=bookie,
+                next_step="start it with --http, and the recovery server with bookie_token_file in its [recovery] settings",
+            )
+        client = replace(client, timeout_s=_PAGES_S, answer_bytes_max=_PAGES_BYTES_MAX)
+        said = None if body is None else dict(body)
+        async with self._pages_at_once:
+            try:
+                if method == "GET":
+                    return await asyncio.to_thread(client.get, path)
+                return await asyncio.to_thread(client.put, path, said)
+            except RollbookError as error:
+                if type(error) is not RollbookError:
+                    raise
+                raise BookieFailed(f"bookie {bookie}: {error.message}", bookie=bookie) from error
+
     # --- Ledgers ------------------------------------------------------------------------------
 
     async def ledgers(
@@ -329,6 +455,21 @@ class ClusterAdmin:
                     )
                 )
         return rows, found[limit - 1] if len(found) > limit else None
+
+    async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
+        """Its writer is stopped first. Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
+
+        async def delete() -> Facts:
+            await require_no_part(
+                *(self._ledgers, [ledger_id], None),
+                instead="rollbook log truncate {0} --before OFFSET, or rollbook log rm {0}",
+            )
+            await self._ledgers.delete(ledger_id, None, is_forced=force)
+            return {"ledger_id": ledger_id, "state": "deleted"}
+
+        return await self._walk(
+            delete(), f"ask GET /api/v1/ledgers/{ledger_id}: 404 once it is gone"
+        )
 
     # --- Recovery -----------------------------------------------------------------------------
 

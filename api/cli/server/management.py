@@ -3,13 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
+from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard
@@ -20,6 +21,7 @@ from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 
@@ -37,6 +39,7 @@ async def management(
     *,
     own_logs: Mapping[str, Metrics] = {},
     metrics_token_file: str = "",
+    pages_of: Callable[[BookieId], AdminClient | None] | None = None,
 ) -> AsyncIterator[Address]:
     """Where it listens. `metadata`: the URL, as it may be shown. `own_logs`: of log servers in this process, by name.
     `metrics_token_file`: shown to others, for their /metrics. Raises `BadConfig`.
@@ -45,7 +48,7 @@ async def management(
         watch = StoreWatch(ledgers.store)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        admin = ClusterAdmin(ledgers, watch, metadata)
+        admin = ClusterAdmin(ledgers, watch, metadata, pages_of)
         # Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log.
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
         managing, operations = Managing(audit), RunningOperations()

@@ -311,9 +311,15 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
     doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
     shown = str(MetadataUrl.parse(config.metadata))
     log_tls = LogTls(bool(config.log_tls_authorities), config.log_tls_authorities)
+    ledgers = server.ledgers
+
+    def pages_of(bookie: BookieId) -> AdminClient | None:
+        return _pages_of_bookie(config, ledgers, bookie)
+
     async with management(
-        *(server.ledgers, shown, http, doorkeeper, metrics, log_tls),
+        *(ledgers, shown, http, doorkeeper, metrics, log_tls),
         metrics_token_file=config.log_metrics_token_file,
+        pages_of=pages_of,
     ) as where:
         yield f" (http on {where})"
 
@@ -393,9 +399,17 @@ async def recovery_server(
 def _doubts_over_http(
     config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
 ) -> BookieDoubts | None:
+    client = _pages_of_bookie(config, ledgers, bookie)
+    return AdminDoubts(client) if client else None
+
+
+def _pages_of_bookie(
+    config: RecoveryServerConfig, ledgers: Ledgers, bookie: BookieId
+) -> AdminClient | None:
+    """At the address that it registered; None: it is not registered, or has no pages."""
     info = ledgers.live().find(bookie)
     if info is None or info.http_address is None:
         return None
     address, ca_file = str(info.http_address), config.bookie_ca_file or None
     url = f"https://{address}" if ca_file else address
-    return AdminDoubts(AdminClient(url, config.bookie_token_file or None, ca_file))
+    return AdminClient(url, config.bookie_token_file or None, ca_file)

@@ -2,22 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.errors import (
+    BookieFailed,
+    ConnectionLost,
     DrainBlocked,
     DuplicateDiffers,
     InvalidRequest,
     LifecycleConflict,
+    MetadataConflict,
     MetadataUnavailable,
     Missing,
+    NodeExists,
     NoSuchLedger,
     NotEnoughBookies,
     OperationEnded,
@@ -168,6 +173,82 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         others, none = await admin.operations(rest or "", 1)
         assert [each["id"] for each in (*page, *others)][1:] == [begun["id"]]
         assert none is None
+
+
+async def test_a_cookie_is_kept_while_its_bookie_is_in_use(cluster: LocalCluster) -> None:
+    async with desk_of(cluster) as (site, admin, _):
+        ledger_id = await site.write(1)
+        found = await admin.cookie(LOST)
+        assert LOST in [each["bookie"] for each in await admin.cookies()]
+        with pytest.raises(LifecycleConflict, match="registered"):
+            await admin.delete_cookie(LOST)
+        await site.lose()
+        with pytest.raises(LifecycleConflict, match="1 ledgers name"):
+            await admin.delete_cookie(LOST)
+        with pytest.raises(LifecycleConflict, match="1 ledgers name"):
+            await admin.put_cookie(LOST, found["text"], found["version"])
+        assert (await admin.delete_ledger(ledger_id, force=False))["state"] == "deleted"
+        with pytest.raises(NoSuchLedger):
+            await admin.delete_ledger(ledger_id, force=False)
+        assert await admin.delete_cookie(LOST) == found
+        for ask in (admin.cookie, admin.delete_cookie):
+            with pytest.raises(Missing):
+                await ask(LOST)
+        assert (await admin.put_cookie(LOST, found["text"], None))["text"] == found["text"]
+        with pytest.raises(NodeExists):
+            await admin.put_cookie(LOST, found["text"], None)
+        with pytest.raises(MetadataConflict):
+            await admin.put_cookie(LOST, found["text"], 7)
+        for text in ("", "5\nnonsense", found["text"].replace(LOST, "bk-9"), "\ud800"):
+            with pytest.raises(InvalidRequest):
+                await admin.put_cookie(LOST, text, None)
+        where = {"journal_dirs": ["/j"], "ledger_dirs": ["/l"], "index_dirs": []}
+        made = await admin.generate_cookie("bk-9", where)
+        assert (made["version"], "bk-9" in made["text"]) == (None, True)
+        with pytest.raises(InvalidRequest):
+            await admin.generate_cookie("bk-9", where | {"journal_dirs": ["\ud800"]})
+        with pytest.raises(Missing, match="no pages"):
+            await admin.ask_pages("bk-1", "GET", "/api/v1/bookie/status", None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", None),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b"[" * 100_000,
+            BookieFailed,
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b"1" * 2**21, BookieFailed),
+        (
+            b'HTTP/1.1 400 No\r\nContent-Type: application/problem+json\r\n\r\n{"fields": [1]}',
+            BookieFailed,
+        ),
+        (b"HTTP/1.1 500 No\r\nContent-Type: text/html\r\n\r\n<script>", BookieFailed),
+        (b"nonsense", ConnectionLost),
+        (b"", ConnectionLost),
+    ],
+)
+async def test_a_bookie_answers_with_nonsense(
+    cluster: LocalCluster, answer: bytes, error: type[Exception] | None
+) -> None:
+    """A redirect is not followed: its text is what the bookie said."""
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, site_of(cluster) as site:
+        client = AdminClient(f"http://127.0.0.1:{port}")
+        watch = StoreWatch(site.ledgers.store)
+        admin = ClusterAdmin(site.ledgers, watch, cluster.url, lambda _: client)
+        with pytest.raises(error) if error else nullcontext():
+            assert await admin.ask_pages("bk-1", "GET", "/api/v1/bookie/state", None) == ""
 
 
 async def test_recovery_is_steered(cluster: LocalCluster) -> None:

@@ -221,6 +221,38 @@ class FakeCluster:
         }
         return [row] if after < 7 else [], None
 
+    async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
+        await self.ledger(ledger_id)
+        self._act("delete", ledger_id, force)
+        return {"ledger_id": ledger_id, "state": "deleted"}
+
+    async def cookies(self) -> Sequence[Facts]:
+        self._ask()
+        return [await self.cookie("bk-1")]
+
+    async def cookie(self, name: str) -> Facts:
+        await self.bookie(name)
+        return {"bookie": name, "text": "5\n", "version": 0}
+
+    async def put_cookie(self, name: str, text: str, version: int | None) -> Facts:
+        self._act("put cookie", name, text, version)
+        return {"bookie": name, "text": text, "version": 1}
+
+    async def delete_cookie(self, name: str) -> Facts:
+        found = await self.cookie(name)
+        self._act("delete cookie", name)
+        return found
+
+    async def generate_cookie(self, name: str, directories: Mapping[str, Sequence[str]]) -> Facts:
+        return {"bookie": name, "text": f"5\n{sorted(directories)}", "version": None}
+
+    async def ask_pages(
+        self, name: str, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Any:
+        await self.bookie(name)
+        self._act("pages", name, method, path, body)
+        return {"readOnly": True}
+
     async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
         self._ask()
         return list(reversed(self.begun.values())), None

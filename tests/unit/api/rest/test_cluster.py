@@ -36,6 +36,15 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("DELETE", f"{API}/bookies/bk-2?give_up=1"): (None, Duty.REMOVE, "RemoveBookie"),
     ("POST", f"{API}/ledgers/7:verify"): (None, Duty.OPERATE, "VerifyLedger"),
     ("POST", f"{API}/ledgers/7:recover"): (None, Duty.OPERATE, "RecoverLedger"),
+    ("PUT", f"{API}/cookies/bk-1"): ({"text": "5\n"}, Duty.REMOVE, "PutCookie"),
+    ("DELETE", f"{API}/cookies/bk-1"): (None, Duty.REMOVE, "DeleteCookie"),
+    ("POST", f"{API}/cookies/bk-1:generate"): (
+        {"journal_dirs": ["/j"], "ledger_dirs": ["/l"]},
+        Duty.REMOVE,
+        "GenerateCookie",
+    ),
+    ("PUT", f"{API}/bookies/bk-1/pages/gc"): (None, Duty.OPERATE, "AskBookie"),
+    ("DELETE", f"{API}/ledgers/7"): (None, Duty.REMOVE, "DeleteLedger"),
     ("POST", f"{API}/bookies:drain"): ({"bookies": ["bk-1"]}, Duty.OPERATE, "DrainBookies"),
     ("POST", f"{API}/recovery/bookies"): ({"bookies": ["bk-2"]}, Duty.OPERATE, "RecoverBookies"),
     ("POST", f"{API}/operations/{0:032x}:cancel"): (None, Duty.OPERATE, "CancelOperation"),
@@ -55,7 +64,8 @@ OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
 }
 LOOKS = (
     *("cluster", "cluster/health", "bookies", "bookies/bk-1", "bookies/bk-1/lifecycle", "ledgers"),
-    *("ledgers/bad", "ledgers/7", "recovery", "operations"),
+    *("ledgers/bad", "ledgers/7", "recovery", "operations", "cookies", "cookies/bk-1"),
+    "bookies/bk-1/pages/status",
 )
 ROLES = {
     "nobody": Grants(("*",), ("*",)),
@@ -281,6 +291,30 @@ async def test_a_lost_reply_names_the_operation(cluster: FakeCluster, client: Cl
     assert answer.json["ids"] == {"operation": where}
 
 
+async def test_cookies_pages_and_the_end_of_a_ledger(cluster: FakeCluster, client: Client) -> None:
+    gone = await ask(client, "DELETE", f"{API}/ledgers/7?force=true")
+    assert gone.json == {"ledger_id": 7, "state": "deleted"}
+    put = await ask(client, "PUT", f"{API}/cookies/bk-1", {"text": "5\n", "version": 3})
+    assert (put.status, put.json["version"]) == (200, 1)
+    assert (await ask(client, "DELETE", f"{API}/cookies/bk-9")).status == 404
+    page = f"{API}/bookies/bk-1/pages"
+    said = await ask(client, "PUT", f"{page}/readonly", {"readOnly": True})
+    assert said.json == {"bookie": "bk-1", "answer": {"readOnly": True}}
+    assert (await client.get(f"{page}/status")).status == 200
+    assert cluster.calls == [
+        ("delete", 7, True),
+        ("put cookie", "bk-1", "5\n", 3),
+        ("pages", "bk-1", "PUT", "/api/v1/bookie/state/readonly", {"readOnly": True}),
+        ("pages", "bk-1", "GET", "/api/v1/bookie/status", None),
+    ]
+    for wrong in ("log_level", "..", "status/x", "doubts", "%2e%2e"):
+        assert (await client.get(f"{page}/{wrong}")).status in (400, 404), wrong
+        assert (await ask(client, "PUT", f"{page}/{wrong}")).status in (400, 404, 405), wrong
+    many = {str(number): 1 for number in range(17)}
+    assert (await ask(client, "PUT", f"{page}/gc", many)).status == 400
+    assert (await ask(client, "PUT", f"{API}/cookies/bk-1", {"text": "x" * 32_769})).status == 400
+
+
 # --- Rights -----------------------------------------------------------------------------------
 
 
@@ -300,7 +334,8 @@ async def test_every_route_and_every_role(
         safe = await ask(client, "POST", f"{API}/bookies:safe-to-remove", {"bookies": ["bk-1"]})
         assert safe.status == (200 if ROLES[role].may_manage(Duty.LOOK) else 403)
         for table in (ACTS, OVERRIDES):
-            for (method, path), (body, duty, name) in table.items():
+            for (method, path), act in table.items():
+                body, duty, name = act
                 with structlog.testing.capture_logs() as logs:
                     answer = await ask(client, method, path, body)
                 told = [each for each in logs if each.get("method") == name]
@@ -347,6 +382,7 @@ def test_every_route_that_acts_is_in_the_table_of_roles() -> None:
         "{bookie_id}": "bk-1",
         "{ledger_id}": "7",
         "{operation_id}": f"{0:032x}",
+        "{page}": "gc",
     }
     tested = {(method, path.partition("?")[0].replace("bk-2", "bk-1")) for method, path in ACTS}
     tested.add(("POST", f"{API}/bookies:safe-to-remove"))

@@ -54,7 +54,7 @@ def test_whatever_is_forgotten_in_between_each_is_begun_once(seed: int) -> None:
             continue  # It died before it noted anything.
         notes = DrainNotes(
             {**notes.began, **{each: seen[each][1] for each in step.to_begin}},
-            {**notes.ended, **step.ended},
+            {**notes.ended, **{str(each): why for each, why in step.ended.items()}},
         )
         for each in step.to_begin:
             if draw.random() < 0.3:

@@ -38,7 +38,7 @@ def test_an_operation_ends_once(end: str) -> None:
     """OP1."""
     ended = ENDS[end](RUNNING)
     assert (ended.state.value, ended.ended_ms) == (end, 9_000)
-    steps = (
+    steps: tuple[Callable[[LastingOperation], LastingOperation], ...] = (
         *ENDS.values(),
         lambda each: each.begun(1),
         lambda each: each.with_progress(1, 2),

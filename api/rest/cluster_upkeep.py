@@ -1,0 +1,199 @@
+"""Routes of a cluster's management for cookies, for the end of a ledger, and for what a bookie shows by itself."""
+
+from collections.abc import Sequence
+from enum import Enum
+from hashlib import sha256
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Query
+
+from rollbook.api.access.core.grants import Duty
+from rollbook.api.rest.cluster import (
+    ACTS,
+    AWAY,
+    BookieActs,
+    BookieName,
+    ClusterAdmin,
+    LedgerNumber,
+    begun_answer,
+)
+from rollbook.api.rest.cluster_models import (
+    BookiePage,
+    ClusterOperation,
+    Cookies,
+    DeletedLedger,
+    StoredCookie,
+    WantedCookie,
+    WantedDirectories,
+)
+from rollbook.api.rest.problems import describe_problems
+from rollbook.proto.errors import (
+    BookieUnreachable,
+    InvalidRequest,
+    LifecycleConflict,
+    Missing,
+    NodeExists,
+    NoSuchLedger,
+    Overloaded,
+    PartOfLog,
+    RecoveryIncomplete,
+)
+
+_GOES_ON: Final[dict[int | str, dict[str, Any]]] = {202: {"model": ClusterOperation}}
+_SAID_MAX: Final = 16  # Fields of a body that is passed on.
+
+
+class Shown(Enum):
+    """Pages of a bookie that can be looked at."""
+
+    STATUS = "status"
+    STATE = "state"
+    GC = "gc"
+    SPACE = "space"
+    COMPACTION = "compaction"
+    SCRUB = "scrub"
+
+
+class Done(Enum):
+    """What a bookie can be made to do."""
+
+    READ_ONLY = "readonly"
+    GC = "gc"
+    SUSPEND_COMPACTION = "suspend-compaction"
+    RESUME_COMPACTION = "resume-compaction"
+    SCRUB = "scrub"
+    SUSPEND_SCRUB = "suspend-scrub"
+    RESUME_SCRUB = "resume-scrub"
+
+
+_SHOWN: Final = {
+    Shown.STATUS: "status",
+    Shown.STATE: "state",
+    Shown.GC: "gc_details",
+    Shown.SPACE: "space",
+    Shown.COMPACTION: "gc/suspend_compaction",
+    Shown.SCRUB: "scrub",
+}
+_DONE: Final = {
+    Done.READ_ONLY: "state/readonly",
+    Done.GC: "gc",
+    Done.SUSPEND_COMPACTION: "gc/suspend_compaction",
+    Done.RESUME_COMPACTION: "gc/resume_compaction",
+    Done.SCRUB: "scrub",
+    Done.SUSPEND_SCRUB: "scrub/suspend",
+    Done.RESUME_SCRUB: "scrub/resume",
+}
+
+
+def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIRouter:
+    routes = APIRouter(tags=["cookies"])
+
+    @routes.get("/cookies", dependencies=looks, responses=describe_problems(*AWAY))
+    async def list_cookies() -> Cookies:
+        return Cookies.model_validate({"cookies": await admin.cookies()})
+
+    @routes.get(
+        "/cookies/{bookie_id}", dependencies=looks, responses=describe_problems(Missing, *AWAY)
+    )
+    async def get_cookie(bookie_id: BookieName) -> StoredCookie:
+        return StoredCookie.model_validate(await admin.cookie(bookie_id))
+
+    @routes.put(
+        "/cookies/{bookie_id}",
+        response_model=StoredCookie,
+        responses=_GOES_ON
+        | describe_problems(InvalidRequest, LifecycleConflict, NodeExists, Overloaded, *ACTS),
+    )
+    async def put_cookie(bookie_id: BookieName, wanted: WantedCookie) -> Any:
+        """Refused while the bookie is registered or a ledger names it."""
+        digest = sha256(wanted.model_dump_json().encode()).hexdigest()[:16]
+        done = await acts.change(
+            *(Duty.REMOVE, "PutCookie", f"put-cookie-{digest}-{bookie_id}"),
+            lambda: admin.put_cookie(bookie_id, wanted.text, wanted.version),
+            bookie=bookie_id,
+        )
+        return begun_answer(done) or StoredCookie.model_validate(done.result)
+
+    @routes.delete(
+        "/cookies/{bookie_id}",
+        response_model=StoredCookie,
+        responses=_GOES_ON | describe_problems(Missing, LifecycleConflict, Overloaded, *ACTS),
+    )
+    async def delete_cookie(bookie_id: BookieName) -> Any:
+        """Answers with the cookie that was there. Refused while the bookie is registered or a ledger names it."""
+        done = await acts.change(
+            *(Duty.REMOVE, "DeleteCookie", f"delete-cookie-{bookie_id}"),
+            lambda: admin.delete_cookie(bookie_id),
+            bookie=bookie_id,
+        )
+        return begun_answer(done) or StoredCookie.model_validate(done.result)
+
+    @routes.post("/cookies/{bookie_id}:generate", responses=describe_problems(InvalidRequest))
+    async def generate_cookie(bookie_id: BookieName, wanted: WantedDirectories) -> StoredCookie:
+        """As a bookie with these directories would write it. Nothing is kept."""
+        with acts.act(Duty.REMOVE, "GenerateCookie", bookie=bookie_id):
+            found = await admin.generate_cookie(bookie_id, wanted.model_dump())
+        return StoredCookie.model_validate(found)
+
+    return routes
+
+
+def ledger_ends(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
+    routes = APIRouter(tags=["ledgers"])
+
+    @routes.delete(
+        "/ledgers/{ledger_id}",
+        response_model=DeletedLedger,
+        responses=_GOES_ON
+        | describe_problems(NoSuchLedger, PartOfLog, RecoveryIncomplete, Overloaded, *ACTS),
+    )
+    async def delete_ledger(
+        ledger_id: LedgerNumber, force: Annotated[bool, Query()] = False
+    ) -> Any:
+        """Its writer is stopped first; `force`: it goes though its writer could not be stopped. Refused for a segment
+        of a log.
+        """
+        done = await acts.change(
+            *(Duty.REMOVE, "DeleteLedger", f"delete-{ledger_id}-{force}"),
+            lambda: admin.delete_ledger(ledger_id, force=force),
+            ledger_id=ledger_id,
+            force=force,
+        )
+        return begun_answer(done) or DeletedLedger.model_validate(done.result)
+
+    return routes
+
+
+def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIRouter:
+    """Passed on to the bookie, to the address that it registered."""
+    routes = APIRouter(tags=["bookies"])
+
+    @routes.get(
+        "/bookies/{bookie_id}/pages/{page}",
+        dependencies=looks,
+        responses=describe_problems(Missing, BookieUnreachable, *ACTS),
+    )
+    async def get_page(bookie_id: BookieName, page: Shown) -> BookiePage:
+        """What the bookie says of itself; 5 s at most."""
+        path = f"/api/v1/bookie/{_SHOWN[page]}"
+        answer = await admin.ask_pages(bookie_id, "GET", path, None)
+        return BookiePage(bookie=bookie_id, answer=answer)
+
+    @routes.put(
+        "/bookies/{bookie_id}/pages/{page}",
+        responses=describe_problems(Missing, BookieUnreachable, InvalidRequest, *ACTS),
+    )
+    async def do_page(
+        bookie_id: BookieName,
+        page: Done,
+        wanted: Annotated[
+            dict[str, Any] | None, Body(max_length=_SAID_MAX, examples=[{"readOnly": True}])
+        ] = None,
+    ) -> BookiePage:
+        """The body is the bookie's own, for example `{"readOnly": true}` for `readonly`."""
+        path = f"/api/v1/bookie/{_DONE[page]}"
+        with acts.act(Duty.OPERATE, "AskBookie", bookie=bookie_id, page=page.value):
+            answer = await admin.ask_pages(bookie_id, "PUT", path, wanted)
+        return BookiePage(bookie=bookie_id, answer=answer)
+
+    return routes
