@@ -51,7 +51,7 @@ def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """All addresses of this machine: nobody can be told to connect there."""
+    """Whether it means all addresses of this machine, to which no client can connect."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -133,7 +133,7 @@ class EntryUnavailable(Unavailable):
 
 
 class RecoveryIncomplete(Unavailable):
-    """It cannot be told yet where the ledger ends; it stays in recovery."""
+    """The ledger's end is not known yet; the ledger stays in recovery."""
 
     code = Code("RECOVERY_INCOMPLETE", "UNAVAILABLE", 503)
 
@@ -272,7 +272,7 @@ class OwnerLost(OutcomeUnknown):
 
 
 class LedgerFenced(Superseded):
-    """Another client recovers or has closed this ledger; its writer stops for good."""
+    """Another client recovers or has closed this ledger; its writer has to stop."""
 
     code = Code("LEDGER_FENCED", "FAILED_PRECONDITION", 409, v2=104, v3=504)
 
@@ -583,7 +583,9 @@ class BadConfig(Invalid):
         self, message: str = "", *, settings: Iterable[str] = (), next_step: str = "", **ids: Any
     ) -> None:
         super().__init__(message, next_step=next_step, **ids)
-        self.settings = tuple(settings)  # Those it is about, by name: whoever set them is told.
+        self.settings = tuple(
+            settings
+        )  # The names of the wrong settings: the command adds where each was set.
 
     @classmethod
     @contextmanager

@@ -1,7 +1,7 @@
 """A ledger as the metadata store knows it, and every change that it may go through.
 
 A ledger is OPEN while its writer appends, IN_RECOVERY while another client finds out where it ends,
-and CLOSED for good. Its entries lie in fragments: fragment `i` holds the entries from its
+and then CLOSED. Its entries are in fragments: fragment `i` holds the entries from its
 `first_entry` up to the next fragment's, on its ensemble; the last one is open-ended until the
 ledger is closed.
 
@@ -58,7 +58,7 @@ class LedgerMetadata:
     state: LedgerState = LedgerState.OPEN
     last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if it stayed empty.
     length: int | None = None  # Payload bytes of all entries; known exactly when CLOSED.
-    # None: a ledger so old that it does not say. Whoever opens it has to know.
+    # None: a ledger so old that it does not say. The caller that opens it has to know.
     digest_type: DigestType | None = None
     password: bytes | None = field(default=None, repr=False)
     custom: tuple[tuple[str, bytes], ...] = ()  # The application's own, by distinct keys.
@@ -254,7 +254,7 @@ def find_flaw(
 
 
 def _replaces_soundly(old: Ensemble, new: Ensemble) -> bool:
-    """Whoever is new at a place is at no other place: two copies on one bookie are one copy."""
+    """A bookie that is new in one slot is in no other slot: two copies on one bookie are one copy."""
     return len(old) == len(new) and all(
         before == after or new.count(after) == 1 for before, after in zip(old, new, strict=True)
     )

@@ -32,7 +32,7 @@ class Clock(Protocol):
     def let_others_run(self) -> None:
         """Other processes that wait for this very processor have it first, as long as they are quick.
 
-        For whoever has just woken one of them and has something left to do that is less urgent.
+        For a caller that has just woken one of them and has less urgent work left.
         """
 
 
@@ -148,7 +148,7 @@ class File(Protocol):
         """`write_at` then `sync` in one hop: the journal's hot path."""
 
     def is_quick(self, size: int) -> bool:
-        """Whether to write so much and sync it would hold nobody up: nothing stands before it."""
+        """Whether writing `size` bytes and syncing them would delay nobody: nothing is queued before it."""
 
     def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
         """`write_and_sync` within this call, if it was said in this step that it is quick."""
@@ -165,8 +165,8 @@ class File(Protocol):
 class DiskLock(Protocol):
     @property
     def token(self) -> str:
-        """Equal for all who ever hold this very lock, and for nobody else: whoever holds it knows
-        that those who held it before are dead or have let go. Empty if nobody can say.
+        """Equal for all holders of this very lock, and only for them: a holder knows
+        that earlier holders are dead or have released it. Empty if that is not known.
         """
 
     async def release(self) -> None: ...

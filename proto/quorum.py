@@ -39,7 +39,7 @@ class Quorum:
 
     @property
     def absence(self) -> int:
-        """So many explicit negatives of an entry's write set prove that it was never acked (Q2)."""
+        """How many explicit negatives of an entry's write set prove that it was never acked (Q2)."""
         return self.write - self.ack + 1
 
     def write_slots(self, entry_id: EntryId) -> tuple[int, ...]:

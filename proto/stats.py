@@ -1,4 +1,4 @@
-"""Counting without a library: what a component did and how long it took, for whoever asks.
+"""Counting without a library: what a component did and how long it took.
 
 A component has a dataclass of such fields, handed to its parts, and adds to them a chunk at a time:
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Whoever is cancelled while he waits for it waits on: what must not be left half done."""
+    """Wait for work that must not be left half done. If the caller is cancelled, it still waits to the end."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -20,8 +20,8 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
-    """Waits for work that others may cancel. Whoever waits is not cancelled by that, but told `lost`:
-    else he would end as if somebody had ended him. Cancelled himself he leaves the work as it is.
+    """Waits for work that others may cancel. That raises `lost()` in the waiting caller instead of cancelling it:
+    else the caller would end as if it had been cancelled itself. If the caller is cancelled, the work continues.
     """
     try:
         return await asyncio.shield(work)

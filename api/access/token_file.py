@@ -9,7 +9,7 @@ import stat
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 _TOKEN_BYTES: Final = (16, 4096)
 _OTHERS_READ: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -24,7 +24,7 @@ def read_token(path: str) -> str:
             found = os.fstat(file.fileno())
             data = file.readline(_TOKEN_BYTES[1] + 1)
     except OSError as error:
-        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
+        raise BadConfig(f"cannot read the token: {describe_error(error)}", path=path) from error
     return token_in(data, found, path)
 
 
@@ -33,7 +33,7 @@ def token_in(data: bytes, found: os.stat_result, path: str) -> str:
     try:
         token = data.partition(b"\n")[0].decode("ascii").strip()
     except UnicodeDecodeError as error:
-        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
+        raise BadConfig(f"cannot read the token: {describe_error(error)}", path=path) from error
     if found.st_mode & _OTHERS_READ & ~_allowed(found.st_uid):
         raise BadConfig("others may read the token", path=path, next_step=f"chmod 600 {path}")
     if not _TOKEN_BYTES[0] <= len(token) <= _TOKEN_BYTES[1]:
@@ -54,7 +54,7 @@ def stat_of(path: str) -> os.stat_result:
     try:
         return os.stat(path)
     except OSError as error:
-        raise BadConfig(f"cannot read the token: {told(error)}", path=path) from error
+        raise BadConfig(f"cannot read the token: {describe_error(error)}", path=path) from error
 
 
 def require_own(path: str) -> None:
@@ -62,7 +62,7 @@ def require_own(path: str) -> None:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise BadConfig(f"cannot read it: {told(error)}", path=path) from error
+        raise BadConfig(f"cannot read it: {describe_error(error)}", path=path) from error
     if found.st_mode & _OTHERS_WRITE:
         raise BadConfig("others may write it", path=path, next_step=f"chmod go-w {path}")
     if found.st_uid not in (0, os.geteuid()):

@@ -5,7 +5,7 @@ import os
 from rollbook.api.access.core.file_settling import Seen, Settling, Wait
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 
 class WatchedFile:
@@ -43,7 +43,7 @@ def _read(path: str) -> Seen:
             found = os.fstat(file.fileno())
             return Seen(found.st_ino, found.st_mtime_ns, file.read())
     except OSError as error:
-        raise BadConfig(f"cannot read it: {told(error)}", path=path) from error
+        raise BadConfig(f"cannot read it: {describe_error(error)}", path=path) from error
 
 
 def _read_twice(path: str, stamp: FileStamp) -> Seen | None:

@@ -18,7 +18,7 @@ from rollbook.proto.errors import (
     every_error,
 )
 from rollbook.proto.loopback import may_show_token
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class AdminClient:
             connection.connect()
         except OSError as error:
             raise BookieUnreachable(
-                f"nobody answers at {self.url}: {told(error)}",
+                f"nobody answers at {self.url}: {describe_error(error)}",
                 next_step="start the bookie with --http, and say the same address here",
             ) from error
         try:
@@ -59,7 +59,7 @@ class AdminClient:
                 answer = response.read(self.answer_bytes_max)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(
-                f"{self.url} hung up: {told(error)}",
+                f"{self.url} hung up: {describe_error(error)}",
                 next_step=self._after_hang_up(),
             ) from error
         finally:
@@ -103,14 +103,14 @@ class AdminClient:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
             raise BadConfig(
-                f"cannot read the certificates in {self.ca_file}: {told(error)}"
+                f"cannot read the certificates in {self.ca_file}: {describe_error(error)}"
             ) from error
         if self.tls_certificate:
             try:
                 context.load_cert_chain(self.tls_certificate, self.tls_key)
             except OSError as error:
                 raise BadConfig(
-                    f"cannot use the certificate in {self.tls_certificate}: {told(error)}"
+                    f"cannot use the certificate in {self.tls_certificate}: {describe_error(error)}"
                 ) from error
         return http.client.HTTPSConnection(
             host, port or 8001, timeout=self.timeout_s, context=context
@@ -122,7 +122,7 @@ class AdminClient:
             with open(self.token_file, encoding="ascii") as file:
                 return file.readline().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadConfig(f"cannot read the token: {told(error)}") from error
+            raise BadConfig(f"cannot read the token: {describe_error(error)}") from error
 
 
 def _answer_of(status: int, media_type: str, answer: bytes) -> Any:

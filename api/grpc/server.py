@@ -29,7 +29,7 @@ from rollbook.api.methods import MESSAGE_BYTES_MAX, SERVICES
 from rollbook.logservice.messages import ServiceCore
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()
@@ -193,4 +193,4 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise BadConfig(f"cannot read {path}: {told(error)}") from error
+        raise BadConfig(f"cannot read {path}: {describe_error(error)}") from error

@@ -192,7 +192,7 @@ class BookieWatcher:
     async def _read_info(self, bookie_id: BookieId, path: str) -> BookieServiceInfo | None:
         node = await read_surely(self._store, path, fresh=False)
         if node is None:
-            return None  # It left, or went to the other folder: that will be told.
+            return None  # It left, or went to the other folder: another event will follow.
         try:
             return unpack_service_info(bookie_id, node.value)
         except BadMetadata as error:

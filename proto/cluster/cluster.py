@@ -119,7 +119,7 @@ async def open_cluster(
     its layout, and is for advice, without its options. Raises `NoSuchCluster`, `WrongCluster`,
     `BadConfig`, `BadMetadata`.
     """
-    # Every cluster has this folder, and whoever makes one makes it not later than the rest.
+    # Every cluster has this folder, and it is created no later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
         raise NoSuchCluster(path=root, next_step=f"rollbook cluster init --metadata {_quoted(url)}")
     cluster = Cluster(
@@ -173,7 +173,7 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
         raise BadConfig(
             f"another layout was written down since: {found.value}, not {cluster.layout.value}",
             path=path,
-            next_step="open the cluster anew, as a restart does: it takes what LAYOUT says",
+            next_step="open the cluster again, as a restart does, to use the layout in LAYOUT",
         )
 
 

@@ -10,7 +10,7 @@ node itself is of no use and is removed at once.
 The existence of `idgen-long` says that the short ids are used up. When the numbers below one `HOB`
 are, the next one is made; all but the newest three are removed.
 
-Who wants an id while others are being drawn has his drawn together with all that are wanted by then:
+Callers that want an id while others are being drawn get theirs together in the next draw:
 two transactions for many, not for each. If that fails, those without one all hear so at the same time.
 
 A drawn id is a proposal: creating the ledger's node decides.
@@ -61,7 +61,7 @@ _DRAWN_WITHIN_REACH: Final = 1 << 20
 
 
 _Waiter = asyncio.Future[LedgerId | None]
-"""Who waits for his id; or for None: it is his turn to draw."""
+"""A caller that waits for its id; None: it is its turn to draw."""
 
 
 def is_ahead(ledger_id: int, position: int) -> bool:
@@ -92,7 +92,7 @@ class LedgerIds:
             drawn = await self._draw_for_all()
         finally:
             self._pass_on()
-        await self._remove_used()  # Whoever has drawn, while the others go on.
+        await self._remove_used()  # Done by the caller that drew, while the others continue.
         return drawn
 
     async def skip(self, above: int = 0) -> LedgerId:
@@ -193,7 +193,7 @@ class LedgerIds:
         return [path for path in paths if path in there]
 
     async def _draw(self, count: int) -> list[LedgerId]:
-        """So many, or fewer; one at least."""
+        """Draw `count` ids or fewer, at least one."""
         if not self._is_long:  # Asked each time: `skip` may have been called elsewhere.
             self._is_long = await read_surely(self._store, self._long, fresh=False) is not None
         if not self._is_long:

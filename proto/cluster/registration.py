@@ -49,7 +49,7 @@ from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, Se
 
 logger = structlog.get_logger()
 
-_TICK_S: Final = 2.0  # By so much a store that listens may be late to end a session.
+_TICK_S: Final = 2.0  # A reachable store may be this late to end a session.
 _LOOK_AGAIN_S: Final = 0.5
 _RETRY_PAUSE_S: Final = 0.5
 
@@ -181,7 +181,7 @@ class BookieRegistration:
                 )
 
     async def _hear_node(self, path: str, has_news: asyncio.Event) -> None:
-        """It may be removed by others, too, and whoever comes in its place must not stay unseen."""
+        """Watch the node: others may remove it, and another process may register in its place."""
         watch = await self._watch(path)
         try:
             async for _ in watch:

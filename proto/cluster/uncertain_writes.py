@@ -53,10 +53,10 @@ async def create_surely(
     only_if_lost: bool = False,
     session: SessionId | None = None,
 ) -> None:
-    """Raises `NodeExists` if the node is another's, and `NoSuchNode` if it has no parent.
+    """Raises `NodeExists` if another process made the node, and `NoSuchNode` if it has no parent.
 
     `only_if_lost`: others may write what `is_ours` goes by, so it has a say only after a reply was
-    lost; else a node that exists is another's.
+    lost; else a node that exists was made by another process.
     An ephemeral node is asked for in one session only, `session` if it is given: `SessionExpired` if
     that is over.
     """
@@ -105,7 +105,7 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
     """The new version. Raises `MetadataConflict` or `NoSuchNode` if it was not made.
 
     After a lost reply `MetadataConflict` says only that the node has moved on: our write may lie
-    below the one that is there now. Whoever evaluates its change again finds that out.
+    below the one that is there now. Evaluating the change again finds that out.
     """
     lost = False
     for attempt in range(ATTEMPTS):

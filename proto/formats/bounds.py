@@ -4,7 +4,7 @@ from typing import Final
 
 from rollbook.proto.errors import BadMetadata
 
-# What ZooKeeper takes in one packet, unless told otherwise.
+# What ZooKeeper takes in one packet by default.
 METADATA_BYTES_MAX: Final = 1024 * 1024
 
 

@@ -19,7 +19,7 @@ class Layout(Enum):
     HIERARCHICAL = "hierarchical"  # Short paths below 2^31 - 1, long ones from there on.
     LONG_HIERARCHICAL = "longhierarchical"
     LEGACY_HIERARCHICAL = "legacyhierarchical"  # Short paths only. Read and updated, never made.
-    FLAT = "flat"  # Likewise.
+    FLAT = "flat"  # Read and updated, never made.
 
     @property
     def takes_new_ledgers(self) -> bool:

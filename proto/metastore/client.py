@@ -91,7 +91,7 @@ class Connector(Protocol):
     """Finds the service."""
 
     async def connect(self, receiver: Receiver, timeout_s: float) -> Channel:
-        """Raises `Unavailable` with the reason that waiting callers are told."""
+        """Raises `Unavailable` with the reason that waiting callers get."""
 
     def why_silent(self) -> str:
         """Why a service that took the connection does not answer."""
@@ -288,7 +288,7 @@ class StoreClient:
             return
         asks = []
         for request_id, call in self._unsent.items():
-            if call.answer.done():  # Its caller was told, or is about to be, that it was not sent.
+            if call.answer.done():  # Its caller learns, or has learnt, that it was not sent.
                 continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):

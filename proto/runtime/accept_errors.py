@@ -1,4 +1,4 @@
-"""When the system has no more files for those who connect: that is told once in a while, and borne.
+"""Keeps a server accepting when the system has no more files for connections, and logs that now and then.
 
 asyncio tries again every second, and hands over a traceback for each connection that its listeners would have
 taken in one go: hundreds of thousands of lines within seconds, while there are better things to do.
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 logger = structlog.get_logger()
 
@@ -38,5 +38,7 @@ class _Refusals:
         assert error is not None
         self._untold += 1
         if loop.time() >= self._next_tell:
-            logger.error("connections_not_accepted", reason=told(error), times=self._untold)
+            logger.error(
+                "connections_not_accepted", reason=describe_error(error), times=self._untold
+            )
             self._untold, self._next_tell = 0, loop.time() + _TELL_S

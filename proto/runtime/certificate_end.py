@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rollbook.proto.errors import BadConfig
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
@@ -24,7 +24,9 @@ def certificate_end_s(path: str) -> float:
         with open(path, encoding="ascii") as file:
             _, begin, rest = file.read().partition(_BEGIN)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"cannot read the certificate: {told(error)}", path=path) from error
+        raise BadConfig(
+            f"cannot read the certificate: {describe_error(error)}", path=path
+        ) from error
     body, end, _ = rest.partition(_END)
     try:
         return _end_s(ssl.PEM_cert_to_DER_cert(begin + body + end))

@@ -10,14 +10,14 @@ import time
 from typing import Final
 
 _MOMENT_NS: Final = 200_000
-_TIMES_KEPT: Final = 100  # So many times it is not given away after that took longer,
-_TIMES_KEPT_MAX: Final = 12_800  # or more, as it goes on to.
+_TIMES_KEPT: Final = 100  # After a slow hand-over, the loop is kept this many times,
+_TIMES_KEPT_MAX: Final = 12_800  # doubled with each further slow one, up to this many.
 
 
 class SystemClock:
     def __init__(self) -> None:
-        self._times_kept = 0  # So many times from now on,
-        self._times_next = _TIMES_KEPT  # and so many if that is slow again.
+        self._times_kept = 0  # How often it is kept from now on,
+        self._times_next = _TIMES_KEPT  # and how often after the next slow hand-over.
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()

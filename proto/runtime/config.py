@@ -90,7 +90,7 @@ def load_config(
     said_by: Mapping[str, str] | None = None,
     check: Callable[[C], object] | None = None,
 ) -> C:
-    """One section. What `file` says is told to be in `file_path`. `flags` that are None were not given.
+    """Reads one section. Errors name `file_path` for what `file` says. `flags` that are None were not given.
 
     `variables` names fields in the environment as their flags are called; `said_by` tells of fields
     whom they have from a file with other words. `check` is asked besides, and tells by raising

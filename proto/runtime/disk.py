@@ -106,7 +106,7 @@ class SystemFile:
         self._written = device.written.of(descriptor)
         self._turn = asyncio.Lock()  # Fair: first come, first served.
         self._written_s = -_CALM_S  # When it was, last.
-        self._is_foreseen = False  # Somebody says what he will read.
+        self._is_foreseen = False  # A reader announces what it will read.
         self._reads = 0
         self._reads_ended = asyncio.Event()
 
@@ -233,7 +233,7 @@ class SystemFile:
 
     @property
     def _is_calm(self) -> bool:
-        """Nobody writes: he would wait for direct reads, and what is read ahead would soon be outdated."""
+        """Whether nothing was written lately. Writes wait for direct reads, and outdate what is read ahead."""
         return time.monotonic() - self._written_s >= _CALM_S
 
     def _on_written(self, position: int, end: int) -> None:
@@ -315,7 +315,7 @@ def _token_of(descriptor: int) -> str:
 
 class SystemDisk:
     def __init__(self, written_kept_bytes: int = 0) -> None:
-        """So much of what it writes stays in the page cache, 0: as the system likes."""
+        """`written_kept_bytes`: how much of what it writes stays in the page cache; 0: the system decides."""
         self._device = _Device(written_kept_bytes)
 
     async def open(self, path: str, mode: OpenMode) -> SystemFile:

@@ -4,7 +4,7 @@ A thread would have to be woken for each of them, and to take the interpreter fr
 takes the loop one system call, and another one to hear of all that have ended. It wakes the loop only
 if somebody waits there.
 
-A buffer is the system's as long as it reads into it, whoever gives up: only then does another read get it.
+The kernel owns a buffer until its read has ended, even if the caller gave up: only then is it used again.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class KernelRead:
 
 
 class KernelReads:
-    """All of one disk. Each of them is of so many bytes at most."""
+    """All reads of one disk, each of at most `bytes_max` bytes."""
 
     def __init__(self, calls: "_Calls", context: int, bytes_max: int) -> None:
         self.free: list[_Buffer] = []  # Used last, last.

@@ -2,7 +2,7 @@
 
 What is large and read ahead is read by the system alone where it can (`disk_aio.py`), else in a thread, too.
 
-Whoever reads in order says what comes next (`File.prefetch`), so that it is on its way, or here, when it
+A sequential reader announces what comes next (`File.prefetch`), so that it is on its way, or here, when it
 is asked for. What was read ahead is handed out once, and not at all if the file has changed meanwhile.
 """
 
@@ -31,7 +31,7 @@ _DIRECT_FILES_MAX: Final = 16
 _POSITIONS_MAX: Final = 4096  # Of a file, that are known to have been read past the page cache.
 _AHEAD_THREADS: Final = 2
 _AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
-_AHEAD_KEPT_S: Final = 1.0  # So long at least for whoever said that he will read it.
+_AHEAD_KEPT_S: Final = 1.0  # It is kept at least this long for the reader that announced it.
 
 _of_thread: Final = local()
 _telling_devices: Final[set[int]] = set()  # What is not cached there is known not to be.
@@ -61,10 +61,10 @@ def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
 
 
 def _is_surely_absent(descriptor: int, position: int, length: int) -> bool:
-    """Without bringing a page of it: that is an order to the device, and of no use to whoever goes past.
+    """Whether the page cache surely lacks it. Asks without reading a page in, which would cost a disk read.
 
-    A file system on top of another one may not know of the pages below; so nobody is believed who has
-    never told of one.
+    A file system on top of another one may not know of the pages below; so a device is believed only after
+    it has reported one.
     """
     cached = cached_pages(descriptor, position, length)
     pages = (position + length - 1) // mmap.PAGESIZE - position // mmap.PAGESIZE + 1
@@ -97,7 +97,7 @@ class Direct:
         if _DIRECT is None:
             return
         with suppress(OSError):
-            # The flag is of whoever opened the file, so it has to be opened again, whatever its name
+            # The flag belongs to the open file, so the file has to be opened again, whatever its name
             # is by now.
             self._descriptor = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | _DIRECT)
 
@@ -155,7 +155,7 @@ class DirectFiles:
         self._files: dict[object, Direct] = {}
 
     def of(self, file: object, descriptor: int, position: int, length: int) -> Direct | None:
-        """None where so much is better read as ever; what is read a second time is to stay."""
+        """None if the page cache serves this length better. What is read a second time should stay cached."""
         if not _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX:
             return None
         direct = self._files.pop(file, None) or Direct(descriptor)
@@ -186,7 +186,7 @@ class _ThreadRead:
 
     def __init__(self, threads: Threads, read: Callable[[], bytes]) -> None:
         self._read = read
-        self._found: bytes | None = None  # None: whoever reads it by himself is told why.
+        self._found: bytes | None = None  # None: reading it directly raises the reason.
         self._job = threads.start(self._work)
 
     def _work(self) -> None:
@@ -219,7 +219,7 @@ class _Stretch:
         self.position = position
         self.length = length
         self.read = read
-        self.margin = margin  # So many bytes before it are read, too.
+        self.margin = margin  # Bytes before it that are read, too.
         self.began_s = time.monotonic()
         self.is_outdated = False
 
@@ -296,7 +296,7 @@ class Ahead:
         return None
 
     def outdate(self, file: object) -> None:
-        """Whoever reads it now sees what was written."""
+        """Later reads see what was written."""
         for stretch in self._of(file):
             stretch.is_outdated = True
 

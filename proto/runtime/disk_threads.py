@@ -44,7 +44,7 @@ class Job:
         began = time.perf_counter()
         try:
             self._work()
-        except BaseException as raised:  # noqa: BLE001  Whoever waits is told.
+        except BaseException as raised:  # noqa: BLE001  `wait` raises it.
             self._error = raised
         self.took_s = time.perf_counter() - began
         del self._work  # It may know this job, and what it has read.

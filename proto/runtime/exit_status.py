@@ -1,4 +1,4 @@
-"""How processes of ours end that others are told of by a number alone."""
+"""Exit codes of our processes."""
 
 from typing import Final
 

@@ -2,7 +2,7 @@
 
 It looks after 700 new objects, at all objects again and again as their number grows: a chunk of adds
 to many ledgers makes thousands that live for a millisecond, and a bookie keeps some for each of its
-ledgers for good. That took a sixth of the CPU time of such adds, and held everybody up for tens of
+ledgers permanently. That took a sixth of the CPU time of such adds, and held everybody up for tens of
 milliseconds at a time. What is garbage without being a cycle goes at once in any case.
 """
 

@@ -10,7 +10,7 @@ import structlog
 from rollbook.proto.printable import harmless
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-# Whoever logs one of these by accident logs stars. Checked by name, since values cannot tell.
+# Values under these names are logged as stars. Checked by name, since values cannot tell.
 _SECRET_NAMES: Final = frozenset(
     ("password", "token", "secret", "key", "master_key", "mac_key", "authorization", "credential")
 )
@@ -52,7 +52,7 @@ def configure_logs(
 
 def log_as_a_library() -> None:
     """Unless the program has configured structlog: events go to Python's own `logging`, under the
-    names of their modules, so that whoever uses a library of ours says what he wants to see. By
+    names of their modules, so that the program decides what it wants to see. By
     default that is warnings, on standard error.
     """
     if structlog.is_configured():

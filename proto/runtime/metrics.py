@@ -41,7 +41,7 @@ class Metrics:
         GCCollector(registry=self._process)
 
     def exposition(self) -> Iterator[bytes]:
-        """Metric by metric: whoever shares a loop with others lets them have their turn between."""
+        """The text metric by metric, so that the caller can let other tasks run in between."""
         for prefix, stats in self._parts:
             for metric, value in read(stats):
                 yield _text_of(prefix + metric.name, metric, value).encode()

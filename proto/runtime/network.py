@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls_handshakes import Handshakes
 
 # A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
@@ -95,7 +95,7 @@ class SocketTransport:
                 )
         except (OSError, TimeoutError) as error:
             is_late = isinstance(error, TimeoutError) and not error.errno
-            detail = f"no answer within {timeout_s:g} s" if is_late else told(error)
+            detail = f"no answer within {timeout_s:g} s" if is_late else describe_error(error)
             raise Unavailable(f"cannot reach {address}: {detail}") from error
         _keep_alive(transport.get_extra_info("socket"))
         return transport, protocol
@@ -121,7 +121,9 @@ def _limit_unsent(connection: socket.socket | TransportSocket) -> None:
 
 
 def cannot_listen(address: Address, error: OSError) -> BadConfig:
-    return BadConfig(f"cannot listen on {address}: {told(error)}", next_step=_advice(error))
+    return BadConfig(
+        f"cannot listen on {address}: {describe_error(error)}", next_step=_advice(error)
+    )
 
 
 def _advice(error: OSError) -> str:
@@ -153,7 +155,7 @@ def name_of_this_host() -> str:
         try:
             found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
         except OSError as error:
-            found, reason = [], told(error)
+            found, reason = [], describe_error(error)
         if any(_is_of_this_host(family, place) for family, _, _, _, place in found):
             return name
     raise BadConfig(
@@ -177,7 +179,7 @@ def _own_address() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError as error:
         raise BadConfig(
-            f"this host does not know its own address: {told(error)}",
+            f"this host does not know its own address: {describe_error(error)}",
             next_step="say which one others should use",
         ) from error
 
@@ -190,7 +192,7 @@ def _canonical_name(address: str) -> str:
             return name
         reason = f"{name} has other addresses"
     except OSError as error:
-        reason = told(error)
+        reason = describe_error(error)
     raise BadConfig(
         f"{address}, which is this host's, has no name: {reason}",
         next_step="give it a name in DNS or /etc/hosts, or say which one others should use",

@@ -1,6 +1,6 @@
 """How much of what was written the system keeps in its memory.
 
-Whoever reads what was written lately finds it there, and all of it would stay until memory is short. But
+Readers of what was written lately find it there, and all of it would stay until memory is short. But
 each page of memory that was not used before is dear: on a virtual machine the host has to find it, which
 takes several times as long as to write to it. So only what was written last stays, and what was
 written before lets go of its pages, for what is written next.
@@ -42,7 +42,7 @@ class WrittenLately:
             return
         self._stretches.append(stretch)
         self._bytes += stretch.end - stretch.start
-        if self._bytes > self._bytes_max:  # Whoever waits for this write hears of it first.
+        if self._bytes > self._bytes_max:  # The waiter for this write is woken first.
             asyncio.get_running_loop().call_soon(self._let_go)
 
     def _let_go(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 MAKE_ROOM: Final = "make room on that disk"
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | socket.gaierror):
         if error.errno:
             return os.strerror(error.errno)

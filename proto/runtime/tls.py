@@ -3,7 +3,7 @@
 A server speaks TLS 1.3 and later, unless its clients are those of BookKeeper as well: among them are older ones, which speak
 1.2 (`TLS_OF_BOOKIES`). A client of ours speaks what such a server has.
 
-A server asks its clients for a certificate iff it is told which authorities sign those. Files are
+A server asks its clients for a certificate iff the authorities that sign those are configured. Files are
 looked at with each handshake, so a renewed certificate, or an authority that is trusted no more, counts
 from the next connection on; what is there halfway is left alone until it can be read. No session is
 resumed: a resumed one would be let in by what was true when it began.
@@ -46,7 +46,7 @@ def server_context(
 def client_context(
     authorities: str, *, certificate: str = "", key: str = "", checks_name: bool = True
 ) -> ssl.SSLContext:
-    """Raises `BadConfig`. Without `checks_name` whoever the authorities signed is believed."""
+    """Raises `BadConfig`. Without `checks_name` every certificate that the authorities signed is accepted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = TLS_OF_BOOKIES
     context.check_hostname = checks_name

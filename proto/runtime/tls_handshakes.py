@@ -1,7 +1,7 @@
-"""TLS for a server that takes so many handshakes at a time, and hangs up on whoever comes then.
+"""TLS for a server that bounds its concurrent handshakes, and closes connections beyond that bound.
 
-asyncio's own servers know nothing of a connection before its handshake is over: whoever connects and says
-nothing costs a file, and nobody counts him. The files would be missing elsewhere.
+asyncio's own servers know nothing of a connection before its handshake is over: a client that connects and says
+nothing costs a file that nobody counts. Other parts would then lack files.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ class _WriterModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WriterMode
     WRITER_MODE_OPEN: _WriterMode.ValueType  # 1
     """Everybody. The default."""
     WRITER_MODE_EXCLUSIVE: _WriterMode.ValueType  # 2
-    """Whoever holds the newest writer epoch."""
+    """The holder of the newest writer epoch."""
 
 class WriterMode(_WriterMode, metaclass=_WriterModeEnumTypeWrapper):
     """Who may append."""
@@ -38,7 +38,7 @@ WRITER_MODE_UNSPECIFIED: WriterMode.ValueType  # 0
 WRITER_MODE_OPEN: WriterMode.ValueType  # 1
 """Everybody. The default."""
 WRITER_MODE_EXCLUSIVE: WriterMode.ValueType  # 2
-"""Whoever holds the newest writer epoch."""
+"""The holder of the newest writer epoch."""
 Global___WriterMode: _TypeAlias = WriterMode  # noqa: Y015
 
 class _SegmentState:
@@ -141,11 +141,11 @@ class LogConfig(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     DEGRADED_SEGMENTS_FIELD_NUMBER: _builtins.int
     roll_bytes: _builtins.int
-    """A segment ends with whichever comes first: so many bytes,"""
+    """A segment ends with whichever comes first: this many bytes,"""
     roll_entries: _builtins.int
-    """so many entries,"""
+    """this many entries,"""
     roll_age_s: _builtins.int
-    """so many seconds."""
+    """or this age in seconds."""
     retention_age_s: _builtins.int
     """Older segments go. Default: never."""
     retention_bytes: _builtins.int
@@ -153,9 +153,9 @@ class LogConfig(_message.Message):
     writer_mode: Global___WriterMode.ValueType
     """Who may append."""
     dedupe_batches: _builtins.int
-    """How late a retry may be and still be recognised: so many batches of its producer,"""
+    """How late a retry may be and still be recognised: this many batches of its producer,"""
     dedupe_age_s: _builtins.int
-    """so many seconds."""
+    """and this many seconds."""
     record_bytes_max: _builtins.int
     """Of one record."""
     batch_bytes_max: _builtins.int
@@ -163,7 +163,7 @@ class LogConfig(_message.Message):
     batch_records_max: _builtins.int
     """Of one batch."""
     tail_cache_bytes: _builtins.int
-    """The owner keeps so much of the newest in memory."""
+    """How many bytes of the newest records the owner keeps in memory."""
     delete_grace_s: _builtins.int
     """How long a deleted log keeps its ledgers."""
     description: _builtins.str

@@ -34,7 +34,7 @@ class Cursor(_message.Message):
     name: _builtins.str
     """Of `a-z 0-9 . _ -`."""
     offset: _builtins.int
-    """The next record for whoever uses it."""
+    """The next record for the cursor's users."""
     version: _builtins.int
     """Changes with each commit."""
     blob: _builtins.bytes

@@ -7,8 +7,8 @@ A log is an endless list of records. Each has an offset: 0, 1, 2 … without hol
 ends exclusive; `head` is the first offset that is kept, `tail` the next one to be given out.
 A log is named `namespace/log`, or `log` for `default/log`.
 
-Records travel in blocks: one block is one atomic batch, framed by whoever appends and told to every
-reader unchanged but for the server's half of its header. Its layout is in logservice/DESIGN.md. Whoever
+Records travel in blocks: one block is one atomic batch, framed by the client that appends and sent to every
+reader unchanged but for the server's half of its header. Its layout is in logservice/DESIGN.md. A client that
 would rather not frame blocks sends `records` instead, and asks for them with `as_records`.
 
 A field that is absent, or an enum that is unspecified, means the default that its comment names.
@@ -41,11 +41,11 @@ class _AtTailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AtTail.ValueTy
     AT_TAIL_FOLLOW: _AtTail.ValueType  # 1
     """It waits for more. The default."""
     AT_TAIL_STOP: _AtTail.ValueType  # 2
-    """It ends at the tail as it was known when it began. The first event is a Progress that has this tail: whoever
+    """It ends at the tail as it was known when it began. The first event is a Progress that has this tail: a client that
     comes back names it as `until_offset`.
     """
     AT_TAIL_STOP_AT_BARRIER: _AtTail.ValueType  # 3
-    """Likewise, and whatever had been acked before it began is below that tail, whoever acked it."""
+    """Ends at the tail, too. Every append that was acknowledged before the read began, by any server, is below that tail."""
     AT_TAIL_STOP_AT_READ_BARRIER: _AtTail.ValueType  # 4
     """The same, found as by CONSISTENCY_READ_BARRIER."""
 
@@ -59,11 +59,11 @@ AT_TAIL_UNSPECIFIED: AtTail.ValueType  # 0
 AT_TAIL_FOLLOW: AtTail.ValueType  # 1
 """It waits for more. The default."""
 AT_TAIL_STOP: AtTail.ValueType  # 2
-"""It ends at the tail as it was known when it began. The first event is a Progress that has this tail: whoever
+"""It ends at the tail as it was known when it began. The first event is a Progress that has this tail: a client that
 comes back names it as `until_offset`.
 """
 AT_TAIL_STOP_AT_BARRIER: AtTail.ValueType  # 3
-"""Likewise, and whatever had been acked before it began is below that tail, whoever acked it."""
+"""Ends at the tail, too. Every append that was acknowledged before the read began, by any server, is below that tail."""
 AT_TAIL_STOP_AT_READ_BARRIER: AtTail.ValueType  # 4
 """The same, found as by CONSISTENCY_READ_BARRIER."""
 Global___AtTail: _TypeAlias = AtTail  # noqa: Y015
@@ -78,7 +78,7 @@ class _OnTruncatedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnTruncat
     ON_TRUNCATED_FAIL: _OnTruncated.ValueType  # 1
     """TRUNCATED. The default."""
     ON_TRUNCATED_SKIP: _OnTruncated.ValueType  # 2
-    """A gap is told of, and reading starts at the head."""
+    """Reading sends a Gap and starts at the head."""
 
 class OnTruncated(_OnTruncated, metaclass=_OnTruncatedEnumTypeWrapper):
     """What becomes of a start below the head."""
@@ -87,7 +87,7 @@ ON_TRUNCATED_UNSPECIFIED: OnTruncated.ValueType  # 0
 ON_TRUNCATED_FAIL: OnTruncated.ValueType  # 1
 """TRUNCATED. The default."""
 ON_TRUNCATED_SKIP: OnTruncated.ValueType  # 2
-"""A gap is told of, and reading starts at the head."""
+"""Reading sends a Gap and starts at the head."""
 Global___OnTruncated: _TypeAlias = OnTruncated  # noqa: Y015
 
 class _WaitsFor:
@@ -108,7 +108,7 @@ class _WaitsForEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitsFor.Val
     WAITS_FOR_OWNER: _WaitsFor.ValueType  # 5
     """The log is between two owners."""
     WAITS_FOR_CLIENT: _WaitsFor.ValueType  # 6
-    """The client does not take what it is told."""
+    """The client does not read what it is sent."""
     WAITS_FOR_THROTTLE: _WaitsFor.ValueType  # 7
     """A quota."""
 
@@ -127,7 +127,7 @@ WAITS_FOR_ROLL: WaitsFor.ValueType  # 4
 WAITS_FOR_OWNER: WaitsFor.ValueType  # 5
 """The log is between two owners."""
 WAITS_FOR_CLIENT: WaitsFor.ValueType  # 6
-"""The client does not take what it is told."""
+"""The client does not read what it is sent."""
 WAITS_FOR_THROTTLE: WaitsFor.ValueType  # 7
 """A quota."""
 Global___WaitsFor: _TypeAlias = WaitsFor  # noqa: Y015
@@ -145,7 +145,7 @@ class _GapKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapKind.Value
     """No copy can be read."""
 
 class GapKind(_GapKind, metaclass=_GapKindEnumTypeWrapper):
-    """Why records are not told."""
+    """Why records are not sent."""
 
 GAP_KIND_UNSPECIFIED: GapKind.ValueType  # 0
 GAP_KIND_TRUNCATED: GapKind.ValueType  # 1
@@ -199,7 +199,7 @@ class _AcquireModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcquireMo
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACQUIRE_MODE_UNSPECIFIED: _AcquireMode.ValueType  # 0
     ACQUIRE_MODE_STEAL: _AcquireMode.ValueType  # 1
-    """He is fenced."""
+    """The holder is fenced."""
     ACQUIRE_MODE_WAIT: _AcquireMode.ValueType  # 2
     """Wait until it is released or has run out."""
     ACQUIRE_MODE_FAIL: _AcquireMode.ValueType  # 3
@@ -210,7 +210,7 @@ class AcquireMode(_AcquireMode, metaclass=_AcquireModeEnumTypeWrapper):
 
 ACQUIRE_MODE_UNSPECIFIED: AcquireMode.ValueType  # 0
 ACQUIRE_MODE_STEAL: AcquireMode.ValueType  # 1
-"""He is fenced."""
+"""The holder is fenced."""
 ACQUIRE_MODE_WAIT: AcquireMode.ValueType  # 2
 """Wait until it is released or has run out."""
 ACQUIRE_MODE_FAIL: AcquireMode.ValueType  # 3
@@ -276,7 +276,7 @@ Global___Condition: _TypeAlias = Condition  # noqa: Y015
 
 @_typing.final
 class ProducerRef(_message.Message):
-    """Who frames a batch, and which of his batches it is. A batch that is sent again is recognised by it and
+    """Names the producer of a batch, and the batch. A batch that is sent again is recognised by it and
     answered with its original offsets.
     """
 
@@ -345,9 +345,9 @@ class Record(_message.Message):
     event_time_us: _builtins.int
     """When it happened, if the producer says so. Microseconds since 1970."""
     offset: _builtins.int
-    """Told by servers, ignored in appends."""
+    """Set by servers, ignored in appends."""
     timestamp_us: _builtins.int
-    """When it was appended, by the owner's clock, which never goes back within a log. Told by servers."""
+    """When it was appended, by the owner's clock, which never goes back within a log. Set by servers."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """Optional; few and small."""
@@ -656,7 +656,7 @@ class ReadRequest(_message.Message):
     start: _builtins.str
     """123, earliest, latest, -10, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME."""
     records_max: _builtins.int
-    """Default 10,000. At least one record is told if there is one."""
+    """Default 10,000. At least one record is returned if there is one."""
     bytes_max: _builtins.int
     """Default 1 MiB, of blocks as unpacked. A single block that is larger comes whole."""
     wait_ms: _builtins.int
@@ -664,7 +664,7 @@ class ReadRequest(_message.Message):
     on_truncated: Global___OnTruncated.ValueType
     """If the start is below the head."""
     as_records: _builtins.bool
-    """Told as `records` instead of `blocks`."""
+    """Sent as `records` instead of `blocks`."""
     uid: _builtins.str
     """As in AppendRequest."""
     def __init__(
@@ -782,7 +782,7 @@ class ReadStreamRequest(_message.Message):
     heartbeat_ms: _builtins.int
     """No silence is longer. Default 5000."""
     as_records: _builtins.bool
-    """Told as `records` instead of `blocks`."""
+    """Sent as `records` instead of `blocks`."""
     uid: _builtins.str
     """As in AppendRequest."""
     def __init__(
@@ -837,7 +837,7 @@ class ReadEvent(_message.Message):
 
     @_builtins.property
     def caught_up(self) -> Global___CaughtUp:
-        """All that was there has been told."""
+        """All records that were there have been sent."""
 
     @_builtins.property
     def fell_behind(self) -> Global___FellBehind:
@@ -849,7 +849,7 @@ class ReadEvent(_message.Message):
 
     @_builtins.property
     def gap(self) -> Global___Gap:
-        """Records that are not told."""
+        """Records that are not sent."""
 
     @_builtins.property
     def sealed(self) -> Global___Sealed:
@@ -861,7 +861,7 @@ class ReadEvent(_message.Message):
 
     @_builtins.property
     def stopped(self) -> Global___Stopped:
-        """What was asked for has been told."""
+        """What was requested has been sent."""
 
     def __init__(
         self,
@@ -925,7 +925,7 @@ Global___Records: _TypeAlias = Records  # noqa: Y015
 
 @_typing.final
 class CaughtUp(_message.Message):
-    """Exact: when it was said, everything below the tail had been told."""
+    """Exact: when it was sent, everything below the tail had been sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -981,7 +981,7 @@ class Progress(_message.Message):
     LAG_US_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """The next offset to be told."""
+    """The next offset to be sent."""
     head: _builtins.int
     """The log's."""
     tail: _builtins.int
@@ -991,7 +991,7 @@ class Progress(_message.Message):
     lag_bytes: _builtins.int
     """Estimated."""
     lag_us: _builtins.int
-    """Age of the oldest record not told."""
+    """Age of the oldest record not sent."""
     waits_for: Global___WaitsFor.ValueType
     """Why there is a lag."""
     def __init__(
@@ -1025,7 +1025,7 @@ class Gap(_message.Message):
     kind: Global___GapKind.ValueType
     """Why."""
     start: _builtins.int
-    """The first record that is not told."""
+    """The first record that is not sent."""
     end: _builtins.int
     """After the last one."""
     def __init__(
@@ -1227,7 +1227,7 @@ class WatchTailRequest(_message.Message):
     log: _builtins.str
     """`namespace/log`."""
     interval_ms: _builtins.int
-    """Changes are told of at most so often. Default 100."""
+    """Changes are sent at most once per interval. Default 100."""
     heartbeat_ms: _builtins.int
     """No silence is longer. Default 5000."""
     uid: _builtins.str
@@ -1630,9 +1630,9 @@ class AcquireWriterRequest(_message.Message):
     ttl_ms: _builtins.int
     """Default 0: until it is released or stolen."""
     attempt: _builtins.str
-    """Drawn at random by whoever asks, at most 64 bytes, for this one acquisition: a process that starts again draws
+    """Drawn at random by the client, at most 64 bytes, for this one acquisition: a process that starts again draws
     another. A holder who heard no answer and asks again by the same one is granted the same epoch, as long as nobody
-    else was given one since (then he asks as if for the first time: a late STEAL fences); WRITER_FENCED if it was
+    else was given one since (then the request counts as a first one: a late STEAL fences); WRITER_FENCED if it was
     released. Empty: each time another one.
     """
     uid: _builtins.str

@@ -21,10 +21,10 @@ from rollbook.proto.wire.frames import LENGTH_BYTES
 from rollbook.proto.wire.messages import Failure
 
 _length_at: Final = struct.Struct(">I").unpack_from
-_PACKED_ALIKE_MIN: Final = 16  # From so many on it pays to pack them together.
+_PACKED_ALIKE_MIN: Final = 16  # From this many on it pays to pack them together.
 
 WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
-RUN_MIN: Final = 32  # From so many adds on columns are cheaper.
+RUN_MIN: Final = 32  # From this many adds on columns are cheaper.
 RUN_MAX: Final = 4096  # More than a chunk has, of all but empty ones.
 _FEW: Final = 128  # Looked at before the others are.
 _LAC_AT: Final = 16  # In an entry.
@@ -43,10 +43,10 @@ class Run(NamedTuple):
 
 
 def count_run(count_like: Callable[[int], int], rows: int) -> int:
-    """How many of so many frames are like the first, if `count_like` says how many of the first few are.
+    """How many of `rows` frames are like the first, if `count_like` says how many of the first few are.
 
     Few are looked at, and the others if all of these are alike: a stranger who wrote them could have
-    all that follow compared anew for each of them.
+    all that follow compared again for each of them.
     """
     few = min(_FEW, rows)
     found = count_like(few)

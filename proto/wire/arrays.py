@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from rollbook.proto.wire.adds import RUN_MAX
 
-_COUNT_MIN: Final = 32  # From so many on it pays,
-_COUNT_MAX: Final = RUN_MAX  # and for so many there are numbers at hand.
+_COUNT_MIN: Final = 32  # From this many on it pays,
+_COUNT_MAX: Final = RUN_MAX  # and for this many the numbers are prepared.
 _IS_LITTLE: Final = sys.byteorder == "little"
 
 

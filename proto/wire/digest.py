@@ -11,7 +11,7 @@ payload bytes of the ledger up to and including this entry. The digest covers ev
 Two keys come from a ledger's password: SHA-1 of `ledger` and the password is shown to bookies and
 guards the ledger; SHA-1 of `mac` and the password keys HMAC and is never sent.
 
-Copies of one entry need not be equal byte by byte: whoever writes an entry again stamps the LAC
+Copies of one entry need not be equal byte by byte: a client that writes an entry again stamps the LAC
 that it knows.
 """
 

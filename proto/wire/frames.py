@@ -1,4 +1,4 @@
-"""Frames: `u32 length`, big-endian, then so many bytes. Both protocols, both directions.
+"""Frames: `u32 length`, big-endian, then that many bytes. Both protocols, both directions.
 
 The limit counts the length's own four bytes, as in Java, and holds before anything is stored: a
 peer can make us keep one frame of the limit and one chunk, whatever lengths it claims (W1).
@@ -81,7 +81,7 @@ class FrameBuffer:
 
 
 class FrameDecoder:
-    """Frames one by one, for whoever does not need them a chunk at a time."""
+    """Frames one by one, for callers that do not need them a chunk at a time."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frames = FrameBuffer(frame_bytes_max)

@@ -18,10 +18,10 @@ from rollbook.proto.wire.entry_list import EntryList
 Failure = type[RollbookError] | None
 
 AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
-"""Whoever sends Auth to a bookie without authentication gets it back under this name."""
+"""A bookie without authentication returns Auth requests under this name."""
 
 IDENTITY_PLUGIN = "rollbook.identity"
-"""Whoever sends Auth under this name gets the bookie's id back as payload. An extension of ours."""
+"""Auth requests under this name return the bookie's id as payload. An extension of ours."""
 
 
 class Operation(IntEnum):
@@ -236,7 +236,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A good `BatchReadReply` by whoever has the entries; to those who hear it there is no difference."""
+    """A `BatchReadReply` that a bookie packs from its entries; on the wire there is no difference."""
 
     ledger_id: LedgerId
     first_entry: EntryId
@@ -300,7 +300,7 @@ class Origin(Protocol):
         """A frame; empty where the protocol has no words: the connection is then closed."""
 
     def pack_in_pieces(self, reply: Reply) -> list[Buffer]:
-        """Likewise. What is large is where it was, and not copied."""
+        """Like `pack`, in pieces: large bodies are not copied."""
 
 
 class Call(NamedTuple):
@@ -315,7 +315,7 @@ class Call(NamedTuple):
         return self.origin.pack(reply)
 
     def answer_in_pieces(self, reply: Reply) -> list[Buffer]:
-        """Likewise. What is large is where it was, and not copied."""
+        """Like `answer`, in pieces: large bodies are not copied."""
         return self.origin.pack_in_pieces(reply)
 
     def refuse(self, error: type[RollbookError]) -> bytes:

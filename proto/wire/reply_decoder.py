@@ -9,7 +9,7 @@ from rollbook.proto.wire.messages import AddReply, Answer
 class ReplyDecoder:
     """One connection's bytes, taken up as they arrive. After `BadFrame` it must be closed.
 
-    Bodies of entries are views of the bytes that came: whoever keeps one keeps them all.
+    Bodies of entries are views of the bytes that came: keeping one keeps all of them in memory.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:

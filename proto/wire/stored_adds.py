@@ -1,6 +1,6 @@
 """Adds read back from where they were stored as they came: whose entries they hold, and where.
 
-They were judged when they came, and whoever stored them vouches for their bytes. So nothing is looked
+They were validated when they came, and the journal vouches for their bytes. So nothing is looked
 at but what tells an entry's place, and nothing is kept that only an answer needs.
 
 Where adds of one size follow one another they are read by columns, whosever they are: in version 2
@@ -51,7 +51,7 @@ _IDS_AT: Final = 0, 8, 16
 _length_at: Final = struct.Struct(">I").unpack_from
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
-_ALIKE_MIN: Final = 16  # From so many adds on columns are cheaper.
+_ALIKE_MIN: Final = 16  # From this many adds on columns are cheaper.
 
 
 class StoredEntries(NamedTuple):

@@ -163,7 +163,7 @@ def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
 def _pack_batch_reply(
     txn_id: int, reply: BatchReadReply | PackedBatch, bodies: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Likewise."""
+    """Like `_pack_read_reply`, for a batch."""
     status = pack_varint(code_of(reply.error))
     parts: list[Buffer] = [
         *(b"\x08", status, b"\x10", pack_varint(reply.ledger_id)),

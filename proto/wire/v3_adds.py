@@ -77,7 +77,7 @@ _TXN_BYTES_MAX: Final = 9  # Of those alike; with ten bytes, not everything is a
 _is_short_varint: Final = re.compile(
     rb"[\x80-\xff]{0,%d}[\x00-\x7f]" % (_TXN_BYTES_MAX - 1)
 ).fullmatch
-_REPLIES_ALIKE_MIN: Final = 8  # From so many on it pays to look for their like.
+_REPLIES_ALIKE_MIN: Final = 8  # From this many on it pays to look for equal ones.
 _REPLIES_ALIKE_MAX: Final = 1024
 
 _length_at: Final = struct.Struct(">I").unpack_from

@@ -23,7 +23,7 @@ from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.ports import MetadataStore
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 _PATIENCE_S: Final = 5.0  # For one of them, from the first to the last byte.
 _BYTES_MAX: Final = 4 << 20
@@ -108,7 +108,9 @@ async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
     except TimeoutError as error:
         raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ServerUnreachable(f"nobody answers at {place.url}: {told(error)}") from error
+        raise ServerUnreachable(
+            f"nobody answers at {place.url}: {describe_error(error)}"
+        ) from error
 
 
 async def _page(place: Place, access: LogAccess, is_known: bool) -> bytes:

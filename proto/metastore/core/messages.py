@@ -9,7 +9,7 @@
 
 Commits are numbered. Whatever the service says bears the number up to which it speaks: all events
 up to there that concern the client have been said before. A client that comes back starts its
-watches again from the last number it heard, and is told RESYNC if the store has moved on.
+watches again from the last number it heard, and gets RESYNC if the store has moved on.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ class SessionTable:
         return len(self._sessions)
 
     def load(self, sessions: Iterable[tuple[SessionId, int]]) -> None:
-        """Sessions that another process kept: their time starts anew."""
+        """Sessions that another process kept: their time-outs start again."""
         for session, timeout_ms in sessions:
             self.open(session, timeout_ms)
 

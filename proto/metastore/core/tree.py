@@ -3,7 +3,7 @@
 ZooKeeper is the model. What is easily got wrong:
 
 - A node's version starts at 0 and grows by one with each set; deleting and making it again starts
-  over, told apart by `created_txn`.
+  over; `created_txn` distinguishes the two.
 - A sequential node is numbered by how many children its parent has ever had, sequential or not.
   The count is kept with the parent and deletes leave it alone, so that a name never comes twice
   in a parent's life (MS4).

@@ -5,7 +5,7 @@ one of its node and everything below, never as CHILDREN. The node need not exist
 
 Waiting events are bounded and merge: one that waits already moves to the end, so that the last
 event about a path is the last thing that happened to it. When too many wait, they give way to one
-RESYNC, which also stands for all that follows until it is taken: whoever takes it reads everything
+RESYNC, which also stands for all that follows until it is taken: its taker reads everything
 again, and reads later than any of them.
 """
 

@@ -69,7 +69,7 @@ async def open_metadata_store(
             )
 
 
-# What is in memory lives as long as the loop it runs on, whoever has it open.
+# A store in memory lives as long as its event loop, for all that have it open.
 _MEMORY: Final[dict[str, tuple[asyncio.AbstractEventLoop, MemoryService]]] = {}
 
 

@@ -2,7 +2,7 @@
 
 A server tries the lock each time it has no connection, so the first one to notice that the owner
 died becomes the next owner. A visitor does, too, but has no socket: it uses the file alone, for the
-moment of a short command, and whoever comes meanwhile waits. A plain client never takes the lock.
+moment of a short command, and other processes wait. A plain client never takes the lock.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from rollbook.proto.runtime.metastore.embedded_owner import (
     end_process,
     socket_address,
 )
-from rollbook.proto.runtime.system_errors import MAKE_ROOM, is_full, told
+from rollbook.proto.runtime.system_errors import MAKE_ROOM, describe_error, is_full
 from rollbook.proto.wire.frames import FrameDecoder
 
 
@@ -68,7 +68,7 @@ class EmbeddedConnector:
             return await self._connect(receiver)
         except OSError as error:
             raise BadConfig(
-                f"cannot use {self._path}: {told(error)}",
+                f"cannot use {self._path}: {describe_error(error)}",
                 next_step=f"{MAKE_ROOM}, and start this again" if is_full(error) else _WRITABLE,
             ) from error
 

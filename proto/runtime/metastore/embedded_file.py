@@ -252,7 +252,7 @@ def _mend(error: sqlite3.Error) -> str:
 def _unusable(what: str, error: sqlite3.Error) -> MetadataUnavailable:
     mend = _mend(error)
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_PERMITTED:
-        mend = "look whether whoever runs this may read and write it, and its directory"
+        mend = "check that the user of this process may read and write it, and its directory"
     return MetadataUnavailable(f"{what}: {error}", next_step=f"{mend}, and start this again")
 
 

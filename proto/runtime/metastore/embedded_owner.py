@@ -6,9 +6,9 @@ Beside the file `P` lie
     P.sock   the Unix socket on which it serves
 
 Who has the lock is the owner, whatever else seems to be the case (MS2). Only under the lock is the socket
-removed and made anew, and the file opened; an owner that leaves removes nothing. The lock ends with
+removed and made again, and the file opened; an owner that leaves removes nothing. The lock ends with
 the process, since no child inherits it: executed programs by O_CLOEXEC, forked ones close it first
-of all. It is never stolen: a stopped owner stalls the store, and whoever waits is told its number.
+of all. It is never stolen: a stopped owner stalls the store, and waiting processes report its process id.
 
 What cannot be kept, but for want of room, ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of the file
 then, and only the file counts. The next owner starts from there.
@@ -46,7 +46,7 @@ from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.wire.frames import FrameDecoder
 
 logger = structlog.get_logger()
@@ -96,7 +96,7 @@ class StoreLock:
 
 
 def describe_owner(path: str) -> str:
-    """What keeps the lock, for whoever waits for it."""
+    """Describes the process that holds the lock, for those that wait for it."""
     try:
         with open(f"{path}.lock", "rb") as file:
             pid = int(file.read(20))
@@ -224,7 +224,9 @@ class Owner:
                 os.chmod(address, 0o600)
         except OSError as error:
             listening.close()
-            raise BadConfig(f"cannot listen on {self._path}.sock: {told(error)}") from error
+            raise BadConfig(
+                f"cannot listen on {self._path}.sock: {describe_error(error)}"
+            ) from error
         _CLOSED_IN_CHILDREN[listening.fileno()] = None
         # From Python 3.13 on a server would remove the socket when it closes.
         keep_name: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
@@ -255,7 +257,7 @@ class _Served(asyncio.Protocol):
     """One client: frames in, frames out, and bounds on both.
 
     No more is heard than can be answered: `UNANSWERED_MAX` questions at once, none while answers
-    wait to be read. Events come unasked; who lets too many wait is cut off, and told RESYNC when it
+    wait to be read. Events come unasked; a client that lets too many wait is cut off, and gets RESYNC when it
     comes back.
     """
 
@@ -332,7 +334,7 @@ class _Served(asyncio.Protocol):
                 self._unread_event_bytes += len(frames[-1])
         self._transport.write(b"".join(frames))
         if self._unread_event_bytes > UNREAD_EVENT_BYTES_MAX:
-            self._abort("it does not read what it is told")
+            self._abort("it does not read its events")
         elif self._unheard:  # Not from here: the host is in the middle of speaking.
             asyncio.get_running_loop().call_soon(self._hear)
 

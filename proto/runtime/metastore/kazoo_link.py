@@ -13,7 +13,7 @@ in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
 - An error code from a later ZooKeeper fails one request: kazoo's thread would end.
 - A new session sees what the one before it saw: kazoo forgets where it was when a session
   expires, and a replica that lags could then hide the client's own writes. (An ensemble that was
-  set back to an old backup is not accepted, therefore, until the process starts anew.)
+  set back to an old backup is not accepted, therefore, until the process is restarted.)
 """
 # ruff: noqa: SLF001 (kazoo has no public way to any of this)
 
@@ -46,7 +46,7 @@ from kazoo.retry import KazooRetry
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.ports import SessionId
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 logger = structlog.get_logger()
 
@@ -114,7 +114,7 @@ class Listener(Protocol):
         """ZooKeeper does not accept our credentials. Nothing follows."""
 
     def on_died(self) -> None:
-        """kazoo's thread ended without being told to. `start` again, with a new session."""
+        """kazoo's thread ended unexpectedly. `start` again, with a new session."""
 
     def on_change(self, event_type: int, path: str) -> None: ...
 
@@ -131,7 +131,7 @@ class Reply:
         self._unsent = [True]
 
     def take(self) -> bool:
-        """True once, for whoever comes first: kazoo's thread, to send the request, or the caller,
+        """True for the first caller only: kazoo's thread, to send the request, or the caller,
         to have it back."""
         try:
             return self._unsent.pop()
@@ -388,7 +388,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         try:
             timeouts: tuple[float, float] = super()._connect(host, hostip, port)
         except Exception as error:
-            self.handler.trouble = told(error.__context__ or error)  # kazoo hides the first one.
+            self.handler.trouble = describe_error(
+                error.__context__ or error
+            )  # kazoo hides the first one.
             raise
         self.handler.trouble = _NO_TROUBLE_YET
         self._heard_s = time.monotonic()

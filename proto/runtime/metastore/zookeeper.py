@@ -283,7 +283,7 @@ class ZooKeeperStore:
             raise _translated(error, **ids) from error
         finally:
             if reply is not None:
-                reply.take()  # Whoever is cancelled asks for nothing any more.
+                reply.take()  # A cancelled request is not sent any more.
 
     async def _until_connected(self, expiries: int) -> None:
         while True:
@@ -398,7 +398,7 @@ class ZooKeeperStore:
         await self.close()
 
     def _refuse(self, refusal: RollbookError) -> None:
-        """From now on, for good."""
+        """Refuse all requests from now on."""
         self._refusal = refusal
         for watched in self._watched.values():
             for stream in watched.streams:

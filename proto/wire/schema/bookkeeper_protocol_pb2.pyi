@@ -237,7 +237,7 @@ class ReadRequest(_message.Message):
     """Milliseconds."""
     flag: Global___ReadRequest.Flag.ValueType
     followingBytesMax: _builtins.int
-    """Ours. With a piggyback: so much of what follows it, too."""
+    """Ours. With a piggyback: how many bytes of the following entries to send, too."""
     def __init__(
         self,
         *,

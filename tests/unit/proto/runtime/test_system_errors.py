@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from rollbook.proto.runtime.system_errors import told
+from rollbook.proto.runtime.system_errors import describe_error
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ from rollbook.proto.runtime.system_errors import told
     ],
 )
 def test_numbers_and_wrappings_are_left_out(error: Exception, words: str) -> None:
-    assert words in told(error)
-    assert "Errno" not in told(error)
+    assert words in describe_error(error)
+    assert "Errno" not in describe_error(error)
