@@ -1,4 +1,4 @@
-"""What is appended to a log, in which order, and who is told of it when: the owner's hot path.
+"""The owner's hot path: what is appended to a log, in which order, and when appends are acknowledged.
 
     append ──► Sequencer: place, or refusal ──► stamped ──► the ledger that is written
                   │                                              │ confirmed, in order
@@ -10,7 +10,7 @@
 Decisions are made at once and in the order of the calls; whatever is answered waits until all that it
 rests on is settled (LS4). A refusal that would be wrong if somebody else owned the log by now ("the tail
 is 17") waits for a barrier, too. No append has a task or a future, and what is confirmed comes in batches:
-whoever appended is told in the turn in which the bookies' acknowledgements are read.
+appends are acknowledged in the turn in which the bookies' acknowledgements are read.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ Loss = type[OutcomeUnknown]
 """What becomes of pending appends."""
 
 Tell = Callable[[Any], None]
-"""Whoever waits: called once, with what he waits for or with a `RollbookError`, and must not raise."""
+"""A waiter's callback: called once, with its result or a `RollbookError`; it must not raise."""
 
 _Kept = tuple[Offset, Offset, bytes]
 _Item = tuple[Tell | None, object, _Kept | None]
-"""Who waits, what he gets, and a block for readers."""
+"""The waiter's callback, its result, and a block for readers."""
 
-_TAIL: Final = object()  # He gets the tail of the moment at which it is settled.
+_TAIL: Final = object()  # The result is the tail at the moment at which the item is settled.
 _BARRIER: Final = object()  # Nobody waits: it is the entry that was written for barriers.
 
 
@@ -270,7 +270,7 @@ class Order:
 
     async def until_settled(self) -> None:
         """All that was decided so far. Raises `OwnerChanging`, and what becomes of pending appends."""
-        if self.failure is not None:  # Whoever waited was told; nobody will be any more.
+        if self.failure is not None:  # All waiters have their failure; no more are notified.
             raise self.refusal()
         waiter = self._new_future()
         self.answer(told_to(waiter), None)
@@ -302,7 +302,7 @@ class Order:
             except Overloaded:
                 self._turn = self._loop.call_later(_AGAIN_S, self._on_turn)
             except OwnerChanging:
-                pass  # Who asked has been told.
+                pass  # The waiters have their failure.
 
     # --- Settling -----------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class Order:
             self._settle(self._settling.on_confirmed(number, last_entry))
 
     def _settle(self, items: Collection[_Item]) -> None:
-        """Readers first: who hears that his append is in the log finds it there."""
+        """Readers first: a client finds its append in the log once it is acknowledged."""
         self.tail_cache.add([kept for _, _, kept in items if kept is not None])
         for item in items:
             self._tell(item)
@@ -346,7 +346,7 @@ class Order:
             )
 
     def end(self, why: str, loss: Loss) -> None:
-        """For good. Whoever waits is told that nobody knows."""
+        """End the ownership. Waiters get an error that says that the outcome is unknown."""
         assert self.failure is None
         self.failure = OwnerChanging(why, log=str(self._name), owner_epoch=self._owner_epoch)
         waiting = [tell for tell, _, _ in self._settling.give_up()]
@@ -366,7 +366,7 @@ class Order:
         return OwnerChanging(self.failure.message, **self.failure.ids)
 
     def loss(self) -> OwnerLost:
-        """For whoever waits for what had begun: it may have been done, or be done by the next owner."""
+        """The error for appends that were under way: they may have been done, or be done by the next owner."""
         failure = self.refusal()
         return OwnerLost(failure.message, **failure.ids)
 

@@ -70,7 +70,7 @@ class _Line:
         self.uid = bind.uid
         self.is_ordered = bind.is_ordered
         self.owner: Owner | None = None  # As it was last found; it may have lost the log since.
-        self.pending: deque[_Pending] = deque()  # Not told yet, in order.
+        self.pending: deque[_Pending] = deque()  # Not answered yet, in order.
         self.waiting: deque[_Pending] = deque()  # Those at the end of them that nobody has decided.
         self.task: asyncio.Task[None] | None = None
         self.failed_number: int | None = None  # Of the first one, if nothing may follow it.
@@ -181,7 +181,7 @@ class AppendStream:
             return True
         if pending.result is None:  # Else it was refused at once.
             pending.taken_s = self._loop.time()
-        if not is_taken:  # Why is told when all that it rests on is settled.
+        if not is_taken:  # The reason follows when all that it rests on is settled.
             line.on_failed(append.number)
         return True
 

@@ -69,9 +69,9 @@ class LogServiceConfig:
     orphans_interval_s: float = 21_600.0  # Between two walks over all ledgers.
 
     # --- Logs that are made without a configuration -------------------------------------------
-    ensemble: int = 3  # Each entry lies with `write` of so many bookies,
+    ensemble: int = 3  # Each entry is sent to `write` of this many bookies,
     write: int = 3
-    ack: int = 2  # and is told to be there when so many have it on disk.
+    ack: int = 2  # and acknowledged when this many have it on disk.
 
     # --- Memory -------------------------------------------------------------------------------
     tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.

@@ -1,15 +1,15 @@
-"""How far cursors are behind, for whoever watches over readers: of the logs that are owned here, and of those that
-nobody owns and this server looks after. So each log's are told by one server, and go on being told when it is idle.
+"""How far cursors are behind, for operators of readers: of the logs that are owned here, and of those that
+nobody owns and this server looks after. So one server reports those of each log, also when the log is idle.
 
-Where cursors are is in the metadata store, a read for each, so whoever asks for the lags gets what is
+Where cursors are is in the metadata store, a read for each, so a request for the lags gets what is
 known by then, and what is known is found out in the background, of a log's cursors the first `_READ_MAX` by name
-(of the others is told how many they are):
+(the others are counted):
 
 owned     by `look`: at most twice a minute, as many logs as that has time for, beginning with those that were
           not looked at for longest
 idle      the sweep (`retention.py`) passes logs that nobody owns, and waits for nothing: it has read their lists,
           their cursors are read in that order. Of one whose owner died the tail is where its last closed
-          segment ends, and the lag so much at least
+          segment ends, and the lag is at least that
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from rollbook.logservice.stats import LAGS_MAX
 from rollbook.proto.errors import Missing, RollbookError
 
 _INTERVAL_S: Final = 30.0
-# Whoever has not looked for so long looks no more, and idle logs are not read for him.
+# After this long without a request, idle logs are not read any more.
 _WATCHED_S: Final = 600.0
-# Of a log: whoever may read it makes as many as he likes, and those of other logs are told, too.
+# Per log: its readers may make any number of cursors, and those of other logs are reported, too.
 _READ_MAX: Final = 1000
-_PASSED_MAX: Final = 10_000  # Idle logs to be read; of what is passed then is told what was known.
-# Idle logs whose cursors lag, those that lag most. More than are told, so that it is seldom found out which.
+_PASSED_MAX: Final = 10_000  # Idle logs to be read; the ones beyond keep what was known.
+# Idle logs whose cursors lag, those that lag most. More than are reported, so that finding them is seldom needed.
 _IDLE_MAX: Final = 2 * LAGS_MAX
 
 _Cursors = Sequence[tuple[str, Offset]]  # Those furthest behind first.
@@ -170,7 +170,7 @@ class CursorLags:
         return [*(log for log in owned if log not in self._cursors), *self._cursors]
 
     async def _cursors_of(self, log: LogName, beyond: dict[LogName, int]) -> _Cursors:
-        """`beyond`: is told there how many more it has."""
+        """`beyond` gets the number of further cursors."""
         try:
             found, more = await self._nodes.first_cursors(log, _READ_MAX)
         except Missing:

@@ -1,7 +1,7 @@
 """The ledger list of a log in the hands of its owner: every change is a compare-and-set.
 
-Others change the list, too: its configuration, what is discarded. Whoever finds it changed reads it
-again, sees whether it is still the owner that it names, and makes its own change anew. Of one owner's
+Others change the list, too: its configuration, what is discarded. A writer that finds it changed reads it
+again, sees whether it is still the owner that it names, and makes its own change again. Of one owner's
 changes there is one at a time.
 """
 
@@ -70,7 +70,7 @@ class ListKeeper:
         """Once. Raises as `refresh`, and what the metadata store raises."""
         stored = await self._ground.nodes.read(self.stored.name)
         if stored.list.uid != self.list.uid:
-            raise NoSuchLog("it was made anew", log=str(stored.name))
+            raise NoSuchLog("the log was deleted and created again", log=str(stored.name))
         stored.list.check_owner(self.owner_epoch)
         self._keep(stored)
 
@@ -159,7 +159,7 @@ class ListKeeper:
                 races = await self._after(MetadataConflict("somebody was quicker"), races)
 
     async def _after(self, error: RollbookError, races: int) -> int:
-        """A pause before the next attempt: whoever was quicker may be so again and again.
+        """A pause before the next attempt: another writer may be quicker again and again.
 
         And what the list itself forbids does not pass. A store that is away is no race.
         """

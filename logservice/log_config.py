@@ -26,7 +26,7 @@ _DESCRIPTION_CHARACTERS_MAX: Final = 1024
 
 class WriterMode(Enum):
     OPEN = "open"  # Everybody may append.
-    EXCLUSIVE = "exclusive"  # Only whoever holds the newest writer epoch.
+    EXCLUSIVE = "exclusive"  # Only the holder of the newest writer epoch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ConfigValues:
     retention_bytes: int | None = None
     """The oldest segments go when the log is larger, but none that a protected mark holds; None: none does."""
     writer_mode: WriterMode = WriterMode.OPEN
-    """OPEN: everybody may append. EXCLUSIVE: only whoever holds the newest writer epoch."""
+    """OPEN: everybody may append. EXCLUSIVE: only the holder of the newest writer epoch."""
     dedupe_batches: int = 64
     """A retry is recognised among as many batches of its producer, the last ones."""
     dedupe_age_s: int = 86_400
@@ -67,7 +67,7 @@ class ConfigValues:
     """While too few bookies for the ensemble take new ledgers, a new segment may have fewer, down to the ack
     quorum. False: then a new log, and one whose owner changes, takes no append."""
     labels: tuple[tuple[str, str], ...] = ()
-    """Pairs of name and value, by distinct names, for whoever sorts logs."""
+    """Pairs of name and value, by distinct names, for sorting logs."""
     description: str = ""
     """For people."""
 

@@ -8,7 +8,7 @@
 A namespace is there from its first log on. Folders keep the children of a node few, so
 that a million logs can be listed by stores that answer a listing in one packet.
 
-Each write carries a token drawn for it, so that whoever lost the reply finds out whether it was made
+Each write carries a token drawn for it, so that the writer finds out after a lost reply whether it was made
 (LL7). A list that was written over since may lie below the present one; then the loser reads
 `MetadataConflict`, and sees from the list what became of its step.
 
@@ -577,7 +577,7 @@ class LogNodes:
             try:
                 await delete_surely(self._store, f"{path}/{name}")
             except (NoSuchNode, NodeNotEmpty):
-                pass  # Whoever did that: it is looked again.
+                pass  # Another process did that: look again.
 
     async def _pause(self, attempt: int) -> None:
         await asyncio.sleep(_PAUSE_S * 2 ** min(attempt, 6) * (0.5 + self._randomness.random()))

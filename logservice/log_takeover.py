@@ -104,7 +104,7 @@ async def open_log(
     laps = Laps()
     fenced_epoch = missing_in = None
     for attempt in count():
-        # Fresh: who is quicker than we is to be told apart.
+        # Fresh: it has to show whether another server was quicker.
         stored = seen if seen and not attempt else await ground.nodes.read(name)
         laps.on_done("read_ms")
         listed = stored.list
@@ -127,7 +127,7 @@ async def open_log(
                 opening = await _take_over(ground, stored, found, new, reason, laps)
             if opening is not None:
                 return opening
-        except NoSuchLedger as error:  # Discarded and deleted by whoever was quicker.
+        except NoSuchLedger as error:  # Discarded and deleted by a server that was quicker.
             if stored.version == missing_in:
                 raise DataLost("a ledger of the log is gone", log=str(name), **error.ids) from error
             missing_in = stored.version
@@ -222,7 +222,7 @@ async def _take_over(
         await drop_ledger(ground, writer)
         return None
     except BaseException:
-        await writer.stop()  # It may be listed: whoever comes next finds it empty.
+        await writer.stop()  # It may be listed: the next owner finds it empty.
         raise
     laps.on_done("list_ms")
     return Opening(stored, found.memory, found.end, writer, laps)

@@ -2,8 +2,8 @@
 
 That session is short, 3 s by default: it is what others go by when they suggest who should own a
 log. It proves nothing to anybody, and nobody waits for it to run out who can see a refused
-connection. When it is over, others may own this server's logs already; whoever hears so opens his
-logs again before he confirms anything.
+connection. When it is over, others may own this server's logs already. A server that learns this opens its
+logs again before it confirms anything.
 
     <own root>/log-servers/<server id>    `core/server_record.py`
 """
@@ -175,7 +175,7 @@ class Membership:
         clock_apart_us: int | None = None,
     ) -> None:
         """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
-        others see it, and when this is cancelled, they see it at the latest when something is told again.
+        others see it, and when this is cancelled, they see it at the latest with the next write.
         """
         async with self._telling:
             if self._record is None:

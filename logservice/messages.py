@@ -80,7 +80,7 @@ class Bind:
     ref: int
     log: LogName
     is_ordered: (
-        bool  # After a failure, what follows under this ref is refused until it is bound anew.
+        bool  # After a failure, what follows under this ref is refused until it is bound again.
     )
     uid: str = ""  # As of `Append`.
 
@@ -93,7 +93,7 @@ class StreamAppend:
     condition: Condition | None = None
 
 
-@dataclass(slots=True)  # Likewise.
+@dataclass(slots=True)  # Not frozen: one for each append, and frozen ones are slow to make.
 class AppendResult:
     """One of `ack` and `error` is there."""
 
@@ -120,7 +120,7 @@ class AppendStream(Protocol):
         """Waits for some, and takes all that there are. One waits at a time; cancelled, it takes none."""
 
     async def close(self) -> None:
-        """The client is gone. What was submitted goes on, and nobody is told how it ended."""
+        """The client is gone. What was submitted goes on, and its results are dropped."""
 
 
 class CoreStream(AppendStream, Protocol):
@@ -138,9 +138,9 @@ class AtTail(Enum):
 
     FOLLOW = "follow"
     # At the tail as it is known when the read begins. The first event is a `Progress` that has this tail, so that
-    # whoever resumes can name it (`ReadStream.resumed_at`).
+    # a resumed read can name it (`ReadStream.resumed_at`).
     STOP = "stop"
-    STOP_AT_BARRIER = "stop_at_barrier"  # Likewise, and whatever was acked before is below it.
+    STOP_AT_BARRIER = "stop_at_barrier"  # As STOP; every append acknowledged before is below it.
     STOP_AT_READ_BARRIER = (
         "stop_at_read_barrier"  # The same, found as by `Consistency.READ_BARRIER`.
     )
@@ -150,7 +150,7 @@ class OnTruncated(Enum):
     """What becomes of a start below the head."""
 
     FAIL = "fail"
-    SKIP = "skip"  # A gap is told of, and reading starts at the head.
+    SKIP = "skip"  # A `Gap` is sent, and reading starts at the head.
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class ReadStream:
     uid: str = ""  # As of `Append`.
 
     def resumed_at(self, offset: Offset, tail: Offset | None = None) -> Self:
-        """From there on. What was told last may have been a gap that ended beyond the range.
+        """From there on. The last event may have been a gap that ended beyond the range.
 
         `tail`: where it was when the read began, if that is where it stops.
         """
@@ -216,14 +216,14 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All that was there when it was said has been told."""
+    """All records that were there when this was sent have been sent."""
 
     tail: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class FellBehind:
-    """What is told comes from the bookies again, no longer from the owner's memory."""
+    """Records come from the bookies again, no longer from the owner's memory."""
 
     tail: Offset
 
@@ -234,7 +234,7 @@ class WaitsFor(Enum):
     REPLICA = "replica"
     ROLL = "roll"
     OWNER = "owner"  # The log is between two owners, or its owner cannot be asked: there may be more than the tail.
-    CLIENT = "client"  # It does not take what it is told.
+    CLIENT = "client"  # It does not read what it is sent.
     THROTTLE = "throttle"
 
 
@@ -252,7 +252,7 @@ class Progress:
 
     @classmethod
     def held_back(cls, position: Offset, head: Offset, tail: Offset) -> Self:
-        """Of whoever waits for his quota, or for his turn."""
+        """For a reader that waits for its quota or its turn."""
         lag = max(tail - position, 0)
         return cls(position, head, tail, lag, 0, 0, WaitsFor.THROTTLE)
 
@@ -264,7 +264,7 @@ class GapKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """These records are not told; reading goes on at `end`."""
+    """These records are not sent; reading goes on at `end`."""
 
     kind: GapKind
     start: Offset
@@ -288,7 +288,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The last event: what was asked for has been told."""
+    """The last event: what was requested has been sent."""
 
     offset: Offset
 
@@ -302,7 +302,7 @@ ReadEvent = Records | CaughtUp | FellBehind | Progress | Gap | Sealed | Moving |
 class Consistency(Enum):
     CACHED = "cached"  # Whatever the server that is asked knows.
     COMMITTED = "committed"  # What the owner has confirmed.
-    BARRIER = "barrier"  # Whatever was acked before the question is below it, whoever acked it.
+    BARRIER = "barrier"  # Every append that any server acknowledged before the request is below it.
     # The same, by a read of the metadata store instead of an entry in the log: for those who may not append.
     READ_BARRIER = "read_barrier"
 
@@ -447,7 +447,7 @@ TTL_MS_MAX: Final = (1 << 32) - 1
 
 
 class AcquireMode(Enum):
-    STEAL = "steal"  # Fences whoever holds it.
+    STEAL = "steal"  # Fences the holder.
     WAIT = "wait"  # Until it is released or has run out, or the deadline passes.
     FAIL = "fail"  # If it is held.
 
@@ -458,9 +458,9 @@ class AcquireWriter:
     holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
     mode: AcquireMode = AcquireMode.FAIL  # Nobody is fenced unless it is asked for.
     ttl_ms: int = 0  # 0: until it is released or stolen.
-    # Drawn at random by whoever asks, for this one acquisition: a process that starts again draws another, else it
-    # would not fence the one it was. A holder who heard no answer and asks again by the same one is granted the
-    # same epoch, as long as nobody else was given one since (then he asks as if for the first time: a late STEAL
+    # Drawn at random by the client, for this one acquisition: a process that starts again draws another, else it
+    # would not fence the one it was. A holder that got no response and asks again with the same one is granted the
+    # same epoch, as long as nobody else was given one since (then the request counts as a first one: a late STEAL
     # fences); `StaleEpoch` if it was released. Empty: each time another one.
     attempt: str = ""
     uid: str = ""  # As of `Append`.
@@ -551,7 +551,7 @@ class CommitCursorBy(CommitCursor):
 class ListCursors:
     log: LogName
     start_after: str = ""  # The `next_page` of the answer before.
-    limit: int = 1000  # At most so many, and 1000, in a page.
+    limit: int = 1000  # At most this many in a page, and at most 1000.
     uid: str = ""  # As of `Append`.
 
 
@@ -858,7 +858,7 @@ class ServiceCore(Protocol):
     def open_append_stream(self) -> CoreStream: ...
     async def read(self, request: Read, due: float) -> ReadAnswer: ...
     def read_stream(self, request: ReadStream) -> AsyncIterator[ReadEvent]:
-        """An async generator: whoever leaves early closes it."""
+        """An async generator: a caller that leaves early closes it."""
 
     async def get_tail(self, request: GetTail, due: float) -> LogTail: ...
     def watch_tail(self, request: WatchTail) -> AsyncIterator[LogTail]: ...

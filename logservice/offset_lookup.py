@@ -38,7 +38,7 @@ async def read_block(ledger: LedgerReader, entry_id: EntryId) -> Block:
 
 
 async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
-    """One that is confirmed, whoever knows that. Raises as iterating `LedgerReader.read`."""
+    """Read one entry that the caller knows to be confirmed. Raises as iterating `LedgerReader.read`."""
     async with ledger.read_unconfirmed(entry_id, entry_id) as entries:
         async for entry in entries:
             return entry
@@ -106,7 +106,7 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
 
     What was acked before the call is below it, but for the last block of a segment whose writer has
-    not told of it yet. If all are closed the list tells. Raises what opening and reading ledgers raises.
+    not reported it yet. If all are closed the list has the tail. Raises what opening and reading ledgers raises.
     """
     if listed.tail is not None:
         return max(listed.tail, listed.head), 0

@@ -3,7 +3,7 @@
 A ledger is listed only by the change from the very version of the list that its metadata names (LL8).
 So one that is neither listed nor discarded, and was made for an older version than the present one,
 never will be, and goes. If the list still has that version, its maker may be about to list it: the
-list is bumped first, and then he is late (OR1). Age alone is never a reason; young ledgers are only left
+list is bumped first, and then the maker is too late (OR1). Age alone is never a reason; young ledgers are only left
 for the next time, so that nobody is disturbed.
 
 What other applications keep in the cluster has no such metadata and is not looked at.

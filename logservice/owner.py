@@ -1,6 +1,6 @@
 """One log, as long as this server owns it.
 
-    Owner ──► Order         what is appended, and who is told when        append_path.py
+    Owner ──► Order         what is appended, when it is acknowledged     append_path.py
           ──► Succession    from one segment to the next                  segment_roll.py
           ──► Writership    exclusive writers                             writer_epochs.py
           ──► ListKeeper    the ledger list, by compare-and-set           ledger_list_store.py
@@ -60,7 +60,7 @@ from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
-_HAND_OVER_S: Final = 15.0  # Then whoever comes next recovers what is left.
+_HAND_OVER_S: Final = 15.0  # Then the next owner recovers what is left.
 _PROOF_S: Final = 0.5  # For the list to say whether this is the owner still, then for the bookies.
 
 
@@ -85,7 +85,7 @@ class Owner:
         on_listed: Callable[[], None] | None = None,
         makes_ahead: bool = True,
     ) -> Self:
-        """Fences whoever owned the log, settles what he left, and takes over. `seen`: its list, if
+        """Fences the earlier owner, settles what it left, and takes over. `seen`: its list, if
         that was read just now. `on_listed`: it is ours, though we may lose it before this returns.
         `makes_ahead`: as `open_log`.
 
@@ -255,7 +255,7 @@ class Owner:
     # --- Appending ----------------------------------------------------------------------------
 
     def append(self, block: bytes, info: BlockInfo, condition: Condition | None = None) -> Pending:
-        """`submit`, and a future that has its ack or raises what was told. Cancelling it cancels
+        """`submit`, and a future that has its ack or raises its failure. Cancelling it cancels
         nothing but the news.
         """
         answer: asyncio.Future[AppendAck] = self._loop.create_future()
@@ -280,9 +280,9 @@ class Owner:
         await self._order.room_for(1, block_bytes)
 
     async def barrier(self) -> Offset:
-        """A tail below which lies whatever anybody was told to be appended before the call.
+        """A tail that covers every append acknowledged before this call.
 
-        Raises `OwnerLost`, `AppendUnsettled`, `OwnerChanging`: ask whoever owns the log then.
+        Raises `OwnerLost`, `AppendUnsettled`, `OwnerChanging`: ask the log's new owner then.
         """
         self._order.use()
         return await (self.seal() if self._memory.is_sealed else self._order.barrier())
@@ -347,7 +347,7 @@ class Owner:
     def _on_proven(self, proving: "asyncio.Task[None]") -> None:
         self._proving = None
         if not proving.cancelled():
-            proving.exception()  # Whoever asked may have left.
+            proving.exception()  # The caller may have left.
 
     # --- The exclusive writer -----------------------------------------------------------------
 
@@ -547,7 +547,7 @@ class Owner:
     async def close(self, reason: str) -> None:
         """Hands the log over: takes no more, settles what is pending, closes the ledger.
 
-        Whoever comes next has nothing to recover, and little to replay. What keeps it from doing so
+        The next owner has nothing to recover, and little to replay. What keeps it from doing so
         is no error: then the next owner does it. Cancelled, it goes on to its end, within 15 s, before
         it raises.
         """

@@ -84,7 +84,7 @@ class Peers:
                 refusals.on_refused(self._clock.monotonic_ns())
             else:
                 refusals.on_other()
-        except BadConfig:  # Whoever cannot say where he is is not dead for it.
+        except BadConfig:  # A server with an invalid address is not dead for that reason.
             refusals.on_other()
         else:
             transport.abort()

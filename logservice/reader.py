@@ -13,7 +13,7 @@ that does not answer makes it wait and try again. When it has nothing else to te
 it tells where it stands and what it waits for (RL3). It ends only with the log: sealed and read to its
 end, deleted, truncated above the place where it stands, or records that no copy is left of.
 
-It reads when it is asked to: what lies ready for whoever does not ask is bounded by one run of entries
+It reads when it is asked to: what is kept ready for a reader that does not ask is bounded by one run of entries
 and what a ledger reader reads ahead, and that is dropped after a moment (RL4).
 """
 
@@ -80,8 +80,8 @@ from rollbook.proto.tasks import to_its_end
 logger = structlog.get_logger()
 
 HEARTBEAT_S: Final = 5.0
-_IDLE_S: Final = 1.0  # Who does not ask for so long has nothing read ahead for him.
-_LOOK_AGAIN_S: Final = 2.0  # At a list whose change was not told.
+_IDLE_S: Final = 1.0  # For a reader that does not ask for this long nothing is read ahead.
+_LOOK_AGAIN_S: Final = 2.0  # Reads the list again in case its change was not reported.
 _PAUSE_S_MIN: Final = 0.02  # Before what failed is tried again; doubled,
 _PAUSE_S_MAX: Final = 1.0  # up to this.
 # Of one event, unless a single block is larger: two full batches of our writer. With one, or with three, a reader has
@@ -129,9 +129,9 @@ class LogReader:
 
         `find_owner` says whether this very process owns the log now, as far as it knows, `find_proven`
         whether it really does. `revive` sees to it that somebody does: here, or else at the address
-        that it returns; empty if it cannot be told. `tails`: what the owner says, wherever that is.
+        that it returns; empty if it is not known. `tails`: what the owner says, wherever that is.
 
-        `skips_truncated`: what was truncated is told of as a gap; else reading ends with it.
+        `skips_truncated`: truncated records are reported as a gap; else reading ends with it.
         """
         self.name: Final = name
         self._uid = uid
@@ -156,7 +156,7 @@ class LogReader:
         self._tail = start  # As far as is known.
         self._owner_tail: LogTail | None = None  # As the owner said last, at another server.
         self._is_listening = False  # To the owner, at another server.
-        self._is_live = False  # It has told that it caught up, and has not fallen behind since.
+        self._is_live = False  # It has reported that it caught up, and has not fallen behind since.
         self._ask_again_s = 0.0  # When the owner that could not be asked is asked again.
         self._is_unsure = (
             False  # It has said that the owner cannot be asked whether anything follows.
@@ -281,7 +281,7 @@ class LogReader:
         if not await _ends_by(self._step, due):
             return False
         step, self._step = self._step, None
-        step.result()  # What is not told as an error of the log is a bug.
+        step.result()  # Any error that is not reported as one of the log is a bug.
         return True
 
     async def _make_step(self) -> None:
@@ -427,7 +427,7 @@ class LogReader:
             self._tails.ignore(self._on_owner_tail)
 
     async def _leave_ledger(self) -> None:
-        """Whoever is cancelled meanwhile leaves nothing behind."""
+        """Cancelled, it leaves nothing behind."""
         self._stop_listening()
         follower, ledger = self._follower, self._ledger
         self._follower = self._ledger = None
@@ -560,7 +560,7 @@ class LogReader:
     # --- Resting ----------------------------------------------------------------------------
 
     def _rest(self) -> None:
-        """Nobody asks at present: nothing is read ahead for him."""
+        """Nobody asks at present: nothing is read ahead."""
         self._resting = self._loop.create_task(self._drop_what_is_ahead())
 
     async def _drop_what_is_ahead(self) -> None:

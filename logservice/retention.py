@@ -3,9 +3,9 @@
 Each server looks after the logs that it owns, and after those that would be suggested to it and that
 nobody has: a living server that a list names as the owner may have lost the log. Of each in turn:
 
-    discarded ledgers        are deleted, if whoever discarded them did not come to it
+    discarded ledgers        are deleted, if the server that discarded them did not come to it
     segments that are lost   are counted and named (`lost_segments.py`)
-    cursors that lag         are told of (`cursor_lags.py`), since nobody else does
+    cursors that lag         are reported (`cursor_lags.py`), since nobody else does
     a deleted log            is freed when its grace is over
     what has expired         is truncated (`core/retention.py`), through an owner if it takes one: an
                              idle log is opened for that, and let go of like any idle one
@@ -38,7 +38,9 @@ from rollbook.proto.ports import Clock, Randomness
 logger = structlog.get_logger()
 
 RETENTION: Final = "retention"
-_ALL_LEDGERS: Final = LogName("system", "ledgers")  # Whoever this would be suggested to walks.
+_ALL_LEDGERS: Final = LogName(
+    "system", "ledgers"
+)  # The server to which this name would be suggested does the walk.
 _CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
 _OPEN_DEADLINE_S: Final = 30.0
 _PAUSE_S: Final = 0.05  # Between logs that nobody owns, which takes 2 % of a processor at most.

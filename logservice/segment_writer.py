@@ -27,7 +27,7 @@ logger = structlog.get_logger()
 
 _SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
 _SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
-_SNAPSHOT_SHARE: Final = 16  # the log than one byte in so many.
+_SNAPSHOT_SHARE: Final = 16  # the log than one byte in this many.
 
 
 async def make_ledger(

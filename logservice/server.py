@@ -4,7 +4,7 @@
     its listed owner lives, and answers           NOT_OWNER: ask there
     its listed owner lives, they say, and         taken over by whom the others suggest, unless it was
       refuses connections for half a second       taken that way lately (`core/takeover_backoff.py`)
-    no owner, or one that is gone                 opened by whom all suggest; whoever else is asked
+    no owner, or one that is gone                 opened by whom all suggest; any other server
                                                   says NOT_OWNER and names that one
     being opened or handed over here              the request waits for it
 
@@ -243,8 +243,8 @@ class LogServer:
         return self.find(name)
 
     async def find_proven(self, name: LogName, uid: str = "") -> Owner | None:
-        """`find`, for whoever only reads: not one who has been replaced for long, and was not told (SV6).
-        If nobody can tell that in time it is as far as is known.
+        """`find` for readers: never an owner that was replaced long ago without noticing (SV6).
+        If that cannot be checked in time, the owner as far as is known.
         """
         owner = self.find(name, uid)
         if owner is None:
@@ -406,7 +406,7 @@ class LogServer:
         return listed, suggested.info if suggested is not None else None, False
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
-        """Nobody has it who would go by this list when it has been changed; whoever opens it meanwhile comes across
+        """Whether no owner would go by this list after it has been changed. A server that opens it meanwhile sees
         the change. As far as this server can tell, which knows nobody while it starts.
         """
         if self._ground is None or self.find(name) is not None or name in self._closings:
@@ -555,7 +555,7 @@ class LogServer:
         await self.let_go(name, f"{_HAND_OVER} {to.name}", preferred=to.name)
 
     async def _let_go(self, names: list[LogName], reason: str) -> None:
-        """Several at a time; whoever asks for one meanwhile waits until it is done."""
+        """Several at a time; requests for one of them wait until it is done."""
         turns = asyncio.Semaphore(self.config.hand_overs_max)
 
         async def let_go(name: LogName) -> None:
@@ -592,7 +592,7 @@ class LogServer:
             self.handed_over += 1
             if preferred is not None:
                 await self.nodes.change(name, lambda it: it.with_preferred_server(preferred))
-        except RollbookError as error:  # Whoever comes next recovers it.
+        except RollbookError as error:  # The next owner recovers it.
             logger.warning("log_not_closed", log=str(name), reason=error.code.reason)
         finally:
             del self._closings[name]
@@ -616,7 +616,7 @@ class LogServer:
                 await self._hand_over_to_others()
 
     async def _hand_over_to_others(self) -> None:
-        """Only to servers that answer: whoever tells a wrong address would send every log back."""
+        """Only to servers that answer: one that reports a wrong address would send every log back."""
         by_target: dict[str, list[LogName]] = {}
         for name, owner in self._owners.items():
             suggested = self._suggested(name, owner.list, ())
@@ -698,6 +698,6 @@ def nobody_listens(_: LogName) -> None:
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:
-    """Whoever waited for it is told of its failure; perhaps nobody did."""
+    """Mark its failure as seen: tasks that wait for it get it, and perhaps none does."""
     if not work.cancelled():
         work.exception()

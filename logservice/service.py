@@ -106,7 +106,9 @@ CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 # For what lies beyond the tail as it is known here: its ack may be on its way.
 _ARRIVAL_S: Final = 1.0
-_REVIVE_S: Final = 5.0  # A reader waits for the log to be opened; longer, it is opened without him.
+_REVIVE_S: Final = (
+    5.0  # A reader waits for the log to be opened; longer, it is opened in the background.
+)
 _ASK_S: Final = 1.0  # What an owner may take to say where its log ends.
 _DETAIL_S: Final = 1.0  # For what an answer does without if bookies do not tell it by then.
 _LOST_LOOK_S: Final = (
@@ -371,8 +373,8 @@ class Service:
         return self._tail_at(owner)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
-        """What is known is told at once, and its time when that was found. While it takes long to find out
-        anything, the last one is told again with each heartbeat.
+        """Sends what is known at once, and the tail's time when that was found. While it takes long to find out
+        anything, the last one is sent again with each heartbeat.
         """
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
@@ -527,8 +529,8 @@ class Service:
         return None
 
     async def _revive(self, log: LogName) -> str:
-        """Whoever died with a log may have confirmed what no bookie tells of: it takes an owner to find
-        that out. Opens the log if it should be here; else whom to ask; empty if nobody can tell.
+        """An owner that died may have confirmed appends that no bookie reports: it takes an owner to find
+        that out. Opens the log if it should be here; else whom to ask; empty if that is not known.
         """
         try:
             await self.server.owner_of(log, self._loop.time() + _REVIVE_S)
@@ -590,8 +592,8 @@ class Service:
     async def _last_word(self, log: LogName, told: LogTail, due: float) -> LogTail:
         """The list's if the log is closed, which opens it for nobody; else its owner's.
 
-        Bookies may lack the last that was acked: whoever followed the log from its owner's memory stands
-        beyond what they tell, and is not wrong.
+        Bookies may lack the last that was acked: a reader that followed the log from its owner's memory is
+        beyond what they report, and is right.
         """
         listed = await self._list_of(log)
         if listed.owner is None and listed.tail is not None:
@@ -600,7 +602,7 @@ class Service:
         return self._tail_at(await self.server.owner_of(log, due))
 
     async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
-        """What was acked elsewhere just now may not have been told to whom this server asks."""
+        """Wait for an append that was just acknowledged elsewhere: those that this server asks may not know it yet."""
         give_up_at = min(self._loop.time() + _ARRIVAL_S, due)
         while True:
             tail = await self._tail_of(log)
@@ -700,7 +702,7 @@ class Service:
     async def _truncate_closed(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """None if that takes an owner, or there is one, who would go on telling the head that he knows."""
+        """None if that takes an owner, or if there is one, which would go on reporting an older head."""
         listed = (await self._read(request.log)).list
         check_life(request.log, text_of(listed.uid), request.uid)
         ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
@@ -750,7 +752,7 @@ class Service:
 
         stored = await _by(due, self._nodes.change(request.log, with_config))
         try:
-            # One that is being opened may have read the list before; whoever opens it later reads it then.
+            # One that is being opened may have read the list before; one that opens it later reads it then.
             owner = await _by(due, self.server.find_opened(request.log))
             if owner is not None:
                 await _by(due, owner.refresh())
@@ -762,7 +764,7 @@ class Service:
             ) from error
 
     async def list_logs(self, request: words.ListLogs, due: float) -> words.LogNames:
-        """Those that are deleted are not told."""
+        """Without those that are deleted."""
         limit = max(1, min(request.limit, _NAMES_MAX))
         after_namespace, _, after = request.start_after.partition("/")
         namespaces = [request.namespace] if request.namespace else await self._nodes.namespaces()
@@ -958,7 +960,7 @@ class Service:
         if owner is not None and request.offset > owner.tail:
             listed = (await _by(due, self._nodes.read(request.log))).list
             if listed.owner_epoch != owner.owner_epoch:
-                owner = None  # It was replaced and is not told yet: others may have gone on.
+                owner = None  # It was replaced without knowing it yet: others may have gone on.
         tail = None if owner is None else owner.tail
         return await _by(due, self._nodes.commit_cursor(request, tail))
 

@@ -1,7 +1,7 @@
 """Whether this process stood still for so long that others may have taken it for dead.
 
 What a stopped process confirms when it goes on was on disk before it was fenced, so that would be no
-lie; but whoever took its logs over has told people by then that nothing of an older writer will be
+lie. But the server that took its logs over has reported by then that nothing of an older writer will be
 acked any more. So an owner that finds that its process has missed a lease opens its logs again before
 it confirms anything (LS9).
 

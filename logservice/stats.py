@@ -2,13 +2,13 @@
 
     an append    queue      from its arrival until its log's owner takes it: opening the log, finding room
                  sequence   checked, given its place in the order, stamped, handed to the ledger
-                 store      until the bookies have it and all before it, and whoever appended is told
+                 store      until the bookies have it and all before it, and the client has its answer
 
 Stages are of appends that went through all of them: one that is refused, or was there already, counts as
 answered, and one whose caller has left before it was counts nowhere.
 
 What stands somewhere anyway is asked for when somebody looks. Labels that name logs are bounded: those
-that lag most are told, and the rest is not.
+that lag most are named, and the rest is not.
 """
 
 import heapq
@@ -66,7 +66,7 @@ class LogStats:
     )
     # --- Readers ------------------------------------------------------------------------------
     readers: Gauge = gauge("readers", "Readers, those of single requests too.")
-    told_records: int = counter("told_records_total", "Records that readers were told.")
+    told_records: int = counter("told_records_total", "Records that readers were sent.")
     told_bytes: int = counter("told_bytes_total", "Bytes of the blocks that they came in.")
     reader_lags: Gauges = gauges(
         "reader_lag_records", "Records before that reader of a log who is furthest behind.", "log"
@@ -77,7 +77,8 @@ class LogStats:
         "cursor",
     )
     cursors_untold: Gauge = gauge(
-        "cursors_untold", "Cursors beyond the first 1,000 of their log, of which no lag is told."
+        "cursors_untold",
+        "Cursors beyond the first 1,000 of their log, for which no lag is reported.",
     )
     # --- Logs ---------------------------------------------------------------------------------
     logs_owned: Gauge = gauge("logs_owned", "Logs that this server owns.")

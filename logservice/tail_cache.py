@@ -4,7 +4,7 @@ Only confirmed blocks are in it, so nobody sees what may vanish (LS4). A reader 
 bytes: one that never reads costs nothing, and finds out when it comes back that its blocks have gone;
 then it reads them from the bookies.
 
-Each log keeps so much at most, and all logs of a server together no more than `TailMemory` has (LS11):
+Each log has a bound of bytes, and all logs of a server together no more than `TailMemory` has (LS11):
 beyond it the oldest block goes, of those logs that have more than a sixteenth. If there is none, the log
 that was appended to the longest ago gives its oldest.
 """
@@ -92,7 +92,7 @@ class TailCache:
         return self._kept[self._dropped][3]
 
     def add(self, blocks: Sequence[_Confirmed]) -> None:
-        """They are confirmed, and follow each other and the tail. Whoever waits is told once."""
+        """They are confirmed, and follow each other and the tail. Waiters are notified once."""
         if not blocks:
             return
         added, since = 0, self._memory.added
@@ -127,7 +127,7 @@ class TailCache:
         return self._dropped < len(self._kept)
 
     def close(self, end: RollbookError) -> None:
-        """Nothing follows: who waits is told so. Idempotent."""
+        """Nothing follows: waiters get `end`. Idempotent."""
         if self.end is None:
             self.end = end
             held, self.bytes = self.bytes, 0
@@ -170,7 +170,7 @@ class TailCache:
             self._waiting.pop(turn, None)
 
     def wake(self) -> None:
-        """Whoever waits looks at the log again."""
+        """Waiters look at the log again."""
         waiting, self._waiting = self._waiting, {}
         for turn in waiting:
             _wake(turn)

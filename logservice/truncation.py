@@ -4,7 +4,7 @@
                   │ readers see the new head from here on
                   └─► fence and delete each discarded ledger ──► [ list: it is forgotten ]
 
-Whoever dies in between leaves `discarded` behind, and whoever comes by goes on (LL3).
+A server that dies in between leaves `discarded` behind, and the next sweep continues (LL3).
 """
 
 import asyncio
@@ -102,9 +102,9 @@ async def truncate_closed(
     is_nobodys: Callable[[LedgerList], bool],
     dry_run: bool = False,
 ) -> TruncateAnswer | None:
-    """By whoever comes, without an owner: `confirmed` is where a closed segment ends, and stays so.
+    """Truncate without an owner, on any server: `confirmed` is where a closed segment ends, and stays so.
 
-    None if there is one by the list that it would be changed from, so that nobody can come between; `event` is told
+    None if there is one by the list that it would be changed from, so that nobody can come between; `event` is recorded
     with the epoch of that list's last owner.
     Raises as `truncate`.
     """
@@ -186,7 +186,7 @@ async def delete_log(
 ) -> StoredLog:
     """From here on nobody reads or writes it. Its ledgers are kept until then, its name too.
 
-    `owned_by`: that owner is told by the caller, or is gone. One who comes between would not know, and
+    `owned_by`: the caller informs that owner, or it is gone. An owner that comes between would not know, and
     go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,
     `MetadataConflict` if its configuration has another etag, `OwnerChanging` if it has another owner,
     `LogReplaced` if it has another uid, `NoSuchLog`; after `ConnectionLost` it may have been done.
@@ -217,9 +217,9 @@ async def delete_log(
 
 
 async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
-    """Of a deleted log: whoever believes that he owns it, cut off from the list, acks nothing any more.
+    """For a deleted log: a server that still believes it owns the log, cut off from the list, acks nothing any more.
 
-    He cannot have gone on to another ledger, since that would have to be listed. Raises
+    It cannot have gone on to another ledger, since that would have to be listed. Raises
     `QuorumTimeout` if too few bookies can be heard; the log stays deleted.
     """
 

@@ -31,7 +31,9 @@ class Writership:
             if sequencer.was_asked_by(holder, attempt) and not order.memory.is_sealed:
                 epoch = order.memory.writer_epoch
                 await order.barrier()
-                return self.renew(epoch)  # Unless it was released or stolen: he had it then.
+                return self.renew(
+                    epoch
+                )  # Unless it was released or stolen: the holder had it then.
             now_ns = self._clock.monotonic_ns()
             try:
                 acquired = sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
@@ -76,7 +78,7 @@ class Writership:
         await waiter
 
     def tell(self) -> None:
-        """Whoever waits looks again."""
+        """Waiters look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Barriers: whatever was acked before the question lies below the answer, whoever acked it (LS10).
+"""Barriers: every append that any server acknowledged before the request is below the answer (LS10).
 
 That takes a quorum's acknowledgement of something that was sent after the question: had another
 server taken the log over before, the quorum would have been denied. Any append will do. If there is

@@ -5,7 +5,7 @@
     Snapshot        the same memory, now and then, so that a take-over replays little
     Opened          who took the log over, and why
     WriterAcquired  from here on this writer epoch is in force; WriterReleased: it is given up
-    Barrier         nothing: that it was confirmed tells that whoever wrote it is still the owner
+    Barrier         nothing: its confirmation shows that its writer is still the owner
     Sealed          the log ends here
 
 A block of one of these has no records and no offset of its own: it is stamped with the offset of
@@ -54,7 +54,7 @@ class WriterAcquired:
     epoch: WriterEpoch
     holder: str
     ttl_ms: int
-    attempt: str = ""  # By which he is recognised who asks again because he heard no answer.
+    attempt: str = ""  # Identifies a request that is repeated because its response was lost.
 
 
 @dataclass(frozen=True, slots=True)

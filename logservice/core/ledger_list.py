@@ -1,6 +1,6 @@
 """The ledger list of a log, and every change that it may go through.
 
-A log is its list: the ledgers that hold it, in order, as segments. Whoever changes the list by
+A log is its list: the ledgers that hold it, in order, as segments. A server that changes the list by
 compare-and-swap has made a step that everybody sees; nothing else decides.
 
     head                                            tail, known when all is CLOSED
@@ -13,7 +13,7 @@ compare-and-swap has made a step that everybody sees; nothing else decides.
 - At most the last two are unclosed (LL1): a successor is listed only when everything before the last
   one is CLOSED.
 - A segment that is listed behind a CLOSED one follows it: its first entry names that ledger's last
-  entry (LL2). Whoever closes a segment in the list has looked, and discards the successor in the same
+  entry (LL2). A server that closes a segment in the list has checked this, and discards the successor in the same
   step if it does not. Only the last one can be discarded, and never once it is CLOSED here.
 - Ledgers that leave the list enter `discarded` in the same step (LL3), are deleted afterwards, and
   leave `discarded` when they are gone: a ledger of the log that is in neither never was listed.
@@ -138,7 +138,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """What befell a log, besides rolls: those are told by its segments."""
+    """An event of a log's history, other than rolls, which follow from its segments."""
 
     kind: str  # A constant past-tense fact: log_opened, log_truncated …
     at_us: int
@@ -162,7 +162,7 @@ class LedgerList:
     created_us: int
     state: LogState = LogState.OPEN
     owner_epoch: OwnerEpoch = NO_OWNER_YET
-    owner: ServerInfo | None = None  # None: nobody yet, or whoever had it has let go of it.
+    owner: ServerInfo | None = None  # None: nobody yet, or the last owner has released it.
     preferred_server: str = ""  # Whom the suggestion follows; empty: nobody in particular.
     head: Offset = FIRST_OFFSET
     next_segment_id: SegmentId = FIRST_SEGMENT
@@ -230,7 +230,7 @@ class LedgerList:
         degraded_to: int = 0,
         began_us: int = 0,
     ) -> Self:
-        """A ledger at the end; whoever lists it has made it for the very version this goes to.
+        """A ledger at the end. Its creator made it for the very version of the list that this changes.
 
         Raises `MetadataConflict` while anything before the last segment is unclosed (LL1),
         `LogSealed`, `LogDeleted`.
@@ -378,7 +378,7 @@ class LedgerList:
         return max(candidates, 0)
 
     def with_sealed(self, tail: Offset) -> Self:
-        """For good. Raises `MetadataConflict` unless all is CLOSED, up to that very offset."""
+        """Seal the log permanently. Raises `MetadataConflict` unless all is CLOSED, up to that very offset."""
         if self.state is LogState.SEALED and self.tail == tail:
             return self
         self._refuse_unless_open()

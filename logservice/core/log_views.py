@@ -1,4 +1,4 @@
-"""What is shown of a log to whoever asks: its list in the words of the service."""
+"""What the service shows of a log: its list as values of the service's messages."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -87,7 +87,7 @@ def _view(segment: Segment, size: Size) -> SegmentView:
 
 
 def journal_of(listed: LedgerList, limit: int) -> Journal:
-    """Newest first. Rolls are told by the segments that are still there."""
+    """Newest first. Rolls follow from the segments that are still there."""
     events = sorted((*_events(listed), *_rolls(listed)), key=lambda each: each.time_us)
     return Journal(tuple(reversed(events[-limit:] if limit > 0 else ())))
 
@@ -100,7 +100,7 @@ def _events(listed: LedgerList) -> Iterator[JournalEvent]:
 
 
 def _rolls(listed: LedgerList) -> Iterator[JournalEvent]:
-    """By whom, as long as it is told that he opened the log."""
+    """Rolls with their servers, as far as the events still name who opened the log."""
     servers = {event.owner_epoch: event.server_id or "" for event in listed.events}
     for segment in listed.segments:
         details = {

@@ -1,7 +1,7 @@
 """What is away at present, and since when: what an answer that is late waits for (SV8).
 
 A server adds to this what it comes across, at no cost: bookies that leave, a metadata store that is silent.
-While something waits it also looks, and then knows better than the last failure told it.
+While something waits it also looks, and then knows better than from the last failure.
 """
 
 from collections.abc import Callable, Collection, Iterable

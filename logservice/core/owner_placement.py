@@ -33,7 +33,7 @@ def shard_of(name: LogName) -> int:
 
 
 class Suggestions:
-    """What the names of the servers that are alive come to; made anew when they change."""
+    """What the names of the servers that are alive come to; computed again when they change."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names: Final = tuple(sorted(names))

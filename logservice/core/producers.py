@@ -12,12 +12,12 @@ last 64 of each producer:
 
 What comes again as the newest batch, or with another number of records, and is not what was there, is no
 retry but a mistake: it is refused, since its sender would take the first one's offsets for its own. It
-is told by the block's CRC, which is not in a snapshot: of what an owner knows from there only records count.
+is recognised by the block's CRC, which is not in a snapshot: of what an owner knows from there only records count.
 
-Somebody unknown has to begin with 0, too: his earlier batches may still be on their way. A producer is
+Somebody unknown has to begin with 0, too: its earlier batches may still be on their way. A producer is
 forgotten after 24 hours of the log's own time that owners have lived through (LT1), or when others that were
 used later are too many.
-All of it follows from the blocks in the log and from nothing else, so whoever replays them knows the
+All of it follows from the blocks in the log and from nothing else, so replaying them yields the
 same (LS5).
 
 A server whose logs together remember more than it has memory for forgets sooner (`producer_memory.py`). The
@@ -49,7 +49,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 
-PRODUCERS_MAX: Final = 8192  # Of a log. So many, and so many batches of them in all,
+PRODUCERS_MAX: Final = 8192  # Of a log. This many producers, and this many batches of all of them,
 BATCHES_MAX: Final = 65_536  # fit into one snapshot of 4 MiB.
 
 DEFAULT: Final = LogConfig()

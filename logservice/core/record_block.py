@@ -23,7 +23,7 @@ its half of the header, bookies keep it, and readers take it apart. Everything i
     body       directory · sections, each at a multiple of 8 of the body, the first right behind the
                directory, each right behind the one before; the whole body is packed by the codec
 
-    directory  for each section: u16 section · u8 encoding (0: as below) · u8 flags (1: whoever does
+    directory  for each section: u16 section · u8 encoding (0: as below) · u8 flags (1: a reader that does
                not know it must refuse the block) · u32 start in the body · u32 bytes · u32 0
 
 Sections are buffers as Arrow lays them out: offsets are int32, one more than there are items, from
@@ -114,7 +114,7 @@ _TOP: Final = 1 << 31
 _TOPS_KEPT_MAX: Final = 16_384  # So that what is kept is little.
 _SECTIONS_MAX: Final = 64
 _ONE_SIZE_COUNTS: Final = 32  # Strings of one size are cut out by multiples of that,
-_ONE_SIZE_MAX: Final = 4096  # so many at most, since what cuts them is remembered.
+_ONE_SIZE_MAX: Final = 4096  # at most this many, since what cuts them is remembered.
 _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
@@ -226,7 +226,7 @@ class Limits:
 
 
 CEILING: Final = Limits(BATCH_BYTES_CEILING, BATCH_BYTES_CEILING, BATCH_RECORDS_CEILING)
-"""What no log allows more than: the limits of whoever does not know the log's."""
+"""What no log allows more than: the limits for code that does not know the log's."""
 
 
 # --- Packing ----------------------------------------------------------------------------------
@@ -315,8 +315,8 @@ def producer_of(block: bytes) -> ProducerRef | None:
 
 
 def by_name(headers: Headers) -> dict[str, bytes]:
-    """For whoever frames what others name in a map, which has no order: sent again it has to be the same
-    bytes, since a retry is told from another batch by its CRC (LS6).
+    """For framing headers from a map, which has no order. A retry has to have the same
+    bytes, since its CRC distinguishes it from another batch (LS6).
     """
     return dict(sorted(headers.items()))
 
@@ -421,7 +421,7 @@ def check_event_time(time_us: int) -> None:
 
 
 def check_header_name(name: str) -> None:
-    """Likewise."""
+    """Raises `InvalidRequest` if it is no name for a header."""
     if not _HEADER_NAME.fullmatch(name):
         raise InvalidRequest(
             f"header {name[:80]!r} is not 1 to {_HEADER_NAME_BYTES_MAX} characters of "
@@ -878,7 +878,7 @@ class Block:
         return memoryview(body)[start:end]
 
     def bytes_before(self, index: int) -> int:
-        """What the first so many records take of the body, but for the bits that mark what they lack."""
+        """How many bytes of the body the first `index` records take, but for the bits that mark what they lack."""
         spans = self._open()[1]
         size = self._strings_before(Section.VALUE_OFFSETS, index)
         if Section.KEY_OFFSETS in spans:
@@ -895,7 +895,7 @@ class Block:
         return self._values(0, self.count)
 
     def value(self, index: int) -> bytes:
-        """Of one record, for whoever wants no other."""
+        """The value of one record, without taking the others apart."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         body, spans = self._open()
@@ -913,7 +913,7 @@ class Block:
         return self._headers(0, self.count)
 
     def records(self, start: int = 0, end: int | None = None) -> list[Record]:
-        """All, or those from one index to another: so much is taken apart, and no more."""
+        """All, or those from one index to another: only these are taken apart."""
         base = self._header.base_offset
         if end is None:
             end = self.count
@@ -992,7 +992,7 @@ class Block:
         return found
 
     def _strings_before(self, offsets: Section, index: int) -> int:
-        """The bytes of the first so many, and of their offsets."""
+        """The bytes of the first `index` strings, and of their offsets."""
         return self._ints(offsets, index, index + 1)[0] + 4 * index
 
     def _masked(self, validity: Section, items: Sequence[T], start: int) -> list[T | None]:
@@ -1008,7 +1008,7 @@ class Block:
 
 
 def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
-    """Of so many strings the first, up to 4096 and nearly all, if these are of one size, as they mostly
+    """The first of `count` strings, up to 4096 and nearly all, if these are of one size, as they mostly
     are; else none. They are cut by one call, which costs a third of cutting them one by one.
     """
     count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS

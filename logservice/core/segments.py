@@ -1,8 +1,8 @@
 """A log as a row of segments: which one holds an offset, and how a reader gets from one to the next.
 
 The list gives a segment its base offset once everything before it is settled; such a base can be
-trusted for good. At the end of the row there may be a segment without one: its predecessor was not
-closed when the list was written. Whoever wants to read on there finds out by himself:
+trusted forever. At the end of the row there may be a segment without one: its predecessor was not
+closed when the list was written. A reader that continues there finds out by itself:
 
     the predecessor is CLOSED, and all of it was read          else nobody knows yet what follows
     the segment's first entry names the predecessor, and exactly the entry at which it was closed
@@ -12,7 +12,7 @@ The reader reads the list again, and waits until that says so; it never fails fo
 was once derived this way is right for ever, since a closed ledger does not change.
 
 Offsets are dense. Whatever hands out blocks asserts that each of them begins where the one before
-it ended: a hole is an error that is told, never skipped (RL1).
+it ended: a hole is reported as an error, never skipped (RL1).
 """
 
 from bisect import bisect_right
@@ -118,7 +118,7 @@ Step = Enter | AwaitRoll | AwaitOwner | Gone | End
 
 
 class Trail:
-    """One reader's way through a log; it is told what the list says and what ledgers hold."""
+    """One reader's way through a log; it is given what the list says and what ledgers hold."""
 
     def __init__(self, start: Offset) -> None:
         self.next_offset = start  # Of the next record to be handed out.
@@ -160,7 +160,7 @@ class Trail:
             is_ahead = self._is_within and segment.base_offset < self.next_offset
             if self._behind is not None and not is_ahead:
                 raise _hole(self.next_offset, segment.base_offset, ledger_id=segment.ledger_id)
-            self._is_within = True  # Memory may have told more than is confirmed or listed yet.
+            self._is_within = True  # Memory may have given more than is confirmed or listed yet.
             return Enter(segment, None)
         return Enter(segment, FIRST_ENTRY)
 
@@ -221,7 +221,9 @@ class Trail:
             self.next_offset = next_offset
         if blocks:
             self.last_timestamp_us = Block(blocks[-1]).timestamp_us
-            self._behind = self._current = None  # Who comes back to ledgers looks for his place.
+            self._behind = self._current = (
+                None  # Back at the ledgers, it has to find its position again.
+            )
 
 
 def _hole(expected: Offset, found: Offset | None, ledger_id: int = -1) -> DataLost:

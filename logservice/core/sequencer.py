@@ -40,7 +40,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import EntryId, LedgerId
 
 _NOBODY: Final = Condition()
-_GRACE: Final = 2  # Of a lease one part in so many is left to whoever had no owner to ask.
+_GRACE: Final = 2  # 1 / this part of a lease is left to a holder that had no owner to ask.
 
 
 _PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
@@ -146,7 +146,7 @@ class Sequencer:
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
     def was_asked_by(self, holder: str, attempt: str) -> bool:
-        """Whether the newest epoch was granted to it, and he then heard no answer.
+        """Whether the newest epoch was granted to this very request, whose response was then lost.
 
         Somebody else's attempt is another one, though its name be the same: else two would write under one
         epoch. Once it was released nobody knows whose it was, and nothing is granted by it.

@@ -9,12 +9,12 @@
 
 Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. So what is discarded was never acked;
 and what was acked is never discarded, since a ledger is closed once. A ledger without an entry says
-nothing and is discarded, too. An N that the list calls CLOSED was found so by whoever wrote that, who
+nothing and is discarded, too. An N that the list calls CLOSED was found so by the server that wrote that, which
 knew by then whether N+1 counts.
 
 The compare-and-set that lists the new owner's ledger fails if the list has changed since it was read.
-Then somebody else has made a step, and whoever has fenced already must not simply go: perhaps both
-would. He goes if there is a newer owner, else he tries again, after a pause that is random and grows.
+Then another server has made a step, and a server that has already fenced must not simply give up: perhaps both
+would. It gives up if there is a newer owner, else it tries again, after a pause that is random and grows.
 """
 
 from collections.abc import Sequence
@@ -67,11 +67,11 @@ def judge(ended: Sequence[Ended]) -> tuple[Sequence[Ended], Sequence[Ended]]:
 
 
 def stands_down(fenced_epoch: OwnerEpoch, listed_epoch: OwnerEpoch) -> bool:
-    """Whether whoever has fenced at `fenced_epoch`, in vain, may leave the log alone."""
+    """Whether a server that fenced at `fenced_epoch`, in vain, may leave the log alone."""
     return listed_epoch > fenced_epoch
 
 
 def pause_s(attempt: int, randomness: Randomness) -> float:
-    """Before a log is tried again to be taken, after so many attempts: two must not stay in step."""
+    """The pause after this many attempts to take a log over; random, so that two servers do not stay in step."""
     longest = min(_PAUSE_S_MIN * 2.0 ** min(attempt, 16), _PAUSE_S_MAX)
     return longest * (0.25 + 0.75 * randomness.random())

@@ -1,8 +1,8 @@
 """When a log may be taken from a server that others still believe to be alive.
 
 A killed server stays registered until its session runs out. It shows at once, though: its machine
-refuses connections. Whoever has seen that for half a second takes its logs over; that is sound at
-any time, since taking over fences. It is only rude, and where a server lives but tells a wrong
+refuses connections. A server that has seen that for half a second takes its logs over; that is safe at
+any time, since taking over fences. It is only disruptive, and where a server lives but reports a wrong
 address, every other server would be rude to it again and again, and a log would go back and forth
 for ever. So each log has a pause after such a take-over, from 5 s doubling to 5 min: what a wrong
 address costs is bounded (SV2), and a server that is dead is out of its registration before the pause
@@ -37,7 +37,7 @@ class Refusals:
         self._last_ns = now_ns
 
     def on_other(self) -> None:
-        """It answered, or nothing was heard: whoever counts on it being dead begins anew."""
+        """It answered, or did not refuse: counting refusals starts again."""
         self._first_ns = None
 
     @property

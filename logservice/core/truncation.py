@@ -34,7 +34,7 @@ def plan_truncation(
 ) -> TruncationPlan:
     """`confirmed` and `is_begun` as for `LedgerList.with_head`. Raises as that does.
 
-    The guards are told, not raised: whoever writes the plan is refused by them.
+    The guards are returned, not raised: they refuse the write of the plan.
     """
     wanted = listed.with_head(before, confirmed, is_begun=is_begun)
     gone = listed.segments[: len(listed.segments) - len(wanted.segments)]

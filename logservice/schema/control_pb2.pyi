@@ -153,7 +153,7 @@ class WriterAcquired(_message.Message):
     holder: _builtins.str
     ttl_ms: _builtins.int
     attempt: _builtins.str
-    """By which he is recognised who asks again because he heard no answer."""
+    """Identifies a request that is repeated because its response was lost."""
     def __init__(
         self,
         *,

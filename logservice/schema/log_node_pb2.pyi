@@ -85,7 +85,7 @@ class LogNode(_message.Message):
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]:
-        """The last ones; rolls are told by the segments."""
+        """The last ones; rolls follow from the segments."""
 
     def __init__(
         self,
