@@ -521,7 +521,7 @@ class ClusterAdmin:
     ) -> Facts:
         """The same operation for the same `key`. Raises `DuplicateDiffers`, `DrainBlocked`, `InvalidRequest`."""
         about = await self._checked(
-            kind, dict(about), is_new=not await self._is_known(principal, key)
+            kind, dict(about), is_new=await self._find_begun(principal, key) is None
         )
         operation_id = id_of_key(principal, key) if key else secrets.token_hex(16)
         now_ms = self._clock.wall_us() // 1000
@@ -534,9 +534,9 @@ class ClusterAdmin:
             raise
         return self._operation_facts(begun)
 
-    async def _is_known(self, principal: str, key: str | None) -> bool:
-        found = await self._look(self._operations.read(id_of_key(principal, key))) if key else None
-        return found is not None
+    async def _find_begun(self, principal: str, key: str | None) -> Any:
+        """The operation that the caller began under this key."""
+        return await self._look(self._operations.read(id_of_key(principal, key))) if key else None
 
     async def _checked(self, kind: str, about: Facts, *, is_new: bool) -> Facts:
         """What would be refused is refused at once, and not in the operation."""

@@ -277,7 +277,13 @@ async def test_what_takes_long_becomes_an_operation(cluster: FakeCluster, client
     assert (cancelled.status, cancelled.json["cancel_asked"]) == (200, True)
     for wrong in ("verify-7-9", "0" * 32 + "x", "..", "%2e%2e"):
         assert (await client.get(f"{API}/operations/{wrong}")).status in (400, 404), wrong
-    for body in ({"bookies": []}, {"bookies": ["bk-1"], "at_most": 0}, {"bookies": "bk-1"}, {}):
+    wrong_bodies: tuple[dict[str, Any], ...] = (
+        {"bookies": []},
+        {"bookies": ["bk-1"], "at_most": 0},
+        {"bookies": "bk-1"},
+        {},
+    )
+    for body in wrong_bodies:
         assert (await ask(client, "POST", f"{API}/bookies:drain", body)).status == 400, body
     long = await ask(client, "POST", f"{API}/ledgers/7:verify", **{"idempotency-key": "k" * 201})
     assert long.status == 400
