@@ -176,14 +176,13 @@ def _has_types(each: Any) -> bool:
     texts = each.id, each.kind, each.principal
     numbers = each.created_ms, each.done
     optional = each.started_ms, each.ended_ms, each.total
-    about: object = each.about
     mappings = each.notes, each.result, each.problem
     return (
         all(isinstance(text, str) for text in texts)
         and all(type(number) is int for number in numbers)
         and all(number is None or type(number) is int for number in optional)
         and all(mapping is None or isinstance(mapping, dict) for mapping in mappings)
-        and isinstance(about, dict)
+        and type(each.about) is dict
         and type(each.is_cancel_asked) is bool
         and each.state.has_ended == (each.ended_ms is not None)
     )
