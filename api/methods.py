@@ -15,6 +15,9 @@ from rollbook.proto.errors import Outcome, QuorumTimeout
 PACKAGE: Final = "rollbook.v1"
 DEFAULT_PORT: Final = 7400
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+# Headers of a call that is relayed (RY1): from the client, the server that it wants; from a server, that it relays.
+RELAY_KEY: Final = "log-relay"
+RELAYED_KEY: Final = "log-relayed"
 LATE: Final = "it was not done within the deadline"
 
 

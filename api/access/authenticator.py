@@ -46,6 +46,7 @@ class Caller:
     peer: str = ""  # Whence it came, for the audit.
     doorkeeper: "Doorkeeper | None" = None  # None: nobody is asked for a name.
     expires_us: int | None = None
+    is_relay: bool = False  # A log server, on behalf of a caller that it has judged (RY2).
 
     def is_in_force(self) -> bool:
         return self.doorkeeper is None or self.doorkeeper.still_admits(self)

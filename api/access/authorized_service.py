@@ -63,12 +63,17 @@ class Guarded:
     # --- Calls ------------------------------------------------------------------------------
 
     async def ask(
-        self, method: Method, word: Any, due: float, elsewhere: Elsewhere | None = None
+        self,
+        method: Method,
+        word: Any,
+        due: float,
+        elsewhere: Elsewhere | None = None,
+        server: str = "",
     ) -> Any:
         """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does.
 
         `elsewhere`: asks the owner instead, or raises again; he is told another name, so that who did it is
-        known here alone.
+        known here alone. `server`: the one that is meant, if it is another one: it is asked `elsewhere` at once.
         """
         caller = CALLER.get()
         try:
@@ -83,7 +88,7 @@ class Guarded:
             word = messages.Lookup(tuple(shown))
         waiting = self.look_if_late()
         try:
-            answer = await self._answer(caller, method, word, due, elsewhere)
+            answer = await self._answer(caller, method, word, due, elsewhere, server)
         except NotOwner:
             raise  # Nothing was done, and the client asks again elsewhere.
         except BaseException as error:
@@ -111,8 +116,16 @@ class Guarded:
         return self._core.explained(late(method))
 
     async def _answer(
-        self, caller: Caller, method: Method, word: Any, due: float, elsewhere: Elsewhere | None
+        self,
+        caller: Caller,
+        method: Method,
+        word: Any,
+        due: float,
+        elsewhere: Elsewhere | None,
+        server: str,
     ) -> Any:
+        if server and elsewhere is not None:
+            return await elsewhere(NotOwner(owner=server), word)
         if isinstance(word, messages.ListLogs):
             return await self._list_visible(caller, word, due)
         word = _without_writes(caller, word)
@@ -307,12 +320,18 @@ class Guarded:
         found = await self._core.find_offset(messages.FindOffset(asked.log, start, asked.uid), due)
         return messages.Progress.held_back(found.offset, found.head, found.tail)
 
-    def open_append_stream(self) -> messages.AppendStream:
-        """Raises `Throttled`."""
+    def open_append_stream(
+        self, relayed: messages.CoreStream | None = None
+    ) -> messages.AppendStream:
+        """`relayed`: one to another server, in place of the core's. Raises `Throttled`."""
         caller = CALLER.get()
+
+        def open_stream() -> messages.CoreStream:
+            return self._core.open_append_stream() if relayed is None else relayed
+
         if caller.doorkeeper is None:
-            return self._core.open_append_stream()
-        return GuardedStream(self._core.open_append_stream, caller, self._audit, self._now_ns)
+            return open_stream()
+        return GuardedStream(open_stream, caller, self._audit, self._now_ns)
 
 
 def _signed(caller: Caller, word: Any) -> Any:

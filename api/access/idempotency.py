@@ -28,8 +28,8 @@ def once(key: str, caller: Caller) -> bytes:
 
 
 def with_own_keys(appends: Sequence[StreamAppend], caller: Caller) -> Sequence[StreamAppend]:
-    """The same appends; those with a key have the id that is their caller's."""
-    if caller.doorkeeper is None or not any(map(_has_key, appends)):
+    """The same appends; those with a key have the id that is their caller's: of relayed ones the entry has seen to it (RY2)."""
+    if caller.doorkeeper is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [_with_own_key(each, caller) if _has_key(each) else each for each in appends]
 

@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.retry_policy import again
+from rollbook.api.grpc.append_messages import ack_of, put_condition
 from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
 from rollbook.api.methods import APPEND_STREAM
-from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, WriterEpoch
+from rollbook.logservice.ids import LogName
 from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.proto.errors import (
     ClientClosed,
@@ -28,7 +29,6 @@ from rollbook.proto.errors import (
     Unauthorized,
     UnsupportedVersion,
 )
-from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.v1 import log_pb2
 
 OnResult = Callable[[AppendAck | None, RollbookError | None], None]
@@ -60,6 +60,8 @@ class AppendLine:
     def __init__(self, channels: Channels, address: str) -> None:
         self.address = address
         self.failure: RollbookError | None = None  # Why it is over.
+        self._routes = channels.routes
+        self._asked = channels.routes.entry_to(address) or address  # Which server is connected to.
         make = channels.to(address).stream_stream(APPEND_STREAM.path)
         self._call = make(metadata=channels.shown_to(address))
         self._queue: deque[_Bind | _Append] = deque()
@@ -142,6 +144,7 @@ class AppendLine:
         try:
             async with asyncio.timeout(_GREETING_S):
                 if LISTENS_KEY in (await self._call.initial_metadata() or ()):
+                    self._routes.on_answered(self._asked)
                     return True
                 await self._call.code()  # It was refused, and the receiving side knows why.
         except TimeoutError:
@@ -173,7 +176,7 @@ class AppendLine:
                 used.add(first.ref)
                 added = message.appends.add(number=first.number, ref=first.ref, block=first.block)
                 if first.condition is not None:
-                    _put_condition(added.condition, first.condition)
+                    put_condition(added.condition, first.condition)
             self._queue.popleft()
         return message.SerializeToString()
 
@@ -204,7 +207,7 @@ class AppendLine:
             if on_result is None:
                 continue
             if result.HasField("ack"):
-                on_result(_ack_of(result.ack), None)
+                on_result(ack_of(result.ack), None)
             else:
                 on_result(None, error_of(result.error))
 
@@ -247,33 +250,14 @@ def _trailers(failed: grpc.aio.AioRpcError) -> Any:
     return failed.trailing_metadata()
 
 
-def _put_condition(into: log_pb2.Condition, condition: Condition) -> None:
-    if condition.expected_offset is not None:
-        into.expected_offset = condition.expected_offset
-    if condition.writer_epoch is not None:
-        into.writer_epoch = condition.writer_epoch
-    into.must_be_empty = condition.must_be_empty
-
-
-def _ack_of(ack: log_pb2.AppendAck) -> AppendAck:
-    return AppendAck(
-        Offset(ack.first_offset),
-        Offset(ack.next_offset),
-        ack.timestamp_us,
-        ack.is_duplicate,
-        OwnerEpoch(ack.owner_epoch),
-        WriterEpoch(ack.writer_epoch),
-        LedgerId(ack.ledger_id),
-        EntryId(ack.entry_id),
-    )
-
-
 class AppendLines:
     """One to each server that is appended to."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
-        self._lines: dict[str, AppendLine] = {}
+        self._lines: dict[
+            tuple[str, str], AppendLine
+        ] = {}  # By server, and by its entry if it has one.
         self._is_closed = False
 
     def to(self, address: str) -> AppendLine:
@@ -281,9 +265,10 @@ class AppendLines:
         self._channels.require_own_loop()
         if self._is_closed:
             raise ClientClosed
-        line = self._lines.get(address)
+        way = address, self._channels.routes.entry_to(address)
+        line = self._lines.get(way)
         if line is None or line.failure is not None:
-            line = self._lines[address] = AppendLine(self._channels, address)
+            line = self._lines[way] = AppendLine(self._channels, address)
         return line
 
     async def close(self) -> None:

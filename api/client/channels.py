@@ -16,7 +16,8 @@ from typing import Any, Final
 import grpc
 
 from rollbook.api.client.fork_guard import require_own_process
-from rollbook.api.methods import MESSAGE_BYTES_MAX
+from rollbook.api.client.relay_routes import RelayRoutes
+from rollbook.api.methods import MESSAGE_BYTES_MAX, RELAY_KEY
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.certificates import require_certificate_of
 from rollbook.proto.errors import BadConfig, ClientClosed, InvalidRequest
@@ -37,6 +38,10 @@ _OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
+    (
+        "grpc.dns_ares_query_timeout",
+        2000,
+    ),  # A name server that is silent: as long as an attempt to connect.
 )
 
 
@@ -100,44 +105,76 @@ class Security:
 
 
 class Channels:
-    def __init__(self, security: Security) -> None:
+    """A call to a server that cannot be reached from here goes to its entry, and names that server (RY3)."""
+
+    def __init__(
+        self,
+        security: Security,
+        routes: RelayRoutes | None = None,
+        *,
+        options: Sequence[tuple[str, int]] = (),
+        shows: Metadata = (),
+    ) -> None:
+        """`options`: of gRPC, besides ours. `shows`: with each call, besides the token."""
+        self.routes: Final = routes or RelayRoutes()
+        self._options = (*_OPTIONS, *options)
+        self._shows = tuple(shows)
         self._security = security
         self._credentials = security.credentials()
         self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str, bool], Any] = {}
-        self._shown: dict[str, Metadata] = {}
+        self._shown: dict[tuple[str, str], Metadata] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # Of whoever used them first.
         self._is_closed = False
 
     def shown_to(self, address: str) -> Metadata:
         """With each call."""
-        if (found := self._shown.get(address)) is None:
-            found = self._shown[address] = self._what_to_show(address)
+        entry = self.routes.entry_to(address)
+        if (found := self._shown.get((address, entry))) is None:
+            found = self._what_to_show(entry or address)
+            if entry:
+                found = (*found, (RELAY_KEY, address))
+            self._shown[address, entry] = found
         return found
 
     def _what_to_show(self, address: str) -> Metadata:
         if not self._security.token or not self._security.may_be_shown_to(address):
-            return ()
-        return (("authorization", f"Bearer {self._security.token}"),)
+            return self._shows
+        return (("authorization", f"Bearer {self._security.token}"), *self._shows)
 
     def to(self, address: str, *, waits: bool = False) -> Any:
         """`waits`: for calls that do, however long. Raises `ClientClosed`, `InvalidRequest`."""
         self._require_open()
+        return self._to(self.routes.entry_to(address) or address, waits=waits)
+
+    def _to(self, address: str, *, waits: bool) -> Any:
         if (found := self._channels.get((address, waits))) is None:
             if self._credentials is None:
-                found = grpc.aio.insecure_channel(address, options=_OPTIONS)
+                found = grpc.aio.insecure_channel(address, options=self._options)
             else:
-                found = grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
+                found = grpc.aio.secure_channel(address, self._credentials, options=self._options)
             self._channels[address, waits] = found
         return found
 
     def call(self, address: str, path: str, *, waits: bool = False) -> Any:
         """Of one request and one answer, in bytes. Raises as `to`."""
+        return self.direct_call(self.routes.entry_to(address) or address, path, waits=waits)
+
+    def direct_call(self, address: str, path: str, *, waits: bool = False) -> Any:
+        """The same, by no other server. Raises as `to`."""
         self._require_open()
         if (found := self._calls.get((address, path, waits))) is None:
-            found = self.to(address, waits=waits).unary_unary(path)
+            found = self._to(address, waits=waits).unary_unary(path)
             self._calls[address, path, waits] = found
         return found
+
+    def on_answered(self, address: str) -> None:
+        """A call to that server was answered, or its entry has answered it."""
+        self.routes.on_answered(self.routes.entry_to(address) or address)
+
+    def shown_directly(self, address: str) -> Metadata:
+        """With a `direct_call`."""
+        return self._what_to_show(address)
 
     def require_own_loop(self) -> None:
         """In another one, or another process, answers would come to nobody. Raises `ClientClosed`, `InvalidRequest`."""

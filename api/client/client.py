@@ -38,6 +38,8 @@ from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
 _ASKED_MAX: Final = 3  # Servers, about what is away.
+_PROBE_S: Final = 2.0  # Of a direct call to a server that was not reached before.
+_PROBES_MAX: Final = 16
 _OUTAGE_S: Final = 1.0  # They answer within half of it.
 
 
@@ -119,7 +121,7 @@ class Client:
         keep_pieces_of_messages()
         self.config = config
         self.owners = Owners(servers)
-        self.channels = Channels(security)
+        self.channels = Channels(security, self.owners.routes)
         self.lines = AppendLines(self.channels)
         self.owners.outages.ask = self._ask_outage
         self._calls = Calls(self.channels, self.owners, config)
@@ -127,7 +129,7 @@ class Client:
         self._takes_writers = True
         self.has_cancelled_change = False  # Nobody heard what became of it.
         self._guard: AsyncGenerator[None, None] | None = None
-        self._meeting = Meeting(self.owners, self._addresses)
+        self._meeting = Meeting(self.owners, self._meet)
 
     def __repr__(self) -> str:
         state = " (closed)" if self._calls.is_closed else ""
@@ -218,6 +220,16 @@ class Client:
 
     async def _addresses(self) -> list[str]:
         return [each.address for each in await self.servers()]
+
+    async def _meet(self) -> list[str]:
+        """All servers. Those that are reached by way of another one are tried directly."""
+        addresses = await self._addresses()
+        tried = (
+            self._calls.try_once(messages.GetLimits(), each, _PROBE_S, is_direct=True)
+            for each in self.owners.routes.unreachable[:_PROBES_MAX]
+        )
+        await asyncio.gather(*tried, return_exceptions=True)
+        return addresses
 
     async def logs(self, namespace: str = "", prefix: str = "") -> AsyncIterator[LogName]:
         """Names, in their order: all, those of one namespace, or those that begin with `prefix`.

@@ -9,8 +9,15 @@ from typing import Final, NamedTuple
 
 from rollbook.api.client.connect_errors import Obstacle, obstacle_of
 from rollbook.api.client.outage_reports import Outages
+from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.logservice.ids import LogName
-from rollbook.proto.errors import NotOwner, OutcomeUnknown, RollbookError, ServerUnreachable
+from rollbook.proto.errors import (
+    ConnectionLost,
+    NotOwner,
+    OutcomeUnknown,
+    RollbookError,
+    ServerUnreachable,
+)
 
 _LOGS_MAX: Final = 100_000
 _SERVERS_MAX: Final = 256
@@ -39,6 +46,7 @@ class Owners:
         self._next = 0
         self._owners: dict[LogName, _Owner] = {}
         self.outages: Final = Outages()
+        self.routes: Final = RelayRoutes()
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -86,16 +94,31 @@ class Owners:
         """Whether it is known whom to ask now, so that there is no reason to wait."""
         if isinstance(error, NotOwner) and log is not None:
             owner, epoch = error.ids.get("owner"), error.ids.get("owner_epoch", 0)
+            self.routes.on_named(str(owner))
             if isinstance(owner, str) and isinstance(epoch, int) and owner != address:
                 self._forget(log, address)
                 self.learn(log, owner, epoch)
             return self.address_of(log) != address
         if isinstance(error, ServerUnreachable | OutcomeUnknown):
+            if self.routes.on_error(address, error):
+                return True
+            if isinstance(error, ConnectionLost) and self.routes.entry_to(address):
+                return False  # The relay broke. Its entry says whether the owner is still there.
             if log is not None:
                 self._forget(log, address)
             if self._servers[self._next] == address:
-                self._next = (self._next + 1) % len(self._servers)
+                self._go_to_next()
         return False
+
+    def _go_to_next(self) -> None:
+        """Past those that cannot be reached, unless none can."""
+        unreachable = self.routes.unreachable
+        for step in range(1, len(self._servers) + 1):
+            following = (self._next + step) % len(self._servers)
+            if self._servers[following] not in unreachable:
+                self._next = following
+                return
+        self._next = (self._next + 1) % len(self._servers)
 
     def _forget(self, log: LogName, address: str) -> None:
         if (known := self._owners.get(log)) and known.address == address:

@@ -271,6 +271,7 @@ class EventReader:
         with self._owners.outages.waiting():
             event = await self._read()
         self._is_new = False
+        self._channels.on_answered(self._address)
         return event
 
     def _open(self) -> None:

@@ -73,5 +73,7 @@ class AnyServer:
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
         """Whether another one can be asked at once."""
+        if self._owners.routes.on_error(address, error):
+            return True
         self._failed += 1
         return self._failed < len(self._owners.servers)

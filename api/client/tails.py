@@ -201,11 +201,12 @@ class TailsWatch:
             if not may_retry(error):
                 self._fail(error)
                 return
+            is_known = self._channels.routes.on_error(server, error)
             self.unreached[server] = error
             self._merged.on_broken(server)
             self._forget_departed()
             self._has_news.set()
-            await asyncio.sleep(pauses.next_s(error, is_known=False))
+            await asyncio.sleep(pauses.next_s(error, is_known=is_known))
 
     async def _hear(self, server: str, pauses: Pauses) -> None:
         """One stream, to its end."""
@@ -215,6 +216,7 @@ class TailsWatch:
             is_new = True
             while (data := await self._read(call)) is not grpc.aio.EOF:
                 if is_new:
+                    self._channels.on_answered(server)
                     self._merged.on_stream(server)
                     pauses.reset()
                 is_new = False

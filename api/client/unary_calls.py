@@ -29,6 +29,7 @@ from rollbook.proto.errors import (
     InvalidRequest,
     NotOwner,
     Outcome,
+    OutcomeUnknown,
     QuorumTimeout,
     RollbookError,
     ServerUnreachable,
@@ -82,11 +83,16 @@ class Calls:
             try:
                 call = self._channels.call(address, method.path, waits=waits(word))
                 shown = self._channels.shown_to(address)
-                return await self._attempt(call, shown, method, data, self._share_of(left))
+                answer = await self._attempt(call, shown, method, data, self._share_of(left))
             except RollbookError as error:
                 failure = error
+            else:
+                self._channels.on_answered(address)
+                return answer
             if method.changes and failure.outcome is Outcome.UNKNOWN:
                 is_doubtful = True
+            if not isinstance(failure, ServerUnreachable | OutcomeUnknown):
+                self._channels.on_answered(address)
             is_known = self._owners.on_error(log, address, failure)
             if log is None:
                 told_to_ask = (
@@ -107,12 +113,23 @@ class Calls:
         """Of the time that is left, so that there is some for another attempt."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
-    async def try_once(self, word: Any, server: str, timeout_s: float) -> Any:
-        """Asks this server, and does not ask again."""
+    async def try_once(
+        self, word: Any, server: str, timeout_s: float, *, is_direct: bool = False
+    ) -> Any:
+        """Asks this server, and does not ask again. `is_direct`: by no other server."""
         method = BY_REQUEST[type(word)]
-        call = self._channels.call(server, method.path, waits=False)
-        shown = self._channels.shown_to(server)
-        return await self._attempt(call, shown, method, _packed(word), timeout_s)
+        if is_direct:
+            call = self._channels.direct_call(server, method.path)
+            shown = self._channels.shown_directly(server)
+        else:
+            call = self._channels.call(server, method.path, waits=False)
+            shown = self._channels.shown_to(server)
+        answer = await self._attempt(call, shown, method, _packed(word), timeout_s)
+        if is_direct:
+            self._channels.routes.on_answered(server)
+        else:
+            self._channels.on_answered(server)
+        return answer
 
     async def _attempt(
         self, call: Any, shown: Metadata, method: Method, data: bytes, timeout_s: float

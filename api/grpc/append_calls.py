@@ -20,6 +20,7 @@ from rollbook.logservice.messages import (
     AppendStream,
     Bind,
     Condition,
+    CoreStream,
     StreamAppend,
 )
 from rollbook.proto.errors import InvalidRequest
@@ -28,8 +29,11 @@ from rollbook.proto.v1 import log_pb2
 Context = Any  # grpc.aio.ServicerContext, of bytes.
 
 
-async def serve_append_stream(core: Guarded, context: Context) -> None:
-    stream = core.open_append_stream()
+async def serve_append_stream(
+    core: Guarded, context: Context, relayed: CoreStream | None = None
+) -> None:
+    """`relayed`: the same to another server. Its opener closes it, too."""
+    stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
         # It is let in: now the client may send. Sooner, a refusal would leave in doubt what met it on its way.

@@ -7,6 +7,7 @@ not to the peer.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -17,6 +18,7 @@ from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybod
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.grpc.append_calls import serve_append_stream
 from rollbook.api.grpc.protobuf_codec import message_of
+from rollbook.api.grpc.relay import OF_ONE_SERVER, Relay, is_relayed, trusted
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.unframed_records import answer_message, request_word, told_event
 from rollbook.api.methods import METHODS, PACKAGE, Kind, Method
@@ -32,10 +34,15 @@ _TAKING_S: Final = 60.0  # Who takes nothing for so long comes back when he does
 _SHARE: Final = 0.95  # Of the time that is left: what is said later nobody hears.
 
 
-def handlers(core: Guarded, doorkeeper: Doorkeeper | None) -> list[grpc.GenericRpcHandler]:
+def handlers(
+    core: Guarded, doorkeeper: Doorkeeper | None, relay: Relay | None = None
+) -> list[grpc.GenericRpcHandler]:
+    """`relay`: None if this server relays nothing."""
     found: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method in METHODS:
-        found.setdefault(method.service, {})[method.name] = _handler(core, method, doorkeeper)
+        found.setdefault(method.service, {})[method.name] = _handler(
+            core, method, doorkeeper, relay
+        )
     return [
         grpc.method_handlers_generic_handler(f"{PACKAGE}.{service}", methods)
         for service, methods in found.items()
@@ -43,21 +50,26 @@ def handlers(core: Guarded, doorkeeper: Doorkeeper | None) -> list[grpc.GenericR
 
 
 def _handler(
-    core: Guarded, method: Method, doorkeeper: Doorkeeper | None
+    core: Guarded, method: Method, doorkeeper: Doorkeeper | None, relay: Relay | None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     match method.kind:
         case Kind.CALL:
             return grpc.unary_unary_rpc_method_handler(
-                _guarded(core, _call(core, method), doorkeeper, method)
+                _guarded(core, _call(core, method, relay), doorkeeper, method)
             )
         case Kind.WATCH:
             return grpc.unary_stream_rpc_method_handler(
-                _guarded(core, _watch(core, method), doorkeeper, method)
+                _guarded(core, _watch(core, method, relay), doorkeeper, method)
             )
         case Kind.APPEND_STREAM:
 
             async def serve(_: Any, context: Context) -> None:
-                await serve_append_stream(core, context)
+                if server := _relayed_to(relay, context):
+                    assert relay is not None
+                    async with relay.append_stream(server) as relayed:
+                        await serve_append_stream(core, context, relayed)
+                else:
+                    await serve_append_stream(core, context)
 
             return grpc.stream_stream_rpc_method_handler(_guarded(core, serve, doorkeeper, method))
 
@@ -88,7 +100,8 @@ def admitted(doorkeeper: Doorkeeper | None, context: Context) -> Caller:
         if key == "authorization":
             shown = str(value)
     names = [name.decode("utf-8", "replace") for name in context.peer_identities() or ()]
-    return doorkeeper.admit(shown, names, context.peer())
+    caller = doorkeeper.admit(shown, names, context.peer())
+    return trusted(caller) if is_relayed(context.invocation_metadata()) else caller
 
 
 async def refuse(context: Context, error: RollbookError) -> NoReturn:
@@ -96,7 +109,12 @@ async def refuse(context: Context, error: RollbookError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def _call(core: Guarded, method: Method) -> Handler:
+def _relayed_to(relay: Relay | None, context: Context) -> str:
+    """Which other server the call is for; empty: for this one. Raises `ServerUnreachable`."""
+    return relay.server_for(context.invocation_metadata()) if relay is not None else ""
+
+
+def _call(core: Guarded, method: Method, relay: Relay | None) -> Handler:
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> bytes:
@@ -105,7 +123,12 @@ def _call(core: Guarded, method: Method) -> Handler:
         due = _due(context)
         try:
             async with asyncio.timeout_at(due):
-                answer = await core.ask(method, word, due)
+                if server := _relayed_to(relay, context):
+                    assert relay is not None
+                    meant = server if isinstance(word, OF_ONE_SERVER) else ""
+                    answer = await core.ask(method, word, due, relay.asks_owner(due), meant)
+                else:
+                    answer = await core.ask(method, word, due)
         except TimeoutError:
             raise core.late(method) from None
         return bytes(answer_message(request, answer).SerializeToString())
@@ -113,12 +136,16 @@ def _call(core: Guarded, method: Method) -> Handler:
     return handle
 
 
-def _watch(core: Guarded, method: Method) -> Handler:
+def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
     message = message_of(method.request)
 
     async def handle(data: bytes, context: Context) -> None:
         request = parse(message, data)
-        events = core.watch(method, request_word(request, method.request))
+        word, through = request_word(request, method.request), None
+        if server := _relayed_to(relay, context):
+            assert relay is not None
+            through = partial(relay.follow, server, method, CALLER.get())
+        events = core.watch(method, word, through)
         waiting = core.look_if_late()
         try:
             async for event in events:

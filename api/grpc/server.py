@@ -24,6 +24,7 @@ from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.handlers import handlers
 from rollbook.api.grpc.health_reflection import HealthService, ReflectionService
+from rollbook.api.grpc.relay import Relay
 from rollbook.api.grpc.unauthenticated_limits import Strangers
 from rollbook.api.methods import MESSAGE_BYTES_MAX, SERVICES
 from rollbook.logservice.messages import ServiceCore
@@ -81,9 +82,16 @@ class GrpcServer:
 
     @classmethod
     async def start(
-        cls, core: ServiceCore, config: GrpcConfig, doorkeeper: Doorkeeper | None = None
+        cls,
+        core: ServiceCore,
+        config: GrpcConfig,
+        doorkeeper: Doorkeeper | None = None,
+        relay: Relay | None = None,
     ) -> "GrpcServer":
-        """`doorkeeper`: that of all doors; else one of its own, if it wants a token. Raises `BadConfig`."""
+        """`doorkeeper`: that of all doors; else one of its own, if it wants a token. `relay`: to other servers.
+
+        Raises `BadConfig`.
+        """
         doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         assert doorkeeper or not config.knows_callers, "it would be open"
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
@@ -101,7 +109,7 @@ class GrpcServer:
             maximum_concurrent_rpcs=config.calls_max,
             interceptors=interceptors,
         )
-        server.add_generic_rpc_handlers(handlers(guarded, doorkeeper))
+        server.add_generic_rpc_handlers(handlers(guarded, doorkeeper, relay))
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(

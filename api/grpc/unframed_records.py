@@ -4,14 +4,31 @@ A block of theirs is framed here, and blocks are taken apart here. All else pass
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from rollbook.api.grpc.protobuf_codec import pack, pack_event, pack_records, unpack
+from rollbook.api.grpc.protobuf_codec import (
+    event_kinds,
+    pack,
+    pack_event,
+    pack_records,
+    unpack,
+    unpack_event,
+)
 from rollbook.logservice.core.record_block import Block, by_name, pack_block
 from rollbook.logservice.ids import Offset, ProducerRef
-from rollbook.logservice.messages import Append, ReadAnswer, Records
+from rollbook.logservice.messages import Append, ReadAnswer, ReadEvent, Records
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.v1 import log_pb2
+
+EVENTS: Final = event_kinds(ReadEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An event of a reader as another server has sent it."""
+
+    data: bytes
 
 
 def request_word(message: Any, word: Any) -> Any:
@@ -32,6 +49,10 @@ def told_event(request: Any, event: Any) -> bytes:
     """A `LogTail`, or an event of a reader, serialized."""
     if not isinstance(request, log_pb2.ReadStreamRequest):
         return bytes(pack(event).SerializeToString())
+    if isinstance(event, Packed):
+        if not request.as_records:
+            return event.data
+        event = unpack_event(log_pb2.ReadEvent.FromString(event.data), EVENTS)
     if isinstance(event, Records) and not request.as_records:
         return pack_records(event)
     packed = pack_event(event)

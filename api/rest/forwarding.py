@@ -5,13 +5,14 @@ on the connections on which they began.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import structlog
 
-from rollbook.api.client.channels import Channels, Security
+from rollbook.api.client.channels import Channels, Metadata, Security
 from rollbook.api.client.unary_calls import answer_of
 from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.status import failure_of
@@ -25,25 +26,40 @@ logger = structlog.get_logger()
 class _Line:
     """Connections that show the same."""
 
-    def __init__(self, security: Security) -> None:
-        self.channels = Channels(security)
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
         self.calls = 0
 
 
 class GrpcPeers:
     def __init__(
-        self, security: Callable[[], Security], look: Callable[[], object] = lambda: None
+        self,
+        security: Callable[[], Security],
+        look: Callable[[], object] = lambda: None,
+        *,
+        options: Sequence[tuple[str, int]] = (),
+        shows: Metadata = (),
     ) -> None:
-        """`look`: changes when what `security` reads does. Raises `BadConfig`."""
+        """`look`: changes when what `security` reads does. `options`, `shows`: as of `Channels`. Raises `BadConfig`."""
         self._security, self._look = security, look
+        self._options, self._shows = options, shows
         self._seen = look()
-        self._line = _Line(security())
+        self._line = self._new_line()
+
+    def _new_line(self) -> _Line:
+        return _Line(Channels(self._security(), options=self._options, shows=self._shows))
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
+        async with self.channels() as channels:
+            return await _ask(channels, word, address, due)
+
+    @asynccontextmanager
+    async def channels(self) -> AsyncIterator[Channels]:
+        """For one call, streams included: these stay open until it has ended."""
         line = await self._current()
         line.calls += 1
         try:
-            return await _ask(line.channels, word, address, due)
+            yield line.channels
         finally:
             line.calls -= 1
             if line is not self._line:
@@ -54,7 +70,7 @@ class GrpcPeers:
             self._seen = seen
             old = self._line
             try:
-                self._line = _Line(self._security())
+                self._line = self._new_line()
             except BadConfig as error:
                 logger.warning("peers_security_not_reloaded", reason=str(error))
             else:

@@ -9,12 +9,14 @@ The bookies come first, so that one of them serves the metadata and killing a lo
 
 import asyncio
 import random
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from rollbook.proto.addresses import parse_address
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
@@ -68,6 +70,22 @@ class LogProcesses:
         self.servers[name] = RunningLogServer(child, address)
         return self.servers[name]
 
+    def start_inside(self, name: str) -> RunningLogServer:
+        """As `start_server`, but that its name is not known outside: it advertises `NAME.invalid`, with its port.
+
+        `RunningLogServer.address` is what a client outside may connect to, as if the port were published.
+        """
+        before = self.servers.get(name)
+        port = parse_address(before.address, "server").port if before else _free_port()
+        child = self.children.start(
+            *(sys.executable, "-m", "tests.support.resolving_server", "server", "log", *_QUIET),
+            *("--metadata", self.metadata, "--server-name", name, "--insecure"),
+            *("--listen", f"0.0.0.0:{port}", "--advertise", f"{name}.invalid:{port}"),
+        )
+        child.line(bookies.PATIENCE_S)
+        self.servers[name] = RunningLogServer(child, f"127.0.0.1:{port}")
+        return self.servers[name]
+
     def pid_of(self, address: str) -> int:
         return next(each.pid for each in self.servers.values() if each.address == address)
 
@@ -84,6 +102,12 @@ def running(folder: Path) -> Iterator[LogProcesses]:
         ]
         bookies.serving(found)
         yield LogProcesses(children, url, found)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 async def _initialise(url: str) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from rollbook import __version__
@@ -19,7 +20,9 @@ from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.log_peers import ShownToPeers
 from rollbook.api.cli.startup import say_ready, wait_for_cluster
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
+from rollbook.api.grpc.relay import RELAY_OPTIONS, Relay
 from rollbook.api.grpc.server import GrpcServer
+from rollbook.api.methods import RELAYED_KEY
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
@@ -174,10 +177,15 @@ async def log_server(
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
         service = Service(server, server.clock, peers.ask)
+        relayed = GrpcPeers(
+            shown.security, shown.look, options=RELAY_OPTIONS, shows=((RELAYED_KEY, "1"),)
+        )
+        stack.push_async_callback(relayed.close)
+        relay = Relay(relayed, partial(_is_other_server, server))
         grpc_config = _grpc_config(config, listen)
         # Of all doors, so that quotas are.
         doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
-        grpc = await GrpcServer.start(service, grpc_config, doorkeeper)
+        grpc = await GrpcServer.start(service, grpc_config, doorkeeper, relay)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
@@ -197,6 +205,13 @@ async def log_server(
         await grpc.set_serving(is_serving=True)
         stack.push_async_callback(_say_not_serving, grpc)
         yield RunningLogServer(server, grpc.address, service.stats, http)
+
+
+def _is_other_server(server: LogServer, address: str) -> bool | None:
+    """None: it is this one."""
+    if address == server.address:
+        return None
+    return any(each.info.address == address for each in server.membership.servers)
 
 
 async def _say_not_serving(grpc: GrpcServer) -> None:

@@ -13,6 +13,7 @@ from rollbook.api.client.append_stream import AppendLine, AppendLines
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.owner_cache import Owners
+from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.api.client.single_append import Appender, Records
 from rollbook.api.grpc.status import LISTENS_KEY
 from rollbook.logservice.ids import LogName, WriterEpoch
@@ -53,6 +54,8 @@ class Stream:
 
 
 class OneChannel:
+    routes = RelayRoutes()
+
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 

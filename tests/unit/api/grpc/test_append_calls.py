@@ -28,7 +28,7 @@ class Opened:
     def __init__(self) -> None:
         self.is_closed = False
 
-    def open_append_stream(self) -> "Opened":
+    def open_append_stream(self, _: object = None) -> "Opened":
         return self
 
     async def ready(self) -> None:

@@ -34,7 +34,7 @@ async def test_what_was_shown_before_is_closed_once_when_nobody_asks_over_it(
 ) -> None:
     made: list[Counted] = []
 
-    def make(security: Security) -> Channels:
+    def make(security: Security, **_: object) -> Channels:
         made.append(Counted(security))
         return made[-1]
 

@@ -1,0 +1,88 @@
+"""Which log servers this client reaches by way of another one (RY3): a pure rule.
+
+A log's owner may have an address that means nothing where the client is: its name is not resolved, no route leads to
+it, its certificate has another name. Then a server that has answered, the entry, is asked to relay calls to the owner.
+
+    cannot be reached    relayed at once, if there is an entry
+    refuses connections  it may have stopped: other servers are asked as ever, and take its logs over. It is relayed if it
+                         refuses again after a server has named it as an owner since
+    relayed              until a direct call succeeds (`unreachable` says which servers to try), or until the entry says
+                         that it cannot reach the server either
+"""
+
+from typing import Final
+
+from rollbook.proto.errors import QuorumTimeout, RollbookError, ServerUnreachable
+
+SERVER_ID: Final = "server"  # Of an error: the entry says so of the server behind it.
+_SERVERS_MAX: Final = 256
+_REFUSED: Final = "connection refused"
+
+
+class RelayRoutes:
+    def __init__(self) -> None:
+        self._answered: dict[str, None] = {}  # Asked directly; the last one answered last.
+        self._unreachable: dict[str, None] = {}
+        self._refused: dict[str, bool] = {}  # Whether it was named as an owner since.
+        self._entries: dict[str, str] = {}  # By the server that is reached through it.
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """Servers that a direct call did not reach."""
+        return tuple(self._unreachable)
+
+    def entry_to(self, server: str) -> str:
+        """Which server to connect to instead; empty: to that server itself."""
+        if server not in self._unreachable:
+            return ""
+        entry = self._entries.get(server, "")
+        if entry not in self._answered:
+            others = (each for each in reversed(self._answered) if each != server)
+            entry = self._entries[server] = next(others, "")
+        return entry
+
+    def on_answered(self, server: str) -> None:
+        """It was asked directly."""
+        if next(reversed(self._answered), "") == server:
+            return
+        self._answered.pop(server, None)
+        self._answered[server] = None
+        if len(self._answered) > _SERVERS_MAX:
+            del self._answered[next(iter(self._answered))]
+        self._refused.pop(server, None)
+        self._forget(server)
+
+    def on_named(self, server: str) -> None:
+        """Another server says that it owns a log."""
+        if server in self._refused:
+            self._refused[server] = True
+
+    def on_error(self, server: str, error: RollbookError) -> bool:
+        """What a call to it ended with. Whether there is another way to it now, so that it may be asked at once."""
+        before = self.entry_to(server)
+        is_unreached = isinstance(error, ServerUnreachable)
+        if before and is_unreached and error.ids.get(SERVER_ID) == server:
+            self._forget(server)
+            return False
+        suspect = before or server
+        is_silent = isinstance(error, QuorumTimeout)
+        if before:
+            if is_unreached or is_silent:
+                self._answered.pop(before, None)
+        elif is_unreached or (is_silent and server not in self._answered):
+            self._on_unreached(server, error)
+        if is_unreached and suspect == before:
+            self._on_unreached(before, error)
+        return self.entry_to(server) not in ("", before)
+
+    def _on_unreached(self, server: str, error: RollbookError) -> None:
+        self._answered.pop(server, None)
+        if _REFUSED in error.message.lower() and not self._refused.pop(server, False):
+            if len(self._refused) < _SERVERS_MAX:
+                self._refused[server] = False
+        elif len(self._unreachable) < _SERVERS_MAX:
+            self._unreachable[server] = None
+
+    def _forget(self, server: str) -> None:
+        self._unreachable.pop(server, None)
+        self._entries.pop(server, None)

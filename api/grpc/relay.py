@@ -1,0 +1,307 @@
+"""Calls that this server, the entry, relays to another one, for clients that cannot reach that one.
+
+    log-relay: HOST:PORT    from a client: the server that it wants, which is registered
+    log-relayed: 1          from the entry: it goes no further (RY1)
+
+The entry judges each call as if it served it: rights, quotas and the audit are those of the caller (RY2). What it sends
+on bears the name of the servers, as all that they ask of each other. A call of one log is asked here first, and the
+owner that this server knows is asked if it is another one; what is about one server, and streams, go to the server that
+the client wants.
+
+An append stream is open once the owner's is. From then on whatever breaks is `ConnectionLost`, whose outcome is unknown
+(RY3): the client sends what was in flight again, under the same numbers.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rollbook.api.access.authenticator import Caller
+from rollbook.api.access.authorized_service import Elsewhere, Read
+from rollbook.api.grpc.append_messages import pack_appends, unpack_results
+from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack, unpack_event
+from rollbook.api.grpc.relay_memory import RelayMemory, Share
+from rollbook.api.grpc.status import LISTENS_KEY, error_of_call, hung_up
+from rollbook.api.grpc.unframed_records import EVENTS, Packed
+from rollbook.api.methods import APPEND_STREAM, READ_STREAM, RELAY_KEY, RELAYED_KEY, Method
+from rollbook.api.rest.forwarding import GrpcPeers
+from rollbook.logservice import messages
+from rollbook.proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    NotOwner,
+    Overloaded,
+    RollbookError,
+    ServerUnreachable,
+    Unauthorized,
+)
+from rollbook.proto.v1 import log_pb2
+
+Metadata = Iterable[tuple[str, Any]] | None
+
+OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
+# So that little of what is not asked for yet lies here: of each stream, besides what `RelayMemory` counts.
+RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
+_STREAMS_MAX: Final = 2000  # All those to one server share a connection, which takes 2,048.
+_GREETING_S: Final = 2.0  # A client waits for 2.5 s.
+_TEXT_MAX: Final = 200
+
+
+def is_relayed(metadata: Metadata) -> bool:
+    """Whether another server has relayed the call, or says so."""
+    return any(key == RELAYED_KEY for key, _ in metadata or ())
+
+
+def wanted_server(metadata: Metadata) -> str:
+    """The server that the client wants; empty: this one. What was relayed is never relayed again (RY1)."""
+    wanted = next((str(value) for key, value in metadata or () if key == RELAY_KEY), "")
+    return "" if is_relayed(metadata) else wanted
+
+
+def trusted(caller: Caller) -> Caller:
+    """The caller of a call that says that it was relayed: believed of an operator alone, as servers are (RY2)."""
+    return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
+
+
+class Relay:
+    def __init__(self, peers: GrpcPeers, is_other_server: Callable[[str], bool | None]) -> None:
+        """`is_other_server`: whether a server is registered with that address; None: it is this one."""
+        self.memory: Final = RelayMemory()
+        self._peers = peers
+        self._is_other_server = is_other_server
+        self._streams = 0
+
+    def server_for(self, metadata: Metadata) -> str:
+        """Which other server the call is for; empty: it is for this one. Raises `ServerUnreachable`."""
+        wanted = wanted_server(metadata)
+        if not wanted or (is_other := self._is_other_server(wanted)) is None:
+            return ""
+        if not is_other:
+            raise _unreachable(wanted, "no log server is registered with that address")
+        return wanted
+
+    def asks_owner(self, due: float) -> Elsewhere:
+        async def ask(error: NotOwner, word: Any) -> Any:
+            if not (owner := str(error.ids.get("owner") or "")):
+                raise error
+            with _explained(owner):
+                return await self._peers.ask(word, owner, due)
+
+        return ask
+
+    async def follow(
+        self, server: str, method: Method, caller: Caller, _: Read, word: Any
+    ) -> AsyncGenerator[Any, None]:
+        """The events of a stream of that server. Those with records stay as they came if nobody counts them."""
+        is_read = method is READ_STREAM
+        stays_packed = is_read and not caller.account.reads.is_limited
+        task = asyncio.current_task()
+        assert task is not None
+        share = Share(task)
+        async with self._stream_to(server) as channels:
+            start = channels.to(server, waits=True).unary_stream(method.path)
+            call = start(pack(word).SerializeToString(), metadata=channels.shown_to(server))
+            try:
+                while True:
+                    await self.memory.reserve(share)
+                    with _explained(server):
+                        data = await _read(call)
+                    self.memory.hold(share, len(data))
+                    event = Packed(data) if stays_packed else _unpacked(data, method)
+                    del data
+                    if event is not None:
+                        yield event
+                    del event
+                    self.memory.release(share)
+            finally:
+                self.memory.release(share)
+                call.cancel()
+
+    @asynccontextmanager
+    async def append_stream(self, server: str) -> AsyncIterator["RelayedAppends"]:
+        """It is open. Raises `ServerUnreachable` while nothing was sent."""
+        async with self._stream_to(server) as channels:
+            start = channels.to(server).stream_stream(APPEND_STREAM.path)
+            stream = RelayedAppends(start(metadata=channels.shown_to(server)), server)
+            try:
+                with _explained(server):
+                    await stream.open()
+                yield stream
+            finally:
+                await stream.close()
+
+    @asynccontextmanager
+    async def _stream_to(self, _: str) -> AsyncIterator[Any]:
+        if self._streams >= _STREAMS_MAX:
+            raise Overloaded(
+                f"this server relays {_STREAMS_MAX} streams, and takes no more", retry_after_ms=1000
+            )
+        self._streams += 1
+        try:
+            async with self._peers.channels() as channels:
+                yield channels
+        finally:
+            self._streams -= 1
+
+
+class RelayedAppends:
+    """An append stream to another server: what is submitted is sent before more is read (RY4)."""
+
+    def __init__(self, call: Any, server: str) -> None:
+        self._call, self._server = call, server
+        self._unsent: deque[bytes] = deque()
+        self._results: deque[messages.AppendResult] = deque()
+        self._failure: RollbookError | None = None
+        self._has_unsent, self._is_sent = asyncio.Event(), asyncio.Event()
+        self._has_results, self._are_taken = asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Raises what keeps it from being open; nothing was sent then."""
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                if LISTENS_KEY not in (await self._call.initial_metadata() or ()):
+                    raise await _end_of(self._call)
+        except TimeoutError:
+            why = f"it has not said within {_GREETING_S:g} s that it listens"
+            raise _unreachable(self._server, why) from None
+        except asyncio.CancelledError:
+            raise hung_up() from None
+        sides = (self._send(), self._receive())
+        self._tasks = [asyncio.ensure_future(self._until_it_breaks(side)) for side in sides]
+
+    def submit(
+        self, binds: Sequence[messages.Bind], appends: Sequence[messages.StreamAppend]
+    ) -> None:
+        if binds or appends:
+            self._unsent.append(pack_appends(binds, appends))
+            self._has_unsent.set()
+
+    async def ready(self) -> None:
+        while self._unsent and self._failure is None:
+            self._is_sent.clear()
+            await self._is_sent.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def results(self) -> Sequence[messages.AppendResult]:
+        while not self._results:
+            if self._failure is not None:
+                raise self._failure
+            self._has_results.clear()
+            await self._has_results.wait()
+        found = list(self._results)
+        self._results.clear()
+        self._are_taken.set()
+        return found
+
+    def tell(self, results: Sequence[messages.AppendResult]) -> None:
+        self._results += results
+        self._has_results.set()
+
+    async def close(self) -> None:
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _until_it_breaks(self, side: Awaitable[None]) -> None:
+        """Once it is open nobody knows what the owner has heard: the outcome of what is in flight is unknown (RY3)."""
+        try:
+            await side
+        except InvalidRequest as error:
+            failure: RollbookError = error
+        except RollbookError as error:
+            failure = ConnectionLost(f"the relay to {self._server} broke: {error}"[:_TEXT_MAX])
+        except (grpc.aio.BaseError, asyncio.InvalidStateError, DecodeError) as error:
+            failure = ConnectionLost(f"the relay to {self._server} broke: {error!r}"[:_TEXT_MAX])
+        self._failure = self._failure or failure
+        for event in (self._is_sent, self._has_results):
+            event.set()
+
+    async def _send(self) -> None:
+        while True:
+            while not self._unsent:
+                self._has_unsent.clear()
+                await self._has_unsent.wait()
+            try:
+                await self._call.write(self._unsent[0])
+            except (grpc.aio.BaseError, asyncio.InvalidStateError):
+                raise await _end_of(self._call) from None
+            self._unsent.popleft()
+            self._is_sent.set()
+
+    async def _receive(self) -> None:
+        while True:
+            self.tell(unpack_results(await _read(self._call)))
+            while self._results:
+                self._are_taken.clear()
+                await self._are_taken.wait()
+
+
+async def _read(call: Any) -> bytes:
+    """Raises how the stream ended."""
+    try:
+        data = await call.read()
+    except asyncio.CancelledError:
+        raise hung_up() from None
+    except grpc.aio.AioRpcError as error:
+        trailers = error.trailing_metadata()
+        raise error_of_call(error.code(), error.details() or "", trailers) from None
+    if data is grpc.aio.EOF:
+        raise await _end_of(call)
+    return bytes(data)
+
+
+async def _end_of(call: Any) -> RollbookError:
+    status = await call.code()
+    if status is grpc.StatusCode.OK:
+        return ConnectionLost("the server ended the stream without a word")
+    return error_of_call(status, await call.details() or "", await call.trailing_metadata())
+
+
+def _unpacked(data: bytes, method: Method) -> Any:
+    """None: an event that nobody knew when this was written."""
+    try:
+        if method is READ_STREAM:
+            return unpack_event(log_pb2.ReadEvent.FromString(data), EVENTS)
+        return unpack(message_of(method.answer).FromString(data), method.answer)
+    except (DecodeError, InvalidRequest) as error:
+        raise ConnectionLost(f"the server sent an event that is not valid: {error}") from None
+
+
+@contextmanager
+def _explained(server: str) -> Iterator[None]:
+    """What keeps this server from being let in there is no fault of the caller."""
+    try:
+        yield
+    except Unauthorized as error:
+        raise _unreachable(
+            server,
+            f"it does not let this server in: {error.message}",
+            "give all log servers the same --token-file, or name their certificates in the access file",
+        ) from error
+    except ServerUnreachable as error:
+        raise _unreachable(server, error.message) from error
+
+
+def _unreachable(server: str, why: str, next_step: str = "") -> ServerUnreachable:
+    return ServerUnreachable(
+        f"log server {server[:_TEXT_MAX]} cannot be reached by the one that was asked to relay: {why}",
+        server=server,
+        next_step=next_step,
+    )

@@ -1,0 +1,97 @@
+"""How many bytes relayed readers hold at a server, all together (RY4).
+
+An event is held from when it has come from the owner until the reader has taken it. Before the next one is asked for
+there has to be room for another one of its size; readers wait for it in turn. Room is made by those that use
+theirs least: a reader to which nothing came for a moment gives its reservation back, and one that has not taken its
+event for a while is hung up on if others wait. It comes back where it was, as after any line that broke.
+"""
+
+import asyncio
+from typing import Final
+
+from rollbook.proto.errors import Overloaded
+
+_MIB: Final = 1024 * 1024
+BYTES_MAX: Final = 16 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
+_EVENT_BYTES: Final = 512 * 1024  # Of the first one, as long as nothing is known.
+_IDLE_S: Final = 0.05  # Then a reservation is given back.
+_TAKING_S: Final = 0.25  # Then a reader that takes nothing makes room for others.
+_AGAIN_MS: Final = 250
+
+
+class Share:
+    """What one reader holds, or has reserved."""
+
+    __slots__ = ("is_held", "last_bytes", "since", "size", "task")
+
+    def __init__(self, task: "asyncio.Task[object]") -> None:
+        self.task = task
+        self.size = 0
+        self.last_bytes = _EVENT_BYTES
+        self.is_held = False
+        self.since = 0.0
+
+
+class RelayMemory:
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self.bytes = 0
+        self.hung_up_on = 0
+        self._bytes_max = bytes_max
+        self._shares: dict[Share, None] = {}  # That have a size; the oldest first.
+        self._turn = asyncio.Lock()
+        self._has_changed = asyncio.Event()
+
+    async def reserve(self, share: Share) -> None:
+        """Returns when there is room for an event like its last one. Cancelled, nothing is reserved."""
+        if self._turn.locked() or not self._has_room(share.last_bytes):
+            async with self._turn:
+                while not self._has_room(share.last_bytes):
+                    self._make_room()
+                    if self._has_room(share.last_bytes):
+                        break
+                    self._has_changed.clear()
+                    try:
+                        async with asyncio.timeout(_IDLE_S):
+                            await self._has_changed.wait()
+                    except TimeoutError:
+                        continue
+        self._put(share, share.last_bytes, is_held=False)
+
+    def hold(self, share: Share, size: int) -> None:
+        """It has come. Raises `Overloaded` where too many came at once that had nothing reserved."""
+        share.last_bytes = size
+        if self.bytes - share.size + size > self._bytes_max * 3 // 2 and self.bytes > share.size:
+            self.release(share)
+            raise Overloaded(
+                "relayed readers have all the memory that they may have", retry_after_ms=_AGAIN_MS
+            )
+        self._put(share, size, is_held=True)
+
+    def release(self, share: Share) -> None:
+        """It was taken, or the reader is gone. Idempotent."""
+        if share in self._shares:
+            del self._shares[share]
+            self.bytes -= share.size
+            self._has_changed.set()
+        share.size = 0
+
+    def _put(self, share: Share, size: int, *, is_held: bool) -> None:
+        self._shares.pop(share, None)
+        self.bytes += size - share.size
+        share.size, share.is_held = size, is_held
+        share.since = asyncio.get_running_loop().time()
+        self._shares[share] = None
+
+    def _has_room(self, size: int) -> bool:
+        return not self.bytes or self.bytes + size <= self._bytes_max
+
+    def _make_room(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for share in list(self._shares):
+            if share.is_held and share.since + _TAKING_S <= now:
+                self.hung_up_on += 1
+                share.task.cancel()
+                self.release(share)
+                return  # One is enough for another one.
+            if not share.is_held and share.since + _IDLE_S <= now:
+                self.release(share)
