@@ -183,6 +183,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     interop.set_defaults(run=kinds.interop)
 
+    languages = kind.add_parser(
+        "languages", help="examples in Go, Java and JavaScript while servers are killed; buf lint"
+    )
+    languages.set_defaults(run=kinds.languages)
+
     chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")
     chaos.add_argument(
         "--of",

@@ -80,6 +80,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         "rest": ["--cases=3000" if arguments.thorough else "--cases=300", first],
         "newcomer": [],
         "regressions": [],
+        "languages": [],
         "spark": [],
     }
     if arguments.thorough:
@@ -126,7 +127,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
 _WAITING: Final[tuple[str, ...]] = (
     *("contract", "chaos", "owners", "leaders", "losses", "doors", "spark", "spark-kills"),
 )
-_PATIENT: Final[tuple[str, ...]] = ("interop", "crash", "hostile", "regressions")
+_PATIENT: Final[tuple[str, ...]] = ("interop", "crash", "hostile", "languages", "regressions")
 # The others know no time but their own, or have patience: they take what is left of the processors.
 # Each lane that is through takes the next of them, so that all lanes end at about the same time: what
 # takes longest comes first, and what is short last.
@@ -395,6 +396,14 @@ def spark(arguments: argparse.Namespace) -> Tally:
         found: Tally = kills.run(*wanted, arguments.flaw)
         return found
     return _pytest("tests/spark", *arguments.pytest_arguments)
+
+
+def languages(_arguments: argparse.Namespace) -> Tally:
+    """The examples in Go, Java and JavaScript, each with the tools of its language."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    module = importlib.import_module("tests.languages.run")
+    tally: Tally = module.run(_say)
+    return tally
 
 
 def fuzz(arguments: argparse.Namespace) -> Tally:

@@ -26,6 +26,7 @@ class _WriterMode:
 class _WriterModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WriterMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WRITER_MODE_UNSPECIFIED: _WriterMode.ValueType  # 0
+    """Not set."""
     WRITER_MODE_OPEN: _WriterMode.ValueType  # 1
     """Everybody. The default."""
     WRITER_MODE_EXCLUSIVE: _WriterMode.ValueType  # 2
@@ -35,6 +36,7 @@ class WriterMode(_WriterMode, metaclass=_WriterModeEnumTypeWrapper):
     """Who may append."""
 
 WRITER_MODE_UNSPECIFIED: WriterMode.ValueType  # 0
+"""Not set."""
 WRITER_MODE_OPEN: WriterMode.ValueType  # 1
 """Everybody. The default."""
 WRITER_MODE_EXCLUSIVE: WriterMode.ValueType  # 2
@@ -48,6 +50,7 @@ class _SegmentState:
 class _SegmentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SEGMENT_STATE_UNSPECIFIED: _SegmentState.ValueType  # 0
+    """Not set."""
     SEGMENT_STATE_OPEN: _SegmentState.ValueType  # 1
     """It is written, or was until its owner died."""
     SEGMENT_STATE_CLOSED: _SegmentState.ValueType  # 2
@@ -59,6 +62,7 @@ class SegmentState(_SegmentState, metaclass=_SegmentStateEnumTypeWrapper):
     """Whether it can grow."""
 
 SEGMENT_STATE_UNSPECIFIED: SegmentState.ValueType  # 0
+"""Not set."""
 SEGMENT_STATE_OPEN: SegmentState.ValueType  # 1
 """It is written, or was until its owner died."""
 SEGMENT_STATE_CLOSED: SegmentState.ValueType  # 2

@@ -26,6 +26,7 @@ class _ServerState:
 class _ServerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ServerState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SERVER_STATE_UNSPECIFIED: _ServerState.ValueType  # 0
+    """Not set."""
     SERVER_STATE_SERVING: _ServerState.ValueType  # 1
     """Whatever it is asked."""
     SERVER_STATE_DRAINING: _ServerState.ValueType  # 2
@@ -35,6 +36,7 @@ class ServerState(_ServerState, metaclass=_ServerStateEnumTypeWrapper):
     """What a server does."""
 
 SERVER_STATE_UNSPECIFIED: ServerState.ValueType  # 0
+"""Not set."""
 SERVER_STATE_SERVING: ServerState.ValueType  # 1
 """Whatever it is asked."""
 SERVER_STATE_DRAINING: ServerState.ValueType  # 2
@@ -48,6 +50,7 @@ class _ObstacleKind:
 class _ObstacleKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObstacleKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OBSTACLE_KIND_UNSPECIFIED: _ObstacleKind.ValueType  # 0
+    """Not set."""
     OBSTACLE_KIND_METADATA: _ObstacleKind.ValueType  # 1
     """The metadata store."""
     OBSTACLE_KIND_BOOKIE: _ObstacleKind.ValueType  # 2
@@ -57,6 +60,7 @@ class ObstacleKind(_ObstacleKind, metaclass=_ObstacleKindEnumTypeWrapper):
     """What can be away."""
 
 OBSTACLE_KIND_UNSPECIFIED: ObstacleKind.ValueType  # 0
+"""Not set."""
 OBSTACLE_KIND_METADATA: ObstacleKind.ValueType  # 1
 """The metadata store."""
 OBSTACLE_KIND_BOOKIE: ObstacleKind.ValueType  # 2

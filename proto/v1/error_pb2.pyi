@@ -27,6 +27,7 @@ class _Outcome:
 class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
+    """Not set."""
     OUTCOME_APPLIED: _Outcome.ValueType  # 1
     """It did."""
     OUTCOME_NOT_APPLIED: _Outcome.ValueType  # 2
@@ -38,6 +39,7 @@ class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
     """Whether a change took effect although, or before, it failed."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
+"""Not set."""
 OUTCOME_APPLIED: Outcome.ValueType  # 1
 """It did."""
 OUTCOME_NOT_APPLIED: Outcome.ValueType  # 2

@@ -38,6 +38,7 @@ class _AtTail:
 class _AtTailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AtTail.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     AT_TAIL_UNSPECIFIED: _AtTail.ValueType  # 0
+    """Not set."""
     AT_TAIL_FOLLOW: _AtTail.ValueType  # 1
     """It waits for more. The default."""
     AT_TAIL_STOP: _AtTail.ValueType  # 2
@@ -56,6 +57,7 @@ class AtTail(_AtTail, metaclass=_AtTailEnumTypeWrapper):
     """
 
 AT_TAIL_UNSPECIFIED: AtTail.ValueType  # 0
+"""Not set."""
 AT_TAIL_FOLLOW: AtTail.ValueType  # 1
 """It waits for more. The default."""
 AT_TAIL_STOP: AtTail.ValueType  # 2
@@ -75,6 +77,7 @@ class _OnTruncated:
 class _OnTruncatedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnTruncated.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ON_TRUNCATED_UNSPECIFIED: _OnTruncated.ValueType  # 0
+    """Not set."""
     ON_TRUNCATED_FAIL: _OnTruncated.ValueType  # 1
     """TRUNCATED. The default."""
     ON_TRUNCATED_SKIP: _OnTruncated.ValueType  # 2
@@ -84,6 +87,7 @@ class OnTruncated(_OnTruncated, metaclass=_OnTruncatedEnumTypeWrapper):
     """What becomes of a start below the head."""
 
 ON_TRUNCATED_UNSPECIFIED: OnTruncated.ValueType  # 0
+"""Not set."""
 ON_TRUNCATED_FAIL: OnTruncated.ValueType  # 1
 """TRUNCATED. The default."""
 ON_TRUNCATED_SKIP: OnTruncated.ValueType  # 2
@@ -97,6 +101,7 @@ class _WaitsFor:
 class _WaitsForEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitsFor.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WAITS_FOR_UNSPECIFIED: _WaitsFor.ValueType  # 0
+    """Not set."""
     WAITS_FOR_NOTHING: _WaitsFor.ValueType  # 1
     """It has caught up: an append."""
     WAITS_FOR_FETCHING: _WaitsFor.ValueType  # 2
@@ -116,6 +121,7 @@ class WaitsFor(_WaitsFor, metaclass=_WaitsForEnumTypeWrapper):
     """What a reader waits for."""
 
 WAITS_FOR_UNSPECIFIED: WaitsFor.ValueType  # 0
+"""Not set."""
 WAITS_FOR_NOTHING: WaitsFor.ValueType  # 1
 """It has caught up: an append."""
 WAITS_FOR_FETCHING: WaitsFor.ValueType  # 2
@@ -139,6 +145,7 @@ class _GapKind:
 class _GapKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GapKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     GAP_KIND_UNSPECIFIED: _GapKind.ValueType  # 0
+    """Not set."""
     GAP_KIND_TRUNCATED: _GapKind.ValueType  # 1
     """They were truncated."""
     GAP_KIND_LOST: _GapKind.ValueType  # 2
@@ -148,6 +155,7 @@ class GapKind(_GapKind, metaclass=_GapKindEnumTypeWrapper):
     """Why records are not sent."""
 
 GAP_KIND_UNSPECIFIED: GapKind.ValueType  # 0
+"""Not set."""
 GAP_KIND_TRUNCATED: GapKind.ValueType  # 1
 """They were truncated."""
 GAP_KIND_LOST: GapKind.ValueType  # 2
@@ -161,6 +169,7 @@ class _Consistency:
 class _ConsistencyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Consistency.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CONSISTENCY_UNSPECIFIED: _Consistency.ValueType  # 0
+    """Not set."""
     CONSISTENCY_CACHED: _Consistency.ValueType  # 1
     """What the server that is asked knows."""
     CONSISTENCY_COMMITTED: _Consistency.ValueType  # 2
@@ -179,6 +188,7 @@ class Consistency(_Consistency, metaclass=_ConsistencyEnumTypeWrapper):
     """
 
 CONSISTENCY_UNSPECIFIED: Consistency.ValueType  # 0
+"""Not set."""
 CONSISTENCY_CACHED: Consistency.ValueType  # 1
 """What the server that is asked knows."""
 CONSISTENCY_COMMITTED: Consistency.ValueType  # 2
@@ -198,6 +208,7 @@ class _AcquireMode:
 class _AcquireModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AcquireMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACQUIRE_MODE_UNSPECIFIED: _AcquireMode.ValueType  # 0
+    """Not set."""
     ACQUIRE_MODE_STEAL: _AcquireMode.ValueType  # 1
     """The holder is fenced."""
     ACQUIRE_MODE_WAIT: _AcquireMode.ValueType  # 2
@@ -209,6 +220,7 @@ class AcquireMode(_AcquireMode, metaclass=_AcquireModeEnumTypeWrapper):
     """What if somebody else holds it?"""
 
 ACQUIRE_MODE_UNSPECIFIED: AcquireMode.ValueType  # 0
+"""Not set."""
 ACQUIRE_MODE_STEAL: AcquireMode.ValueType  # 1
 """The holder is fenced."""
 ACQUIRE_MODE_WAIT: AcquireMode.ValueType  # 2

@@ -25,12 +25,18 @@ class NoJava(Exception):
 
 
 class JavaProject:
-    def __init__(self, folder: Path, jvm_options: Sequence[str], downloads_mb: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        jvm_options: Sequence[str],
+        downloads_mb: int,
+        protos: Sequence[Path] = (),
+    ) -> None:
         self._folder = folder
         self._target = folder / "target"
         self._stamp = self._target / "built-from"
         self._options_file = self._target / "jvm-options"  # Else each command is 8 KB of jars.
-        self._jvm_options = jvm_options
+        self._jvm_options, self._protos = jvm_options, protos
         self._is_built = False
         self.how_to_enable = (
             "apt-get install --no-install-recommends maven openjdk-17-jdk-headless, and once a way "
@@ -80,7 +86,8 @@ class JavaProject:
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        for path in (self._folder / "pom.xml", *sorted(self._folder.glob("src/**/*.java"))):
+        sources = *sorted(self._folder.glob("src/**/*.java")), *self._protos
+        for path in (self._folder / "pom.xml", *sources):
             digest.update(path.read_bytes())
         return digest.hexdigest()
 

@@ -1,0 +1,122 @@
+"""The examples in other languages against real servers, some of which are killed (`python -m tests languages`).
+
+Each example appends lines, and the owner of its log is killed meanwhile. Then the example is killed and started again with
+the same producer: it asks for each line once more. It follows the log; its owner is killed once more; one record is appended
+and the log sealed. Then the log has each line once, in order, and the example has printed each of them once.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import rollbook
+from tests.languages import toolchains
+from tests.languages.toolchains import LANGUAGES, Language, Missing
+from tests.support import log_processes
+from tests.support.log_processes import LogProcesses
+from tests.support.processes import Child, ChildFailed
+from tests.tally import Tally, missing_piece
+
+SERVERS: Final = ("a", "b")
+LINES: Final = 200
+_KILLED_AFTER: Final = 20
+
+Say = Callable[[str], None]
+
+
+def run(say: Say) -> Tally:
+    tally = Tally("programs")
+    commands = {}
+    for language in LANGUAGES:
+        try:
+            commands[language] = [*map(str, language.build())]
+        except Missing as error:
+            tally.skipped.append(missing_piece(language.name, str(error), language.how_to_enable))
+    if any(language.name == "node" for language in commands):
+        _count(tally, say, "buf lint", _lint())
+    if not commands:
+        return tally
+    with (
+        tempfile.TemporaryDirectory(prefix="rb-lang-") as folder,
+        log_processes.running(Path(folder)) as cluster,
+    ):
+        for server in SERVERS:
+            cluster.start_server(server)
+        with rollbook.connect(cluster.url) as client:
+            for language, command in commands.items():
+                _count(tally, say, language.name, _wrong(cluster, client, language, command))
+    return tally
+
+
+def _count(tally: Tally, say: Say, name: str, wrong: str) -> None:
+    say(f"{name}: {wrong or 'ok'}")
+    tally.failed += bool(wrong)
+    tally.passed += not wrong
+
+
+def _lint() -> str:
+    done = subprocess.run(
+        [toolchains.NODE_TOOLS / "buf", "lint"],
+        cwd=toolchains.PROTOS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.stdout if done.returncode else ""
+
+
+def _wrong(
+    cluster: LogProcesses, client: rollbook.Client, language: Language, command: list[str]
+) -> str:
+    """What was not as it should be; empty if all was."""
+    name = f"default/{language.name}"
+    servers = cluster.url.removeprefix("log://")
+    arguments = [*command, servers, name, f"example-{language.name}", str(LINES)]
+    try:
+        first = cluster.children.start(*arguments)
+        _until(first, f"append {_KILLED_AFTER}")
+        log = client.open(name)
+        _kill_owner(cluster, log)
+        _until(first, f"tail {LINES}")
+        first.kill()
+        second = cluster.children.start(*arguments)
+        printed = _until(second, f"tail {LINES}")
+        _kill_owner(cluster, log)
+        log.append(b"the last one")
+        log.seal()
+        printed += _until(second, f"end {LINES + 1}")
+        code = second.wait()
+    except ChildFailed as error:
+        return str(error)
+    lines = [f"line {number}" for number in range(LINES)] + ["the last one"]
+    kept = [record.value.decode() for record in log.read("earliest")]
+    read = [line for line in printed if line.startswith("record ")]
+    if kept != lines:
+        return f"the log holds {len(kept)} records, not {len(lines)}: {_difference(kept, lines)}"
+    wanted = [f"record {offset} {line}" for offset, line in enumerate(lines)]
+    if read != wanted:
+        return f"it read {len(read)} records of {len(wanted)}: {_difference(read, wanted)}"
+    return f"it ended with {code}" if code else ""
+
+
+def _difference(found: list[str], wanted: list[str]) -> str:
+    pairs = zip(found, wanted, strict=False)
+    return next((f"{got!r} instead of {want!r}" for got, want in pairs if got != want), "the end")
+
+
+def _until(program: Child, line: str) -> list[str]:
+    """What it printed before that line."""
+    printed = []
+    while (found := program.line()) != line:
+        printed.append(found)
+    return printed
+
+
+def _kill_owner(cluster: LogProcesses, log: rollbook.Log) -> None:
+    owner = log.state().owner
+    name = next(name for name, each in cluster.servers.items() if each.address == owner)
+    cluster.servers[name].child.kill()
+    cluster.start_server(name)
