@@ -31,6 +31,8 @@ def counts() -> dict[str, int]:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.name.endswith(("_pb2.py", "_pb2.pyi")) or path in _EXEMPT:
                 continue
+            if "node_modules" in path.parts:  # Others' text.
+                continue
             found[folder] += len(WORDS.findall(prose_of(path)))
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "compose").rglob("*.md")]
     found["pages"] = sum(len(WORDS.findall(path.read_text())) for path in pages)
