@@ -20,6 +20,7 @@ WORDS: Final = re.compile(
 LIMITS: Final = Path(__file__).with_suffix(".json")
 _CODE: Final = (*PACKAGES, "tests", "examples")
 _PROSE: Final = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
+_BUILT: Final = {"node_modules", "target"}
 # They list the words.
 _EXEMPT: Final = (Path(__file__), Path(__file__).with_name("test_marker_words.py"))
 
@@ -31,7 +32,7 @@ def counts() -> dict[str, int]:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.name.endswith(("_pb2.py", "_pb2.pyi")) or path in _EXEMPT:
                 continue
-            if "node_modules" in path.parts:  # Others' text.
+            if not _BUILT.isdisjoint(path.parts):
                 continue
             found[folder] += len(WORDS.findall(prose_of(path)))
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "compose").rglob("*.md")]
