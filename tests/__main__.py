@@ -213,6 +213,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     chaos.set_defaults(run=kinds.chaos)
 
+    deploy = kind.add_parser(
+        "deploy", help="the cluster of compose/compose.yaml in containers, under failures; < 3 min"
+    )
+    deploy.add_argument(
+        "--all", action="store_true", help="each container, more servers, other images; ~8 min"
+    )
+    deploy.add_argument(
+        "--prepare", action="store_true", help="only download what it needs, and try the engine"
+    )
+    deploy.add_argument(
+        "--prepared", action="store_true", help="skip unless --prepare has downloaded everything"
+    )
+    deploy.set_defaults(run=kinds.deploy)
+
     bench = kind.add_parser("bench", help="a table of medians against their targets")
     bench.add_argument("name", choices=sorted(kinds.BENCHES), help="what to measure")
     bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")

@@ -98,6 +98,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
         first,
     ]
     if arguments.thorough:
+        kinds["deploy"] = ["tests", "deploy", "--prepared"]
         kinds["owners"] = ["tests", "chaos", "--of=logs", "--seconds=15", first]
         kinds["leaders"] = ["tests", "chaos", "--of=kv", "--leaders=8", first]
         kinds["losses"] = ["tests", "chaos", "--of=cluster", "--seconds=40", first]
@@ -125,7 +126,17 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults, commands and Spark, the others for processes.
 _WAITING: Final[tuple[str, ...]] = (
-    *("contract", "chaos", "owners", "leaders", "losses", "doors", "spark", "spark-kills"),
+    *(
+        "contract",
+        "chaos",
+        "owners",
+        "leaders",
+        "losses",
+        "deploy",
+        "doors",
+        "spark",
+        "spark-kills",
+    ),
 )
 _PATIENT: Final[tuple[str, ...]] = ("interop", "crash", "hostile", "languages", "regressions")
 # The others know no time but their own, or have patience: they take what is left of the processors.
@@ -441,6 +452,16 @@ def newcomer(_arguments: argparse.Namespace) -> Tally:
         return without_curl
     module = importlib.import_module("tests.newcomer")
     tally: Tally = module.run(_say)
+    return tally
+
+
+def deploy(arguments: argparse.Namespace) -> Tally:
+    """The cluster of `compose/compose.yaml` in a Docker engine."""
+    module = importlib.import_module("tests.deploy.run")
+    if arguments.prepare:
+        prepared: Tally = module.prepare(_say)
+        return prepared
+    tally: Tally = module.run(_say, has_all=arguments.all, downloads=not arguments.prepared)
     return tally
 
 

