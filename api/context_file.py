@@ -3,7 +3,8 @@
     current = "prod"
     [contexts.prod]
     server = "log+tls://log-1.example.com:7400"
-    token_file = "/etc/rollbook/prod.token"        tls_authorities, tls_certificate, tls_key likewise
+    token_file = "/etc/rollbook/prod.token"        tls_authorities, tls_certificate, tls_key: other files
+    tls_name = "log.example.com"                   in the certificates of all its servers
     insecure = true                                the token is shown in the clear
     metadata = "zk://zk1,zk2,zk3/ledgers"          for what asks no log server
 
@@ -29,6 +30,7 @@ class Context:
     tls_authorities: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
+    tls_name: str = ""
     insecure: bool = False
     metadata: str = ""
 

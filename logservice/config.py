@@ -28,6 +28,12 @@ class LogServerConfig:
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
+    # The name in the certificates of other log servers. Empty: the one that each advertises.
+    tls_name: str = ""
+    # A file; who signs bookies' certificates. Empty: bookies are spoken to in the clear.
+    bookie_authorities: str = ""
+    bookie_certificate: str = ""  # A file; shown to bookies that want one.
+    bookie_key: str = ""  # A file; empty: it is in the certificate's.
     insecure: bool = False  # Lets it listen off loopback without TLS and token.
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = 10.0  # With the metadata store.
@@ -47,6 +53,21 @@ class LogServerConfig:
             raise BadConfig(
                 "TLS needs tls_certificate",
                 settings=("tls_key", "tls_authorities", "tls_certificate"),
+            )
+        if self.tls_name and not self.tls_certificate:
+            raise BadConfig(
+                "tls_name would not be used: this server speaks no TLS",
+                settings=("tls_name", "tls_certificate"),
+            )
+        if self.bookie_certificate and not self.bookie_authorities:
+            raise BadConfig(
+                "TLS needs bookie_authorities: who signs the bookies' certificates",
+                settings=("bookie_certificate", "bookie_authorities"),
+            )
+        if self.bookie_key and not self.bookie_certificate:
+            raise BadConfig(
+                "a key is of no use without bookie_certificate",
+                settings=("bookie_key", "bookie_certificate"),
             )
 
 

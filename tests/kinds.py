@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -458,6 +459,7 @@ def newcomer(_arguments: argparse.Namespace) -> Tally:
 def deploy(arguments: argparse.Namespace) -> Tally:
     """The cluster of `compose/compose.yaml` in a Docker engine."""
     module = importlib.import_module("tests.deploy.run")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Blocks end, and their engine with them.
     if arguments.prepare:
         prepared: Tally = module.prepare(_say)
         return prepared

@@ -101,6 +101,7 @@ def _access(context: click.Context) -> LogAccess:
     access = LogAccess(
         *(server or DEFAULT_SERVER, said.get("token_file"), *tls, _PATIENCE_S),
         insecure=said.get("insecure", False),
+        tls_name=said.get("tls_name"),
     )
     is_named, names_context = named_of(context, "server")
     name = said.get("context") if names_context else None

@@ -37,11 +37,18 @@ def group() -> None:
 @click.option("--tls-authorities", metavar="FILE")
 @click.option("--tls-certificate", metavar="FILE")
 @click.option("--tls-key", metavar="FILE")
+@click.option("--tls-name", metavar="NAME", help="In the certificates of all its servers.")
 @click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too.")
 @click.option("--metadata", metavar="URL", help="For `cluster`, `ledger`, `recovery`, `debug`.")
 @click.option("--use", is_flag=True, help="From now on.")
 def add(
-    name: str, server: str, insecure: bool, metadata: str | None, use: bool, **files: Any
+    name: str,
+    server: str,
+    insecure: bool,
+    tls_name: str | None,
+    metadata: str | None,
+    use: bool,
+    **files: Any,
 ) -> None:
     """Name a cluster, or name it anew. The first one is used from now on."""
     from rollbook.api import context_file
@@ -54,7 +61,7 @@ def add(
     known = context_file.load()
     paths = {key: os.path.abspath(value) for key, value in files.items() if value}
     known.contexts[name] = context_file.Context(
-        server, **paths, insecure=insecure, metadata=metadata or ""
+        server, **paths, tls_name=tls_name or "", insecure=insecure, metadata=metadata or ""
     )
     current = name if use or not known.current else known.current
     context_file.save(context_file.Contexts(current, known.contexts))

@@ -66,6 +66,7 @@ class Security:
     key: str = ""
     token: str = field(default="", repr=False)
     insecure: bool = False  # In the clear, too, to wherever: for networks that are trusted.
+    name: str = ""  # In the servers' certificates. Empty: each server's host name.
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Raises `BadConfig`."""
@@ -79,9 +80,14 @@ class Security:
             certificate_chain=_read(self.certificate),
         )
 
+    def options(self) -> Sequence[tuple[str, str]]:
+        """Of a channel."""
+        return (("grpc.ssl_target_name_override", self.name),) if self.name else ()
+
     def require_tls_is_used(self) -> None:
         """Raises `BadConfig`: who names authorities believes that the servers are checked against them."""
         named = [name for name in _OF_TLS if getattr(self, name)]
+        named += ["the name in certificates"] if self.name else []
         if named and not self.uses_tls:
             raise BadConfig(
                 f"{' and '.join(named)} would not be used: the URL is log://, which speaks no TLS",
@@ -117,7 +123,7 @@ class Channels:
     ) -> None:
         """`options`: of gRPC, besides ours. `shows`: with each call, besides the token."""
         self.routes: Final = routes or RelayRoutes()
-        self._options = (*_OPTIONS, *options)
+        self._options = (*_OPTIONS, *security.options(), *options)
         self._shows = tuple(shows)
         self._security = security
         self._credentials = security.credentials()

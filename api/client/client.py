@@ -67,13 +67,15 @@ def connect(
     authorities: str = "",
     certificate: str = "",
     key: str = "",
+    tls_name: str = "",
     insecure: bool = False,
     wait_s: float = 0.0,
 ) -> "Client":
     """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
 
     With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine trusts;
-    `certificate` and `key` are shown to servers that ask for one. Without a URL it is the cluster that the
+    `certificate` and `key` are shown to servers that ask for one, and `tls_name` is the name that all servers'
+    certificates have, where it is not the name in the URL. Without a URL it is the cluster that the
     shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, else the current context, else this machine.
     `token_file` holds the `token` in its first line. `insecure`: the token may go over the network in the clear.
 
@@ -88,7 +90,7 @@ def connect(
         raise BadConfig("both token and token_file are given", next_step="leave one of them out")
     shown = checked_token(token) or token_of_file(token_file)
     target = unnamed_target() if url is None else Target(url)
-    target = target.overridden(shown, authorities, certificate, key, insecure)
+    target = target.overridden(shown, authorities, certificate, key, insecure, tls_name)
     parsed = parse_log_url(target.url)
     security = Security(
         parsed.uses_tls,
@@ -97,6 +99,7 @@ def connect(
         target.key,
         target.token,
         target.insecure,
+        target.tls_name,
     )
     security.require_tls_is_used()
     security.require_safe(parsed.servers)

@@ -19,7 +19,8 @@ class _Process:
 
 
 _process = _Process()
-os.register_at_fork(after_in_child=_process.on_forked)
+if hasattr(os, "register_at_fork"):  # Windows forks no process.
+    os.register_at_fork(after_in_child=_process.on_forked)
 
 
 def on_used() -> None:

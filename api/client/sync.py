@@ -66,13 +66,15 @@ def connect(
     authorities: str = "",
     certificate: str = "",
     key: str = "",
+    tls_name: str = "",
     insecure: bool = False,
     wait_s: float = 0.0,
 ) -> "SyncClient":
     """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
 
     With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine trusts;
-    `certificate` and `key` are shown to servers that ask for one. Without a URL it is the cluster that the
+    `certificate` and `key` are shown to servers that ask for one, and `tls_name` is the name that all servers'
+    certificates have, where it is not the name in the URL. Without a URL it is the cluster that the
     shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, else the current context, else this machine.
     `token_file` holds the `token` in its first line. `insecure`: the token may go over the network in the clear.
 
@@ -94,6 +96,7 @@ def connect(
             authorities=authorities,
             certificate=certificate,
             key=key,
+            tls_name=tls_name,
             insecure=insecure,
             wait_s=wait_s,
         )

@@ -25,9 +25,16 @@ class Target:
     certificate: str = ""
     key: str = ""
     insecure: bool = False
+    tls_name: str = ""
 
     def overridden(
-        self, token: str, authorities: str, certificate: str, key: str, insecure: bool
+        self,
+        token: str,
+        authorities: str,
+        certificate: str,
+        key: str,
+        insecure: bool,
+        tls_name: str = "",
     ) -> "Target":
         """By what a program says itself."""
         return replace(
@@ -37,6 +44,7 @@ class Target:
             certificate=certificate or self.certificate,
             key=key or self.key,
             insecure=insecure or self.insecure,
+            tls_name=tls_name or self.tls_name,
         )
 
 
@@ -60,6 +68,7 @@ def unnamed_target() -> Target:
         context.tls_certificate,
         context.tls_key,
         context.insecure,
+        context.tls_name,
     )
 
 

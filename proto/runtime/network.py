@@ -14,6 +14,7 @@ from typing import Any, Final
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address, ProtocolFactory
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.tls import ClientTls
 from rollbook.proto.runtime.tls_handshakes import Handshakes
 
 # A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
@@ -52,7 +53,10 @@ class SocketTransport:
     """The `Transport` port; one instance per set of TLS settings."""
 
     def __init__(
-        self, *, server_tls: ssl.SSLContext | None = None, client_tls: ssl.SSLContext | None = None
+        self,
+        *,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | ClientTls | None = None,
     ) -> None:
         self._server_tls = server_tls
         self._client_tls = client_tls
@@ -86,6 +90,8 @@ class SocketTransport:
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         loop = asyncio.get_running_loop()
         tls = self._client_tls
+        if isinstance(tls, ClientTls):
+            tls = tls.context()
         try:
             async with asyncio.timeout(timeout_s):
                 if address.is_unix:

@@ -59,6 +59,37 @@ def client_context(
     return context
 
 
+class ClientTls:
+    """The context of a client that runs for long: a changed file counts from the next connection on.
+
+    Files that cannot be used yet, such as half of a renewed pair, leave the context as it was.
+    """
+
+    def __init__(self, authorities: str, *, certificate: str = "", key: str = "") -> None:
+        """Raises `BadConfig` if the files are no good."""
+        self._authorities, self._certificate, self._key = authorities, certificate, key
+        self._paths = tuple(dict.fromkeys(filter(None, (authorities, certificate, key))))
+        self._seen = self._look()
+        self._current = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """For one connection that is about to be made."""
+        if (seen := self._look()) != self._seen:
+            self._seen = seen
+            try:
+                self._current = self._load()
+                logger.info("certificates_reloaded", certificate=self._certificate)
+            except BadConfig as error:
+                logger.warning("certificates_not_reloaded", reason=str(error))
+        return self._current
+
+    def _load(self) -> ssl.SSLContext:
+        return client_context(self._authorities, certificate=self._certificate, key=self._key)
+
+    def _look(self) -> tuple[FileStamp, ...]:
+        return tuple(map(file_stamp, self._paths))
+
+
 class _Reloading:
     """A context that stands for the newest one that could be read."""
 

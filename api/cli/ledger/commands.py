@@ -45,11 +45,19 @@ _OPTIONS: Final = (
         help="BookKeeper's protocol towards bookies.  [default: 3]",
     ),
     click.option(
-        "--tls-authorities", metavar="FILE", help="Speaks TLS; who signs bookies' certificates."
+        *("--tls-authorities", "--bookie-authorities", "tls_authorities"),
+        metavar="FILE",
+        help="Speaks TLS to bookies; who signs their certificates.",
     ),
-    click.option("--tls-certificate", metavar="FILE", help="Shown to bookies that want one."),
     click.option(
-        "--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+        *("--tls-certificate", "--bookie-certificate", "tls_certificate"),
+        metavar="FILE",
+        help="Shown to bookies that want one.",
+    ),
+    click.option(
+        *("--tls-key", "--bookie-key", "tls_key"),
+        metavar="FILE",
+        help="Its key.  [default: in the certificate's file]",
     ),
 )
 _password_option: Final = click.option(

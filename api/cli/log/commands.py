@@ -51,6 +51,8 @@ _OPTIONS: Final = (
     click.option("--tls-authorities", metavar="FILE", help="Who must have signed its certificate."),
     click.option("--tls-certificate", metavar="FILE", help="Ours, if the server wants one."),
     click.option("--tls-key", metavar="FILE", help="Our key."),
+    click.option("--tls-name", metavar="NAME",
+                 help="In the servers' certificates.  [default: the name in --server]"),
     click.option("--insecure", is_flag=True, help="Show the token in the clear off loopback, too."),
     click.option("--timeout", "timeout_s", type=Number(0.1), default=10.0,
                  show_default=True, help="Seconds to wait for the servers, with all retries."),
@@ -97,6 +99,7 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
             tls_authorities: str | None,
             tls_certificate: str | None,
             tls_key: str | None,
+            tls_name: str | None,
             timeout_s: float,
             insecure: bool,
             **more: Any,
@@ -104,7 +107,7 @@ def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:
             from rollbook.api.cli.log.connection import LogAccess
 
             tls = (tls_authorities, tls_certificate, tls_key)
-            access = LogAccess(server or "", token_file, *tls, timeout_s, insecure)
+            access = LogAccess(server or "", token_file, *tls, timeout_s, insecure, tls_name)
             is_named, names_context = named_of(click.get_current_context(), "server")
             name = context if names_context else None
             if name or (server is not None and not is_named):  # Else no context was meant.

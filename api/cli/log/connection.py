@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 _NAMED: Final = (
     *("context", "server", "token_file"),
-    *("tls_authorities", "tls_certificate", "tls_key"),
+    *("tls_authorities", "tls_certificate", "tls_key", "tls_name"),
 )
 _CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
 
@@ -67,6 +67,7 @@ class LogAccess:
     tls_key: str | None
     timeout_s: float
     insecure: bool = False
+    tls_name: str | None = None
     context: str = ""
     of_context: frozenset[str] = frozenset()  # The fields that it gave.
 
@@ -85,6 +86,7 @@ class LogAccess:
             authorities=self.tls_authorities or "",
             certificate=self.tls_certificate or "",
             key=self.tls_key or "",
+            tls_name=self.tls_name or "",
             insecure=self.insecure,
         )
         client.owners.outages.on_look = _Waiting(self.server).tell

@@ -132,9 +132,32 @@ _LOG_SERVER_OPTIONS: Final = (
         "--tls-authorities", metavar="FILE", help="Who must have signed its clients' certificates."
     ),
     click.option(
+        "--tls-name",
+        metavar="NAME",
+        help="In other log servers' certificates.  [default: the advertised one]",
+    ),
+    click.option(
         "--insecure", is_flag=True, help="Let it listen off loopback without TLS and token."
     ),
 )
+
+_BOOKIE_TLS_OPTIONS: Final = (
+    click.option(
+        *("--bookie-authorities", "bookie_authorities"),
+        metavar="FILE",
+        help="Speaks TLS to bookies; who signs their certificates.",
+    ),
+    click.option("--bookie-certificate", metavar="FILE", help="Shown to bookies that want one."),
+    click.option(
+        "--bookie-key", metavar="FILE", help="Its key.  [default: in the certificate's file]"
+    ),
+)
+
+
+def _bookie_tls_options(command: F) -> F:
+    for option in reversed(_BOOKIE_TLS_OPTIONS):
+        command = option(command)
+    return command
 
 
 def _log_server_options(command: F) -> F:
@@ -154,6 +177,7 @@ def _log_server_options(command: F) -> F:
 )
 @click.option("--metadata", metavar="URL", help="zk://host,host/ledgers or sqlite:///path.")
 @_log_server_options
+@_bookie_tls_options
 @click.option("--config", "config_file", metavar="FILE", envvar="ROLLBOOK_CONFIG", help="TOML.")
 @_startup_option
 @_log_level_option
@@ -217,10 +241,20 @@ def log(**flags: Any) -> None:
 )
 @click.option("--bookie-ca-file", metavar="FILE", help="Who signs the certificates of those pages.")
 @click.option(
-    "--tls-authorities", metavar="FILE", help="Speaks TLS; who signs bookies' certificates."
+    *("--tls-authorities", "--bookie-authorities", "tls_authorities"),
+    metavar="FILE",
+    help="Speaks TLS to bookies; who signs their certificates.",
 )
-@click.option("--tls-certificate", metavar="FILE", help="Shown to bookies that want one.")
-@click.option("--tls-key", metavar="FILE", help="Its key.  [default: in the certificate's file]")
+@click.option(
+    *("--tls-certificate", "--bookie-certificate", "tls_certificate"),
+    metavar="FILE",
+    help="Shown to bookies that want one.",
+)
+@click.option(
+    *("--tls-key", "--bookie-key", "tls_key"),
+    metavar="FILE",
+    help="Its key.  [default: in the certificate's file]",
+)
 @click.option(
     "--config",
     "config_file",

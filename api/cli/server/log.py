@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -45,9 +45,9 @@ from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.network import name_of_this_host
+from rollbook.proto.runtime.network import SocketTransport, name_of_this_host
 from rollbook.proto.runtime.open_files import allow_open_files, door_of
-from rollbook.proto.runtime.tls import TlsFiles
+from rollbook.proto.runtime.tls import ClientTls, TlsFiles
 
 DEFAULT_PORT: Final = 7400
 REST_PORT: Final = 7480
@@ -158,8 +158,16 @@ async def log_server(
             config, randomness, serve=False, session_timeout_s=settings.service.lease_s
         )
         stack.push_async_callback(lease.close)
+        transport, ledger = machine.transport, settings.ledger
+        if config.bookie_authorities:
+            tls = ClientTls(
+                config.bookie_authorities,
+                certificate=config.bookie_certificate,
+                key=config.bookie_key,
+            )
+            transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
         ledgers = await stack.enter_async_context(
-            Ledgers(machine.transport, store, cluster, machine.clock, randomness, settings.ledger)
+            Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
         )
         nodes = LogNodes(store, cluster, machine.clock, randomness)
         await nodes.start()

@@ -29,6 +29,7 @@ class ShownToPeers:
             key=config.tls_key if config.tls_authorities else "",
             token=token,
             insecure=config.insecure,
+            name=config.tls_name,
         )
 
     def look(self) -> object:

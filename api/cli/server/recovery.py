@@ -45,7 +45,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.open_files import allow_open_files
-from rollbook.proto.runtime.tls import TlsFiles, client_context
+from rollbook.proto.runtime.tls import ClientTls, TlsFiles
 from rollbook.proto.tasks import TaskGroup, unwrapped
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtsOf
@@ -361,8 +361,9 @@ async def recovery_server(
         stack.push_async_callback(store.close)
         transport, ledger = machine.transport, settings.ledger
         if config.tls_authorities:
-            files = (config.tls_authorities, config.tls_certificate, config.tls_key)
-            tls = client_context(files[0], certificate=files[1], key=files[2])
+            tls = ClientTls(
+                config.tls_authorities, certificate=config.tls_certificate, key=config.tls_key
+            )
             transport, ledger = SocketTransport(client_tls=tls), replace(ledger, uses_tls=True)
         ledgers = await stack.enter_async_context(
             Ledgers(transport, store, cluster, machine.clock, randomness, ledger)

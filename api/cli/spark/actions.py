@@ -133,6 +133,11 @@ def _way(access: LogAccess) -> Way:
             "--insecure is not for Spark: the token would be shown by every worker",
             next_step="reach the servers by log+tls://",
         )
+    if access.tls_name:
+        raise BadConfig(
+            "--tls-name is not for Spark: its workers expect each server's own name in its certificate",
+            next_step="give the servers certificates with their names, and leave it out",
+        )
     files = {
         "tokenFile": access.token_file,
         "authorities": access.tls_authorities,

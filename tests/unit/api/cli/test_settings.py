@@ -98,6 +98,10 @@ def test_every_flag_of_a_server_can_be_said_in_the_environment_and_in_the_file(
     usual = {"metadata": "sqlite:///m.db", "tls_certificate": "c.pem"}
     if is_bookie:
         usual |= {"journal_dir": "/j", "ledger_dir": "/l"}
+    elif name.startswith("bookie_"):
+        usual |= {"bookie_authorities": "a.pem", "bookie_certificate": "b.pem"}
+    if name in ("bookie_authorities", "bookie_certificate"):  # The first needs no other one.
+        usual.pop("bookie_certificate")
 
     def settings(words: list[str], environment: dict[str, str], lines: dict[str, str]) -> Any:
         tables: dict[str, list[str]] = {}

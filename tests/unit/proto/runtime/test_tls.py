@@ -15,7 +15,13 @@ import pytest
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.network import SocketTransport
-from rollbook.proto.runtime.tls import TLS_OF_BOOKIES, TlsFiles, client_context, server_context
+from rollbook.proto.runtime.tls import (
+    TLS_OF_BOOKIES,
+    ClientTls,
+    TlsFiles,
+    client_context,
+    server_context,
+)
 
 GOLDEN: Final = Path(__file__).parents[3] / "golden" / "tls"
 PATIENCE_S: Final = 60.0
@@ -153,3 +159,27 @@ def test_files_that_are_no_good_are_named(tmp_path: Path) -> None:
         server_context(TlsFiles(golden("authority-a")))  # It has no key.
     with pytest.raises(BadConfig, match="missing"):
         client_context(str(tmp_path / "missing"))
+
+
+async def test_a_client_that_lives_long_reads_its_files_again(tmp_path: Path) -> None:
+    """Half of a renewed file changes nothing."""
+    authorities = tmp_path / "authorities.pem"
+    shutil.copy(golden("authority-b"), authorities)
+    network = SocketTransport(client_tls=ClientTls(str(authorities)))
+
+    async def is_believed() -> bool:
+        try:
+            transport, _ = await network.connect(Asker, address, timeout_s=PATIENCE_S)
+        except Unavailable:
+            return False
+        transport.abort()
+        return True
+
+    async with served(TlsFiles(golden("server-a"))) as address:
+        assert not await is_believed()
+        authorities.write_bytes(Path(golden("authority-a")).read_bytes())
+        assert await is_believed()
+        authorities.write_bytes(Path(golden("authority-b")).read_bytes()[:200])
+        assert await is_believed()
+        with pytest.raises(BadConfig, match=r"authorities\.pem"):
+            ClientTls(str(authorities))
