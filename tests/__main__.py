@@ -117,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     hostile = kind.add_parser("hostile", help="connections that mean no good, at every door")
     hostile.set_defaults(run=kinds.hostile)
 
+    dashboard = kind.add_parser("dashboard", help="the dashboard in Chromium, on real processes")
+    dashboard.add_argument("--pictures", metavar="FOLDER", help="take those of docs/dashboard.md")
+    dashboard.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
+    dashboard.set_defaults(run=kinds.dashboard)
+
     regressions = kind.add_parser(
         "regressions", help="defects that users met, each by name, through the doors they used"
     )

@@ -77,6 +77,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
             first,
         ],
         "hostile": [],
+        "dashboard": [],
         "fuzz": ["--runs=200000" if arguments.thorough else "--runs=50000", first],
         "rest": ["--cases=3000" if arguments.thorough else "--cases=300", first],
         "newcomer": [],
@@ -139,7 +140,9 @@ _WAITING: Final[tuple[str, ...]] = (
         "spark-kills",
     ),
 )
-_PATIENT: Final[tuple[str, ...]] = ("interop", "crash", "hostile", "languages", "regressions")
+_PATIENT: Final[tuple[str, ...]] = (
+    *("interop", "crash", "hostile", "dashboard", "languages", "regressions"),
+)
 # The others know no time but their own, or have patience: they take what is left of the processors.
 # Each lane that is through takes the next of them, so that all lanes end at about the same time: what
 # takes longest comes first, and what is short last.
@@ -363,6 +366,16 @@ def _chaos_of_leaders(arguments: argparse.Namespace) -> Tally:
 def hostile(_arguments: argparse.Namespace) -> Tally:
     """Connections that mean no good, against a real process."""
     return _pytest("tests/hostile")
+
+
+def dashboard(arguments: argparse.Namespace) -> Tally:
+    """The dashboard in a browser, on real processes."""
+    browser = importlib.import_module("tests.rest.browser")
+    if browser.path() is None:
+        return Tally("tests", skipped=[browser.missing()])
+    if arguments.pictures:
+        os.environ["ROLLBOOK_PICTURES"] = os.path.abspath(arguments.pictures)
+    return _pytest("tests/dashboard", *arguments.pytest_arguments)
 
 
 def regressions(arguments: argparse.Namespace) -> Tally:

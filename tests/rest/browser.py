@@ -127,11 +127,12 @@ class Browser:
 class Page:
     """One page of Chromium, on which a test clicks and types. What Chromium complains of is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, *flags: str, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
         program = path()
         assert program is not None
         self._folder = tempfile.TemporaryDirectory(prefix="rb-browser-", ignore_cleanup_errors=True)
-        self._pipe = _Pipe([program, *_FLAGS, f"--user-data-dir={self._folder.name}"])
+        self._pipe = _Pipe([program, *_FLAGS, *flags, f"--user-data-dir={self._folder.name}"])
 
     def __enter__(self) -> Self:
         call = self._pipe.call
@@ -162,20 +163,27 @@ class Page:
         self._pipe.call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        found = self._pipe.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return self._value_of(script)
+
+    def run_to_its_end(self, script: str) -> Any:
+        """Of a promise: what it is kept with."""
+        return self._value_of(script, awaitPromise=True)
+
+    def _value_of(self, script: str, **how: Any) -> Any:
+        found = self._pipe.call("Runtime.evaluate", expression=script, returnByValue=True, **how)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait_for(self, text: str, patience_s: float = _PATIENCE_S) -> None:
+    def wait_for(self, text: str, patience_s: float = 0.0) -> None:
         """Until the page shows it."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (patience_s or self._patience_s)
         while text not in (shown := str(self.run("document.body ? document.body.innerText : ''"))):
             assert time.monotonic() < deadline, (text, shown)
             time.sleep(0.02)
 
-    def wait_until(self, script: str, patience_s: float = _PATIENCE_S) -> Any:
+    def wait_until(self, script: str, patience_s: float = 0.0) -> Any:
         """Until it is true; its value."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (patience_s or self._patience_s)
         while not (found := self.run(script)):
             assert time.monotonic() < deadline, script
             time.sleep(0.02)

@@ -1,6 +1,6 @@
 """What is wrong with a cluster, in one sentence with a link: the worst first."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,16 +37,20 @@ def _unavailable(health: Facts, _: Facts) -> Sentence | None:
 
 
 def _missing(health: Facts, _: Facts) -> Sentence | None:
-    away = [
+    away = _named(health, _GOOD)
+    return Sentence("warning", f"{away}.", "/bookies") if away else None
+
+
+def _named(health: Facts, good: Sequence[str]) -> str:
+    """The members in other states, and these; empty: there are none."""
+    found = [
         f"{each['kind']} {each['id']} is {each['state']}"
         for each in health["members"]
-        if each["state"] not in _GOOD
+        if each["state"] not in good
     ]
-    if not away:
-        return None
-    more = f", and {len(away) - _NAMED} more" if len(away) > _NAMED else ""
-    text = ", ".join(away[:_NAMED])
-    return Sentence("warning", f"{text[:1].upper()}{text[1:]}{more}.", "/bookies")
+    more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    text = ", ".join(found[:_NAMED])
+    return f"{text[:1].upper()}{text[1:]}{more}"
 
 
 def _short(_: Facts, recovery: Facts) -> Sentence | None:
@@ -80,7 +84,8 @@ def _degraded(health: Facts, _: Facts) -> Sentence | None:
         text = f"{health['degraded_logs']} logs are written with fewer copies than they should."
         return Sentence("warning", text, "/bookies")
     if health["health"] == "degraded":
-        return Sentence("warning", f"New logs {health['new_logs']}.", "/bookies")
+        text = _named(health, ("writable", "serving")) or f"New logs {health['new_logs']}"
+        return Sentence("warning", f"{text}.", "/bookies")
     return None
 
 

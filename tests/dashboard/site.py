@@ -1,0 +1,73 @@
+"""A cluster with a dashboard, as processes that can be killed and started again where they were."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.support import processes
+
+_SCREENS: Final = (
+    *("", "/logs", "/servers", "/bookies", "/ledgers", "/ledgers/bad", "/recovery"),
+    *("/operations", "/metadata"),
+)
+_PATIENCE_S: Final = 60.0
+
+
+class Site:
+    """`rollbook dev` of three bookies, and a fourth bookie in a process of its own."""
+
+    def __init__(self, folder: Path, children: processes.Family) -> None:
+        self._folder = folder
+        self._children = children
+        self.logs, self.rest, self.http = (f"127.0.0.1:{_free_port()}" for _ in range(3))
+        self.metadata = f"sqlite://{folder}/dev/metadata.db"
+        self.url = f"http://{self.http}/dashboard"
+        self.dev = self._start_dev()
+        self.bookie = self._start_bookie()
+
+    def _start(self, *words: str | Path) -> processes.Child:
+        environment = {"NO_COLOR": "1", "PATH": os.environ["PATH"]}
+        command = (*words, "--log-level", "error")
+        child = self._children.start_module(
+            "rollbook.api.cli.main", *command, environment=environment
+        )
+        while not child.line(_PATIENCE_S).startswith("ready"):
+            pass
+        return child
+
+    def _start_dev(self) -> processes.Child:
+        where = ("--listen", self.logs, "--rest", self.rest, "--http", self.http)
+        return self._start("dev", "--bookies", "3", *where, "--data", self._folder / "dev")
+
+    def _start_bookie(self) -> processes.Child:
+        file, home = self._folder / "bookie.toml", self._folder / "bk-9"
+        file.write_text("[bookie]\nsession_timeout_s = 2\n")
+        return self._start(
+            *("server", "bookie", "--config", file, "--metadata", self.metadata),
+            *("--bookie-id", "bk-9", "--listen", "127.0.0.1:0"),
+            *("--journal-dir", home / "journal", "--ledger-dir", home / "ledgers"),
+        )
+
+    def kill_dev_and_start_it_again(self) -> None:
+        self.dev.kill()
+        self.dev = self._start_dev()
+
+    @property
+    def screens(self) -> list[str]:
+        return [f"{self.url}{path}" for path in _SCREENS]
+
+
+@contextmanager
+def running_site(folder: Path) -> Iterator[Site]:
+    with processes.family() as children:
+        yield Site(folder, children)
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port: int = trial.getsockname()[1]
+        return port
