@@ -70,8 +70,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
         "contract": ["--sequences=300" if arguments.thorough else "--sequences=100", first],
         "simulate": ["--seeds=600" if arguments.thorough else "--seeds=500", first],
         "determinism": ["--seeds=60", first],
-        # A third of them, which the commit decides; each of them on seeds that no other commit tries.
-        "mutants": ["--one-in=3", first],
+        # A sixth of them, which the commit decides; each of them on seeds that no other commit tries.
+        "mutants": ["--one-in=6", first],
         "crash": [
             *(("--kills=30", "--cuts=10") if arguments.thorough else ("--kills=10", "--cuts=5")),
             first,
@@ -88,7 +88,7 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
-    images = "--images=20000" if arguments.thorough else "--images=10000"
+    images = "--images=14000" if arguments.thorough else "--images=10000"
     # Bytes that lie next to each other are alike: each commit flips one half of them or the other.
     kinds["images"] = ["tests", "crash", images, "--flips=half", first]
     kills = ["--kills=10", "--browser"] if arguments.thorough else ["--kills=3"]
