@@ -53,7 +53,7 @@ from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.tasks import to_its_end
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
-from rollbook.proto.wire.messages import GetBookieInfo
+from rollbook.proto.wire.messages import BookieInfoReply, GetBookieInfo
 
 # In the custom metadata of a ledger that was reserved.
 UNCLAIMED: Final = "rollbook.unclaimed"
@@ -368,6 +368,23 @@ class Ledgers:
             for bookie, answer in zip(asked, answers, strict=True)
             if isinstance(answer, BookieUnreachable | ConnectionLost | BookieTimeout)
         ]
+
+    async def space_of_bookies(
+        self, deadline_s: float, count_max: int
+    ) -> dict[BookieId, tuple[int, int]]:
+        """Free and total bytes of those registered bookies that answer in that time, of the first `count_max`.
+        Cancelled, it leaves nothing behind.
+        """
+        live = self.live()
+        asked = [*live.writable, *live.read_only][:count_max]
+        question = GetBookieInfo(total_bytes=True, free_bytes=True)
+        calls = [self.bookies.call(each, question, deadline_s=deadline_s) for each in asked]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return {
+            bookie: (answer.free_bytes or 0, answer.total_bytes or 0)
+            for bookie, answer in zip(asked, answers, strict=True)
+            if isinstance(answer, BookieInfoReply) and answer.error is None
+        }
 
     async def check_healthy_bookies(self, count: int) -> bool:
         """Whether at least `count` bookies take new ledgers. One in quarantine counts if it answers now. Cancelled, it

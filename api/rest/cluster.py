@@ -125,6 +125,13 @@ class ClusterAdmin(Protocol):
 
     async def set_rate(self, bytes_per_s: int) -> Facts: ...
 
+    async def space(self) -> Mapping[str, tuple[int, int]]:
+        """Free and total bytes, by bookie."""
+
+    async def entries(
+        self, ledger_id: int, first: int, last: int | None
+    ) -> Mapping[int, bytes]: ...
+
     async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
         """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
 
@@ -206,12 +213,14 @@ def make_app(
     app.include_router(_lasting_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
     # They take what stands below from this module.
+    from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
     from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
 
     acts = BookieActs(admin, managing, operations)
     app.include_router(cookies(admin, acts, looks), prefix=_PREFIX)
     app.include_router(ledger_ends(admin, acts), prefix=_PREFIX)
     app.include_router(bookie_pages(admin, acts, looks), prefix=_PREFIX)
+    app.include_router(as_bookkeeper(admin, managing, acts, looks), prefix=_PREFIX)
     return app
 
 
@@ -504,14 +513,14 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
         """Reads every copy from every bookie that should have one; mends nothing."""
-        return _begun_at(response, await begin_verify(admin, managing, ledger_id, key))
+        return begun_at(response, await begin_verify(admin, managing, ledger_id, key))
 
     @routes.post("/ledgers/{ledger_id}:recover", status_code=202, responses=_begins(NoSuchLedger))
     async def start_recover(
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
         """Stops its writer, finds where it ends and closes it there. Refused for a segment of a log."""
-        return _begun_at(response, await begin_recover(admin, managing, ledger_id, key))
+        return begun_at(response, await begin_recover(admin, managing, ledger_id, key))
 
     return routes
 
@@ -527,7 +536,7 @@ def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
         """Done when all are drained. Refused with the ledgers (`ids.first_ledgers`) that would lack a bookie."""
         duty = Duty.REMOVE if wanted.force else Duty.OPERATE
         about = wanted.model_dump()
-        return _begun_at(response, await begin(admin, managing, "drain", about, key, duty))
+        return begun_at(response, await begin(admin, managing, "drain", about, key, duty))
 
     @routes.post("/recovery/bookies", status_code=202, responses=_begins(InvalidRequest))
     async def recover_bookies(
@@ -535,7 +544,7 @@ def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     ) -> ClusterOperation:
         """Makes the copies of these bookies elsewhere now, without waiting for the auditor."""
         about = wanted.model_dump()
-        return _begun_at(response, await begin(admin, managing, "recover-bookies", about, key))
+        return begun_at(response, await begin(admin, managing, "recover-bookies", about, key))
 
     @routes.post(
         "/operations/{operation_id}:cancel",
@@ -552,7 +561,7 @@ def _begins(*errors: type[RollbookError]) -> dict[int | str, dict[str, Any]]:
     return describe_problems(*errors, DuplicateDiffers, Overloaded, *ACTS)
 
 
-def _begun_at(response: Response, begun: Facts) -> ClusterOperation:
+def begun_at(response: Response, begun: Facts) -> ClusterOperation:
     response.headers["location"] = f"{_PREFIX}/operations/{begun['id']}"
     return ClusterOperation.model_validate(begun)
 

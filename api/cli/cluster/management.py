@@ -55,7 +55,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
 from rollbook.proto.formats.lifecycle import Lifecycle, LifecycleState
 from rollbook.proto.formats.paths import COOKIES
-from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
+from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
@@ -73,6 +73,10 @@ _ACT_S: Final = 20.0  # An HTTP exchange ends after 30 s.
 _READS: Final = 64  # At once.
 _LOOKED_AT_MAX: Final = 4096  # Ledgers of one page: a rare state is searched for page by page.
 _TASKS_MAX: Final = 100
+_SPACE_S: Final = 5.0
+_SPACE_BOOKIES_MAX: Final = 1000
+_ENTRIES_MAX: Final = 1000
+_ENTRY_BYTES_MAX: Final = 4 * 1024 * 1024
 _PAGES_AT_ONCE: Final = 8  # A bookie that hangs holds a thread for as long as _PAGES_S.
 _PAGES_S: Final = 5.0
 _PAGES_BYTES_MAX: Final = 1024 * 1024
@@ -455,6 +459,31 @@ class ClusterAdmin:
                     )
                 )
         return rows, found[limit - 1] if len(found) > limit else None
+
+    async def space(self) -> dict[str, tuple[int, int]]:
+        """Free and total bytes of each bookie that answers, of the first thousand."""
+        self._require_store()
+        found = await self._ledgers.space_of_bookies(_SPACE_S, _SPACE_BOOKIES_MAX)
+        return {str(bookie): space for bookie, space in sorted(found.items())}
+
+    async def entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
+        """Both included, up to what is confirmed, and up to 4 MiB. Raises `NoSuchLedger`, `EntryUnavailable`."""
+        return await self._look(self._read_entries(ledger_id, first, last), _ACT_S)
+
+    async def _read_entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        size = 0
+        async with await self._ledgers.open(ledger_id) as reader:
+            end = (
+                reader.last_add_confirmed if last is None else min(last, reader.last_add_confirmed)
+            )
+            for entry_id in range(first, min(end, first + _ENTRIES_MAX - 1) + 1):
+                (entry,) = await reader.read_few(EntryId(entry_id), EntryId(entry_id))
+                size += len(entry.payload)
+                if found and size > _ENTRY_BYTES_MAX:
+                    break
+                found[entry_id] = bytes(entry.payload)
+        return found
 
     async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
         """Its writer is stopped first. Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""

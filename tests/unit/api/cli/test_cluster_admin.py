@@ -175,6 +175,20 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         assert none is None
 
 
+async def test_entries_and_space_are_asked_of_bookies(cluster: LocalCluster) -> None:
+    async with desk_of(cluster) as (site, admin, _):
+        ledger_id = await site.write(5)
+        found = await admin.entries(ledger_id, 2, None)
+        assert list(found) == [2, 3, 4]
+        assert list(await admin.entries(ledger_id, 1, 1)) == [1]
+        assert await admin.entries(ledger_id, 9, None) == {}
+        with pytest.raises(NoSuchLedger):
+            await admin.entries(10**6, 0, None)
+        space = await admin.space()
+        assert list(space) == ["bk-1", "bk-2", "bk-3", "bk-4"]
+        assert all(0 < free <= total for free, total in space.values())
+
+
 async def test_a_cookie_is_kept_while_its_bookie_is_in_use(cluster: LocalCluster) -> None:
     async with desk_of(cluster) as (site, admin, _):
         ledger_id = await site.write(1)

@@ -221,6 +221,15 @@ class FakeCluster:
         }
         return [row] if after < 7 else [], None
 
+    async def space(self) -> dict[str, tuple[int, int]]:
+        self._ask()
+        return {"bk-1": (999, 1_234_567), "bk-2": (1_000, 5 * 10**15)}
+
+    async def entries(self, ledger_id: int, first: int, last: int | None) -> dict[int, bytes]:
+        await self.ledger(ledger_id)
+        self._act("entries", ledger_id, first, last)
+        return {first: b"one\xff"}
+
     async def delete_ledger(self, ledger_id: int, *, force: bool) -> Facts:
         await self.ledger(ledger_id)
         self._act("delete", ledger_id, force)
