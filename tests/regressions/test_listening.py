@@ -61,3 +61,19 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[bytes]:
         return commands.run(*words)
     except subprocess.TimeoutExpired:
         pytest.fail("it was not refused: it serves")
+
+
+@defect(
+    "taken-port-of-the-dashboard-is-found-late",
+    "`server all --http` with a taken port made its folders, started bookies and servers, and failed after that.",
+)
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        ports = ["--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0", "--http", where]
+        done = _run(["server", "all", "--data", str(tmp_path / "data"), *ports])
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith(f"error: cannot listen on {where}")
+    assert not (tmp_path / "data").exists()

@@ -47,6 +47,7 @@ from rollbook.proto.runtime.disk import SystemDisk
 from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.metastore.embedded_owner import end_process
 from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.network import cannot_listen
 from rollbook.proto.tasks import first_of
 from rollbook.recovery.possible_losses import BookieDoubts
 from rollbook.recovery.server import RecoveryServer
@@ -259,10 +260,19 @@ def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes)
 
 def usual_or_free(usual: Address) -> Address:
     """With port 0 if somebody listens there: then the system picks one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((usual.host, usual.port))
-        except OSError:
-            return Address(usual.host, 0)
+    try:
+        require_free(usual)
+    except BadConfig:
+        return Address(usual.host, 0)
     return usual
+
+
+def require_free(address: Address) -> None:
+    """Raises `BadConfig` if nobody could listen there now; another process may take it before we do."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(found[0][4])
+    except OSError as error:
+        raise cannot_listen(address, error) from error

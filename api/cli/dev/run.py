@@ -17,6 +17,7 @@ from rollbook.api.cli.dev.local_cluster import (
     Sizes,
     dashboard_address,
     local_cluster,
+    require_free,
     usual_or_free,
 )
 from rollbook.api.cli.run_until_signal import until_stopped
@@ -65,6 +66,8 @@ def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
             f"`rollbook dev` serves this machine alone, and {address.host} is not loopback",
             next_step=f"say {flag} {_HOST}:{address.port}, or run `rollbook server all`",
         )
+    if typed:
+        require_free(address)
     return str(address)
 
 
@@ -78,7 +81,7 @@ def _folder(data: str) -> str:
 def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_level: str) -> None:
     """For scripts: one line when it serves."""
     if http:
-        dashboard_address(http, config)  # Refused before anything starts.
+        require_free(dashboard_address(http, config))  # Refused before anything starts.
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
 
