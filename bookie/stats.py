@@ -13,13 +13,13 @@ from rollbook.proto.stats import (
     Gauges,
     Histogram,
     counter,
+    counter_gauge,
     counters,
     gauge,
     gauges,
     latencies,
     latency,
     sizes,
-    told_counter,
 )
 
 REQUESTS: Final = (
@@ -97,8 +97,8 @@ class Stats:
     )
     damages_met: int = counter("damages_met_total", "Damaged records that readers ran into.")
     # --- Cache --------------------------------------------------------------------------------
-    cache_hits: Gauge = told_counter("cache_hits_total", "Records that were found in the cache.")
-    cache_misses: Gauge = told_counter("cache_misses_total", "Records that had to be read.")
+    cache_hits: Gauge = counter_gauge("cache_hits_total", "Records that were found in the cache.")
+    cache_misses: Gauge = counter_gauge("cache_misses_total", "Records that had to be read.")
     cache_bytes: Gauge = gauge("cache_bytes", "Records in the cache.")
     # --- Space --------------------------------------------------------------------------------
     disk_free_bytes: Gauges = gauges("disk_free_bytes", "Free space, by directory.", "directory")
@@ -133,7 +133,7 @@ class Stats:
     scrub_damages: int = counter("scrub_damages_total", "Damaged places that were found.")
     # --- Membership ---------------------------------------------------------------------------
     registered: Gauge = gauge("registered", "1 while the bookie is registered; else 0.")
-    sessions_lost: Gauge = told_counter("sessions_lost_total", "Metadata sessions that expired.")
+    sessions_lost: Gauge = counter_gauge("sessions_lost_total", "Metadata sessions that expired.")
 
     # --- Facts that touch several -------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from rollbook.logservice.core.sequencer import Sequencer, is_passing
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.messages import AppendAck, Condition
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_writer import SegmentWriter
 from rollbook.logservice.tail_cache import TailCache
 from rollbook.proto.errors import (
@@ -69,7 +69,7 @@ class Order:
     def __init__(
         self,
         name: LogName,
-        ground: Ground,
+        context: OwnerContext,
         owner_epoch: OwnerEpoch,
         memory: LogMemory,
         config: LogConfig,
@@ -84,12 +84,14 @@ class Order:
         self.memory: Final = memory
         self.sequencer: Final = Sequencer(memory, is_exclusive=False)
         self.writing: SegmentWriter | None = None  # None: nothing is appended any more.
-        self.tail_cache: Final = TailCache(memory.tail, config.tail_cache_bytes, ground.tail_memory)
-        ground.producer_memory.add(memory.producers)
-        self.used_ns = ground.clock.monotonic_ns()
-        self._name, self._owner_epoch, self._ground = name, owner_epoch, ground
-        self._wall_us, self._now_ns = ground.clock.wall_us, ground.clock.monotonic_ns
-        self._stalls_now, self._stalls = ground.pulse.stalls, stalls
+        self.tail_cache: Final = TailCache(
+            memory.tail, config.tail_cache_bytes, context.tail_memory
+        )
+        context.producer_memory.add(memory.producers)
+        self.used_ns = context.clock.monotonic_ns()
+        self._name, self._owner_epoch, self._context = name, owner_epoch, context
+        self._wall_us, self._now_ns = context.clock.wall_us, context.clock.monotonic_ns
+        self._stalls_now, self._stalls = context.pulse.stalls, stalls
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self.proven_s = self._loop.time()  # When nobody else owned the log, as is known.
@@ -265,7 +267,7 @@ class Order:
     async def refused(self, refusal: RollbookError) -> None:
         """Raises it, when that is certain."""
         waiter = self._new_future()
-        self.refuse(told_to(waiter), refusal)
+        self.refuse(resolver_of(waiter), refusal)
         await waiter
 
     async def until_settled(self) -> None:
@@ -273,13 +275,13 @@ class Order:
         if self.failure is not None:  # All waiters have their failure; no more are notified.
             raise self.refusal()
         waiter = self._new_future()
-        self.answer(told_to(waiter), None)
+        self.answer(resolver_of(waiter), None)
         await waiter
 
     async def barrier(self) -> Offset:
         """The tail, with whatever was acked before the call below it (LS10)."""
         waiter = self._new_future()
-        self._ask(told_to(waiter), _TAIL)
+        self._ask(resolver_of(waiter), _TAIL)
         tail: Offset = await waiter
         return tail
 
@@ -355,7 +357,7 @@ class Order:
             if tell is not None:
                 tell(loss(why, log=str(self._name), owner_epoch=self._owner_epoch))
         self.tail_cache.close(self.failure)
-        self._ground.producer_memory.remove(self.memory.producers)
+        self._context.producer_memory.remove(self.memory.producers)
         if self._turn is not None:
             self._turn.cancel()
 
@@ -375,7 +377,7 @@ def _nobody() -> None:
     """Nobody listens."""
 
 
-def told_to(waiter: "asyncio.Future[Any]") -> Tell:
+def resolver_of(waiter: "asyncio.Future[Any]") -> Tell:
     return partial(_tell_waiter, waiter)
 
 

@@ -16,7 +16,7 @@ from rollbook.logservice.core.ledger_list import LedgerList, Segment
 from rollbook.logservice.core.takeover import pause_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
 from rollbook.proto.errors import (
     Guarded,
@@ -40,7 +40,7 @@ _RACES_MAX: Final = 12  # In a row; some seconds.
 class ListKeeper:
     def __init__(
         self,
-        ground: Ground,
+        context: OwnerContext,
         stored: StoredLog,
         log: structlog.typing.FilteringBoundLogger,
         on_configured: Callable[[LogConfig], None],
@@ -49,7 +49,7 @@ class ListKeeper:
         self.stored = stored  # As it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
         self._on_configured = on_configured
-        self._ground, self._log = ground, log
+        self._context, self._log = context, log
         self._changing = asyncio.Lock()
 
     @property
@@ -68,7 +68,7 @@ class ListKeeper:
 
     async def look(self) -> None:
         """Once. Raises as `refresh`, and what the metadata store raises."""
-        stored = await self._ground.nodes.read(self.stored.name)
+        stored = await self._context.nodes.read(self.stored.name)
         if stored.list.uid != self.list.uid:
             raise NoSuchLog("the log was deleted and created again", log=str(stored.name))
         stored.list.check_owner(self.owner_epoch)
@@ -88,7 +88,7 @@ class ListKeeper:
         """
 
         async def replace(stored: StoredLog) -> tuple[StoredLog, None]:
-            return await self._ground.nodes.replace(stored, make(stored.list)), None
+            return await self._context.nodes.replace(stored, make(stored.list)), None
 
         await self.attempt(replace, until_known=True)
 
@@ -133,29 +133,29 @@ class ListKeeper:
             while True:
                 made_for = self.stored.version
                 writer = await make_ledger(
-                    self._ground, self.stored, needs_full_ensemble=needs_full_ensemble
+                    self._context, self.stored, needs_full_ensemble=needs_full_ensemble
                 )
                 try:
                     wanted = make(self.list, writer)
                 except RollbookError:
-                    await drop_ledger(self._ground, writer)
+                    await drop_ledger(self._context, writer)
                     raise
                 try:
                     self._keep(
-                        await self._ground.nodes.replace(self.stored, wanted, made_for=made_for)
+                        await self._context.nodes.replace(self.stored, wanted, made_for=made_for)
                     )
                 except (MetadataConflict, Unavailable, OutcomeUnknown) as error:
                     self._log.info("log_list_not_written", reason=error.code.reason)
                     await self._stopping_if_failed(writer, self.refresh())
                 except Invalid:  # The list has become too long: nothing was written.
-                    await drop_ledger(self._ground, writer)
+                    await drop_ledger(self._context, writer)
                     raise
                 except BaseException:
                     await writer.stop()
                     raise
                 if self.list.segments[-1].ledger_id == writer.ledger_id:
                     return writer, self.list.segments[-1]
-                await drop_ledger(self._ground, writer)
+                await drop_ledger(self._context, writer)
                 races = await self._after(MetadataConflict("somebody was quicker"), races)
 
     async def _after(self, error: RollbookError, races: int) -> int:
@@ -167,7 +167,7 @@ class ListKeeper:
             return 0
         if races == _RACES_MAX:
             raise error
-        await asyncio.sleep(pause_s(races, self._ground.randomness))
+        await asyncio.sleep(pause_s(races, self._context.randomness))
         return races + 1
 
     async def _stopping_if_failed(self, writer: LedgerWriter, work: Awaitable[None]) -> None:

@@ -33,7 +33,7 @@ from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down, to_end
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_metadata import StoredLog
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_writer import drop_ledger, make_ledger
 from rollbook.proto.errors import (
     BlockCorrupt,
@@ -90,7 +90,7 @@ class _End:
 
 async def open_log(
     name: LogName,
-    ground: Ground,
+    context: OwnerContext,
     reason: str,
     seen: StoredLog | None = None,
     *,
@@ -105,7 +105,7 @@ async def open_log(
     fenced_epoch = missing_in = None
     for attempt in count():
         # Fresh: it has to show whether another server was quicker.
-        stored = seen if seen and not attempt else await ground.nodes.read(name)
+        stored = seen if seen and not attempt else await context.nodes.read(name)
         laps.on_done("read_ms")
         listed = stored.list
         if listed.state is LogState.DELETED:
@@ -120,18 +120,18 @@ async def open_log(
         fenced_epoch = listed.owner_epoch
         try:
             if listed.state is LogState.SEALED:
-                found = await _find_end(ground, listed, laps)
+                found = await _find_end(context, listed, laps)
                 return Opening(stored, found.memory, found.end, None, laps)
-            async with _NewLedger(ground, stored, makes_ahead=makes_ahead) as new:
-                found = await _find_end(ground, listed, laps)
-                opening = await _take_over(ground, stored, found, new, reason, laps)
+            async with _NewLedger(context, stored, makes_ahead=makes_ahead) as new:
+                found = await _find_end(context, listed, laps)
+                opening = await _take_over(context, stored, found, new, reason, laps)
             if opening is not None:
                 return opening
         except NoSuchLedger as error:  # Discarded and deleted by a server that was quicker.
             if stored.version == missing_in:
                 raise DataLost("a ledger of the log is gone", log=str(name), **error.ids) from error
             missing_in = stored.version
-        await asyncio.sleep(pause_s(attempt, ground.randomness))
+        await asyncio.sleep(pause_s(attempt, context.randomness))
     raise AssertionError  # It counts for ever.
 
 
@@ -140,13 +140,13 @@ class _NewLedger:
     both are done at the same time, unless it would be for nothing again; one that is not taken goes.
     """
 
-    def __init__(self, ground: Ground, stored: StoredLog, *, makes_ahead: bool) -> None:
-        self._ground, self._stored = ground, stored
+    def __init__(self, context: OwnerContext, stored: StoredLog, *, makes_ahead: bool) -> None:
+        self._context, self._stored = context, stored
         self._making = self._make() if makes_ahead else None
         self._is_taken = False
 
     def _make(self) -> asyncio.Task[LedgerWriter]:
-        return asyncio.get_running_loop().create_task(make_ledger(self._ground, self._stored))
+        return asyncio.get_running_loop().create_task(make_ledger(self._context, self._stored))
 
     async def take(self) -> LedgerWriter:
         """Whose it is from then on. Raises as `Ledgers.create`."""
@@ -178,7 +178,7 @@ class _NewLedger:
         if is_cancelled:
             await _stop_if_made(making)
         elif isinstance(made, LedgerWriter):
-            await drop_ledger(self._ground, made)
+            await drop_ledger(self._context, made)
         elif not isinstance(made, RollbookError) and made is not error:
             logger.error("ledger_not_made", log=str(self._stored.name), exc_info=made)
 
@@ -190,11 +190,11 @@ async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
 
 
 async def _take_over(
-    ground: Ground, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
+    context: OwnerContext, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
 ) -> Opening | None:
     """None if the list has changed meanwhile: then nothing was done."""
-    settled = _settled(stored.list, found).with_owner(ground.server)
-    server_id, now_us = ground.server.server_id, ground.clock.wall_us()
+    settled = _settled(stored.list, found).with_owner(context.server)
+    server_id, now_us = context.server.server_id, context.clock.wall_us()
     tail = found.memory.tail
     settled = settled.with_event(
         LogEvent("log_opened", now_us, settled.owner_epoch, server_id, reason, tail)
@@ -202,7 +202,7 @@ async def _take_over(
     if found.memory.is_sealed:  # Its last owner died before it could list that.
         sealed = settled.with_sealed(tail)
         try:
-            stored = await ground.nodes.replace(stored, sealed)
+            stored = await context.nodes.replace(stored, sealed)
         except MetadataConflict:
             return None
         return Opening(stored, found.memory, found.end, None, laps)
@@ -217,9 +217,9 @@ async def _take_over(
         began_us=now_us,
     )
     try:
-        stored = await ground.nodes.replace(stored, wanted, made_for=stored.version)
+        stored = await context.nodes.replace(stored, wanted, made_for=stored.version)
     except MetadataConflict:
-        await drop_ledger(ground, writer)
+        await drop_ledger(context, writer)
         return None
     except BaseException:
         await writer.stop()  # It may be listed: the next owner finds it empty.
@@ -247,10 +247,10 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
 # --- The end of a log -------------------------------------------------------------------------
 
 
-async def _find_end(ground: Ground, listed: LedgerList, laps: Laps) -> _End:
+async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _End:
     readers: dict[LedgerId, LedgerReader] = {}
     try:
-        ended = await _end_all(ground, to_end(listed), readers)
+        ended = await _end_all(context, to_end(listed), readers)
         laps.on_done("fence_ms")
         kept, discarded = judge(ended)
         if kept:
@@ -259,7 +259,7 @@ async def _find_end(ground: Ground, listed: LedgerList, laps: Laps) -> _End:
             before = listed.segments[: len(listed.segments) - len(ended)]
             if not before:
                 return _End(kept, discarded, LogMemory(listed.config), (NO_LEDGER, NO_ENTRY))
-            (last,) = await _end_all(ground, before[-1:], readers)
+            (last,) = await _end_all(context, before[-1:], readers)
         reader = readers[last.segment.ledger_id]
         memory = await _replay(reader, listed, last.last_entry)
         laps.on_done("replay_ms")
@@ -270,12 +270,12 @@ async def _find_end(ground: Ground, listed: LedgerList, laps: Laps) -> _End:
 
 
 async def _end_all(
-    ground: Ground, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
+    context: OwnerContext, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
 ) -> list[Ended]:
     """Fenced and recovered, at the same time. Raises when all have had their turn."""
 
     async def end(segment: Segment) -> Ended:
-        reader = await ground.ledgers.open_recover(segment.ledger_id)
+        reader = await context.ledgers.open_recover(segment.ledger_id)
         readers[segment.ledger_id] = reader
         last_entry, length = reader.metadata.last_entry, reader.metadata.length
         assert last_entry is not None

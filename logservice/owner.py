@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from rollbook.logservice.append_path import Loss, Order, Tell, told_to
+from rollbook.logservice.append_path import Loss, Order, Tell, resolver_of
 from rollbook.logservice.core.control_blocks import Follows, Opened, Sealed, Snapshot
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.log_lives import text_of
@@ -35,7 +35,7 @@ from rollbook.logservice.messages import (
     TruncateAnswer,
     WriterGrant,
 )
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_roll import Succession
 from rollbook.logservice.tail_cache import Subscription, TailCache
 from rollbook.logservice.truncation import delete_discarded, truncate
@@ -78,7 +78,7 @@ class Owner:
     async def open(
         cls,
         name: LogName,
-        ground: Ground,
+        context: OwnerContext,
         *,
         reason: str,
         seen: StoredLog | None = None,
@@ -93,11 +93,11 @@ class Owner:
         from being recovered or made, and what the metadata store raises. Cancelled, the log may have
         been fenced; nothing is lost by that.
         """
-        stalls = ground.pulse.stalls()
-        opening = await open_log(name, ground, reason, seen, makes_ahead=makes_ahead)
+        stalls = context.pulse.stalls()
+        opening = await open_log(name, context, reason, seen, makes_ahead=makes_ahead)
         if on_listed is not None:
             on_listed()
-        owner = cls(ground, opening, stalls)
+        owner = cls(context, opening, stalls)
         try:
             await owner._begin(opening, reason)
         except BaseException as error:
@@ -108,7 +108,7 @@ class Owner:
             raise
         return owner
 
-    def __init__(self, ground: Ground, opening: Opening, stalls: int) -> None:
+    def __init__(self, context: OwnerContext, opening: Opening, stalls: int) -> None:
         stored = opening.stored
         self.name: Final[LogName] = stored.name
         self.uid: Final = text_of(stored.list.uid)
@@ -116,18 +116,18 @@ class Owner:
         self._loop = asyncio.get_running_loop()
         self.until_lost: Final[asyncio.Future[RollbookError]] = self._loop.create_future()
         self._log = logger.bind(log=str(self.name), owner_epoch=self.owner_epoch)
-        self._ground = ground
-        self._keeper = ListKeeper(ground, stored, self._log, self._on_configured)
+        self._context = context
+        self._keeper = ListKeeper(context, stored, self._log, self._on_configured)
         self.limits = Limits.of(self.config)  # Of blocks that are appended.
         self._order = Order(
-            *(self.name, ground, self.owner_epoch, opening.memory, self.config),
+            *(self.name, context, self.owner_epoch, opening.memory, self.config),
             stalls=stalls,
             on_lost=self._end,
         )
         self._succession = Succession(
-            *(ground, self._order, self._keeper, self._log), on_disowned=self._on_disowned
+            *(context, self._order, self._keeper, self._log), on_disowned=self._on_disowned
         )
-        self._writership = Writership(self._order, ground.clock)
+        self._writership = Writership(self._order, context.clock)
         self._memory = opening.memory
         self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms  # By its steps.
         self._sealing: asyncio.Task[None] | None = None
@@ -140,14 +140,14 @@ class Owner:
         """Confirmed, these two prove that nobody has fenced us before we began."""
         order, writer, memory = self._order, opening.writer, self._memory
         if writer is None:
-            now_us = order.sequencer.time(self._ground.clock.wall_us())
+            now_us = order.sequencer.time(self._context.clock.wall_us())
             memory.producers.on_unlived(memory.timestamp_us, now_us)
             return
         segment_id = opening.stored.list.segments[-1].segment_id
-        order.take(writer, segment_id, SegmentLimits(self.config, self._ground.randomness))
+        order.take(writer, segment_id, SegmentLimits(self.config, self._context.randomness))
         self._succession.watch()
         order.say(Follows(*opening.end, memory.pack(), memory.pack_lived()))
-        order.say(Opened(self.owner_epoch, self._ground.server.server_id, reason))
+        order.say(Opened(self.owner_epoch, self._context.server.server_id, reason))
         await order.until_settled()
         opening.laps.on_done("begin_ms")
         self._tidy()
@@ -221,7 +221,7 @@ class Owner:
     @property
     def is_proven(self) -> bool:
         """That it was the owner a lease ago takes no asking."""
-        proven_until_s = self._order.proven_s + self._ground.pulse.lease_s
+        proven_until_s = self._order.proven_s + self._context.pulse.lease_s
         return self._order.check_owner() and self._loop.time() < proven_until_s
 
     @property
@@ -236,7 +236,7 @@ class Owner:
         if writing is None or not writing.has_records or self._memory.is_sealed:
             return 0
         left_s = max(0.0, writing.oldest_s - self._loop.time())
-        return self._ground.clock.wall_us() + round(left_s * 1_000_000)
+        return self._context.clock.wall_us() + round(left_s * 1_000_000)
 
     @property
     def degraded_to(self) -> int:
@@ -259,7 +259,7 @@ class Owner:
         nothing but the news.
         """
         answer: asyncio.Future[AppendAck] = self._loop.create_future()
-        is_taken = self.submit(block, info, condition, told_to(answer))
+        is_taken = self.submit(block, info, condition, resolver_of(answer))
         return Pending(answer, not is_taken)
 
     def submit(
@@ -432,7 +432,7 @@ class Owner:
 
         async def attempt(stored: StoredLog) -> tuple[StoredLog, TruncateAnswer]:
             return await truncate(
-                *(self._ground.nodes, stored, before),
+                *(self._context.nodes, stored, before),
                 confirmed=self.tail,
                 is_begun=self._succession.has_begun(stored.list),
                 event=self._event("log_truncated", reason, before),
@@ -459,8 +459,8 @@ class Owner:
 
     async def _delete_discarded(self) -> None:
         with suppress(RollbookError):
-            ground = self._ground
-            await delete_discarded(ground.ledgers, ground.nodes, self._keeper.stored)
+            context = self._context
+            await delete_discarded(context.ledgers, context.nodes, self._keeper.stored)
 
     def _on_tidied(self, _: "asyncio.Task[None]") -> None:
         self._tidying = None
@@ -619,7 +619,7 @@ class Owner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _event(self, kind: str, reason: str, offset: Offset) -> LogEvent:
-        now_us, server_id = self._ground.clock.wall_us(), self._ground.server.server_id
+        now_us, server_id = self._context.clock.wall_us(), self._context.server.server_id
         return LogEvent(kind, now_us, self.owner_epoch, server_id, reason, offset)
 
 

@@ -12,7 +12,7 @@ from rollbook.proto.ports import Clock, Randomness
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class OwnerContext:
     server: ServerInfo
     ledgers: Ledgers
     nodes: LogNodes

@@ -24,7 +24,7 @@ from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, 
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.ledger_list_store import ListKeeper
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_writer import SegmentWriter
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import EntryId, LedgerId
@@ -38,7 +38,7 @@ _LOOK_S: Final = (
 class Succession:
     def __init__(
         self,
-        ground: Ground,
+        context: OwnerContext,
         order: Order,
         keeper: ListKeeper,
         log: structlog.typing.FilteringBoundLogger,
@@ -47,7 +47,7 @@ class Succession:
     ) -> None:
         """`on_disowned`: the list says that the log is no longer ours. Returns what to raise."""
         self.rolling: asyncio.Task[SegmentId] | None = None
-        self._ground, self._order, self._keeper, self._log = ground, order, keeper, log
+        self._context, self._order, self._keeper, self._log = context, order, keeper, log
         self._on_disowned = on_disowned
         order.on_full = self.roll_if_due
         self._loop = asyncio.get_running_loop()
@@ -82,9 +82,9 @@ class Succession:
         """Rolls as soon as a full ensemble can be had (LS13). Many logs are degraded at the same time, and
         chance keeps them from rolling at the same time.
         """
-        order, ledgers = self._order, self._ground.ledgers
+        order, ledgers = self._order, self._context.ledgers
         while self.degraded_to and not order.memory.is_sealed:
-            await asyncio.sleep(_LOOK_S * (1 + self._ground.randomness.random()))
+            await asyncio.sleep(_LOOK_S * (1 + self._context.randomness.random()))
             wanted = self._keeper.list.config.quorum.ensemble
             if self.rolling is not None or not await ledgers.check_healthy_bookies(wanted):
                 continue
@@ -137,7 +137,7 @@ class Succession:
                 reason,
                 order.memory.timestamp_us,
                 degraded_to=degraded_to(listed.config.quorum, writer.metadata.quorum),
-                began_us=self._ground.clock.wall_us(),
+                began_us=self._context.clock.wall_us(),
             )
 
         try:
@@ -149,7 +149,7 @@ class Succession:
         if order.failure is not None:
             await writer.stop()
             raise order.refusal()
-        limits = SegmentLimits(self._keeper.list.config, self._ground.randomness)
+        limits = SegmentLimits(self._keeper.list.config, self._context.randomness)
         memory = order.memory
         follows = Follows(
             *(old.ledger_id, old.writer.last_appended, memory.pack()), lived=memory.pack_lived()

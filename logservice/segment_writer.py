@@ -18,7 +18,7 @@ from rollbook.logservice.core.ledger_list import custom_metadata
 from rollbook.logservice.core.roll_rules import SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.log_metadata import StoredLog
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.proto.errors import NotEnoughBookies, RollbookError
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 from rollbook.proto.quorum import Quorum
@@ -31,21 +31,21 @@ _SNAPSHOT_SHARE: Final = 16  # the log than one byte in this many.
 
 
 async def make_ledger(
-    ground: Ground, stored: StoredLog, *, needs_full_ensemble: bool = False
+    context: OwnerContext, stored: StoredLog, *, needs_full_ensemble: bool = False
 ) -> LedgerWriter:
     """To be listed by the change of this very list, or dropped. It has fewer bookies than the log wants
     if there are no more and the log allows it (LS13). Raises as `Ledgers.create`.
     """
     config = stored.list.config
     try:
-        return await _make_ledger(ground, stored, config.quorum)
+        return await _make_ledger(context, stored, config.quorum)
     except NotEnoughBookies:
         smaller = degraded_quorum(
-            config.quorum, ground.ledgers.count_usable(is_urgent=ground.uses_reserve)
+            config.quorum, context.ledgers.count_usable(is_urgent=context.uses_reserve)
         )
         if needs_full_ensemble or smaller is None or not config.degraded_segments:
             raise
-    writer = await _make_ledger(ground, stored, smaller)
+    writer = await _make_ledger(context, stored, smaller)
     logger.warning(
         "segment_degraded",
         log=str(stored.name),
@@ -56,21 +56,21 @@ async def make_ledger(
     return writer
 
 
-async def _make_ledger(ground: Ground, stored: StoredLog, quorum: Quorum) -> LedgerWriter:
-    return await ground.ledgers.create(
+async def _make_ledger(context: OwnerContext, stored: StoredLog, quorum: Quorum) -> LedgerWriter:
+    return await context.ledgers.create(
         ensemble=quorum.ensemble,
         write=quorum.write,
         ack=quorum.ack,
         custom=custom_metadata(stored.name, stored.list.uid, stored.version),
-        is_urgent=ground.uses_reserve,
+        is_urgent=context.uses_reserve,
     )
 
 
-async def drop_ledger(ground: Ground, writer: LedgerWriter) -> None:
+async def drop_ledger(context: OwnerContext, writer: LedgerWriter) -> None:
     """It was not listed, and nobody has written it. What is left behind is found by its metadata."""
     await writer.stop()
     with suppress(RollbookError):
-        await ground.ledgers.delete(writer.ledger_id, is_forced=True)
+        await context.ledgers.delete(writer.ledger_id, is_forced=True)
 
 
 class SegmentWriter:

@@ -41,7 +41,7 @@ from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.membership import Membership
 from rollbook.logservice.outage_watch import OutageWatch
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.peer_liveness import Peers
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.server_clock import ServerClock
@@ -114,7 +114,7 @@ class LogServer:
         self._pulse = Pulse(clock, config.lease_s)
         self.tail_memory: Final = TailMemory(config.tail_memory_bytes)
         self.producer_memory: Final = ProducerMemory(config.producer_memory_bytes)
-        self._ground: Ground | None = None  # From `start` on.
+        self._context: OwnerContext | None = None  # From `start` on.
         self._owners: dict[LogName, Owner] = {}
         self._openings: dict[LogName, asyncio.Task[Owner]] = {}
         self._opened_from: dict[LogName, StoredLog | None] = {}  # The lists that they began with.
@@ -151,7 +151,7 @@ class LogServer:
             )
         )
         await self._on_clock_compared()
-        self._ground = Ground(
+        self._context = OwnerContext(
             *(info, self.ledgers, self.nodes, clock, self._randomness),
             pulse=self._pulse,
             tail_memory=self.tail_memory,
@@ -196,9 +196,9 @@ class LogServer:
         await asyncio.gather(*self._closings.values(), *self._endings, return_exceptions=True)
         self._pulse.close()
         await self._peers.close()
-        if self._ground is not None:
+        if self._context is not None:
             logger.info("log_server_stopped", server=self.server_id)
-            self._ground = None
+            self._context = None
 
     # --- Who owns a log ---------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class LogServer:
     @property
     def address(self) -> str:
         """Empty before it is started."""
-        return "" if self._ground is None else self._ground.server.address
+        return "" if self._context is None else self._context.server.address
 
     @property
     def is_draining(self) -> bool:
@@ -288,7 +288,7 @@ class LogServer:
         while (owner := self.find(name)) is None:
             work = self._closings.get(name) or self._openings.get(name)
             if work is None:
-                if self._ground is None:
+                if self._context is None:
                     raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
                 grounds = await self._within(due, self._why_ours(name, heeds_preference))
                 if self._is_closed:
@@ -303,10 +303,10 @@ class LogServer:
         """An owner for making room on bookies that are full: what it writes they take from their reserve.
         Nobody finds it to append; close it. Raises as `Owner.open`.
         """
-        if self._ground is None:
+        if self._context is None:
             raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
-        ground = replace(self._ground, uses_reserve=True)
-        return await Owner.open(name, ground, reason="bookies are full", makes_ahead=False)
+        context = replace(self._context, uses_reserve=True)
+        return await Owner.open(name, context, reason="bookies are full", makes_ahead=False)
 
     def _start(self, name: LogName, grounds: "_Grounds") -> "asyncio.Task[Owner]":
         opening = asyncio.get_running_loop().create_task(self._open(name, grounds))
@@ -409,7 +409,7 @@ class LogServer:
         """Whether no owner would go by this list after it has been changed. A server that opens it meanwhile sees
         the change. As far as this server can tell, which knows nobody while it starts.
         """
-        if self._ground is None or self.find(name) is not None or name in self._closings:
+        if self._context is None or self.find(name) is not None or name in self._closings:
             return False
         owner = listed.owner
         if owner is None or owner.server_id != self.server_id:
@@ -438,12 +438,12 @@ class LogServer:
         since_s = loop.time()
         try:
             async with self._may_open, asyncio.timeout(self.config.open_deadline_s):
-                assert self._ground is not None
+                assert self._context is not None
                 await self._check_clock()
                 self.clock.require()
                 waited_s = loop.time() - since_s
                 owner = await Owner.open(
-                    *(name, self._ground),
+                    *(name, self._context),
                     reason=grounds.reason,
                     seen=grounds.seen,
                     on_listed=partial(self._on_taken, name) if grounds.is_rude else None,

@@ -23,12 +23,12 @@ from rollbook.proto.stats import (
     Gauges,
     Histogram,
     counter,
+    counter_gauge,
     counters,
     gauge,
     gauges,
     latencies,
     latency,
-    told_counter,
 )
 
 PART: Final = "log"
@@ -89,11 +89,11 @@ class LogStats:
         "segments_lost",
         "Segments whose ledgers were deleted, of logs that this server looks after, as far as it has looked.",
     )
-    logs_opened: Gauge = told_counter("logs_opened_total", "Logs that it became the owner of.")
-    logs_taken_over: Gauge = told_counter(
+    logs_opened: Gauge = counter_gauge("logs_opened_total", "Logs that it became the owner of.")
+    logs_taken_over: Gauge = counter_gauge(
         "logs_taken_over_total", "Those whose owner was believed to live, and did not answer."
     )
-    logs_handed_over: Gauge = told_counter(
+    logs_handed_over: Gauge = counter_gauge(
         "logs_handed_over_total", "Logs that it let go of, closed."
     )
     producer_memory_bytes: Gauge = gauge(

@@ -7,7 +7,7 @@ it only tells others when they may take it without being rude.
 import asyncio
 from contextlib import suppress
 
-from rollbook.logservice.append_path import Order, told_to
+from rollbook.logservice.append_path import Order, resolver_of
 from rollbook.logservice.core.control_blocks import WriterReleased
 from rollbook.logservice.ids import WriterEpoch
 from rollbook.logservice.messages import AcquireMode, WriterGrant
@@ -47,7 +47,7 @@ class Writership:
                 raise
             grant = WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
             waiter: asyncio.Future[WriterGrant] = asyncio.get_running_loop().create_future()
-            order.say(acquired, told_to(waiter), grant)
+            order.say(acquired, resolver_of(waiter), grant)
             sequencer.on_acquired(acquired, now_ns)
             order.keep_short()
             self.tell()
@@ -71,7 +71,7 @@ class Writership:
         if order.memory.is_sealed:  # It is of no use any more.
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        order.say(WriterReleased(epoch), told_to(waiter))
+        order.say(WriterReleased(epoch), resolver_of(waiter))
         order.memory.on_released(epoch)
         order.keep_short()
         self.tell()

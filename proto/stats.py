@@ -106,7 +106,7 @@ def gauge(name: str, help_text: str) -> Any:
     return _field(Metric(name, Kind.GAUGE, help_text), lambda: _nothing)
 
 
-def told_counter(name: str, help_text: str) -> Any:
+def counter_gauge(name: str, help_text: str) -> Any:
     """Somebody counts it already: a function like a gauge's."""
     assert name.endswith("_total"), name
     return _field(Metric(name, Kind.COUNTER, help_text), lambda: _nothing)

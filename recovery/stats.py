@@ -7,7 +7,7 @@ processes are right. `proto/runtime/metrics.py` shows it to Prometheus.
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.proto.stats import Gauge, gauge, told_counter
+from rollbook.proto.stats import Gauge, counter_gauge, gauge
 
 PART: Final = "recovery"
 
@@ -31,10 +31,10 @@ class RecoveryStats:
     draining_bookies: Gauge = gauge("draining_bookies", "Bookies that are being emptied.")
     draining_ledgers: Gauge = gauge("draining_ledgers", "Ledgers that name them, once for each.")
     running_repairs: Gauge = gauge("running_repairs", "Ledgers that are being repaired.")
-    repairs: Gauge = told_counter("repairs_total", "Ledgers that were repaired.")
-    failures: Gauge = told_counter("failures_total", "Attempts at a repair that failed.")
-    unrecoverable: Gauge = told_counter(
+    repairs: Gauge = counter_gauge("repairs_total", "Ledgers that were repaired.")
+    failures: Gauge = counter_gauge("failures_total", "Attempts at a repair that failed.")
+    unrecoverable: Gauge = counter_gauge(
         "unrecoverable_total", "Ledgers that were found to have lost entries."
     )
-    copied_entries: Gauge = told_counter("copied_entries_total", "Entries that were copied.")
-    copied_bytes: Gauge = told_counter("copied_bytes_total", "Bytes of those entries.")
+    copied_entries: Gauge = counter_gauge("copied_entries_total", "Entries that were copied.")
+    copied_bytes: Gauge = counter_gauge("copied_bytes_total", "Bytes of those entries.")

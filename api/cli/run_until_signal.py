@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from rollbook.api.cli.startup import notify_manager
-from rollbook.proto.runtime.accept_errors import bear_full_tables
+from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
 _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
@@ -15,7 +15,7 @@ _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _STOP_S_MAX) -> None:
     """Runs it until it ends, or until the process is told to stop: then it is cancelled."""
     loop = asyncio.get_running_loop()
-    bear_full_tables(loop)
+    survive_full_file_table(loop)
     task = loop.create_task(serving)
     is_stopping = False
 

@@ -139,7 +139,7 @@ def _close_all() -> None:
         )
 
 
-def in_words_of(twin: type) -> Callable[[type[F]], type[F]]:
+def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
     """What the methods of a face do not say of themselves their twins say for them: `help` shows it."""
 
     def tell(face: type[F]) -> type[F]:
@@ -151,7 +151,7 @@ def in_words_of(twin: type) -> Callable[[type[F]], type[F]]:
     return tell
 
 
-@in_words_of(aio.Client)
+@with_docstrings_of(aio.Client)
 class SyncClient:
     """`Client`, call by call. What is said there of being cancelled goes for KeyboardInterrupt here."""
 
@@ -242,7 +242,7 @@ class SyncClient:
             attach(unacked, error)
 
 
-@in_words_of(Log)
+@with_docstrings_of(Log)
 class SyncLog:
     """`Log`, call by call."""
 
@@ -593,7 +593,7 @@ class SyncTail:
         return None
 
 
-@in_words_of(TailsWatch)
+@with_docstrings_of(TailsWatch)
 class SyncTailsWatch:
     """`TailsWatch`, call by call; from any thread."""
 
@@ -646,7 +646,7 @@ class SyncTailsWatch:
         self.close()
 
 
-@in_words_of(Cursor)
+@with_docstrings_of(Cursor)
 class SyncCursor:
     """`Cursor`, call by call."""
 

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from rollbook.api.client.sync import SyncClient, SyncLog, in_words_of
+from rollbook.api.client.sync import SyncClient, SyncLog, with_docstrings_of
 from rollbook.api.wal import exclusive_writer, machine, term
 from rollbook.logservice.ids import Offset, WriterEpoch
 from rollbook.logservice.messages import AcquireMode
@@ -47,7 +47,7 @@ class _Entered:
         self._thread.run(self._twin.__aexit__(kind, error, traceback))
 
 
-@in_words_of(exclusive_writer.ExclusiveWriter)
+@with_docstrings_of(exclusive_writer.ExclusiveWriter)
 class ExclusiveWriter(_Entered):
     """As `wal.aio.ExclusiveWriter`."""
 
@@ -113,7 +113,7 @@ class ExclusiveWriter(_Entered):
         return await self._writer.submit(value)
 
 
-@in_words_of(machine.StateMachine)
+@with_docstrings_of(machine.StateMachine)
 class StateMachine(_Entered):
     """As `wal.aio.StateMachine`."""
 
@@ -162,7 +162,7 @@ class StateMachine(_Entered):
         return self._thread.run(self._machine.checkpoint())
 
 
-@in_words_of(term.Term)
+@with_docstrings_of(term.Term)
 class Term(_Entered):
     """As `wal.aio.Term`."""
 

@@ -19,7 +19,7 @@ _TELL_S: Final = 10.0  # Between two events, at least.
 _SHORT_OF: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
-def bear_full_tables(loop: asyncio.AbstractEventLoop) -> None:
+def survive_full_file_table(loop: asyncio.AbstractEventLoop) -> None:
     """For the loop of a server: once, before it listens."""
     loop.set_exception_handler(_Refusals())
 

@@ -40,46 +40,53 @@ class _Calls(NamedTuple):
     getevents: Callable[..., int]
 
 
-class _Order(ctypes.Structure):
+class _Iocb(ctypes.Structure):
     """`struct iocb`, as it is on little-endian machines."""
 
     _fields_ = (
-        ("name", ctypes.c_uint64),
-        ("key", ctypes.c_uint32),
-        ("how", ctypes.c_int32),
-        ("what", ctypes.c_uint16),
-        ("priority", ctypes.c_int16),
-        ("descriptor", ctypes.c_uint32),
-        ("address", ctypes.c_uint64),
-        ("length", ctypes.c_uint64),
-        ("position", ctypes.c_int64),
-        ("reserved", ctypes.c_uint64),
-        ("flags", ctypes.c_uint32),
-        ("events", ctypes.c_int32),
+        ("aio_data", ctypes.c_uint64),
+        ("aio_key", ctypes.c_uint32),
+        ("aio_rw_flags", ctypes.c_int32),
+        ("aio_lio_opcode", ctypes.c_uint16),
+        ("aio_reqprio", ctypes.c_int16),
+        ("aio_fildes", ctypes.c_uint32),
+        ("aio_buf", ctypes.c_uint64),
+        ("aio_nbytes", ctypes.c_uint64),
+        ("aio_offset", ctypes.c_int64),
+        ("aio_reserved2", ctypes.c_uint64),
+        ("aio_flags", ctypes.c_uint32),
+        ("aio_resfd", ctypes.c_int32),
     )
 
 
 class _Event(ctypes.Structure):
+    """`struct io_event`."""
+
     _fields_ = (
-        ("name", ctypes.c_uint64),
-        ("order", ctypes.c_uint64),
-        ("result", ctypes.c_int64),
-        ("result_2", ctypes.c_int64),
+        ("data", ctypes.c_uint64),
+        ("obj", ctypes.c_uint64),
+        ("res", ctypes.c_int64),
+        ("res2", ctypes.c_int64),
     )
 
 
 class _Buffer:
-    """And the order to fill it."""
+    """A page-aligned buffer and the `iocb` that reads into it."""
 
     def __init__(self, name: int, size: int, events: int) -> None:
         memory = mmap.mmap(-1, size)  # On a page of its own, as such reads want it.
         memory.madvise(mmap.MADV_DONTFORK)
         self.view = memoryview(memory)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self.order = _Order(
-            name=name, how=_NO_WAIT, what=_READ, address=address, flags=_TELL_EVENTS, events=events
+        self.iocb = _Iocb(
+            aio_data=name,
+            aio_rw_flags=_NO_WAIT,
+            aio_lio_opcode=_READ,
+            aio_buf=address,
+            aio_flags=_TELL_EVENTS,
+            aio_resfd=events,
         )
-        self.orders = (ctypes.c_uint64 * 1)(ctypes.addressof(self.order))
+        self.iocbs = (ctypes.c_uint64 * 1)(ctypes.addressof(self.iocb))
 
 
 class KernelRead:
@@ -173,13 +180,13 @@ class KernelReads:
             self._buffers += 1
         else:
             return None
-        order = buffer.order
-        order.descriptor, order.position, order.length = descriptor, position, length
-        if self._calls.submit(self._context, 1, ctypes.addressof(buffer.orders), 0, 0) != 1:
+        iocb = buffer.iocb
+        iocb.aio_fildes, iocb.aio_offset, iocb.aio_nbytes = descriptor, position, length
+        if self._calls.submit(self._context, 1, ctypes.addressof(buffer.iocbs), 0, 0) != 1:
             self._count(is_refused=True)
             self.free.append(buffer)
             return None
-        read = self._under_way[order.name] = KernelRead(self, buffer)
+        read = self._under_way[iocb.aio_data] = KernelRead(self, buffer)
         return read
 
     def look(self, *, wait: bool = False) -> None:
@@ -187,8 +194,8 @@ class KernelReads:
         address = ctypes.addressof(self._ended)
         count = self._calls.getevents(self._context, int(wait), _READS_MAX, address, 0)
         for event in self._ended[: max(count, 0)]:
-            self._count(is_refused=event.result == -errno.EAGAIN)
-            self._under_way.pop(event.name).on_end(event.result)
+            self._count(is_refused=event.res == -errno.EAGAIN)
+            self._under_way.pop(event.data).on_end(event.res)
 
     def _count(self, *, is_refused: bool) -> None:
         self._refusals = self._refusals + 1 if is_refused else 0

@@ -19,7 +19,7 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import LogNodes, StoredLog
 from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.logservice.owner import Owner, Pending
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.stall_detector import Pulse
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.cluster.cluster import initialise, open_cluster
@@ -52,7 +52,7 @@ class Server:
         self.scene = scene
         self.node: Node = scene.world.node(name)
         self.name = name
-        self.ground: Ground
+        self.owner_context: OwnerContext
         self._is_ready = asyncio.Event()
         self._may_end = asyncio.Event()
 
@@ -71,7 +71,7 @@ class Server:
         pulse = Pulse(node.clock, LEASE_S)
         pulse.start()
         assert node.process is not None
-        self.ground = Ground(
+        self.owner_context = OwnerContext(
             ServerInfo(ServerId(f"{self.name}~{node.process.number}"), f"{self.name}:7400"),
             *(ledgers, nodes, node.clock, node.randomness, pulse, TailMemory(2**20)),
         )
@@ -97,7 +97,7 @@ class Server:
         return self.context.run(function, *arguments)
 
     async def open(self, reason: str = "test", name: LogName = LOG) -> "Held":
-        return Held(self, await self.run(Owner.open(name, self.ground, reason=reason)))
+        return Held(self, await self.run(Owner.open(name, self.owner_context, reason=reason)))
 
 
 class Held:

@@ -34,7 +34,7 @@ def test_whoever_is_slower_comes_to_his_turn() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         keeper: ListKeeper = log.owner._keeper
-        nodes: LogNodes = log.server.ground.nodes
+        nodes: LogNodes = log.server.owner_context.nodes
         races = 3
 
         async def change(_: StoredLog) -> tuple[StoredLog, int]:

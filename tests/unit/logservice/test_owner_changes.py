@@ -16,7 +16,7 @@ from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.logservice.owner import Owner, Pending
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.proto.errors import (
     DataLost,
@@ -531,7 +531,7 @@ def test_an_opening_that_is_given_up_writes_nothing_more() -> None:
         await log.append(b"a")
         taker = await scene.server("s2")
         scene.set_bookies(delay_s=0.2)
-        taking = taker.begin(Owner.open(LOG, taker.ground, reason="test"))
+        taking = taker.begin(Owner.open(LOG, taker.owner_context, reason="test"))
         await asyncio.sleep(0.3)
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
@@ -550,8 +550,8 @@ def test_a_ledger_made_for_an_opening_that_is_given_up_is_written_by_nobody(
     """It came to be although its making was cancelled, too late; the opening had failed by then."""
     made: list[LedgerWriter] = []
 
-    async def make(ground: Ground, stored: StoredLog) -> LedgerWriter:
-        made.append(await make_ledger(ground, stored))
+    async def make(context: OwnerContext, stored: StoredLog) -> LedgerWriter:
+        made.append(await make_ledger(context, stored))
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(1)
         return made[-1]
@@ -563,7 +563,7 @@ def test_a_ledger_made_for_an_opening_that_is_given_up_is_written_by_nobody(
         await scene.ledgers.delete(ack.ledger_id)
         monkeypatch.setattr(log_takeover, "make_ledger", make)
         taker = await scene.server("s2")
-        taking = taker.begin(Owner.open(LOG, taker.ground, reason="test"))
+        taking = taker.begin(Owner.open(LOG, taker.owner_context, reason="test"))
         await scene.until(lambda: made)
         await asyncio.sleep(0.5)
         taking.cancel()

@@ -64,11 +64,15 @@ class Keeper:
         self.owners.clear()
 
     def sweeper(self) -> Sweeper:
-        ground = self._server.ground
-        self.lags = self.lags or CursorLags(ground.nodes, self)
+        context = self._server.owner_context
+        self.lags = self.lags or CursorLags(context.nodes, self)
         return Sweeper(
-            *(ground.ledgers, ground.nodes, self, self.lags),
-            *(LostSegments(ground.ledgers.nodes, ground.nodes), ground.clock, ground.randomness),
+            *(context.ledgers, context.nodes, self, self.lags),
+            *(
+                LostSegments(context.ledgers.nodes, context.nodes),
+                context.clock,
+                context.randomness,
+            ),
             sweep_interval_s=60.0,
             orphans_interval_s=3600.0,
         )
@@ -383,7 +387,7 @@ def test_who_lags_behind_an_idle_log_is_told() -> None:
         await keeper.sweep_and_read()
         assert keeper.lags.lags() == {f"{LOG}:half": 1.0}
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(keeper._server.ground.nodes, "read", unreadable)
+            broken.setattr(keeper._server.owner_context.nodes, "read", unreadable)
             await keeper.sweep_and_read()
         assert keeper.lags.lags() == {f"{LOG}:half": 1.0}
         keeper.suggested = []  # Another server looks after it.

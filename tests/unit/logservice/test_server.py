@@ -23,7 +23,7 @@ from rollbook.logservice.log_config import DELETE_GRACE_MS_MAX, ConfigValues, Lo
 from rollbook.logservice.log_metadata import StoredLog, StoredMarks
 from rollbook.logservice.log_takeover import Opening
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.owner_context import Ground
+from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_writer import make_ledger
 from rollbook.logservice.server import _Grounds
 from rollbook.logservice.service import Service
@@ -417,11 +417,11 @@ def test_a_server_that_starts_truncates_no_log_of_another() -> None:
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")
         await a.ask(a.service.roll_log(messages.RollLog(log), a.due()))
-        ground, b.log_server._ground = b.log_server._ground, None
+        context, b.log_server._context = b.log_server._context, None
         request = messages.Truncate(log, AtOffset(Offset(1)))
         await refused(b.ask(b.service.truncate(request, b.due())), OwnerChanging)
         assert (await scene.stored(log)).list.head == 0
-        b.log_server._ground = ground
+        b.log_server._context = context
         await refused(b.ask(b.service.truncate(request, b.due())), NotOwner)
         assert (await a.ask(a.service.truncate(request, a.due()))).new_head == 1
 
@@ -918,9 +918,9 @@ def test_a_log_that_could_not_be_opened_costs_no_ledger_the_next_time(
     """Before it is known that it can be recovered: each would be made, and deleted."""
     made: list[int] = []
 
-    async def make(ground: Ground, stored: StoredLog) -> LedgerWriter:
+    async def make(context: OwnerContext, stored: StoredLog) -> LedgerWriter:
         made.append(stored.version)
-        return await make_ledger(ground, stored)
+        return await make_ledger(context, stored)
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")

@@ -267,10 +267,10 @@ async def _truncate_at_once(self: owner.Owner, before: Any, **options: Any) -> A
 
     async def attempt(stored: Any) -> Any:
         return await _truncate(
-            *(self._ground.nodes, stored, before),
+            *(self._context.nodes, stored, before),
             confirmed=self.tail,
             is_begun=True,
-            event=LogEvent("log_truncated", self._ground.clock.wall_us()),
+            event=LogEvent("log_truncated", self._context.clock.wall_us()),
         )
 
     return await self._keeper.attempt(attempt, until_known=False)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from rollbook.proto.runtime.accept_errors import bear_full_tables
+from rollbook.proto.runtime.accept_errors import survive_full_file_table
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -17,7 +17,7 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__()
         self.now = 0.0
         self.told: list[dict[str, Any]] = []
-        bear_full_tables(self)
+        survive_full_file_table(self)
 
     def time(self) -> float:
         return self.now

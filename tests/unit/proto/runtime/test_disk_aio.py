@@ -20,7 +20,7 @@ class Kernel:
     """Reads when it is told to."""
 
     def __init__(self) -> None:
-        self.orders: list[disk_aio._Order] = []
+        self.orders: list[disk_aio._Iocb] = []
         self.ended: list[tuple[int, int]] = []
         self.takes_orders = True
         self.contexts = 0
@@ -38,7 +38,7 @@ class Kernel:
     def _submit(self, _context: int, _count: int, orders: int, *_: int) -> int:
         if not self.takes_orders:
             return -1
-        self.orders.append(disk_aio._Order.from_address(ctypes.c_uint64.from_address(orders).value))
+        self.orders.append(disk_aio._Iocb.from_address(ctypes.c_uint64.from_address(orders).value))
         return 1
 
     def _getevents(self, _context: int, least: int, most: int, events: int, *_: int) -> int:
@@ -47,16 +47,16 @@ class Kernel:
         count = min(most, len(self.ended))
         for at in range(count):
             event = disk_aio._Event.from_address(events + at * ctypes.sizeof(disk_aio._Event))
-            event.name, event.result = self.ended.pop(0)
+            event.data, event.res = self.ended.pop(0)
         return count
 
     def end(self, at: int = 0, error: int = 0) -> None:
-        order = self.orders.pop(at)
-        found = CONTENTS[order.position : order.position + order.length]
+        iocb = self.orders.pop(at)
+        found = CONTENTS[iocb.aio_offset : iocb.aio_offset + iocb.aio_nbytes]
         if not error:
-            ctypes.memmove(order.address, found, len(found))
-        self.ended.append((order.name, -error or len(found)))
-        os.eventfd_write(order.events, 1)
+            ctypes.memmove(iocb.aio_buf, found, len(found))
+        self.ended.append((iocb.aio_data, -error or len(found)))
+        os.eventfd_write(iocb.aio_resfd, 1)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_a_buffer_is_nobody_elses_until_the_system_is_done_with_it(
     assert first.poll()
     assert second.piece(0, 4096) == CONTENTS[4096:8192]
     third, fourth = started(reads, 8192), started(reads, 12_288)
-    addresses = {order.address for order in kernel.orders}
+    addresses = {iocb.aio_buf for iocb in kernel.orders}
     assert len(addresses) == 2
     kernel.end()
     kernel.end()
