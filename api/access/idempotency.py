@@ -1,21 +1,23 @@
 """Idempotency keys: a batch with one is appended once, however often it is repeated.
 
 A key is a producer's id, `once:` and the key, with one batch. Where callers have names a key is its caller's alone: the
-id has a digest of both. HTTP makes such an id itself; in a stream of gRPC the client's id is replaced here.
+id has a digest of both. HTTP makes such an id itself; in gRPC the client's id is replaced here, in calls and in streams.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeVar
 
 from rollbook.api.access.authenticator import Caller
 from rollbook.logservice.core.record_block import HEADER_BYTES, producer_of, with_producer
 from rollbook.logservice.ids import ONCE
-from rollbook.logservice.messages import StreamAppend
+from rollbook.logservice.messages import Append, Seal, StreamAppend
 from rollbook.proto.errors import Invalid
 
 _DIGEST_BYTES: Final = 29
+
+A = TypeVar("A", bound=Append | Seal | StreamAppend)
 
 
 def once(key: str, caller: Caller) -> bytes:
@@ -31,15 +33,15 @@ def with_own_keys(appends: Sequence[StreamAppend], caller: Caller) -> Sequence[S
     """The same appends; those with a key have the id that is their caller's: of relayed ones the entry has seen to it (RY2)."""
     if caller.doorkeeper is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
-    return [_with_own_key(each, caller) if _has_key(each) else each for each in appends]
+    return [with_own_key(each, caller) for each in appends]
 
 
-def _has_key(append: StreamAppend) -> bool:
-    return append.block.startswith(ONCE, HEADER_BYTES)
-
-
-def _with_own_key(append: StreamAppend, caller: Caller) -> StreamAppend:
+def with_own_key(append: A, caller: Caller) -> A:
+    """The same append; one with a key has the id that is its caller's, as in `with_own_keys`."""
+    if caller.doorkeeper is None or caller.is_relay or not _has_key(append):
+        return append
     try:
+        assert append.block is not None
         producer = producer_of(append.block)
         if producer is None:  # It is a record that begins so.
             return append
@@ -48,3 +50,7 @@ def _with_own_key(append: StreamAppend, caller: Caller) -> StreamAppend:
     except Invalid:  # The log refuses it, and says why.
         return append
     return replace(append, block=block)
+
+
+def _has_key(append: Append | Seal | StreamAppend) -> bool:
+    return append.block is not None and append.block.startswith(ONCE, HEADER_BYTES)

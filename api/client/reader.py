@@ -381,13 +381,15 @@ async def records_of(reader: EventReader) -> AsyncIterator[Record]:
 class Tail:
     """Records as they come: `async for record in tail`, or `await tail.poll(timeout)`. Close it with `aclose`.
 
-    It waits for the log's server for as long as that is away, and says on the logger what it waits for.
+    It waits for the log's server for as long as that is away, and says on the logger what it waits for. Tasks that share
+    it get each record once: it goes to one of them.
     """
 
     def __init__(self, reader: EventReader, timeout: float | None = None) -> None:
         self._reader = reader
         self._timeout = timeout
         self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
+        self._taking = asyncio.Lock()  # Held while a task waits for the next batch.
         self._ahead: asyncio.Task[Event | None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -401,17 +403,17 @@ class Tail:
 
         Raises `Truncated`, `DataLost`. Cancelled, it misses nothing: ask again.
         """
-        while (record := next(self._records, None)) is None:
-            if not await self._take(timeout):
+        while (record := next(records := self._records, None)) is None:
+            if not await self._take(records, timeout):
                 return None
         return record
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Ends when the log is sealed, or no record came for as long as `timeout` says."""
         while True:
-            for record in self._records:
+            for record in (records := self._records):
                 yield record
-            if not await self._take(self._timeout):
+            if not await self._take(records, self._timeout):
                 return
 
     async def __anext__(self) -> Record:
@@ -434,14 +436,24 @@ class Tail:
                 self._loop.call_soon_threadsafe(self._ahead.cancel)
             self._loop.call_soon_threadsafe(self._reader.let_go)
 
-    async def _take(self, timeout: float | None) -> bool:  # noqa: ASYNC109  # Of `poll`.
-        """Waits for the next records; False: none came in that time, or there are no more."""
+    async def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:  # noqa: ASYNC109  # Of `poll`.
+        """Waits for the records after those that are used up; False: none came in that time, or there are no more."""
         due = None if timeout is None else self._loop.time() + timeout
-        while (event := await self._next_event(due)) is not None:
-            if (records := records_in(event)) is not None:
-                self._records = records
-                return True
-        return False
+        try:
+            async with asyncio.timeout_at(due):
+                await self._taking.acquire()
+        except TimeoutError:
+            return False
+        try:
+            if self._records is not used_up:
+                return True  # Another task has taken them already.
+            while (event := await self._next_event(due)) is not None:
+                if (records := records_in(event)) is not None:
+                    self._records = records
+                    return True
+            return False
+        finally:
+            self._taking.release()
 
     async def _next_event(self, due: float | None) -> Event | None:
         while not self.is_over:

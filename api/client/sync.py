@@ -496,7 +496,8 @@ class SyncLog:
 class SyncTail:
     """Records as they come: `for record in tail`, or `tail.poll(timeout)`. Close it, or leave it to the garbage collector.
 
-    It waits for the log's server for as long as that is away, and says on the logger what it waits for.
+    It waits for the log's server for as long as that is away, and says on the logger what it waits for. Threads that share
+    it get each record once: it goes to one of them.
     """
 
     def __init__(
@@ -506,6 +507,7 @@ class SyncTail:
         self._reader = reader
         self._timeout = timeout
         self._records: Iterator[Record] = iter(())  # Of the last batch, not returned yet.
+        self._taking = threading.Lock()  # Held while a thread waits for the next batch.
         self._ahead: Future[Event | None] | None = None
         self._is_closed = False
 
@@ -516,16 +518,16 @@ class SyncTail:
 
     def poll(self, timeout: float | None = None) -> Record | None:
         """The next record. None: none came within this many seconds, or `is_over`. Raises `Truncated`, `DataLost`."""
-        while (record := next(self._records, None)) is None:
-            if not self._take(timeout):
+        while (record := next(records := self._records, None)) is None:
+            if not self._take(records, timeout):
                 return None
         return record
 
     def __iter__(self) -> Iterator[Record]:
         """Ends when the log is sealed, or no record came for as long as `timeout` says."""
         while True:
-            yield from self._records
-            if not self._take(self._timeout):
+            yield from (records := self._records)
+            if not self._take(records, self._timeout):
                 return
 
     def __next__(self) -> Record:
@@ -557,14 +559,21 @@ class SyncTail:
         if is_own_process():
             self.close()
 
-    def _take(self, timeout: float | None) -> bool:
-        """Waits for the next records; False: none came in that time, or there are no more."""
+    def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:
+        """Waits for the records after those that are used up; False: none came in that time, or there are no more."""
         due = None if timeout is None else monotonic() + timeout
-        while (event := self._next_event(due)) is not None:
-            if (records := records_in(event)) is not None:
-                self._records = records
-                return True
-        return False
+        if not self._taking.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            return False
+        try:
+            if self._records is not used_up:
+                return True  # Another thread has taken them already.
+            while (event := self._next_event(due)) is not None:
+                if (records := records_in(event)) is not None:
+                    self._records = records
+                    return True
+            return False
+        finally:
+            self._taking.release()
 
     def _next_event(self, due: float | None) -> Event | None:
         """The one after it is fetched while it is looked at."""

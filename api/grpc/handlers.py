@@ -16,12 +16,14 @@ from google.protobuf.message import DecodeError, Message
 
 from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.access.idempotency import with_own_key
 from rollbook.api.grpc.append_calls import serve_append_stream
 from rollbook.api.grpc.protobuf_codec import message_of
 from rollbook.api.grpc.relay import OF_ONE_SERVER, Relay, is_relayed, trusted
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.unframed_records import answer_message, request_word, told_event
 from rollbook.api.methods import METHODS, PACKAGE, Kind, Method
+from rollbook.logservice.messages import Append, Seal
 from rollbook.proto.errors import InvalidRequest, RollbookError
 
 logger = structlog.get_logger()
@@ -120,6 +122,8 @@ def _call(core: Guarded, method: Method, relay: Relay | None) -> Handler:
     async def handle(data: bytes, context: Context) -> bytes:
         request = parse(message, data)
         word = request_word(request, method.request)
+        if isinstance(word, Append | Seal):
+            word = with_own_key(word, CALLER.get())
         due = _due(context)
         try:
             async with asyncio.timeout_at(due):

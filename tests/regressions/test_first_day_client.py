@@ -1,5 +1,6 @@
 """What somebody who knows other log services expects of `import rollbook` on the first day."""
 
+import asyncio
 import copy
 import pickle
 import subprocess
@@ -10,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+import grpc
 import pytest
 
 import rollbook
+import rollbook.aio
 from rollbook.api.access.core.principals import digest_of
 from rollbook.proto import errors
 from rollbook.proto.errors import (
@@ -23,6 +26,7 @@ from rollbook.proto.errors import (
     ServerUnreachable,
     Unauthorized,
 )
+from rollbook.proto.v1 import log_pb2
 from tests.regressions import lone_server
 from tests.regressions.defects import defect
 from tests.regressions.lone_server import Site
@@ -151,6 +155,91 @@ def test_a_key_makes_an_append_happen_once_for_its_caller(site: Site) -> None:
     assert status in (200, 201)
     with rollbook.connect(site.url, token=_TOKENS["two"]) as client:
         assert client.open("shop/paid").tail_offset() == 2
+
+
+@defect(
+    "unary-idempotency-key-is-shared",
+    "An `Append` call of gRPC with an idempotency key was taken for a repetition of another principal's append.",
+)
+def test_a_key_of_a_unary_append_is_its_callers_own(site: Site) -> None:
+    with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
+        client.open("unary", create=True)
+    request = log_pb2.AppendRequest(log="default/unary", records=[log_pb2.Record(value=b"10 EUR")])
+    request.producer.id = b"once:payment-1"
+    found = []
+    with grpc.insecure_channel(site.url.removeprefix("log://")) as channel:
+        append = channel.unary_unary(
+            "/rollbook.v1.LogService/Append",
+            log_pb2.AppendRequest.SerializeToString,
+            log_pb2.AppendAck.FromString,
+        )
+        for name in ("one", "two", "one"):
+            token = ("authorization", f"Bearer {_TOKENS[name]}")
+            ack = append(request, metadata=(token,), timeout=30)
+            found.append((ack.first_offset, ack.is_duplicate))
+    assert found == [(0, False), (1, False), (0, True)]
+    status, _, _ = site.ask(  # Over HTTP it is the same key.
+        "/v1/namespaces/default/logs/unary/records",
+        "POST",
+        b"10 EUR",
+        authorization=f"Bearer {_TOKENS['two']}",
+        idempotency_key="payment-1",
+        content_type="application/octet-stream",
+    )
+    assert status == 200
+
+
+@defect(
+    "threads-that-poll-one-tail-lose-records",
+    "Two threads that polled one tail got some records twice and others never.",
+)
+def test_threads_that_share_a_tail_get_each_record_once(site: Site) -> None:
+    count, batch = 2000, 20
+    with rollbook.connect(site.url, token=_TOKENS["one"]) as client:
+        log = client.open("shared", create=True)
+
+        def taken(tail: rollbook.Tail) -> list[int]:
+            found: list[int] = []
+            while (record := tail.poll(30)) is not None:
+                found.append(record.offset)
+            return found
+
+        with ThreadPoolExecutor(3) as threads, log.tail("earliest") as tail:
+            polls = [threads.submit(taken, tail) for _ in range(3)]
+            for start in range(0, count, batch):
+                log.append_many([b"%d" % number for number in range(start, start + batch)])
+            log.seal()
+            found = [offset for poll in polls for offset in poll.result(60)]
+    assert sorted(found) == list(range(count))
+
+
+@defect(
+    "tasks-that-poll-one-tail-lose-records",
+    "Two tasks that polled one tail of `rollbook.aio` got some records never.",
+)
+def test_tasks_that_share_a_tail_get_each_record_once(site: Site) -> None:
+    count, batch = 300, 20
+
+    async def taken(tail: rollbook.aio.Tail) -> list[int]:
+        found: list[int] = []
+        while (record := await tail.poll(30)) is not None:
+            found.append(record.offset)
+            await asyncio.sleep(0.002)
+        return found
+
+    async def all_taken() -> list[int]:
+        async with rollbook.aio.connect(site.url, token=_TOKENS["one"]) as client:
+            log = await client.open("shared-by-tasks", create=True)
+            tail = log.tail("earliest")
+            polls = [asyncio.create_task(taken(tail)) for _ in range(3)]
+            for _ in range(0, count, batch):
+                await log.append_many([b"x"] * batch)
+            await log.seal()
+            found = await asyncio.gather(*polls)
+            await tail.aclose()
+            return [offset for each in found for offset in each]
+
+    assert sorted(asyncio.run(all_taken())) == list(range(count))
 
 
 @defect(
