@@ -122,9 +122,11 @@ def test_every_field_and_method_says_what_it_means() -> None:
         for before, line in pairwise(lines):
             words_of = line.strip()
             is_declared = words_of.startswith(("rpc ", "message ", "enum ", "service ")) or (
-                " = " in words_of and words_of.endswith(";") and "syntax" not in words_of
+                " = " in words_of
+                and words_of.endswith(";")
+                and not words_of.startswith(("syntax ", "option "))
             )
-            if is_declared and "_UNSPECIFIED" not in words_of:
+            if is_declared:
                 assert before.strip().startswith("//"), f"{path}: {words_of}"
 
 
