@@ -31,6 +31,7 @@ BENCHES: Final = {
             "blocks",
             "bookie",
             "codec",
+            "dashboard",
             "hostile",
             "hung",
             "ledger",

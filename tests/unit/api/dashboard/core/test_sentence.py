@@ -39,6 +39,10 @@ DOWN = [{"kind": "bookie", "id": f"bk-{number}", "state": "down"} for number in 
         ({"lost_segments": 2}, {}, "bad", "2 segments", "/ledgers"),
         ({"degraded_logs": 3}, {}, "warning", "3 logs", "/bookies"),
         ({"health": "degraded"}, {}, "warning", "New logs", "/bookies"),
+        (
+            {"health": "degraded", "members": [{**DOWN[0], "state": "draining"}]},
+            *({}, "warning", "Bookie bk-0 is draining.", "/bookies"),
+        ),
         ({}, {"bookies_leaving": "bk-2 (draining)"}, "good", "bk-2 (draining)", "/bookies"),
         ({"members": DOWN}, {"ledgers_unrecoverable": 2}, "bad", "2 ledgers", "/ledgers/bad"),
     ],
