@@ -25,6 +25,7 @@ class BookieConfig:
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
     http: str = ""  # Where operators ask it over HTTP; empty: nowhere.
     http_token_file: str = ""  # Who shows this token may do so.
+    access_file: str = ""  # Who may do what there: `rollbook access`.
     http_tls: bool = False  # It speaks TLS there, with the certificate above.
     insecure: bool = False  # Lets it listen off loopback without TLS or token.
     with_recovery: bool = False  # A recovery server runs in its process.

@@ -17,12 +17,14 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import structlog
-from fastapi import APIRouter, FastAPI, Path, Query, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from rollbook import __version__
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import CALLER, Doorkeeper
+from rollbook.api.access.core.grants import Duty
+from rollbook.api.access.managing import Managing
 from rollbook.api.rest.bookie_models import (
     Doubts,
     Files,
@@ -159,11 +161,17 @@ class AdminServer:
 
     @classmethod
     async def start(
-        cls, admin: BookieAdmin, config: HttpConfig, more_stats: Mapping[str, object] = {}
+        cls,
+        admin: BookieAdmin,
+        config: HttpConfig,
+        more_stats: Mapping[str, object] = {},
+        doorkeeper: Doorkeeper | None = None,
     ) -> "AdminServer":
-        """`more_stats`: of what else runs in the process, by part. Raises `BadConfig`."""
+        """`more_stats`: of what else runs in the process, by part. `doorkeeper`: by default one that knows the token
+        alone. Raises `BadConfig`.
+        """
         operations = RunningOperations()
-        doorkeeper = Doorkeeper.of(config.token_file)
+        doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns)
         app = make_app(admin, operations, audit, more_stats)
         http = await HttpServer.start(app, config, OPEN_PATHS, doorkeeper)
@@ -195,11 +203,28 @@ def make_app(
         __version__,
         OPEN_PATHS,
     )
-    app.include_router(_probes(admin, more_stats))
-    app.include_router(_looking(admin, act), prefix="/api/v1")
-    app.include_router(_space(admin, operations, act), prefix="/api/v1/bookie")
-    app.include_router(_running(operations), prefix="/api/v1/bookie")
+    managing = Managing(audit)
+
+    async def check(request: Request) -> None:
+        """MG1."""
+        if request.url.path not in OPEN_PATHS:
+            managing.require(_duty_of(request.method, request.url.path))
+
+    app.include_router(_probes(admin, more_stats), dependencies=[Depends(check)])
+    for routes, prefix in (
+        (_looking(admin, act), "/api/v1"),
+        (_space(admin, operations, act), "/api/v1/bookie"),
+        (_running(operations), "/api/v1/bookie"),
+    ):
+        app.include_router(routes, prefix=prefix, dependencies=[Depends(check)])
     return app
+
+
+def _duty_of(method: str, path: str) -> Duty:
+    """What a bookie no longer doubts it answers for, so that takes the right to remove."""
+    if method in ("GET", "HEAD"):
+        return Duty.LOOK
+    return Duty.REMOVE if path.endswith("/doubts/settled") else Duty.OPERATE
 
 
 def _probes(admin: BookieAdmin, more_stats: Mapping[str, object]) -> APIRouter:

@@ -185,6 +185,7 @@ async def _admin_pages(
     if not config.http:
         yield None
         return
+    from rollbook.api.access.authenticator import Doorkeeper
     from rollbook.api.rest.bookie import AdminServer  # FastAPI: a third of a second.
     from rollbook.api.rest.server import HttpConfig
     from rollbook.bookie.admin import Admin
@@ -194,9 +195,12 @@ async def _admin_pages(
         token_file=config.http_token_file or None,
         tls=_tls_files(config) if config.http_tls else None,
         insecure=config.insecure,
+        knows_callers=bool(config.access_file),
     )
+    doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
     more_stats = {"recovery": recovery} if recovery else {}
-    server = await AdminServer.start(Admin(bookie, machine.disk, machine.clock), where, more_stats)
+    admin = Admin(bookie, machine.disk, machine.clock)
+    server = await AdminServer.start(admin, where, more_stats, doorkeeper)
     try:
         yield server.address
     finally:

@@ -69,6 +69,7 @@ def _startup_option(command: F) -> F:
     "--http", metavar="HOST:PORT", help="For operators; :PORT is every address.  [default: nowhere]"
 )
 @click.option("--http-token-file", metavar="FILE", help="Who shows this token may operate.")
+@click.option("--access-file", metavar="FILE", help="Who may do what there: `rollbook access`.")
 @click.option("--http-tls", is_flag=True, help="Speaks TLS there, with --tls-certificate.")
 @click.option("--tls-listen", metavar="HOST:PORT", help="Speaks TLS there.")
 @click.option("--tls-certificate", metavar="FILE", help="Its certificate, with the chain.")

@@ -13,6 +13,8 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollbook.api.access.audit import Audit
+from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.core.principals import digest_of
 from rollbook.api.rest.bookie import OPEN_PATHS, AdminServer, make_app
 from rollbook.api.rest.bookie_models import LogLevel
 from rollbook.api.rest.operations import Facts, RunningOperations
@@ -502,6 +504,46 @@ async def test_the_audit_has_what_a_bookie_did_not_do(admin: FakeAdmin, client: 
     (act,) = [each for each in logs if each["event"] == "act_failed"]
     assert (act["method"], act["reason"]) == ("SetReadOnly", "BOOKIE_READ_ONLY")
     assert act["outcome"] == "not_applied"
+
+
+@pytest.mark.parametrize(
+    ("rights", "may"),
+    [
+        ("monitor = true", (200, 403, 403)),
+        ("operate = true", (200, 200, 403)),
+        ('admin = ["*"]', (200, 200, 200)),
+        ('read = ["*"]', (403, 403, 403)),
+        ('admin = ["*"]\ndeny = ["a/b"]', (403, 403, 403)),
+    ],
+)
+async def test_rights_hold_on_a_bookies_pages(
+    rights: str, may: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """MG1: `monitor` looks, `operate` acts, and what is settled for ever takes `admin = "*"`."""
+    path = tmp_path / "access.toml"
+    path.write_text(
+        f'[principals.one]\ntokens = [{{ sha256 = "{digest_of("secret")}" }}]\n{rights}\n# end\n'
+    )
+    path.chmod(0o600)
+    config = HttpConfig(Address("127.0.0.1", 0), knows_callers=True)
+    server = await AdminServer.start(FakeAdmin(), config, doorkeeper=Doorkeeper.of("", str(path)))
+    settled = {"stamp": "1-1", "ledger_id": 7, "ranges": [{"first_entry": 0, "last_entry": 1}]}
+    try:
+        client = Client(server.address)
+        assert (await client.get("/heartbeat")).status == 200
+        assert (await client.get("/metrics")).status == 401
+        client.headers = {"authorization": "Bearer secret"}
+        assert {(await client.get(each)).status for each in ("/metrics", f"{API}/state")} == {
+            may[0]
+        }
+        for (where, body), expected in zip(
+            ((f"{API}/state/readonly", {"readOnly": True}), (f"{API}/doubts/settled", settled)),
+            may[1:],
+            strict=True,
+        ):
+            assert (await client.put(where, body)).status == expected, where
+    finally:
+        await server.close()
 
 
 # --- OpenAPI ----------------------------------------------------------------------------------
