@@ -34,7 +34,7 @@ class Method:
     request: Any  # A class of `words`, or a union of them.
     answer: Any
     kind: Kind
-    changes: bool  # Whoever does not hear the answer does not know whether it was done.
+    changes: bool  # Without its response a client does not know whether it was done.
 
     @property
     def path(self) -> str:

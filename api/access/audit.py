@@ -1,13 +1,13 @@
-"""Who did what, and who was refused: events for whoever has to account for it.
+"""The audit: events that say who did what, and who was refused.
 
 `act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers, bookies
 `act_begun`                it goes on in the background, and one of those two tells later how it ended
 `access_refused`           nobody known, or without the right to it, or beyond a quota
 
 Each names the principal, whence it came, the method and what it is about. What came to nothing costs its caller
-nothing: it is told at a rate, of each principal by itself, and all strangers together; what was left out is
-counted in the next one. What was done, or may have been, is always told: no level of the log leaves it out,
-but where a log server asks nobody who he is, since there it accounts for nobody.
+nothing: it is logged at a bounded rate, per principal, and for all strangers together; what was left out is
+counted in the next event. What was done, or may have been, is always logged, at every log level,
+except on a log server that authenticates nobody: there it could name nobody.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Audit:
     def act(
         self, *, principal: str, only_begins: bool = False, **where: Any
     ) -> Iterator[dict[str, Any]]:
-        """Something is changed meanwhile, or `only_begins`. What is put into what it gives is told, too."""
+        """Audits an act in its block, or the begin of one. Fields added to the yielded dict are logged, too."""
         more: dict[str, Any] = {}
         try:
             yield more

@@ -53,7 +53,7 @@ class Caller:
 
 
 def anybody(peer: str = "") -> Caller:
-    """Where nobody has to say who he is."""
+    """The caller where nobody is authenticated."""
     return Caller(_ANYBODY, _ACCOUNT, peer)
 
 
@@ -61,7 +61,7 @@ _ANYBODY: Final = Principal(ANYBODY, EVERYTHING)
 _ACCOUNT: Final = Account(_ANYBODY.quotas)
 
 CALLER: Final[ContextVar[Caller]] = ContextVar("CALLER")
-"""Who asks, in the task that serves him. Doors set it; where none has, nothing is served."""
+"""The caller, in the task that serves the request. Doors set it; without it nothing is served."""
 
 
 class Doorkeeper:
@@ -85,7 +85,7 @@ class Doorkeeper:
 
     @classmethod
     def of(cls, token_file: str | None, access_file: str | None = None) -> "Doorkeeper | None":
-        """None: nobody is asked who he is. Raises `BadConfig`."""
+        """None: callers are not authenticated. Raises `BadConfig`."""
         if not token_file and not access_file:
             return None
         return cls(token_file or None, access_file or None)

@@ -1,7 +1,7 @@
 """The service core behind its rules: the one place where it is decided who may ask it what, and how much.
 
 Doors ask here and nowhere else; who asks is `CALLER`. A call beyond its quota is refused at once
-(`Throttled`, with when to come back). A stream is not: what it sends is read no faster, what it is told
+(`Throttled`, with when to come back). A stream is not: what it sends is read no faster, what it gets
 comes no faster, and it says so (`WaitsFor.THROTTLE`).
 """
 
@@ -72,7 +72,7 @@ class Guarded:
     ) -> Any:
         """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does.
 
-        `elsewhere`: asks the owner instead, or raises again; he is told another name, so that who did it is
+        `elsewhere`: asks the owner instead, or raises again; the owner gets another name, so that who did it is
         known here alone. `server`: the one that is meant, if it is another one: it is asked `elsewhere` at once.
         """
         caller = CALLER.get()
@@ -225,8 +225,8 @@ class Guarded:
         through: Through | None = None,
         stands: Offset | None = None,
     ) -> Events:
-        """Its events; whoever leaves early closes it. `through`: what the core is asked through. `stands`:
-        where he has come to, who was told something before.
+        """Its events; a caller that leaves early closes it. `through`: what the core is asked through. `stands`:
+        the position of a reader that resumes.
         """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
@@ -239,7 +239,7 @@ class Guarded:
     async def _watch(
         self, caller: Caller, method: Method, word: Any, read: Read, stands: Offset | None
     ) -> Events:
-        """Debts are waited off while nothing is in hand. What is told is paid for before it is told, so that
+        """Debts are waited off while nothing is in hand. What is sent is paid for before it is sent, so that
         nobody gets anything by leaving over it.
         """
         reads = caller.account.reads
@@ -292,7 +292,7 @@ class Guarded:
     ) -> AsyncGenerator[messages.Progress, None]:
         """Each heartbeat says where the reader stands. None: where it begins.
 
-        Once he was told, that may be unknown for a while.
+        For a reader that has its position, the next one may be unknown for a while.
         """
         if not waiting.begin():
             return

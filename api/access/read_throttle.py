@@ -1,10 +1,10 @@
 """One stream of records, waiting until its principal owes nothing for what it read, here or elsewhere.
 
-Whoever has waited longest takes next, and nobody else before it is known how much: until he has taken, or
-a moment has passed. Who has caught up has nothing to take at most times, and his moments must not add up:
-he takes what is there, if anything is, and whatever comes later is on top of what the next one takes, which
+The longest waiting reader takes next, and no other one before it is known how much: until it has taken, or
+a moment has passed. A reader that has caught up mostly has nothing to take, and such moments must not add up:
+it takes what is there, if anything is, and what comes later is on top of what the next one takes, which
 all pay for. Meanwhile no stream is silent for longer than its heartbeat (RL3); if it cannot be found out
-time and again where he stands, he does better to ask elsewhere.
+repeatedly where it stands, the client should ask another server.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rollbook.api.access.core.quotas import Account
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
 
-MISSES_MAX: Final = 2  # So many heartbeats in a row have nothing to tell.
+MISSES_MAX: Final = 2  # Heartbeats in a row that may have nothing to report.
 
 _NS_PER_S: Final = 1_000_000_000
 _TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the next one's turn.
@@ -65,7 +65,7 @@ class Waiting:
         return False
 
     def on_told(self, event: ReadEvent) -> None:
-        """Whether he has caught up."""
+        """Note whether the reader has caught up."""
         if isinstance(event, CaughtUp | FellBehind):
             self._is_behind = isinstance(event, FellBehind)
 
@@ -79,7 +79,7 @@ class Waiting:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """While it is asked what to tell, and told: nobody knows when that is taken."""
+        """While an event is fetched and sent: it is not known when the client takes that."""
         assert self._place is not None
         self._account.line.leave(self._place)
         try:

@@ -58,7 +58,7 @@ def stat_of(path: str) -> os.stat_result:
 
 
 def require_own(path: str) -> None:
-    """Whoever may write an access file may do everything. Raises `BadConfig`."""
+    """Require that only its owner may write the file: a writer of it may do everything. Raises `BadConfig`."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -66,4 +66,6 @@ def require_own(path: str) -> None:
     if found.st_mode & _OTHERS_WRITE:
         raise BadConfig("others may write it", path=path, next_step=f"chmod go-w {path}")
     if found.st_uid not in (0, os.geteuid()):
-        raise BadConfig("it is another's", path=path, next_step=f"chown {os.geteuid()} {path}")
+        raise BadConfig(
+            "the file belongs to another user", path=path, next_step=f"chown {os.geteuid()} {path}"
+        )

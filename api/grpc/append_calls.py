@@ -1,7 +1,7 @@
 """Append streams: messages in, results out, each side at its own pace.
 
 Nothing is read while the service has as much of this stream in flight as it wants: gRPC then keeps
-the client from sending. A client that closes its side is told of everything that it has sent before.
+the client from sending. A client that closes its side still gets the results of everything that it has sent.
 """
 
 import asyncio

@@ -18,8 +18,8 @@ class GrpcConfig:
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
     knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
-    connections_max: int = CONNECTIONS_MAX  # Each is a file. Who comes then is hung up on.
-    calls_max: int = 4096  # At a time, streams included. Who comes then is told to come later.
+    connections_max: int = CONNECTIONS_MAX  # Each is a file. Further ones are closed.
+    calls_max: int = 4096  # At a time, streams included. Further ones are refused for now.
 
     def __post_init__(self) -> None:
         if min(self.calls_max, self.connections_max) < 1:

@@ -1,8 +1,8 @@
 """Calls, heard and answered: each method of the table as gRPC wants to be given it.
 
 Messages are parsed here and not by gRPC, so that what cannot be read is refused like anything else that
-is wrong. Whatever is raised becomes a status with its details; what nobody expected is told to the log and
-not to the peer.
+is wrong. Whatever is raised becomes a status with its details; an unexpected error is logged and
+not shown to the peer.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Context = Any  # grpc.aio.ServicerContext, of bytes.
 Handler = Callable[[Any, Context], Awaitable[Any]]
 
 _PATIENCE_S: Final = 60.0  # Of calls that come without a deadline.
-_TAKING_S: Final = 60.0  # Who takes nothing for so long comes back when he does.
+_TAKING_S: Final = 60.0  # A client that reads nothing for this long has to reconnect.
 _SHARE: Final = 0.95  # Of the time that is left: what is said later nobody hears.
 
 
@@ -155,7 +155,7 @@ def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
             async for event in events:
                 waiting.cancel()
                 told = told_event(request, event)
-                del event  # Whoever does not read keeps one copy here, and not three.
+                del event  # A client that does not read holds one copy here, not three.
                 await _tell(context, told)
         finally:
             waiting.cancel()
@@ -165,8 +165,8 @@ def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
 
 
 async def _tell(context: Context, told: bytes) -> None:
-    """gRPC takes no more than the peer's window has room for; whoever takes nothing is hung up on. A
-    status would wait behind what he does not take.
+    """gRPC takes no more than the peer's window has room for; a client that reads nothing is disconnected. A
+    status would wait behind what it does not read.
     """
     try:
         async with asyncio.timeout(_TAKING_S):

@@ -1,6 +1,6 @@
 """Health and reflection.
 
-Whether a server serves is told to everybody. What goes on for as long as its caller likes (`Health.Watch`,
+Everybody may ask whether a server serves. What lasts as long as its caller likes (`Health.Watch`,
 reflection) holds one of the calls that all share: it is for those whom the server knows, and counts
 among their streams.
 """

@@ -1,9 +1,9 @@
 """gRPC on the loop of the server that it belongs to.
 
-off loopback   only with TLS and tokens or names, unless told otherwise
-whoever asks   says who he is before anything that he sends is read; whether it serves is told to all
+off loopback   only with TLS and tokens or names, unless `--insecure` is given
+callers        are authenticated before anything they send is read; all may ask whether it serves
 strangers      hold none of the calls that all share (`strangers`)
-connections    `connections_max`: who comes then is hung up on, as is who has not said who he is to HTTP/2
+connections    `connections_max`: further ones are closed, as are those that have not begun HTTP/2
                within 5 s, or asks for nothing for 5 minutes. gRPC cannot count them by peer
 a message      at most `MESSAGE_BYTES_MAX`
 calls          `calls_max` at a time, streams included, of one connection `CALLS_OF_ONE_MAX`; of all that
@@ -38,7 +38,7 @@ logger = structlog.get_logger()
 # Connection, streams included. Our client has a second one, for calls that wait: one of those with all that
 # they may have fills `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# Of all connections, and not yet looked at: what so many take may be lost to calls that are taken back at once, which
+# Of all connections, and not yet looked at: their memory may be lost to calls that are taken back at once, which
 # count for nothing else (100,000 of them were measured at 15 KiB each). Eight connections with all that they may have
 # fill it while the loop stands still. What is beyond hears CANCELLED, and cannot know that nothing was done: a
 # call that was begun, and whose server forgot it, hears the same.

@@ -38,7 +38,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.v1 import error_pb2
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-LISTENS_KEY: Final = "log-listens"  # Of an append stream that is open; whoever is refused has none.
+LISTENS_KEY: Final = "log-listens"  # Of an append stream that is open; a refused one has none.
 OWNER_KEY: Final = "log-owner"
 OWNER_EPOCH_KEY: Final = "log-owner-epoch"
 

@@ -1,8 +1,8 @@
 """What strangers get of gRPC: no call that all share is held open by them.
 
 gRPC waits for a message before it asks us, and a message may never come. So who shows no token that is known
-is refused by what comes before it. Who may be known by his certificate is so only once he has the call: it is served
-as if messages were to follow each other, and he is looked at before the first. Health, which is open to all, is
+is refused by what comes before it. A certificate is known only once the call is there: it is served
+as if messages were to follow each other, and the caller is checked before the first. Health, which is open to all, is
 answered in places of its own.
 """
 
@@ -51,7 +51,7 @@ class Strangers(grpc.aio.ServerInterceptor):
         return self._refusal
 
     def _known_first(self, handler: Any) -> Any:
-        """The same, but that its caller is looked at before his message is waited for."""
+        """The same handler, which checks its caller before it waits for the message."""
         if handler is None or handler.request_streaming:  # These look by themselves.
             return handler
         formats = handler.request_deserializer, handler.response_serializer
@@ -64,8 +64,8 @@ class Strangers(grpc.aio.ServerInterceptor):
         )
 
     def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """Whoever serves looks once more: by the time the message comes, which may be days later, who was
-        known need not be so any more.
+        """The handler checks again: when the message comes, which may be days later, a caller that was
+        known may not be so any more.
         """
 
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:

@@ -1,9 +1,9 @@
 """A line for what holds up others when many do it at once: one piece at a time, and then everybody else.
 
 a piece    of all who are in line is done, and then the loop goes round for others: some times, or for a
-           moment if that takes longer. What a burst costs is the same, but whoever is served in as many
+           moment if that takes longer. What a burst costs is the same, but a request that is served in as many
            rounds meets one piece of it, however many came
-at once    goes on whoever finds nobody in line, and nobody just gone
+at once    goes on a request that finds nobody in line, and nobody just gone
 patience   ends a wait, for those who hold something meanwhile
 """
 

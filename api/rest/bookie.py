@@ -1,11 +1,11 @@
-"""A bookie's admin pages: what it is doing, and the few things it can be told to do.
+"""A bookie's admin pages: what it is doing, and the few operations that it offers.
 
 What BookKeeper's admin server answers is answered at the same place with the same names, in
 camelCase, but always as JSON, with problems where that one has texts, and with an operation to ask
 after where that one starts something and forgets it. What it does not have is in snake_case.
 
-The bookie is handed in as a `BookieAdmin`; nothing is decided here. Whatever it is told to do goes to the
-audit: who told it, what, and how it ended.
+The bookie is handed in as a `BookieAdmin`; nothing is decided here. Every operation goes to the
+audit: who requested it, what it was, and how it ended.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ def make_app(
 
     app = new_app(
         "Rollbook bookie",
-        "What one storage server is doing, and what it can be told to do.",
+        "What one storage server is doing, and the operations that it offers.",
         __version__,
         OPEN_PATHS,
     )
@@ -407,7 +407,7 @@ def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRo
                 return await work()
 
         with act(method, only_begins=True, **about) as begun:
-            # Then it is another's, and as he wanted it.
+            # Then it was started by another caller, as that one wanted it.
             begun["joins"] = operations.is_running(kind)
             operation = operations.start(kind, work_to_its_end)
             begun["operation"] = operation.id

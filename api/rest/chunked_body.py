@@ -4,9 +4,9 @@ h11 makes an event of each chunk, for 20 µs: of twenty bodies whose chunks have
 second for everybody else. Here a slice of a body is one piece, whatever it is framed in, and a chunk costs less
 than a microsecond. What a body may have of framing is bounded as well:
 
-    small chunks   so many; they are counted as they are framed, not as they arrive
+    small chunks   bounded; they are counted as they are framed, not as they arrive
     a size         has few digits, and few bytes of extensions, which mean nothing here
-    trailers       so many lines, and bytes; they are checked by whoever asked for them
+    trailers       bounded in lines and bytes; the reader of the body checks them
 """
 
 import re

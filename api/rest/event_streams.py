@@ -2,20 +2,20 @@
 
     text/event-stream      id: NEXT@UID · event: KIND · data: {…} and NEXT is where `Last-Event-ID` resumes, in the
                                                                   log that has this uid alone;
-                           id: NEXT..END@UID                      where it was asked to stop at the tail: whoever
-                                                                  comes back is told no more than he was promised
+                           id: NEXT..END@UID                      where it was asked to stop at the tail: a client that
+                                                                  comes back gets no more than it was promised
     application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
 
 What those who do not take it cost is bounded, however many they are:
 
     unsent     an event tells a piece of the log, of 16 KiB or one record (`record_slices.py`), and is
                written, `_SLICE_BYTES` at a time, when all before it has left
-    untaken    whoever takes nothing for `_PATIENCE_S` keeps neither the event nor a reader. When he
-               takes something he is read for again, from the very record on
-    begun      the rest of a large record, of which he has taken a part, is kept; while such rests
-               are more than `_RESTS_BYTES_MAX` in all, he is hung up on, and resumes
-    reading    who is behind reads in turns, so many at a time (`owner_routing.py`)
-    showing    that he takes anything: until then others come in before each piece of much (`new_reader_pacing.py`)
+    untaken    a client that reads nothing for `_PATIENCE_S` holds neither the event nor a reader. When it
+               reads again, records are read again, from the very record on
+    begun      the rest of a large record, of which it has read a part, is kept; while such rests
+               are more than `_RESTS_BYTES_MAX` in all, it is disconnected, and resumes
+    reading    followers that are behind read in turns, a few at a time (`owner_routing.py`)
+    showing    that a client reads anything: until then others come in before each piece of much (`new_reader_pacing.py`)
 
 Connections that take nothing at all are hung up on (`server.py`). What goes wrong once an answer has
 begun is its last event.
@@ -70,13 +70,13 @@ _HEADERS: Final = {
 @dataclass(frozen=True, slots=True)
 class Told:
     kind: str
-    start: Offset  # Where to go on if it is not told,
+    start: Offset  # Where to go on if it is not sent,
     next_offset: Offset  # and if it is.
     facts: bytes  # An object, as JSON.
 
 
 class _TooSlow(Exception):
-    """And there are too many of his kind."""
+    """Raised for a slow client when there are too many."""
 
 
 class Follow(Response):
@@ -149,7 +149,7 @@ class Follow(Response):
 
     async def _tell_all(self, send: Send) -> None:
         event, self._first = self._first, None
-        stands = FIRST_OFFSET  # Whatever is told first says where.
+        stands = FIRST_OFFSET  # The first event says where.
         while event is not None:
             is_last = isinstance(event, Sealed | Moving | Stopped) or is_end(event)
             telling = told(event, self._encoding, stands)
@@ -176,7 +176,7 @@ class Follow(Response):
             event = await anext(self._events, None)
 
     async def _tell_piece(self, piece: Told, send: Send) -> Offset | None:
-        """Where to go on when he takes something; None: he does. Raises `_TooSlow`."""
+        """Where to go on when the client reads again; None: it does. Raises `_TooSlow`."""
         next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
         text = self._write(piece.kind, next_offset, piece.facts)
         if not await _send_text(text[:_SLICE_BYTES], send):
@@ -217,7 +217,7 @@ def _is_much(event: Any) -> bool:
 
 
 def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
-    """`stands`: behind what was told before."""
+    """`stands`: the end of what was sent before."""
     if isinstance(event, Records):
         return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
     return _alone(event, stands)

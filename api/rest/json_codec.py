@@ -10,7 +10,7 @@
     Mapping, tuple of pairs       object
     a dataclass                   object, with its field names
 
-What a client says is checked field by field: what is missing, unknown or of another type is told with
+What a client says is checked field by field: what is missing, unknown or of another type is reported with
 its name. What a value may be beyond its type its word decides.
 """
 

@@ -98,7 +98,9 @@ def _logs(door: Door, routes: APIRouter) -> None:
         states: list[Any] = []
         next_page = page.next_page
         for start in range(0, len(page.logs), _STATES_AT_ONCE):
-            if start and loop.time() >= due:  # The first ones are told, or nobody came to the end.
+            if (
+                start and loop.time() >= due
+            ):  # The first ones are returned, or no request would come to the end.
                 next_page = str(page.logs[start - 1])
                 break
             states += await states_of(page.logs[start:][:_STATES_AT_ONCE], how, due)
@@ -106,7 +108,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
         return Response(dumped({"logs": states, "next_page": next_page}), media_type=JSON)
 
     async def states_of(logs: Sequence[LogName], how: Asking, due: float) -> list[Any]:
-        """At the same time, and told in order, without those that were deleted since they were listed."""
+        """Concurrently, and returned in order, without those that were deleted since they were listed."""
         asked = (door.ask(messages.GetLog(log), how, due=due) for log in logs)
         states = await asyncio.gather(*asked, return_exceptions=True)
         found: list[Any] = []
@@ -318,8 +320,8 @@ def _writers(door: Door, routes: APIRouter) -> None:
         ),
     )
     async def acquire_writer(request: Request, log: Log, how: HowOf) -> Response:
-        """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Whoever wrote before is fenced: what
-        was acked to him is below `fence_offset`, and nothing will be any more.
+        """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Earlier writers are fenced: what
+        was acknowledged to them is below `fence_offset`, and nothing more will be.
         """
         said = await _said(request, is_required=True)
         grant = await door.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
@@ -329,7 +331,7 @@ def _writers(door: Door, routes: APIRouter) -> None:
         path, tags=[*tags], **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch))
     )
     async def renew_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
-        """Begins the time anew that was granted."""
+        """Restarts the granted time."""
         return json_response(await door.ask(messages.RenewWriter(log, epoch), how))
 
     @routes.delete(path, tags=[*tags], **described(status=204, errors=(*AT_OWNER, StaleEpoch)))

@@ -98,7 +98,7 @@ def _add_lead(app: FastAPI, dashboard: Callable[[], str]) -> None:
 
 
 def _add_redirects(app: FastAPI, door: Door) -> None:
-    """`NotOwner` is told as where to go, if there is such a place."""
+    """`NotOwner` becomes a redirect to the owner, if its address is known."""
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RollbookError)

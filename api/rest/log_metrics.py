@@ -1,4 +1,4 @@
-"""`/metrics` of a log server, for Prometheus: for whoever may see what it counts."""
+"""`/metrics` of a log server, for Prometheus: for callers that may see what it counts."""
 
 import asyncio
 from collections.abc import Callable

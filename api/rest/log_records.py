@@ -196,7 +196,7 @@ def record_routes(door: Door) -> APIRouter:
                 uid=uid,
             )
             if is_resumed and isinstance(begin, AtOffset):
-                # Where the tail was when he came first.
+                # Where the tail was at the first request.
                 end = _offset_of(last_end, "Last-Event-ID") if last_end else None
                 reading = reading.resumed_at(begin.offset, end)
             stops = at_tail is not messages.AtTail.FOLLOW
@@ -515,7 +515,7 @@ def _is_known(etag: str, known: list[str]) -> bool:
 
 
 def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
-    """What fits into headers of HTTP; all of it is told by `GET …/records?from=N&limit=1`."""
+    """What fits into headers of HTTP; all of it is returned by `GET …/records?from=N&limit=1`."""
     found: dict[str, str] = {}
     omitted = 0
     for name, value in [("Log-Key", key), *((f"Log-Meta-{n}", v) for n, v in headers.items())]:

@@ -27,7 +27,7 @@ _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
     "Log-Meta-*": (_TEXT, "The record's headers, one for each name.", "till 4"),
     "Log-Next-Offset": (_NUMBER, "Where to go on.", 1701),
     "Log-Offset": (_NUMBER, "Of the record.", 1700),
-    "Log-Omitted": (_NUMBER, "So many of its key and headers are none of HTTP's.", 1),
+    "Log-Omitted": (_NUMBER, "How many of its key and headers do not fit into headers of HTTP.", 1),
     "Log-Owner": (_TEXT, "The address of its owner's gRPC.", "log-1:7400"),
     "Log-Sealed": (_FLAG, "Whether nothing is ever appended again.", "false"),
     "Log-Tail": (_NUMBER, "The offset of the next record to be appended.", 1703),
@@ -109,7 +109,7 @@ Describe = Callable[[type[RollbookError], int], dict[str, Any]]
 
 
 def complete(document: dict[str, Any], open_paths: Collection[str], describe: Describe) -> None:
-    """`open_paths` ask nobody who he is. `describe`: an error as an answer with that status."""
+    """`open_paths` need no authentication. `describe`: an error as an answer with that status."""
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",

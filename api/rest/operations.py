@@ -128,7 +128,7 @@ class RunningOperations:
         return list(reversed(self._known.values()))
 
     async def close(self) -> None:
-        """Each has an end, which is told."""
+        """Each operation ends, and its end is logged."""
         await asyncio.sleep(0)  # What is cancelled before its first step never runs, nor ends.
         for _, task in list(self._running.values()):
             task.cancel()

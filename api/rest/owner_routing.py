@@ -1,7 +1,7 @@
 """Between routes and the service core: deadlines, and whom to ask instead.
 
 What this server does not own is asked for elsewhere: the client is sent to the owner (307, `Location`), or
-the server asks for him, over gRPC, if he says `Log-Forward: auto` or the owner has no HTTP. What can
+the server asks the owner over gRPC, if the request has `Log-Forward: auto` or the owner has no HTTP. What can
 be done neither way is a 503 for now, `Log-Forward: never` included.
 """
 
@@ -101,10 +101,10 @@ class Door:
             raise self._core.late(method) from None
 
     async def begun(self, asked: ReadStream, asking: Asking) -> ReadStream:
-        """Of the log that has the name now, and with an end that is taken once, where the log ends now: he is read for in turns, and anew when he
-        takes something again, and of a log that grows as fast would never hear the last one.
+        """Of the log that has the name now, and with an end that is taken once, where the log ends now: the log is read in turns, and again when the client
+        reads again, and a log that grows as fast would never have an end.
 
-        Whoever begins at the tail, or so far before it, begins where it was then. The head is found by reading:
+        A read that begins at the tail, or some records before it, begins where the tail was then. The head is found by reading:
         by then there may be another, which is nobody's failure.
         """
         wanted = FindOffset(asked.log, asked.start, asked.uid)
@@ -127,7 +127,7 @@ class Door:
         )
 
     def follow(self, word: Any, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
-        """Its events; whoever leaves early closes it. `stands`: where he has come to, who was told some before."""
+        """Its events; a caller that leaves early closes it. `stands`: the position of a reader that resumes."""
         method = BY_REQUEST[type(word)]
         if not isinstance(word, ReadStream):
             return self._core.watch(method, word)

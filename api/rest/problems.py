@@ -246,6 +246,6 @@ async def _on_bad_request(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
-    """What nobody expected is told to the log and not to the client."""
+    """An unexpected error is logged, and not shown to the client."""
     logger.error("http_request_failed", path=request.url.path, exc_info=error)
     return response_of(RollbookError("something unexpected happened; the log says what"))

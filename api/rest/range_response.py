@@ -5,14 +5,14 @@ one who may not take any of it. So
 
     a piece    (`record_slices.py`) is made when what is before it was let out, but for what a connection may have
                unsent, so that one is ahead at most; and the loop goes round between any two
-    a newcomer has his made in the line of those who were told little yet (`new_reader_pacing.py`)
+    a newcomer has its pieces made in the line of new readers (`new_reader_pacing.py`)
     counted    is what is held: the blocks, the largest body of those that are packed, and a piece of JSON
-               (`response_backpressure.py`). For whoever is refused nothing is made
+               (`response_backpressure.py`). For a refused request nothing is made
     the first  is made before the head is sent: what is wrong there is a problem with its status. If it is
                all, it goes with its length
     the end    is missing where something is wrong further on: the object stays open, and the connection is
                closed without the last chunk, so that nobody takes it for all
-    who left   has nothing more made for him; nor has he who is hung up on
+    gone       clients have nothing more made for them
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class RangeResponse(Response):
 
 
 def held_by(blocks: list[bytes]) -> int:
-    """While they are told: all of them as they are stored, and the body of one, if it is packed."""
+    """While they are sent: all of them as they are stored, and the body of one, if it is packed."""
     return sum(map(len, blocks)) + max(map(packed_body_of, blocks), default=0)
 
 

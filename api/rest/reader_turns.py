@@ -12,8 +12,8 @@ from rollbook.proto.errors import RollbookError
 
 TURNS: Final = 8
 _TURN_S: Final = 1.0
-_TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to where he stands.
-_RETRY_S: Final = 1.0  # Who cannot be read for waits so long, or until his heartbeat.
+_TURN_BYTES: Final = 2 * 1024 * 1024  # Fewer: more is spent on going to its position.
+_RETRY_S: Final = 1.0  # A reader that cannot be served waits this long, or until its heartbeat.
 
 T = TypeVar("T")
 Events = AsyncGenerator[Any, None]
@@ -23,12 +23,12 @@ Stand = Callable[[Position], Awaitable[Progress]]
 
 
 class Turns:
-    """Who is behind reads in turns: each is some runs of records in memory, told and read ahead.
+    """Followers that are behind read in turns. A turn holds some runs of records in memory, sent and read ahead.
 
-    First come, first served; whoever has to wait has no reader, hence nothing in memory, and is told with
-    each heartbeat where he stands (RL3). A turn begins when something is to be read, and for whoever waits
-    for it just then: who is told something meanwhile keeps his place. It ends when so much is told, when it
-    has taken long, or when nothing is asked for at once: whoever waits for a bookie, or for his quota, holds
+    First come, first served; a waiting follower has no reader, hence nothing in memory, and gets with
+    each heartbeat its position (RL3). A turn begins when something is to be read, for a follower that waits
+    for it just then: one that is being sent something keeps its place. It ends when enough is sent, when it
+    has taken long, or when nothing is asked for at once: a follower that waits for a bookie, or for its quota, holds
     nobody up.
     """
 
@@ -41,7 +41,7 @@ class Turns:
     ) -> Events:
         """The events of a `watch` that reads through what it is given. `stand`: where a position is.
 
-        `stands`: where he has come to, who was told something before.
+        `stands`: the position of a follower that resumes.
         """
         turn = _Turn(self)
 
@@ -65,7 +65,7 @@ class Turns:
         return True
 
     def enter(self, turn: "_Turn") -> None:
-        self._queue[turn] = None  # Whoever is there keeps his place.
+        self._queue[turn] = None  # A turn that is queued keeps its place.
         self._hand_out()
 
     def leave(self, turn: "_Turn") -> None:
@@ -88,8 +88,8 @@ class Turns:
 async def _in_turns(
     turn: "_Turn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
-    """Whoever has caught up needs no turn: what he waits for is in nobody's memory yet. Once he was told where
-    he stands, what cannot be opened for now is tried again, as long as he can be told that at least.
+    """A follower that has caught up needs no turn: what it waits for is in nobody's memory yet. Once it has its
+    position, what cannot be opened for now is tried again, as long as its position is known at least.
     """
     heartbeat_s, misses = asked.heartbeat_ms / 1000, 0
     is_behind = True
@@ -134,7 +134,7 @@ async def _in_turns(
 
 
 async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset | None) -> Events:
-    """Where he stands, with each heartbeat until his turn begins."""
+    """The follower's position, with each heartbeat until its turn begins."""
     now, heartbeat_s, misses = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000, 0
     while not await turn.wait_until(now() + heartbeat_s):
         if stands is None:
@@ -174,22 +174,22 @@ def _size_of(event: Any) -> int:
 
 
 class _Turn:
-    """Of one follower; he has it for a while, time and again."""
+    """The turn of one follower, which begins and ends repeatedly."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Timeout | None = None  # What he waits in.
-        self._timer: asyncio.TimerHandle | None = None  # While he has it.
+        self._waiting: asyncio.Timeout | None = None  # Ends the wait when the turn begins.
+        self._timer: asyncio.TimerHandle | None = None  # While the turn lasts.
         self._ending: asyncio.Handle | None = None
-        self._room = 0  # Bytes that may yet be told in it.
+        self._room = 0  # Bytes that may yet be sent in it.
 
     @property
     def is_waiting(self) -> bool:
         return self._waiting is not None
 
     def try_continue(self) -> bool:
-        """Whether it does, or begins since nobody else waits for one."""
+        """Continue the turn, or begin it if nobody else waits for one; returns whether it is on."""
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
@@ -249,7 +249,7 @@ class _Turn:
 
 
 class Rests:
-    """Of large records that were told in part."""
+    """Of large records that were sent in part."""
 
     def __init__(self) -> None:
         self.bytes = 0

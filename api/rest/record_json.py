@@ -1,6 +1,6 @@
 """Records in the bodies of HTTP.
 
-Whoever appends says what a body is by its media type:
+A client that appends names a body's format by its media type:
 
     application/octet-stream       one record, its bytes as they are; the rest of it in headers
                                    Log-Key, Log-Event-Time-Us, Log-Meta-<name>

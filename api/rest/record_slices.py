@@ -1,4 +1,4 @@
-"""Records in pieces: so many at a time are made into JSON, and no more are taken apart meanwhile.
+"""Records in pieces: a few at a time are made into JSON, and no more are taken apart meanwhile.
 
 a piece    has `PIECE_BYTES` of values, keys and headers, and a record more at most, each of them counted as
            `_FRAME_BYTES` besides: 256 empty ones, or a large one, whose JSON nobody can make in part
@@ -15,7 +15,7 @@ from rollbook.logservice.core.record_block import Block, Record, span_of
 from rollbook.logservice.ids import Offset
 
 PIECE_BYTES: Final = 16 * 1024
-_FRAME_BYTES: Final = 64  # Names of fields, offset, time: about so much for each record.
+_FRAME_BYTES: Final = 64  # Names of fields, offset, time: about this much for each record.
 
 
 class Piece(NamedTuple):
@@ -33,7 +33,7 @@ def pieces(
     rest = wanted(blocks, start, end)
     rest.reverse()
     del blocks
-    while rest:  # What was told is not kept.
+    while rest:  # What was sent is not kept.
         block = Block(rest.pop())
         index = max(start - block.base_offset, 0)
         last = min(end - block.base_offset, block.count)

@@ -1,11 +1,11 @@
-"""Large answers, and those who take them slowly: in slices, and so many bytes for all of them together.
+"""Large responses to slow clients: sent in slices, with a bound of bytes for all of them together.
 
 a slice    is written when the one before it has left, so that an answer goes on for as long as somebody
            takes it, and its connection is not idle meanwhile
 counted    is an answer from its head on, which may have to wait as well: for those before it on its connection
 in pieces  is one that says itself what it holds by now (`HOLD`), before it begins and whenever that changes
-stalled    while half of the room is taken, whoever takes nothing for a moment is hung up on
-full       whoever asks then hears so (`Overloaded`); those who take theirs make room within moments
+stalled    while half of the room is taken, a client that reads nothing for a moment is disconnected
+full       further requests are refused (`Overloaded`); clients that read make room within moments
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class _Answer:
         return True
 
     async def _send_slice(self, message: Message) -> bool:
-        """Whoever takes nothing is waited for while there is room."""
+        """Wait for a client that reads nothing while there is room."""
         while not await send_within(message, self._send, _PATIENCE_S):
             if self._room.is_half_full:
                 return False

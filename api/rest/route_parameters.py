@@ -94,7 +94,8 @@ async def _condition(
 
 async def _producer(
     producer_id: Annotated[
-        str | None, Header(description="Whose batch it is; with his epoch and its number.")
+        str | None,
+        Header(description="The batch's producer; with its epoch and the batch's number."),
     ] = None,
     producer_epoch: Annotated[int | None, Header(ge=0, le=PRODUCER_EPOCH_MAX)] = None,
     producer_seq: Annotated[

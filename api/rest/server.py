@@ -5,8 +5,8 @@ cannot listen. What stays is owned: `close` ends the listener, the connections a
 
 Nobody gets much without having shown the token:
 
-    connections    so many, and so many handshakes. Whoever comes then takes the place of one that has
-                   been idle for longest, if there is one, and is hung up on otherwise
+    connections    are bounded, and handshakes. A new one takes the place of one that has
+                   been idle for longest, if there is one, and is closed otherwise
     a request      its head, its body and a deadline for both, the answer included; the bodies of all
                    requests together
     an answer      as fast as it is taken; large ones of all requests together (`response_backpressure.py`)
@@ -14,9 +14,9 @@ Nobody gets much without having shown the token:
                    parser looks at each of them, and thousands hold up everybody. And a slice of what it says
                    in a turn; of those who come in one go one begins at a time (`admission_queue.py`)
     a path         has no escapes: no name here needs one, and `%2F` would make two names of one
-    a refusal      is heard also by who is sending still: for a moment what he sends is read, and forgotten
-    a stream       goes on for as long as somebody takes it; whoever takes nothing is hung up on
-    off loopback   only with TLS and a token, unless told otherwise
+    a refusal      reaches a client that is still sending: for a moment what it sends is read and discarded
+    a stream       goes on for as long as somebody takes it; a client that reads nothing is disconnected
+    off loopback   only with TLS and a token, unless `--insecure` is given
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
                    could otherwise speak to it through a name of its own (DNS rebinding)
     a word         that decides is said once: of two headers or fields of one name who knows which was meant
@@ -81,14 +81,14 @@ _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
 _ROUNDS_OF_REQUEST: Final = 16  # In about as many an append is served, but for its waits.
 _FIRST_WAITS_S_MAX: Final = 0.25  # However many come.
-_LINGER_S: Final = 1.0  # Or as much as a body may have,
-_FORGOTTEN_EVERY_S: Final = 0.01  # so much of it at a time as is read of what is not looked at.
+_LINGER_S: Final = 1.0  # Or until a body of the largest size was read:
+_FORGOTTEN_EVERY_S: Final = 0.01  # then read and discard this much at a time.
 _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
 _RETRY_MS: Final = 1000
 # Bytes of a connection that its client has no room for. Left to itself the system takes megabytes, so that
-# whoever takes nothing is told a large part of a log.
+# a client that reads nothing is sent a large part of a log.
 _UNSENT_BY_SYSTEM: Final = 64 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ONCE: Final = frozenset(
@@ -97,7 +97,7 @@ _ONCE: Final = frozenset(
         *("last-event-id", "origin"),
     )
 )
-_ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # Whoever looks may know several.
+_ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # A client may know several.
 _ONCE_PREFIXES: Final = ("log-", "producer-")
 _MANY: Final = "log"  # Of the fields of queries the only one that is a list.
 _NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
@@ -113,7 +113,7 @@ class Bounds:
     body_bytes: int = _BODY_BYTES_MAX
     bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX  # Of all requests that are served.
     answers_bytes: int = 16 * 1024 * 1024  # Of large ones that are being taken.
-    unsent_bytes: int = 64 * 1024  # Before whoever answers has to wait.
+    unsent_bytes: int = 64 * 1024  # Before the sender of a response has to wait.
     may_stream: bool = False  # An exchange has no deadline as long as it gets on.
 
 
@@ -212,7 +212,7 @@ class HttpServer:
 
 
 class _Crowd:
-    """Who is connected, whoever has been silent for longest first."""
+    """The connections, longest silent first."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -339,7 +339,7 @@ class _Connection(H11Protocol):
     _is_answered = False  # Just now.
     _next: asyncio.Task[None] | None = None  # It waits for others.
     _first_may_wait_s = _FIRST_WAITS_S_MAX  # Yet, in however many pieces it comes.
-    _unheard: int | None = None  # So much may yet be forgotten; None: it is heard.
+    _unheard: int | None = None  # Bytes that may yet be discarded; None: it is read.
 
     def __init__(self, crowd: _Crowd, *uvicorns: Any) -> None:
         super().__init__(*uvicorns)
@@ -375,7 +375,7 @@ class _Connection(H11Protocol):
             self._watch()
 
     def handle_events(self) -> None:
-        """Whoever was answered begins at once. A connection's first request, and those that were sent before an
+        """A connection that was answered begins at once. A connection's first request, and those that were sent before an
         answer, stand in one line: many can come in one go, and others are served in between.
         """
         if self._next is not None:  # With what comes meanwhile.
@@ -423,7 +423,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """As every other refusal is told."""
+        """In the form of every other refusal."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # It has begun to answer.
             self.transport.abort()
             return
@@ -522,7 +522,7 @@ class Guard:
                 told = _told_at_once(body, receive)
                 if scope["method"] == "GET":
                     await self._untaken.serve(self._app, scope, told, send)
-                else:  # What others did is told, whatever else is.
+                else:  # Responses to writes are never dropped.
                     await self._app(scope, told, send)
         finally:
             self._bodies_bytes -= held.bytes
@@ -588,7 +588,7 @@ class _Held:
     """What a request has of what all bodies may have."""
 
     bytes: int = 0
-    is_read: bool = False  # Whoever asked whether to send it has been told to.
+    is_read: bool = False  # A client that asked whether to send it was asked to.
 
 
 class _Gone(Exception):
@@ -609,7 +609,7 @@ async def _refuse(
 ) -> None:
     """What is left of the request, up to `unheard`, is read for a moment: see `_Connection._linger`.
 
-    `waits`: he asked whether to send it at all, so nothing comes any more unless some of it is there.
+    `waits`: the client asked whether to send it at all, so nothing comes any more unless some of it is there.
     """
     headers = {"connection": "close"}
     if refused.status == 401:
@@ -653,7 +653,7 @@ def _check_path(scope: Scope) -> None:
 
 
 def _check_said_once(scope: Scope, headers: Headers) -> None:
-    """Whoever says it twice may mean either, and who stands between him and us may have taken the other."""
+    """Refuse a header that is sent twice: a proxy in between may have taken the other value."""
     once = _ONCE if scope["method"] in _LOOKING else _ONCE_IN_CHANGES
     _check_no_two(name for name in headers if name in once or name.startswith(_ONCE_PREFIXES))
     if query := scope["query_string"]:  # Its names as routes read them, without escapes.

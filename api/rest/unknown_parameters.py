@@ -1,10 +1,10 @@
 """A word that a route does not know is refused and not passed over: it may have been a condition, misspelt.
 
 query      every field
-headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of whoever stands between
+headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of proxies in between
 
 What a route knows are the parameters that it declares; `Log-Meta-*` stands for all names that begin so. Probes
-have no conditions, and may be asked with whatever whoever probes says to everybody.
+have no conditions, and may be requested with any headers that a prober sends.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator

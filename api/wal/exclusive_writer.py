@@ -3,8 +3,8 @@
 The epoch is what decides; the lease on it only tells others when they may take it without being rude. So a
 writer that could not renew for a while goes on, unless somebody has taken its place.
 
-Whoever waits for his turn waits for as long as it takes, also while the log cannot be served at all: that he is
-told once, as a warning of `logging`.
+A writer waits for its turn for as long as it takes, also while the log cannot be served at all: that is
+logged once, as a warning of `logging`.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class ExclusiveWriter:
             except asyncio.CancelledError:
                 self._writer.warn_of_pending()
                 raise
-            with suppress(RollbookError):  # It is another's by now, or runs out by itself.
+            with suppress(RollbookError):  # Another writer has it by now, or it runs out by itself.
                 await self._log.release_writer(self.epoch)
         finally:
             self.end()
@@ -130,14 +130,16 @@ class ExclusiveWriter:
 
     async def _acquire(self) -> WriterGrant:
         pauses, told, failures = Pauses(LogClientConfig()), set[str](), 0
-        attempt = new_attempt()  # Else whoever lost the answer would wait for himself.
+        attempt = new_attempt()  # Else a writer that lost the answer would wait for itself.
         while True:
             try:
                 return await self._log.acquire_writer(
                     self.holder, self._mode, ttl_s=self._lease_s, attempt=attempt
                 )
             except RollbookError as error:
-                was_released = isinstance(error, StaleEpoch)  # Before he heard that it was his.
+                was_released = isinstance(
+                    error, StaleEpoch
+                )  # Before it learnt that it was granted.
                 is_in_order = was_released or isinstance(error, WriterHeld)
                 if self._mode is not AcquireMode.WAIT or not (is_in_order or is_passing(error)):
                     raise

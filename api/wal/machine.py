@@ -68,7 +68,7 @@ class State(Protocol):
 
 
 class StateMachine:
-    """Follows from `async with` on; leads whenever it is told to and may."""
+    """Follows from `async with` on; leads whenever it is asked to and may."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class StateMachine:
         lease_s: float = LEASE_S,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
-        """`holder`: who leads, as others are told, perhaps an address. `lease_s`: for so long a dead
-        leader is not replaced. `snapshot_every`: so many records are replayed at most.
+        """`holder`: the leader's name for others, perhaps an address. `lease_s`: for this long a dead
+        leader is not replaced. `snapshot_every`: this many records are replayed at most.
         """
         self.name = LogName.parse(name)
         self.holder = holder
@@ -147,7 +147,7 @@ class StateMachine:
         return Term(self, writer)
 
     async def leader(self) -> str:
-        """The `holder` of whoever leads; empty: nobody."""
+        """The `holder` of the leader; empty: there is none."""
         state = await self._log.state()
         if state.owner and not state.writer_holder:  # Only the log's owner knows.
             question = messages.GetLog(self.name)
@@ -155,7 +155,7 @@ class StateMachine:
         return state.writer_holder
 
     async def read(self, query: Callable[[], T]) -> T:
-        """What `query` finds in a state that has everything that anybody was told before."""
+        """What `query` finds in a state that has every command that was acknowledged before."""
         await self.barrier()
         return query()
 
@@ -228,7 +228,7 @@ class StateMachine:
         self._tell()
 
     def _tell(self) -> None:
-        """Whoever waits looks again."""
+        """Waiters look again."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -273,7 +273,7 @@ class StateMachine:
     async def replay(self, end: Offset | None, told: Told | None = None) -> None:
         """Applies what is confirmed, up to `end`, or until the log is sealed. However long it takes.
 
-        Whoever wants to be `told` of each record is told `Truncated` if only a snapshot is left of some.
+        A caller that wants each record gets `Truncated` if only a snapshot is left of some.
         """
         self.check()
         pauses = Pauses(self._client.config)

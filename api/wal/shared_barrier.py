@@ -1,6 +1,6 @@
 """One question for many readers: where the log ends now.
 
-An answer is good for whoever asked before the question was sent. So one question is under way at a time, and
+An answer is good for all callers that asked before the request was sent. So one question is under way at a time, and
 all who come meanwhile share the next one.
 """
 
@@ -19,7 +19,7 @@ class SharedBarrier:
         self._next: asyncio.Task[Offset] | None = None  # Not sent yet.
 
     async def tail(self) -> Offset:
-        """Cancelling whoever waits changes nothing."""
+        """Cancelling a waiter changes nothing."""
         if self._next is None:
             self._next = asyncio.create_task(self._send(self._sent))
             self._next.add_done_callback(_look_at)

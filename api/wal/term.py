@@ -41,7 +41,7 @@ class _Waiter:
 
 
 class Term:
-    """Leads while it is entered, and until it is over. Then it is over for good: lead again."""
+    """Leads while it is entered, and until it is over. Then it never leads again: take a new term."""
 
     def __init__(self, machine: "StateMachine", writer: ExclusiveWriter) -> None:
         self._machine = machine
@@ -97,7 +97,7 @@ class Term:
         return await waiter.result
 
     async def over(self) -> RollbookError:
-        """Why, when it is over and everybody was told; `StaleEpoch`: another one leads."""
+        """Why, when it is over and all waiters have their result; `StaleEpoch`: another one leads."""
         try:
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:

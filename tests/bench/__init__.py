@@ -56,7 +56,7 @@ def compared(
     *,
     aside: Collection[str] = (),
 ) -> Iterator[Figure]:
-    """What is called "ours" against the best of the others, which come after it for whoever reads.
+    """What is called "ours" against the best of the others, which come after it in the output.
 
     Of two targets, the absolute one and the factor of that best, the harder one counts. Those who stand
     aside promise less, and are only shown.

@@ -17,7 +17,7 @@ _COUNT: Final = 300
 
 @contextmanager
 def bare_journal(path: Path, size: int) -> Iterator[Callable[[], float]]:
-    """Appends so much to a file that was allocated like a journal's, and syncs; returns how long."""
+    """Appends `size` bytes to a file that was allocated like a journal's, and syncs; returns how long."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(descriptor, 0, _FILE_BYTES)
     os.fdatasync(descriptor)

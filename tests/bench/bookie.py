@@ -445,7 +445,7 @@ def _in_turns(
     calm: Victim,
     prepare: Callable[[Victim], None],
 ) -> Iterator[Figure]:
-    """Paced adds to many ledgers; whoever is not measured stands still meanwhile. Both are first in turns."""
+    """Paced adds to many ledgers; the side that is not measured is stopped meanwhile. Both are first in turns."""
     each = size.ledgers // PACED_CONNECTIONS
     p99s_ms: dict[Victim, list[float]] = {busy: [], calm: []}
     for run in range(runs):

@@ -239,7 +239,7 @@ async def _p99_of_bare_grpc_ms(place: Address, shown: TlsFiles) -> float:
 
 
 async def _p99_on_time_ms(ask: Callable[[], Awaitable[object]]) -> float:
-    """Of one who asks at fixed times, from when it was time to. Who only asked again once he was answered would ask
+    """For a client that asks at fixed times, from when each was due. One that asked again only after its answer would ask
     least while all stands still, and a second of that would be one bad answer of a thousand.
     """
     await ask()  # It connects.

@@ -45,7 +45,7 @@ def figures(runs: int) -> Iterator[Figure]:
         client = OurClient(worker)
 
         def run(job: str, **arguments: Any) -> Found:
-            # One that hung before may have to register anew.
+            # One that hung before may have to register again.
             cluster.wait_until(lambda: all(each.standing for each in cluster.bookies), "all serve")
             pids = {bookie.bookie_id: bookie.pid for bookie in cluster.bookies}
             return client.run(job, "v3", pids=pids, **arguments)

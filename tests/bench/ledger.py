@@ -6,7 +6,7 @@ CRC32C), each in a process of its own, and report in the same words (`load/ledge
 `java/…/Peer.java`). Java is warmed up first; what is compared are medians of runs made in turns: ours,
 V2, V3, ours, …
 
-Adds have a fourth in turn, "bare Python" (`ledger_bare`): what this language leaves to whoever gives up checks, index
+Adds have a fourth in turn, "bare Python" (`ledger_bare`): what this language leaves to a client without checks, index
 and futures. It is shown, and held against nobody.
 
 A run at which Java fails is made again, and what Java says goes to standard error. If it goes on failing
@@ -85,7 +85,7 @@ class Side:
     name: str
     cluster: Cluster | ledger_bare.BareCluster
     clients: tuple[str, ...]
-    """What `run` is told; the first is our default, or Java's better one at most things."""
+    """Arguments of `run`; the first is our default, or Java's better one at most things."""
     run: Callable[..., Found]
 
     def pids(self) -> Collection[int]:

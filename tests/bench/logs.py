@@ -334,7 +334,7 @@ def _many_logs(sides: Sequence[LogSide], runs: int, size: Size) -> Iterator[Figu
 
     def measure(side: LogSide, _: int) -> Mapping[str, float]:
         job = {"logs": logs[side.name], "size": 100, "window": size.logs, "seconds": size.seconds}
-        side.run("round_robin", count=size.logs, **job)  # After a sleep each may be opened anew.
+        side.run("round_robin", count=size.logs, **job)  # After a sleep each may be opened again.
         found, costs = _costing(side, "round_robin", count=_RECORDS_MAX, **job)
         return {"rate": found["count"] / found["seconds"], **costs}
 
@@ -451,7 +451,7 @@ def _steps(
     """CPU of the log server and its bookies for the second of both `logs`, which grow; flat means: no more
     than a fifth above the first, which does not, measured in turns with it: a machine's speed drifts.
 
-    With so many at once; and `beside` that with others, without a target.
+    With many at once; and `beside` that with others, without a target.
     """
     side, runs, size = how
     for count, name in what.items():

@@ -32,7 +32,7 @@ class LogSide(ABC):
 
     name: str
     about: str
-    """Versions and settings, for whoever reads the figures."""
+    """Versions and settings, shown with the figures."""
     is_synced = True
     """An ack means that the record is on disk, as ours does. Else it is only shown."""
 
@@ -73,7 +73,7 @@ class LogSide(ABC):
         """
 
     def complaints(self) -> str:
-        """What its servers said last, for whoever wants to know why they do not get ready."""
+        """What its servers said last, for finding out why they do not get ready."""
         return "what its servers say is not kept"
 
     def wait_ready(self) -> None:

@@ -6,7 +6,7 @@ counts is the most that was ever resident. `--gib` makes the ledgers shorter, no
 has no room for all, and a machine that takes more than five minutes: the figure says how much it was.
 
 Then the crowd: connections that do nothing, and readers that take their answers slowly. Others add at a
-steady pace to the bookie that has the crowd, while it comes and everybody in it asks for all that he may at
+steady pace to the bookie that has the crowd, while it comes and everybody in it asks for all that it may at
 once, and when that rush is over; then in turns, a second each, with another bookie that has none, while the
 crowd stands still: what changes on the machine is in both. The crowd gets the processor last: what it takes of
 the machine is not what a bookie's other clients wait for, and on machines of their own they would not.
@@ -51,7 +51,7 @@ PACED_INTERVAL_S: Final = 0.016  # In all 20,000 adds a second.
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 _PACKED_MIB_MAX: Final = 64.0
-_TURNS_AT_ONCE: Final = 4  # Of all ledgers: so many adds are made before they are sent.
+_TURNS_AT_ONCE: Final = 4  # Of all ledgers: this many adds are made before they are sent.
 _ROOM: Final = 2.5  # Bytes on disk for each byte of entries, at worst and for a moment.
 _FILLING_S_MAX: Final = 300.0
 _RUSH_MS_MAX: Final = 100.0  # Of 2,000 requests for 4 MiB each, in one moment.
@@ -59,7 +59,7 @@ _WINDOWS: Final = (
     4  # With each crowd, and as many without: a slow moment of the disk is in one of many.
 )
 _CROWD_GONE_S: Final = 1.0  # Until the bookie has closed what it leaves.
-_CROWD_S_MAX: Final = 120.0  # Until it is there, whoever else has the processor.
+_CROWD_S_MAX: Final = 120.0  # Until it is there, on a busy machine.
 
 
 @dataclass(frozen=True)

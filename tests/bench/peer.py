@@ -36,7 +36,7 @@ BOOKIE_SETTINGS: Final = {
     # While one half of its write cache is on its way to a slow disk and the other is full, a bookie
     # lets adds wait so long. Then it refuses them, without a word in its log.
     "dbStorage_maxThrottleTimeMs": "60000",
-    # So many adds may wait for a bookie's writing thread, and the next one is refused as "too many requests",
+    # This many adds may wait for a bookie's writing thread, and the next one is refused as "too many requests",
     # without a word, too. A client that asks for two acks of three holds back for nobody's third: a bookie
     # that stands still for a sixth of a second while the others take 60,000 adds a second is there.
     "maxPendingAddRequestsPerThread": "0",  # As many as there are.

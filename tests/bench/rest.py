@@ -233,7 +233,7 @@ async def tail_events(server: RestServer, size: Size) -> tuple[float, float]:
 
 
 async def follow_backlog(server: RestServer, size: Size, kind: str) -> float:
-    """Records a second, by one follower who takes them as fast as they come. All of it, so that his start counts."""
+    """Records a second, by one follower that reads them as fast as they come. All of it, so that its start counts."""
     async with server.connection() as connection:
         path, records = await _made_long(connection, size)
         started = time.monotonic()

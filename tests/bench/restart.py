@@ -112,7 +112,7 @@ class Files:
         """Returns how many entries that were."""
         address = self.bookie.address.host, self.bookie.address.port
         each = shape.ledgers // CONNECTIONS
-        turn = each * shape.in_a_row  # So many adds of a connection until all its ledgers had some.
+        turn = each * shape.in_a_row  # Adds of a connection until all its ledgers had some.
         turn_bytes = turn * CONNECTIONS * entry_bytes(shape.payload_bytes)
         turns, step = max(1, entries_bytes // turn_bytes), max(1, _SLICE_BYTES // turn_bytes)
         for first in range(0, turns, step):

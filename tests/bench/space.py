@@ -96,7 +96,7 @@ def _environment(size: Size, **more: object) -> dict[str, str]:
 
 
 class Writer:
-    """Adds on one connection, so many under way; remembers what was acknowledged."""
+    """Adds on one connection, a number under way; remembers what was acknowledged."""
 
     def __init__(self, client: BookieClient, size: Size) -> None:
         self.acked: dict[int, int] = {}  # Entries of each ledger, from 0 on without a gap.

@@ -1,7 +1,7 @@
 """Each turn has the machine to itself: all processes of the others sleep, at a stop, until theirs begins.
 
 Servers that only rest go on working: virtual machines tick, replicas ask each other for news, files are sorted.
-Asleep (SIGSTOP) they take nothing. Whoever wakes has outslept its sessions, so that it has to find itself again,
+Asleep (SIGSTOP) they take nothing. A woken server has outslept its sessions, so that it has to find itself again,
 and to work for a moment, before anything counts.
 """
 

@@ -11,7 +11,7 @@ whatever else they did meanwhile for the appends is in it. One of the bookies se
 The survivor tells in its log how long each step took (`log_opened`):
 
     detect    from the first request for that log until its owner counts as dead: half a second of refusals
-    wait      for a turn, since only so many logs are opened at a time
+    wait      for a turn, since only some logs are opened at a time
     read      the list
     fence     the last ledger fenced, its end found, closed
     replay    what has to be remembered, from its end

@@ -16,7 +16,7 @@ from rollbook.proto.errors import AppendUnsettled, Outcome
 
 
 def ends_at_the_lac() -> None:
-    """Recovery does not look for what was confirmed after the last entry had told of it."""
+    """Recovery does not look for what was confirmed after the last entry had named it."""
 
     async def look_no_further(_attempt: Any, _search: TailSearch, _write_backs: WriteBack) -> None:
         pass

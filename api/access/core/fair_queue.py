@@ -1,6 +1,6 @@
-"""Who takes next from an account that is in debt: whoever has waited longest, one at a time.
+"""Decides who takes next from an account in debt: the longest waiting stream, one at a time.
 
-Who is away, since his client takes nothing at the moment, is passed over, and keeps his place.
+A stream that is away, because its client reads nothing, is passed over and keeps its place.
 """
 
 from bisect import bisect_left, insort
@@ -33,7 +33,7 @@ class Line:
         return bool(self._here) and self._here[0] == place
 
     def come_back(self, place: Place) -> None:
-        """From where he was before."""
+        """Return to the place that it had."""
         insort(self._here, place)
 
     def leave(self, place: Place) -> None:

@@ -1,6 +1,6 @@
 """Who may do what to which log: the one rule, for every door.
 
-A principal has a list of logs for each right, and one of logs that are not his whatever else is said:
+A principal has a list of logs for each right, and one of logs that it may never touch, whatever else is said:
 
     read     read, follow, find offsets, segments, journal; make cursors and move them
     append   append; be a log's exclusive writer
@@ -210,7 +210,7 @@ def rights_for(word: Any) -> tuple[Right, ...]:
 
 
 def may_ask(grants: Grants, word: Any) -> bool:
-    """A list is asked for by everybody, and shows each what is his (`visible`)."""
+    """Lists may be requested by everybody; they show each caller its own logs (`visible`)."""
     kind = type(word)
     if rights := rights_for(word):
         return grants.may_any(rights, str(word.log))
@@ -226,7 +226,7 @@ def is_visible(grants: Grants, log: str) -> bool:
 
 
 def is_act(word: Any) -> bool:
-    """Whether it changes more than records and cursors: it is told to the audit."""
+    """Whether it changes more than records and cursors: the audit logs it."""
     kind = type(word)
     if kind is messages.Truncate:
         return not word.dry_run

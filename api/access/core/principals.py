@@ -1,4 +1,4 @@
-"""Who there is: the access file, and how a principal shows that it is him.
+"""The access file: which principals exist, and how they authenticate.
 
     [principals.ingest]
     tokens = [{ sha256 = "…", expires = 2027-01-31T00:00:00Z }]     several: while one is replaced
@@ -9,8 +9,8 @@
     append_bytes_per_s = 10_000_000             quotas: core/quotas.py
     streams = 100
 
-A token is 32 random bytes or as good as that, and of those the file has only the SHA-256: whoever reads
-the file can show nothing. It is looked up by its digest, so that no time tells how much of a guess was right.
+A token is 32 random bytes or as good as that, and of those the file has only the SHA-256: a reader of
+the file cannot authenticate with it. It is looked up by its digest, so that no time tells how much of a guess was right.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from rollbook.api.access.core.grants import EVERYTHING, Grants
 from rollbook.api.access.core.quotas import Quotas
 from rollbook.proto.errors import BadConfig
 
-OPERATOR: Final = "operator"  # Whoever shows the one token of a server that has but one.
-ANYBODY: Final = "anybody"  # Whoever comes where nobody has to say who he is.
+OPERATOR: Final = "operator"  # A caller with the token of a server that has only one.
+ANYBODY: Final = "anybody"  # Every caller where none is authenticated.
 SECTION: Final = "principals"
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
@@ -72,7 +72,9 @@ class Principals:
         for each in principals:
             for token in each.tokens:
                 if token.sha256 in self._by_digest:
-                    raise BadConfig(f"the principal {each.name} has a token twice, or another's")
+                    raise BadConfig(
+                        f"the principal {each.name} has a token twice, or one of another principal"
+                    )
                 self._by_digest[token.sha256] = Shown(each, token.expires_us)
             for name in each.certificates:
                 if name in self._by_certificate:
@@ -106,7 +108,7 @@ def digest_of(token: str) -> str:
 
 
 def operator_with(token: str) -> Principals:
-    """Of a server that has one token: whoever shows it may do everything."""
+    """For a server that has one token: callers that show it may do everything."""
     return Principals([Principal(OPERATOR, EVERYTHING, tokens=(HashedToken(digest_of(token)),))])
 
 

@@ -1,9 +1,9 @@
 """How much a principal may take: rates that are held on average, and streams at a time.
 
 A rate is one time: up to when what was taken is paid for. Taking is free while that is not in the future; an
-unused second is kept, and no more. Who takes more at once than he has goes into debt, and waits it off, so
+unused second is kept, and no more. A caller that takes more at once than it has goes into debt, and waits, so
 that over any `t` seconds nobody gets more than `rate * (t + 1)` and what was under way: one take, or as many
-calls and events of streams as were let in before the first of them had told how much it took.
+calls and events of streams as were admitted before the first of them had reported how much it took.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 A state is what its commands make of it: each record of the log, once, in the order of the log (WK1).
 Only what a reader is shown, or what was acked, is a record of the log. Its writers follow one
-another: behind a record of one epoch none of an older one comes (WK2). So whoever leads knows, and
+another: behind a record of one epoch none of an older one comes (WK2). So a leader knows, and
 a replica checks, that nobody slipped in.
 """
 
@@ -25,7 +25,7 @@ class Replica:
         Raises `BadFrame` for a block that cannot be the next one.
         """
         if not base <= self.applied < end:
-            raise BadFrame("records were left out, or told twice", expected=self.applied, told=base)
+            raise BadFrame("records were left out, or sent twice", expected=self.applied, told=base)
         if epoch < self.epoch:
             raise BadFrame("a writer who was fenced wrote on", epoch=epoch, newest=self.epoch)
         self.epoch = epoch

@@ -11,7 +11,7 @@ the log, at the first offset that is not in it, whose blob is JSON:
 The mark is moved by compare-and-set from the version that was read before the snapshot was begun. So of
 two replicas that write at once one does it in vain, and pieces lie in the order of marks (WK6).
 
-Then both logs are truncated up to the snapshot before: whoever has begun to restore that one has
+Then both logs are truncated up to the snapshot before: a replica that has begun to restore that one has
 time to finish, for as long as it takes until yet another one is written.
 """
 

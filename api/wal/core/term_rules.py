@@ -1,14 +1,14 @@
-"""One leadership: from the grant of a writer epoch to its end, which is for good.
+"""One leadership: from the grant of a writer epoch to its end, after which it never leads again.
 
     granted ──► replay up to the fence ──► serving ──► over
                                               │ proposed: waits
-                                              │ acked: applied, told
+                                              │ acked: applied, answered
 
 - It serves when all that was written under older epochs is in the state: what lies below the fence (WK3).
 - What was proposed is applied when it is acked, and not before; it is the very next record of the
   log, since nobody else can write under this epoch. Anything else is the end of the term.
-- Over, it takes and applies nothing any more, whatever comes; everybody who waits is told (WK4).
-- Whoever was fenced need not say "unknown". Of what waits, a front part is in the log, in its order,
+- Over, it takes and applies nothing any more, whatever comes; all waiting calls fail (WK4).
+- A fenced leader need not say "unknown". Of what waits, a front part is in the log, in its order,
   and no other record bears this epoch; nothing is put behind the next writer's fence. So a replay up to
   there tells for each whether it was appended, with its result, or never will be (WK5).
 """
@@ -24,7 +24,7 @@ W = TypeVar("W")
 
 
 class TermRules(Generic[W]):
-    """`W`: whoever waits for what became of a command."""
+    """`W`: the waiter for the result of a command."""
 
     def __init__(self, epoch: WriterEpoch, fence: Offset) -> None:
         self.epoch = epoch

@@ -79,7 +79,7 @@ class AioKafka:
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """Ready when it has been told what is there already."""
+        """Ready when it has read what is there already."""
         consumer, partition = await self._consumer(log), TopicPartition(log, 0)
         try:
             ends = await consumer.end_offsets([partition])

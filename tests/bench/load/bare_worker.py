@@ -67,7 +67,7 @@ class _Writer:
         self.sent += count
 
     def hear(self) -> None:
-        """From whoever has answered, one of them at least."""
+        """Read from the servers that have answered, at least one."""
         ready = self._poll.poll(_SILENCE_S)
         if not ready:
             raise TimeoutError(f"no bare bookie has answered for {_SILENCE_S:g} s")

@@ -120,7 +120,7 @@ class Confluent:
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """A thread that polls, as it is usual, and tells the loop. Ready when it has been told what is there already."""
+        """A thread that polls, as it is usual, and tells the loop. Ready when it has read what is there already."""
         loop = asyncio.get_running_loop()
         consumer = self._consumer()
         is_over = threading.Event()

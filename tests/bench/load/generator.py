@@ -73,7 +73,7 @@ class _Stream:
         self._under_way: deque[tuple[float, int]] = deque()  # Begun, bytes of the answer.
         self._room = memoryview(self.replies)  # For what was not heard yet.
         self._unclaimed_bytes = 0  # Heard of the answer that is not complete yet.
-        self._wakes_bytes = 1  # So much has to be here until we are woken.
+        self._wakes_bytes = 1  # This much has to arrive before we are woken.
 
     @property
     def is_done(self) -> bool:

@@ -1,4 +1,4 @@
-"""A disk of a known rate: the system holds this process, and those that it starts, to so many bytes read a second.
+"""A disk of a known rate: the system holds this process, and those that it starts, to a number of bytes read a second.
 
 By a control group, version 1 or 2; so it wants root. On a virtual machine a disk has what a cache below the machine,
 or a quota, leaves it at the moment; held to less than that, it is as quick as it is said to be.
@@ -20,7 +20,7 @@ class CannotHold(Exception):
 
 @contextmanager
 def reads_held_to(bytes_per_s: int, folder: Path) -> Iterator[None]:
-    """Of the disk that has the folder. Whoever is started within ends within. Raises `CannotHold`."""
+    """Of the disk that has the folder. A process that is started within ends within. Raises `CannotHold`."""
     device = _whole_device(folder)
     try:
         home, group = _enter_group(device, bytes_per_s)

@@ -16,11 +16,11 @@ Found = dict[str, Any]
 
 
 async def serve(run: Callable[[Job], Awaitable[Found]]) -> None:
-    """Whatever standard input asks for. Between two jobs, too, the loop is there for whoever needs it."""
+    """Whatever standard input asks for. Between two jobs, too, the loop is free for other tasks."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         try:
             answer: Found = {"value": await run(json.loads(line))}
-        except Exception as error:  # noqa: BLE001  # The harness tells it to whoever looks on.
+        except Exception as error:  # noqa: BLE001  # The harness shows it.
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
@@ -42,7 +42,7 @@ class Stopwatch:
         }
 
 
-# So many of all are no slower than what a spread tells for it; the tail more closely.
+# Shares of all for which a spread names the slowest; the tail more closely.
 SHARES: Final = (
     *(step / 100 for step in range(99)),
     *(step / 1_000 for step in range(990, 1_000)),

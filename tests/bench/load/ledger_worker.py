@@ -3,7 +3,7 @@
 A line in is a job, a line out its figures, under the same names. The client is what
 `rollbook.ledger.connect` gives to anybody, with its defaults but for the protocol's version, which is the job's.
 The process is not as Python starts it: it looks for garbage as our servers do (`calm_collector`), since by
-default all its objects are looked at once a second, for 20 ms. Its twin's JVM is told as much for its latency.
+default all its objects are looked at once a second, for 20 ms. Its twin's JVM has such settings, too.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def _adds(ledgers: Ledgers, job: Job) -> Found:
 
 
 async def _append_each(writer: LedgerWriter, job: Job) -> Found:
-    """A future for each entry; in bursts, of which so many are under way as the window holds."""
+    """A future for each entry; in bursts, as many under way as the window holds."""
     payload, window = b"x" * job["size"], job["window"]
     burst = max(1, window // ADDS_BURSTS)
 

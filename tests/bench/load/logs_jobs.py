@@ -53,7 +53,7 @@ class LogClient(Protocol):
         """All records from the first on, in pieces: how many there were in each, and of how many bytes."""
 
     async def owner(self, log: str) -> str:
-        """The address of whoever has to be killed."""
+        """The address of the server that has to be killed."""
 
     async def roll(self, log: str) -> None:
         """A new segment begins with the next record."""
@@ -209,7 +209,7 @@ async def _replay(client: LogClient, job: Job) -> Found:
 
 
 async def _round_robin(client: LogClient, job: Job) -> Found:
-    """One record to each log in turn, so many under way. The logs are made already."""
+    """One record to each log in turn, `window` under way. The logs are made already."""
     logs, window, pool = job["logs"], job["window"], _records(job["size"])
     under_way: deque[Awaitable[Any]] = deque()
     clock, stopwatch = Clock(job["count"], job["seconds"]), Stopwatch()

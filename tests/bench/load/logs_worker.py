@@ -2,7 +2,7 @@
 
 python -m tests.bench.load.logs_worker log://host:port
 
-It does not load gRPC by itself, no more than a program does that imports `rollbook` first: whoever is earlier keeps
+It does not load gRPC by itself, no more than a program does that imports `rollbook` first: the earlier one keeps
 what that has to say to gRPC from being heard (`api/grpc/__init__.py`), which costs a small message a third.
 """
 
@@ -66,7 +66,7 @@ class OurLogs:
     async def tail(
         self, log: str, on_value: Callable[[bytes], None], is_ready: asyncio.Event
     ) -> None:
-        """Ready when it is told that there is nothing before it."""
+        """Ready when it has caught up."""
         async for event in (await self._open(log)).events("latest"):
             if isinstance(event, aio.RecordBatch):
                 for value in event.values():
@@ -87,7 +87,7 @@ class OurLogs:
             yield count, size
 
     async def stare(self, log: str, readers: int, seconds: float) -> None:
-        """So many ask for all of it, each on a connection of its own, and read nothing."""
+        """`readers` clients ask for all of it, each on a connection of its own, and read nothing."""
         async with self._stared_at(log, readers):
             await asyncio.sleep(seconds)
 
@@ -123,7 +123,7 @@ class OurLogs:
         self._followed += 1
 
     async def followed(self, count: int) -> None:
-        """Both leave once so many have been read."""
+        """Both leave once `count` have been read."""
         async with asyncio.timeout(_ALL_READ_S), self._attending:
             while self._followed < count:
                 await asyncio.sleep(0.1)

@@ -32,7 +32,7 @@ async def _never(_storage: Storage) -> bool:
 def main() -> None:
     if sys.argv.pop(1) == "journal":
         setattr(Storage, "checkpoint", _never)  # noqa: B010  # To mypy a method is no variable.
-    setattr(Storage, "open", _open_timed)  # noqa: B010  # Likewise.
+    setattr(Storage, "open", _open_timed)  # noqa: B010  # To mypy a method is no variable.
     rollbook()
 
 

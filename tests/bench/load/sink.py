@@ -1,4 +1,4 @@
-"""A server that stores nothing: it counts bytes and answers as many as it was told to.
+"""A server that stores nothing: it counts bytes and answers as many as it is asked to.
 
     python -m tests.bench.load.sink REQUEST_BYTES REPLY_BYTES
 

@@ -164,7 +164,7 @@ async def _delete(nodes: LedgerNodes, ledger_id: LedgerId) -> None:
 def victim(
     settings: Mapping[str, str] = {}, *, is_timed: bool = False, has_pages: bool = False
 ) -> Iterator[Victim]:
-    """`has_pages`: those for operators, by which it can be told to compact."""
+    """`has_pages`: those for operators, by which it can be made to compact."""
     folder = Path(tempfile.mkdtemp(prefix="rollbook-bench-"))
     try:
         with processes.family() as family:

@@ -52,7 +52,7 @@ def add_batches(
     first_entry: int = 0,
     in_a_row: int = 1,
 ) -> list[Batch]:
-    """`entries` adds of one connection, to its ledgers in turn, so many to each in a row."""
+    """`entries` adds of one connection, to its ledgers in turn, `in_a_row` to each."""
     packers = [_packer(version, ledger_id) for ledger_id in ledger_ids]
     payload = b"x" * payload_bytes
     batches: list[Batch] = []
@@ -96,7 +96,7 @@ def _add_batch(frames: bytes, count: int) -> Batch:
 def read_batches(
     ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
 ) -> list[Batch]:
-    """Single reads of version 2, so many sent together."""
+    """Single reads of version 2, some sent together."""
     reply = _V2_READ_REPLY_HEAD_BYTES + entry_bytes(payload_bytes)
     return [
         Batch(

@@ -60,7 +60,7 @@ class _Ledger:
     fence_asked_at: int = _NEVER
     fenced_at: int = _NEVER
     lac_named: int = NO_ENTRY  # The highest that a writer named.
-    lac_told: int = NO_ENTRY  # The highest that the bookie told, or acknowledged.
+    lac_told: int = NO_ENTRY  # The highest that the bookie sent, or acknowledged.
     packet_named: dict[int, None] = field(default_factory=dict)
     packet_acked: int = NO_ENTRY
     gone_at: int = _NEVER

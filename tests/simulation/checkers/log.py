@@ -5,13 +5,13 @@ carries a unique value and an acknowledged one names its position, so the append
 order of their positions, and only their moments are open. The history is legal iff moments can be
 chosen along that chain.
 
-1. Place each append: at the position its client was told, or, of an unknown outcome, where its
+1. Place each append: at the position its client got, or, of an unknown outcome, where its
    value was read. Positions below the end that are still free are taken by the remaining appends
    of unknown outcome, those invoked first in front; one left free is a hole.
 2. Append i cannot happen before it was invoked, nor before a call was invoked that saw the log
    end at i, nor before append i-1. The greatest of these is p(i), its earliest moment.
-3. Append i must have happened when its client was told so, when a read of it returned, and when
-   somebody was told a length beyond it. Illegal iff one of these comes before p(i). If none does,
+3. Append i must have happened when its client got its answer, when a read of it returned, and when
+   a client got a length beyond it. Illegal iff one of these comes before p(i). If none does,
    p is itself a legal choice: each read fits between the two appends it tells of.
 
 Records handed to a reader that follows the log (`Delivery`) may lag behind, so one that ends early
@@ -63,7 +63,7 @@ def check_log(history: History) -> list[Anomaly]:
 
 
 def _place(history: History) -> tuple[dict[int, Append], list[Anomaly]]:
-    """Step 1, first half: whoever is known to be at each position."""
+    """Step 1, first half: the appends whose positions are known."""
     placed: dict[int, Append] = {}
     position_of: dict[Value, int] = {}
     anomalies: list[Anomaly] = []

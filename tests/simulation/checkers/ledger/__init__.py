@@ -1,8 +1,8 @@
 """Ledgers and everything that touches them, judged by what goes in and out and by what disks hold.
 
 Facts come in as they happen: commits of the metadata store, syncs of the bookies' disks, answers as
-they leave the bookies, what users of the client are told. Nothing is known of the client's inside, so a
-rule holds for whoever plays writer or recovery. The rules are S1 to S12 of the ledger protocol, each
+they leave the bookies, what users of the client get. Nothing is known of the client's inside, so a
+rule holds for every writer and recovery. The rules are S1 to S12 of the ledger protocol, each
 under the name by which a run fails: `replica_reader.py`, `metadata.py`, `request_handlers.py` say them.
 """
 
@@ -59,7 +59,7 @@ class LedgerChecker:
         return payload_of(ledger_id, len(ledger.sizes) - 1, size)
 
     def on_confirmed(self, ledger_id: int, number: int, entry_id: int, *, is_late: bool) -> None:
-        """`is_late`: written after somebody was told that the ledger is deleted."""
+        """`is_late`: written after the ledger was reported deleted."""
         self.heard["confirmed"] += 1
         self._copies.on_confirmed(ledger_id, number, entry_id)
         if is_late:
@@ -135,7 +135,7 @@ class LedgerChecker:
         self._copies.on_formatted(bookie)
 
     def on_healed(self, bookie: str) -> None:
-        """It has all of every closed ledger again, as somebody was told who had asked for it."""
+        """It has all of every closed ledger again, as the caller of the healing was told."""
         self._copies.on_healed(bookie)
 
     # --- At the end -----------------------------------------------------------------------------

@@ -1,14 +1,14 @@
 """Where entries lie, judged at each sync, each confirmation and each change of metadata.
 
-- **truncated** (S1): no writer is told of an entry behind the end of a closed ledger, before or after.
-- **readable** (S2): what a writer was told is on a bookie that metadata names for it, at any instant.
+- **truncated** (S1): no writer gets an acknowledgement for an entry after the end of a closed ledger, before or after.
+- **readable** (S2): what was acknowledged to a writer is on a bookie that metadata names for it, at any instant.
 - **copies** (S3): of a closed ledger every entry is on `ack` bookies that metadata names for it; and on
   one of these whose lost disk was made good in any case.
 - **order** (S4): entry i carries the i-th payload that was written, wherever it turns up.
 - **clean LAC** (S8): a LAC that a named bookie may hand out names entries that have `ack` copies there.
-- **durable ack** (S11): what a writer is told has `ack` copies that no power cut can take away.
+- **durable ack** (S11): what is acknowledged to a writer has `ack` copies that no power cut can take away.
 - **vanished**: what a reader was shown as confirmed is in the ledger when it is closed.
-- **refused**: what a writer was told is not in the ledger is not in it when it is closed.
+- **refused**: what was refused to a writer is not in it when it is closed.
 - **deleted**: nothing that is written after a deletion was reported done is confirmed.
 
 Copies that went with a disk which we destroyed are excused, but for S2.
@@ -109,10 +109,10 @@ class CopyRules:
         self._facts.destroyed.pop(bookie, None)
         self._healed[bookie] = None
 
-    # --- What writers and readers are told ------------------------------------------------------
+    # --- What writers and readers get -----------------------------------------------------------
 
     def on_confirmed(self, ledger_id: int, number: int, entry_id: int) -> None:
-        """A writer is told that its n-th payload is entry so and so, for ever."""
+        """A writer learns the entry id of its n-th payload, permanently."""
         ledger = self._facts.ledger(ledger_id)
         if entry_id != number:
             self._break(ORDER, f"{ledger.name(number)} is confirmed as entry {entry_id}")
@@ -130,7 +130,7 @@ class CopyRules:
         self._check(ledger, entry_id, metadata.quorum.ack, DURABLE_ACK, "confirmed")
 
     def on_refused(self, ledger_id: int, number: int) -> None:
-        """A writer is told that its n-th payload is not in the ledger and never will be."""
+        """A writer learns that its n-th payload is not in the ledger and never will be."""
         ledger = self._facts.ledger(ledger_id)
         ledger.refused = min(ledger.refused, number)
         self._check_refused(ledger)

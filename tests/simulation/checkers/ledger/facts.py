@@ -26,7 +26,7 @@ _HEADER: Final = struct.Struct(">qqq")
 PAYLOAD_BYTES_MIN: Final = len(MARK) + _NUMBERS.size
 
 OnBroken = Callable[[str, str], None]
-"""Is told the rule, by its name, and how it was broken."""
+"""Gets the rule's name, and how it was broken."""
 
 
 def payload_of(ledger_id: int, number: int, size: int) -> bytes:
@@ -44,11 +44,11 @@ class LedgerFacts:
     version: int = -1
     writer: str = ""  # The process that made it.
     sizes: list[int] = field(default_factory=list)  # Of the payloads, in the order of writing.
-    confirmed: int = NO_ENTRY  # What its writer was told.
-    told: int = NO_ENTRY  # What somebody was told by a reader that keeps to the LAC.
-    refused: int = NEVER  # The lowest that its writer was told is not in it.
+    confirmed: int = NO_ENTRY  # What was acknowledged to its writer.
+    told: int = NO_ENTRY  # What a reader that keeps to the LAC returned.
+    refused: int = NEVER  # The lowest that was refused to its writer.
     is_doomed: bool = False  # Somebody deletes it.
-    is_gone: bool = False  # And was told that this is done.
+    is_gone: bool = False  # And its caller knows that this is done.
     clean: int = NO_ENTRY  # Up to here every entry had its copies when one last looked.
     digest: LedgerDigest | None = None
     fences: tuple[bytes, ...] = ()  # As one looks on a disk.
@@ -73,7 +73,7 @@ class BookieFacts:
     has_fence: bool = False  # Durably.
     fence_was_answered: bool = False
     denied: dict[int, None] = field(default_factory=dict)  # Under a fence,
-    denied_beyond: int | None = None  # and likewise all behind this one.
+    denied_beyond: int | None = None  # and all after this one.
     mended: dict[int, None] = field(default_factory=dict)  # Accepted from a recovery,
     mended_first: dict[int, None] = field(default_factory=dict)  # before any copy was durable.
 

@@ -8,7 +8,7 @@
 - **versions** (S9): each change goes from the version that its author named to the next one.
 - **length**: a closed ledger's length is that of the payloads up to its last entry.
 - **frozen** (S10): once a ledger is in recovery, the process that wrote it changes nothing of it.
-- **absence** (S6): who closes a ledger in recovery was told by `write - ack + 1` bookies of the next
+- **absence** (S6): who closes a ledger in recovery has heard from `write - ack + 1` bookies of the next
   entry's write set that they do not have it.
 """
 

@@ -1,4 +1,4 @@
-"""Named logs, judged by what their users are told and by what the metadata store commits.
+"""Named logs, judged by what their users get and by what the metadata store commits.
 
 Nothing is known of the inside of a log server. `record_format.py` hears users: acks, refusals, records, tails,
 grants. `lists.py` hears commits, and the answers of servers in the moment they are given. The rules are

@@ -1,6 +1,6 @@
 """What the metadata store commits of logs and their ledgers, and what servers say at that moment.
 
-Commits are seen as they happen, so whoever decides by a ledger that is not closed yet, deletes what is
+Commits are seen as they happen, so a server that decides by a ledger that is not closed yet, deletes what is
 listed or passes a mark is caught in the step.
 """
 
@@ -40,7 +40,7 @@ MEMORY: Final = "memory"  # What goes leaves a segment that has begun.
 EXPIRY: Final = "expiry"  # Nothing goes by itself before its time.
 PATIENCE: Final = "patience"  # No server takes a log rudely twice in a short time.
 MARKS: Final = "marks"
-STALLED: Final = "stalled"  # Whoever has missed his lease opens his logs again before he acks.
+STALLED: Final = "stalled"  # A server that missed its lease opens its logs again before it acks.
 
 AGAIN: Final = (
     " again"  # What a log is called that was created under the name of one that was deleted.

@@ -1,4 +1,4 @@
-"""What users of a log were told, held against what all others were told.
+"""What each user of a log got, held against what all others got.
 
 Each record has a value of its own, so that two facts suffice to break a rule in the step in which the
 second comes: one offset, one record; one record, one offset. What takes the whole history to judge
@@ -46,10 +46,10 @@ class LogFacts:
     refused: dict[str, str] = field(default_factory=dict)  # With the reason.
     epochs: dict[str, int] = field(default_factory=dict)  # Under which a record was sent.
     grants: dict[int, int] = field(default_factory=dict)  # With its fence offset.
-    head: int = 0  # As somebody was told.
+    head: int = 0  # As a client got it.
     committed_head: int = 0  # As the list has it.
     behind: dict[str, int] = field(default_factory=dict)  # That one, when a record was first sent.
-    is_deleted: bool = False  # As somebody was told.
+    is_deleted: bool = False  # As a client was answered.
     late: dict[str, None] = field(default_factory=dict)  # Records that were first sent after that.
     tails: list[Tail] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Records:
             self._break(OUTCOME, f"{name}: sealed at {log.sealed_at}, acked at {first}")
 
     def on_refused(self, name: str, values: Sequence[str], error: RollbookError) -> None:
-        """For good, and every attempt of it."""
+        """Permanently, and every attempt of it."""
         log = self.log(name)
         for value in values:
             log.refused[value] = error.code.reason

@@ -561,7 +561,7 @@ async def test_a_file_that_others_may_write_is_none(
         os.chown(there.path, 12_345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(BadConfig, match="another's"):
+    with pytest.raises(BadConfig, match="another user"):
         Doorkeeper(None, str(there.path))
 
 

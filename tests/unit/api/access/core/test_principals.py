@@ -71,7 +71,10 @@ def hashed(digit: str) -> dict[str, Any]:
         ({"a": {"tokens": ["plain-token-in-the-file"]}}, "a token is"),
         ({"a": {"tokens": [hashed("G")]}}, "hexadecimal"),
         ({"a": {"tokens": [hashed("a") | {"expires": "soon"}]}}, "zone"),
-        ({"a": {"tokens": [hashed("a")]}, "b": {"tokens": [hashed("a")]}}, "another's"),
+        (
+            {"a": {"tokens": [hashed("a")]}, "b": {"tokens": [hashed("a")]}},
+            "one of another principal",
+        ),
         ({"a": {"certificates": ["x"]}, "b": {"certificates": ["x"]}}, "two principals"),
         ({"a": 3}, "no table"),
     ],
