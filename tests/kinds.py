@@ -41,7 +41,7 @@ BENCHES: Final = {
             "metastore",
             "recovery",
         ),
-        *("rest", "restart", "simulator", "space", "spark", "takeover"),
+        *("relay", "rest", "restart", "simulator", "space", "spark", "takeover"),
     )
 }
 SMOKE_SEEDS: Final = 100

@@ -401,11 +401,11 @@ def _begun_anew(ours: OurSide, log: str) -> Callable[[], float]:
     pid = ours.restart()
     ours.run("alone", log=log, size=100, count=_WARM_UP)
     time.sleep(_SETTLE_S)
-    before = _resident_mib(pid, "VmRSS")
-    return lambda: _resident_mib(pid, "VmHWM") - before
+    before = resident_mib(pid, "VmRSS")
+    return lambda: resident_mib(pid, "VmHWM") - before
 
 
-def _resident_mib(pid: int, name: str) -> float:
+def resident_mib(pid: int, name: str) -> float:
     """Of `/proc/PID/status`: VmRSS is now, VmHWM the most ever."""
     (line,) = (
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if name in line

@@ -32,7 +32,7 @@ def log_of(client: Any, server: str, prefix: str) -> Any:
     for number in range(50):
         log = client.open(f"{prefix}-{number}", create=True)
         log.append(b"first")
-        (owner,) = client.lookup([log.name])
+        (owner,) = client.lookup([str(log.name)])
         if owner.address.startswith(f"{server}.invalid"):
             return log
     raise AssertionError(f"no log was placed on {server}")

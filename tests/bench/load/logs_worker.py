@@ -154,6 +154,8 @@ async def _run(ours: OurLogs, job: Job) -> Found:
         "followed": ours.followed,
     }
     do = job.pop("do")
+    if do == "placed":
+        return {"owner": await ours.owner(job["log"])}
     if do not in alone:
         return await logs_jobs.run(ours, job | {"do": do})
     del job["client"]
