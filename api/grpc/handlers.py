@@ -157,6 +157,7 @@ def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
                 told = told_event(request, event)
                 del event  # A client that does not read holds one copy here, not three.
                 await _tell(context, told)
+                del told  # It was taken, and the next event may be some time.
         finally:
             waiting.cancel()
             await events.aclose()

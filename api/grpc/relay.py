@@ -55,7 +55,7 @@ Metadata = Iterable[tuple[str, Any]] | None
 
 OF_ONE_SERVER: Final = (messages.GetServerStats, messages.GetOutage)
 # So that little of what is not asked for yet lies here: of each stream, besides what `RelayMemory` counts.
-RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
+RELAY_OPTIONS: Final = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 _STREAMS_MAX: Final = 2000  # All those to one server share a connection, which takes 2,048.
 _GREETING_S: Final = 2.0  # A client waits for 2.5 s.
 _TEXT_MAX: Final = 200

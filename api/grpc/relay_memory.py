@@ -2,7 +2,7 @@
 
 An event is held from when it has come from the owner until the reader has taken it. Before the next one is asked for
 there has to be room for another one of its size; readers wait for it in turn. Room is made by those that use
-theirs least: a reader to which nothing came for a moment gives its reservation back, and one that has not taken its
+theirs least: a reader to which nothing came for a second gives its reservation back, and one that has not taken its
 event for a while is hung up on if others wait. It comes back where it was, as after any line that broke.
 """
 
@@ -12,9 +12,10 @@ from typing import Final
 from rollbook.proto.errors import Overloaded
 
 _MIB: Final = 1024 * 1024
-BYTES_MAX: Final = 16 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
+BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
 _EVENT_BYTES: Final = 512 * 1024  # Of the first one, as long as nothing is known.
-_IDLE_S: Final = 0.05  # Then a reservation is given back.
+_IDLE_S: Final = 1.0  # Then a reservation is given back. Less: events on their way are not counted on a busy machine.
+_LOOK_S: Final = 0.05  # How often the one whose turn it is looks for room.
 _TAKING_S: Final = 0.25  # Then a reader that takes nothing makes room for others.
 _AGAIN_MS: Final = 250
 
@@ -51,7 +52,7 @@ class RelayMemory:
                         break
                     self._has_changed.clear()
                     try:
-                        async with asyncio.timeout(_IDLE_S):
+                        async with asyncio.timeout(_LOOK_S):
                             await self._has_changed.wait()
                     except TimeoutError:
                         continue
