@@ -239,10 +239,18 @@ def test_services_and_budgets_select_pods(case: str) -> None:
         assert each["spec"]["serviceName"] in names
 
 
-def test_no_token_and_no_insecure_log_server_with_tls() -> None:
-    for name, pod in _pods("TLS"):
-        if name in ("log", "recovery"):
-            assert "--insecure" not in pod["containers"][0]["args"]
+def test_with_tls_every_port_speaks_it() -> None:
+    """Kubelet shows no certificate, so no server may ask for one where it is probed (`--tls-authorities`)."""
+    arguments = {name: pod["containers"][0]["args"] for name, pod in _pods("TLS")}
+    for name in SHAPES:
+        assert "-certificate=/etc/rollbook/tls/tls.crt" in " ".join(arguments[name])
+        assert not any(each.startswith("--tls-authorities") for each in arguments[name])
+        assert ("--insecure" in arguments[name]) == (name == "bookie")
+    assert "--listen=127.0.0.1:3181" in arguments["bookie"]
+    assert "--http-tls" in arguments["bookie"]
+    for name in ("log", "recovery"):
+        assert "--bookie-authorities=/etc/rollbook/tls/ca.crt" in arguments[name]
+        assert "--access-file=/etc/rollbook/access/access.toml" in arguments[name]
 
 
 def test_rules_are_those_of_compose() -> None:

@@ -34,6 +34,10 @@ yes
 {{- end -}}
 {{- end }}
 
+{{- define "rollbook.bookie_port" -}}
+{{ ternary 3182 3181 (eq (include "rollbook.has_tls" .) "yes") }}
+{{- end }}
+
 {{- /* What the schema cannot say in a sentence. */}}
 {{- define "rollbook.check" -}}
 {{- $url := .Values.metadata.url -}}
