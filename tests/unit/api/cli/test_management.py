@@ -6,7 +6,10 @@ import os
 import random
 import re
 import socket
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,7 +24,7 @@ from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
-from tests.support import commands, pages
+from tests.support import commands, pages, processes
 from tests.support.dev import running_dev
 from tests.support.processes import REPOSITORY
 
@@ -78,6 +81,17 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
             assert next(iter(log.read(0, 1))).value == b"before"
 
 
+def make_metadata(folder: Path) -> str:
+    url = f"sqlite://{folder}/metadata.db"
+
+    async def make() -> None:
+        async with await open_metadata_store(url, create=True) as store:
+            await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random())
+
+    asyncio.run(make())
+    return url
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -119,14 +133,45 @@ def test_server_all_refuses_a_bad_address_before_it_starts(
     assert not (tmp_path / "data").exists()
 
 
+def test_a_drain_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
+    """OP4: the first server runs the operation and has no steward; the second one ends it."""
+    url = make_metadata(tmp_path)
+    command = (sys.executable, "-m", "rollbook.api.cli.main", "server", "recovery")
+    where = ("--metadata", url, "--http", "127.0.0.1:0", "--log-level", "error")
+    short = {"ROLLBOOK_SESSION_TIMEOUT_S": "3"}
+    with processes.family() as children:
+
+        def start(*flags: str) -> tuple[Any, str]:
+            child = children.start(*command, *where, *flags, environment=short)
+            found = re.search(r"http on ([\d.:]+)", child.line(PATIENCE_S))
+            assert found
+            return child, f"http://{found[1]}/api/v1"
+
+        def until(api: str, state: str) -> Any:
+            deadline = time.monotonic() + PATIENCE_S
+            while time.monotonic() < deadline:
+                with suppress(HTTPError):  # 503 while the store has no connection.
+                    found = ask("GET", f"{api}/operations/{begun['id']}")
+                    if found["state"] == state:
+                        return found
+                time.sleep(0.05)
+            raise AssertionError(f"it was not {state} within {PATIENCE_S:g} s")
+
+        first, api = start("--no-auditor", "--name", "first")
+        directories = {"journal_dirs": ["/journal"], "ledger_dirs": ["/ledgers"]}
+        cookie = ask("POST", f"{api}/cookies/bk-1:generate", directories)
+        ask("PUT", f"{api}/cookies/bk-1", {"text": cookie["text"]})
+        begun = ask("POST", f"{api}/bookies:drain", {"bookies": ["bk-1"]})
+        until(api, "running")
+        first.kill()
+        _, api = start("--name", "second")
+        ended = until(api, "done")
+    assert ended["result"] == {"drained": ["bk-1"]}
+    assert ended["created_ms"] == begun["created_ms"]
+
+
 def test_a_taken_port_is_one_line_and_wrong_usage(tmp_path: Path) -> None:
-    url = f"sqlite://{tmp_path}/metadata.db"
-
-    async def make() -> None:
-        async with await open_metadata_store(url, create=True) as store:
-            await initialise(store, MetadataUrl.parse(url).ledgers_root, random.Random())
-
-    asyncio.run(make())
+    url = make_metadata(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
