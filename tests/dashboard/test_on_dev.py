@@ -127,6 +127,10 @@ def test_every_screen_can_be_used_by_everybody(site: Site, page: Page) -> None:
     text = axe.source()
     if not text:
         pytest.skip(axe.missing())
+    with rollbook.connect(f"log://{site.logs}") as client:
+        log = client.open("orders")
+        for number in range(50):  # For the picture: a page of them.
+            log.append(b'{"order": %d, "items": ["tea", "milk"]}' % number, key=b"shop")
     more = (f"{site.url}/log?name={_LOG}", f"{site.url}/bookie?id=bk-1", f"{site.url}/ledgers/0")
     for url in (*site.screens, *more):
         page.open(url)
