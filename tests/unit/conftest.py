@@ -1,4 +1,4 @@
-"""What runs in the process of a test says how its log is to be; the next test hears it anew."""
+"""What runs in the process of a test says how its log is to be; the next test gets a fresh one."""
 
 from collections.abc import Iterator
 

@@ -10,7 +10,7 @@ _BYTES_PER_S = 8_000_000
 
 
 def test_a_held_disk_is_held_to_what_was_said_and_is_let_go(tmp_path: Path) -> None:
-    """How quick it is then is the system's: what it was told is asked for."""
+    """How quick it is then is the system's: the test reads back the setting."""
     before = _memberships()
     limits, refusal = "", ""
     try:

@@ -1,4 +1,4 @@
-"""What Python can reach is measured with adds that are whole, kept by each bookie, and told by two of three."""
+"""What Python can reach is measured with adds that are whole, kept by each bookie, and acknowledged by two of three."""
 
 import json
 import time

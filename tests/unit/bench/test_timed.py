@@ -23,7 +23,7 @@ class _Work:
 
 @pytest.fixture(autouse=True)
 def _no_steps_yet() -> Iterator[None]:
-    """And none for whoever comes next."""
+    """And none for the next user."""
     yield
     timed._spent_s.clear()
     timed._within_s[:] = [0.0]

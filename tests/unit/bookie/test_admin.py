@@ -121,7 +121,7 @@ async def test_compaction_that_was_given_up_is_not_told_to_be_done(
 async def test_pages_of_ledgers_are_of_one_moment(
     admin: Admin, bookie: StandingBookie, clock: StandingClock
 ) -> None:
-    """So that a walk through them meets each ledger once; a first page, or a late one, looks anew."""
+    """So that a walk through them meets each ledger once; a first page, or a late one, reads the list again."""
 
     async def ids(after: int) -> list[int]:
         return [each["ledger_id"] for each in await admin.ledgers(after, 2)]

@@ -1,4 +1,4 @@
-"""Who adds alone is answered in the step that brought his add, where the disk is quick."""
+"""A lone writer is answered in the step that brought its add, on a quick disk."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,9 @@ ENOUGH = CONFIG.alone_after_chunks
 class Client:
     def __init__(self, storage: Storage, ledger_id: int) -> None:
         self.heard: list[BookieFailed | None] = []
-        self.meanwhile: Callable[[], object] | None = None  # What he does when he hears of it.
+        self.meanwhile: Callable[[], object] | None = (
+            None  # What the writer does when it gets the answer.
+        )
         self.has_bug = False
         self._storage = storage
         self._ledger_id = ledger_id
@@ -97,7 +99,7 @@ def test_whom_the_answer_wakes_runs_before_what_is_left_to_do(
         storage.add(adds((7, 100), (7, 101)), client.on_done)
         storage.go_on()
         assert storage.stats.entries_added == before + 3  # Durable, and the processor was kept:
-        assert len(heard) == 3  # whoever sends several at once does not wait for each.
+        assert len(heard) == 3  # A client that sends several at once does not wait for each.
 
     tell(story)
 
@@ -240,7 +242,7 @@ def test_a_sync_that_fails_at_once_poisons_the_journal() -> None:
 
 
 def test_nobody_who_hears_of_it_keeps_a_poisoned_journal_from_ending() -> None:
-    """B6: not by a bug of his, either."""
+    """B6: not by a bug of the caller, either."""
 
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0

@@ -24,7 +24,7 @@ def sleeps_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Others:
-    """They take as much of each turn of the loop, until they have had so many."""
+    """They take as much of each turn of the loop, until they have had that many."""
 
     def __init__(self, clock: StandingClock, turn_ns: int, turns: int) -> None:
         self.turns_left = turns

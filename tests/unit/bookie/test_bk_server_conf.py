@@ -290,7 +290,7 @@ def test_directories() -> None:
 
 def test_http_and_tls() -> None:
     bookie = translated("httpServerEnabled=true")["bookie"]
-    assert bookie["http"] == "127.0.0.1:8080"  # Not 0.0.0.0, as there: it asks nobody who he is.
+    assert bookie["http"] == "127.0.0.1:8080"  # Not 0.0.0.0, as there: it authenticates nobody.
     bookie = translated("httpServerEnabled=true\nhttpServerHost=10.0.0.5\nhttpServerPort=1")[
         "bookie"
     ]

@@ -170,7 +170,7 @@ def _itself(client: BookieClient) -> BookieClient:
 
 
 def test_it_says_who_it_is() -> None:
-    """Its address may have been another's."""
+    """Its address may have belonged to another bookie."""
 
     async def story(town: Town) -> None:
         await town.start()
@@ -659,7 +659,7 @@ def test_no_bookie_is_made_that_cannot_listen_behind_tls(tls_listen: str) -> Non
 
 
 def test_who_comes_while_it_tries_its_port_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would ever answer, and he would wait."""
+    """The client would wait for a response that never comes."""
 
     class Caller(asyncio.Protocol):
         def __init__(self) -> None:

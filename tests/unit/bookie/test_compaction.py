@@ -161,7 +161,7 @@ def test_a_younger_repeat_is_still_the_one_that_is_read() -> None:
 
 
 def test_readers_read_on_while_logs_are_replaced() -> None:
-    """B1: not one of them is told UNKNOWN or ABSENT meanwhile."""
+    """B1: not one of them gets UNKNOWN or ABSENT meanwhile."""
 
     async def story(storage: Storage, node: Node) -> None:
         await fill(storage, range(30), entries=40, size=300)
@@ -351,7 +351,9 @@ def test_a_log_that_is_read_before_it_is_taken_up_is_open_once(
     async def story(storage: Storage, node: Node) -> None:
         async def commit(files: CatalogFiles, parts: Sequence[bytes]) -> None:
             await as_ever(files, parts)
-            assert await storage.read(7, 0) == entry(7, 0)  # While the catalog is begun anew, say.
+            assert await storage.read(7, 0) == entry(
+                7, 0
+            )  # While the catalog is rewritten, for example.
 
         await add(storage, (7, 0))
         await fill(storage, range(100, 101), entries=80, size=1000)

@@ -313,7 +313,7 @@ def test_a_batch_of_large_entries_fits_its_frame(version: int) -> None:
 
 
 def test_a_batch_is_a_short_one_where_memory_is_short() -> None:
-    """B7: and whoever asks for the rest gets it."""
+    """B7: and a request for the rest gets it."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect(2)
@@ -1098,7 +1098,7 @@ def test_writers_and_fences_meet_in_any_order() -> None:
 def test_adds_are_written_however_the_step_that_brought_them_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever comes next cannot know that they wait: the journal would sleep on them."""
+    """Later adds cannot know that these wait: the journal would sleep on them."""
 
     async def story(scene: Scene) -> None:
         client = await scene.connect(2)

@@ -1,4 +1,4 @@
-"""Entry logs are opened by whoever comes first; others may come meanwhile, and they may go."""
+"""Entry logs are opened by their first reader; others may come meanwhile, and they may go."""
 
 import asyncio
 import random

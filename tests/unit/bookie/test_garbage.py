@@ -245,7 +245,7 @@ def test_one_that_comes_back_in_quarantine_stays() -> None:
         await site.create(1)
         await site.scans(15)
         assert await site.is_here(1)
-        await site.delete(1)  # Then it begins anew.
+        await site.delete(1)  # Then it is created again.
         await site.scans(2)
         assert await site.is_here(1)
 
@@ -255,7 +255,7 @@ def test_one_that_comes_back_in_quarantine_stays() -> None:
 def test_nothing_is_acknowledged_between_the_last_question_and_the_deletion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B1, B11: one that begins anew in that moment may fail, and must not be lost."""
+    """B1, B11: one that is created again in that moment may fail, and must not be lost."""
 
     async def story(site: Site) -> None:
         async def absent(census: Census, ids: "array[int]") -> "array[int]":
@@ -366,7 +366,7 @@ def test_listings_with_holes_delete_nothing_that_exists() -> None:
 
 
 def test_many_at_once_wait_for_an_operator() -> None:
-    """B11: and go once he says so; a scan that fails meanwhile does not release them."""
+    """B11: and go once an operator says so; a scan that fails meanwhile does not release them."""
 
     async def story(site: Site) -> None:
         await site.fill(*range(300))

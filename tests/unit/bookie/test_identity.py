@@ -580,7 +580,7 @@ async def count_answers(storage: Storage) -> dict[str, int]:
 
 @pytest.mark.parametrize("lost", DIRECTORIES)
 def test_whatever_directory_is_lost_what_is_left_is_answered(lost: str) -> None:
-    """B8: and of what is not left nobody is told that it never was."""
+    """B8: and what was lost is never reported as absent."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -1051,7 +1051,7 @@ def test_a_start_can_be_cut_off_anywhere(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", CUTS_BOTH_WAYS)
 def test_of_two_copies_one_goes_on_wherever_the_other_was_cut_off(seed: int) -> None:
-    """B8: it has begun a start and not told anybody, so that the other's has the same number."""
+    """B8: it has begun a start and not announced it, so that the other copy's has the same number."""
 
     async def story(village: Village) -> bool:
         cut_at, village.cut_at = village.cut_at, None

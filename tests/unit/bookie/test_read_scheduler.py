@@ -159,7 +159,7 @@ async def test_a_closed_lane_begins_nothing() -> None:
 
 
 async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
-    """It was offered, and something came between: its owner is told, else nobody would ask again."""
+    """It was offered, and something came between: its owner is notified, else nobody would ask again."""
     lane = Lane(1, turn_of(), lambda error: None)
     told = 0
     is_open = True

@@ -39,7 +39,7 @@ class SlowFile:
         return lend(await self.read_at(position, length), use)
 
     def prefetch(self, position: int, length: int) -> None:
-        """Whoever waits at the gate gains nothing by that."""
+        """A read that waits at the gate gains nothing by that."""
 
     async def read_at(self, position: int, length: int) -> bytes:
         self.reads.append((position, length))
@@ -76,7 +76,7 @@ async def test_several_readers_of_one_record_read_it_once() -> None:
 
 
 async def test_who_comes_behind_another_reads_ahead_and_nothing_twice() -> None:
-    """As one does who asks for the next stretch before he has had the last."""
+    """Like a reader that requests the next stretch before it has had the last."""
     records, file = written()
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         readers = []

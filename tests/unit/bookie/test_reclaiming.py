@@ -33,7 +33,7 @@ from tests.unit.bookie.test_storage import (
 
 @pytest.mark.parametrize("how", ["made", "told"])
 def test_ledgers_that_may_have_been_lost_are_unknown_and_fenced(how: str) -> None:
-    """B1, B4: whoever was told of a fence before the loss must find it."""
+    """B1, B4: a fence that was acknowledged before the loss must be found."""
     world = World(1)
     node = world.node("b1")
 

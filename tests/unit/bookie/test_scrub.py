@@ -1,4 +1,4 @@
-"""Scrubbing in the simulator: rot is found, told, remembered, and what is sound moves away from it."""
+"""Scrubbing in the simulator: rot is found, reported, remembered, and what is sound moves away from it."""
 
 import asyncio
 import random
@@ -80,7 +80,7 @@ def test_every_damage_that_readers_would_meet_is_found(seed: int) -> None:
         assert not found or scrubber._damaged == {number: None}
         assert bool(state.damages) >= bool(found)
         await scrubber.scrub()
-        assert scrubber.state.damages == state.damages  # Told once.
+        assert scrubber.state.damages == state.damages  # Reported once.
         await storage.close()
         again = await open_storage(node)
         assert list(again.catalog.doubts) == list(storage.catalog.doubts)

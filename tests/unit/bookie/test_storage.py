@@ -128,7 +128,7 @@ def test_an_entry_is_read_as_it_was_added() -> None:
 
 
 def test_the_last_entry_is_another_one_when_a_recovery_has_brought_it() -> None:
-    """B1: whoever is told which one is the last takes all behind it for absent."""
+    """B1: a client that gets the last one takes all after it for absent."""
 
     async def story(storage: Storage, _: Node) -> None:
         await add(storage, (7, 0))
@@ -199,7 +199,7 @@ def test_who_gives_way_to_a_write_does_so_until_it_is_begun_and_not_until_it_end
         assert storage.is_about_to_write
         await asyncio.sleep(0.1)
         assert not storage.is_about_to_write
-        late = storage.add(adds((7, 2))).done  # It waits for the disk, whoever gives way.
+        late = storage.add(adds((7, 2))).done  # It waits for the disk in any case.
         assert not storage.is_about_to_write
         node.disk.unhang()
         assert done
@@ -761,7 +761,7 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
 
 
 def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
-    """B6: only he was told, who may be at the other end of a connection."""
+    """B6: only that caller was told, which may be at the other end of a connection."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))

@@ -4,7 +4,7 @@
 
     scene.bookie("b1").on_call = lambda peer, call: peer.send(call.answer(…))
 
-Unless told otherwise it stores nothing, acknowledges adds and finds no entry.
+By default it stores nothing, acknowledges adds and finds no entry.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Peer(asyncio.Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Also if its process was killed, which is told nothing."""
+        """Also if its process was killed, which gets no notice."""
         return self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:

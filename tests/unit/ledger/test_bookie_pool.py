@@ -380,7 +380,7 @@ def test_what_is_given_up_unsent_takes_no_memory() -> None:
 
 
 def test_a_short_wait_is_nobodys_failure() -> None:
-    """Whoever has little time left blames nobody for it."""
+    """A call with little time left blames no bookie for that."""
 
     async def story(scene: Scene) -> None:
         scene.bookie("b1").on_call = ignore
@@ -624,7 +624,7 @@ def test_a_connection_that_is_lost_keeps_nothing_of_what_it_has_gathered() -> No
 
 
 def test_what_one_ledger_adds_leaves_in_that_very_turn() -> None:
-    """One more turn of the loop would be time that whoever appends alone waits."""
+    """One more turn of the loop would be time for which a lone append waits."""
 
     async def story(scene: Scene) -> None:
         channel = scene.bookies.add_channel(B1, L7, Listening())
@@ -710,7 +710,7 @@ def test_no_channel_hears_what_another_one_of_its_ledger_wrote(config: ClientCon
 
 @BOTH
 def test_answers_to_adds_that_were_not_sent_end_the_connection(config: ClientConfig) -> None:
-    """CN2. Whoever says more than he was asked would confirm what he does not have."""
+    """CN2. A bookie that says more than it was asked would confirm what it does not have."""
 
     def acknowledge_twice(peer: Peer, adds: Adds) -> None:
         acknowledge(peer, adds)

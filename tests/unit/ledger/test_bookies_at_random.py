@@ -91,7 +91,7 @@ class Writer:
             self.wrong.append("a closed channel hears")
         for entry_id in replies.entry_ids:
             self.heard += 1
-            if entry_id not in self.written:  # To be told twice harms nobody.
+            if entry_id not in self.written:  # A second answer harms nobody.
                 self.wrong.append(f"entry {entry_id} is acknowledged and was not written here")
 
     def on_channel_open(self, channel: AddChannel) -> None:

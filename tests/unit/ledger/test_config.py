@@ -1,4 +1,4 @@
-"""What users are told of the client's settings is what it does."""
+"""The documentation of the client's settings is what it does."""
 
 import re
 

@@ -387,7 +387,7 @@ async def test_missing_bad_and_different_copies_are_told_apart(tmp_path: Path) -
             ]
             assert (verdict.under_replicated, verdict.below_ack, verdict.lost) == (11, 0, 0)
 
-            # Whoever asks with another key finds every digest wrong.
+            # With another key every digest is wrong.
             stored = await ledgers.metadata(writer.ledger_id)
             await ledgers.nodes.update(stored, replace(stored.metadata, digest_type=HMAC))
             verdict = await ledgers.verify(writer.ledger_id)

@@ -1,7 +1,7 @@
 """The real writer and the real recovery meet over bookies that fail by chance, in virtual time.
 
 What the writer took for confirmed is in the ledger; what is in the ledger can be read, is what was
-written, and has its copies where metadata says; whoever tailed it saw a prefix of it, and then all.
+written, and has its copies where metadata says; its tailing readers saw a prefix of it, and then all.
 The simulator's ledger world does the same with real bookies and many more faults.
 """
 

@@ -1,4 +1,4 @@
-"""How much is read ahead of whoever iterates."""
+"""How much is read ahead of an iterator."""
 
 import asyncio
 

@@ -519,7 +519,7 @@ def test_a_tail_moves_on_when_a_bookie_hangs() -> None:
         await on.close_at(59)
         assert await following == list(range(60))
         late_s = [seen_at[e] - written_at[e + 1] for e in range(59)]
-        assert max(late_s) < 0.3, "it is not told to wait for the one that hangs"
+        assert max(late_s) < 0.3, "it does not wait for the one that hangs"
         await reader.close()
 
     stage(act)

@@ -402,7 +402,7 @@ def test_replaced_bookies_show_with_the_close() -> None:
 
 
 def test_negatives_come_from_the_frozen_ensemble_alone() -> None:
-    """FR3: whoever replaced a bookie never had the tail, so its "no" is nothing to go by."""
+    """FR3: a replacement bookie never had the tail, so its "no" is nothing to go by."""
 
     async def act(on: Stage) -> None:
         await on.create(E3, (0, "b0 b1 b2"))

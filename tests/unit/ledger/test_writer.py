@@ -716,7 +716,7 @@ def test_re_replication_of_earlier_fragments_is_no_reason_to_stop() -> None:
 
 
 def test_who_moves_the_end_of_the_ledger_fences_its_writer() -> None:
-    """WR4: two writers of one ledger, whoever the other may be, are one too many."""
+    """WR4: two writers of one ledger are one too many."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)
@@ -1063,7 +1063,7 @@ def test_a_stopped_writer_leaves_the_ledger_open_and_nothing_running() -> None:
 
 
 def test_who_waits_for_a_ledger_to_be_closed_hears_that_its_writer_was_stopped() -> None:
-    """Else he would end, as if somebody had cancelled him."""
+    """Else the caller would end, as if it had been cancelled."""
 
     async def story(scene: WriterScene) -> None:
         await scene.append(5)

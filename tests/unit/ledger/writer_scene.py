@@ -76,7 +76,7 @@ class Nodes:
         self.before_read: Callable[[], Awaitable[None]] = _nothing
 
     async def read(self, _ledger_id: LedgerId, *, fresh: bool = False) -> StoredLedger:
-        assert fresh, "whoever finds out about its own write needs the truth"
+        assert fresh, "a writer that checks its own write needs the truth"
         await self.before_read()
         return self.stored
 
@@ -103,7 +103,7 @@ async def _nothing() -> None: ...
 
 
 class Keeping:
-    """What one bookie was sent, in order; it answers as its `ScriptedBookie` is told to."""
+    """What one bookie was sent, in order; it answers as its `ScriptedBookie` is set up."""
 
     def __init__(self, bookie: ScriptedBookie) -> None:
         self.entries: list[int] = []

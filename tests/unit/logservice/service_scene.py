@@ -2,7 +2,7 @@
 
 async def story(scene):
     a = await start(scene, "a")
-    await a.append(LOG, b"value")           whoever owns it, from the point of view of server a
+    await a.append(LOG, b"value")           with any owner, from the point of view of server a
     client = Client(scene, a, b)
     await client.append(LOG, b"value")      goes where it is sent, until it is acked
 """
@@ -151,7 +151,7 @@ class Serving(Server):
     async def events(
         self, request: messages.ReadStream
     ) -> AsyncIterator[AsyncIterator[messages.ReadEvent]]:
-        """Told in this server's process, however slowly they are taken here."""
+        """Sent in this server's process, however slowly they are read here."""
         queue: asyncio.Queue[messages.ReadEvent | RollbookError | None] = asyncio.Queue()
         wanted = asyncio.Semaphore(0)
 

@@ -170,7 +170,7 @@ def test_who_takes_no_results_is_let_in_no_further() -> None:
 
 
 def test_a_stream_outlives_the_loss_of_an_owner() -> None:
-    """What was on its way may be in the log, and is told so; what comes next opens it again."""
+    """What was on its way may be in the log, and its error says so; what comes next opens it again."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")

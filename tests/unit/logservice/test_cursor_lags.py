@@ -234,7 +234,7 @@ def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
         await sweep(lags, {})
         assert lags.untold() == 7, "the other one is looked after elsewhere"
         owners.owned_logs.clear()
-        assert lags.untold() == 0, "whoever has it now counts them"
+        assert lags.untold() == 0, "its present owner counts them"
         await sweep(lags, {LOGS[0]: 9})
         assert lags.untold() == 7
         nodes.broken[LOGS[0]] = NoSuchLog()
@@ -245,7 +245,7 @@ def test_cursors_of_which_no_lag_is_told_are_counted() -> None:
 
 
 def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others is told what was known."""
+    """The others keep what was known."""
     monkeypatch.setattr(cursor_lags, "_PASSED_MAX", 2)
 
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:

@@ -52,7 +52,7 @@ def test_whoever_is_slower_comes_to_his_turn() -> None:
 
 
 def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
-    """SV7: whoever changed it may not have come so far as to tell the owner."""
+    """SV7: the server that changed it may not have told the owner yet."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -63,7 +63,7 @@ def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
 
         await scene.nodes.change(LOG, exclusive)
         await log.append(b"as before")
-        await log.run(log.owner.roll())  # Whose change of the list has to be made anew.
+        await log.run(log.owner.roll())  # Its change of the list has to be made again.
         assert log.owner.limits.batch_records_max == 3
         await refused(log.append(b"without an epoch"), WriterRequired)
         await log.close()

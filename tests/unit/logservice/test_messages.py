@@ -65,7 +65,7 @@ def test_an_attempt_fits_into_the_memory_of_a_log() -> None:
 def test_who_reads_to_the_tail_resumes_within_his_range(
     until: Offset | None, tail: Offset | None, resumed_at: Offset, end: Offset | None
 ) -> None:
-    """Wherever the tail was; what was told last may have been a gap that went beyond."""
+    """Wherever the tail was; the last event may have been a gap that went beyond."""
     reading = ReadStream(LOG, Earliest(), until, at_tail=AtTail.STOP)
     resumed = reading.resumed_at(resumed_at, tail)
     assert (resumed.start, resumed.until_offset) == (AtOffset(resumed_at), end)

@@ -288,7 +288,7 @@ def test_who_waits_for_the_writer_epoch_gets_it_when_it_is_released_or_has_run_o
 
 @pytest.mark.parametrize("mode", list(AcquireMode))
 def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(mode: AcquireMode) -> None:
-    """He was refused for his own sake, waited for himself, or was given another one; at the next owner, too."""
+    """The holder was refused because of itself, waited for itself, or was given another epoch; at the next owner, too."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -337,7 +337,7 @@ def test_a_question_that_comes_late_takes_nothing_from_who_has_let_go() -> None:
 
 
 def test_two_whose_attempts_have_the_same_name_are_two() -> None:
-    """LS8: both wrote under one epoch, and whoever stole it fenced nobody."""
+    """LS8: both wrote under one epoch, and a steal fenced nobody."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()

@@ -230,7 +230,7 @@ def test_an_owner_whose_ledger_strangers_fence_opens_again() -> None:
 def test_the_time_without_an_owner_counts_against_a_writer_that_died_with_it(
     away_s: float, held_s: float
 ) -> None:
-    """But half of a lease at least: whoever lives had nobody to renew it with."""
+    """But half of a lease at least: a live holder could not renew it."""
 
     async def story(scene: Scene) -> None:
         first = await (await scene.server("s1")).open()
@@ -279,7 +279,7 @@ def test_dueling_owners_come_to_an_end(seed: int) -> None:
         ]
         held = [each for (each,) in results if isinstance(each, Held)]
         assert all(isinstance(each, Held | NotOwner | OwnerChanging) for (each,) in results)
-        assert 1 <= len(held) < len(servers)  # Whoever was too late has stood down.
+        assert 1 <= len(held) < len(servers)  # The late ones have stood down.
         newest = max(held, key=lambda each: each.owner.owner_epoch)
         assert (await newest.append(b"mine")).first_offset == 0
         for each in held:
@@ -626,7 +626,7 @@ def test_the_barrier_of_an_owner_that_was_replaced_is_no_answer() -> None:
         await first.append(b"a")
         log = await (await scene.server("s2")).open()
         await log.append(b"b")
-        assert first.owner.failure is None  # Nobody has told it.
+        assert first.owner.failure is None  # It was not notified.
         error = await refused(first.run(first.owner.barrier()), RollbookError)
         assert isinstance(error, OwnerLost)
         assert await log.run(log.owner.barrier()) == 2

@@ -26,7 +26,7 @@ def ref(seq: int) -> ProducerRef:
 
 
 class Life:
-    """What an owner does in its life, with what its client was told."""
+    """What an owner does in its life, with what its client got."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene

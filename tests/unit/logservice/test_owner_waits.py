@@ -106,7 +106,7 @@ def test_beyond_its_tail_is_no_answer_of_an_owner_that_was_replaced() -> None:
 
 
 def test_a_log_that_is_lost_while_it_is_handed_over_is_handed_over_all_the_same() -> None:
-    """Whoever waits for that is not cancelled with what is under way."""
+    """A waiter for that is not cancelled with what is under way."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
@@ -193,7 +193,7 @@ def test_a_log_with_too_many_segments_rolls_no_more_and_can_be_opened_and_trunca
 def test_a_log_that_gets_nothing_but_barriers_stays_short_to_take_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """LS11: entries without a record are written for whoever asks for the tail, or for an epoch."""
+    """LS11: entries without a record are written for requests for the tail, or for an epoch."""
     monkeypatch.setattr(segment_writer, "_SNAPSHOT_ENTRIES", 16)
     monkeypatch.setattr(segment_writer, "_SNAPSHOT_SHARE", 0)
 
@@ -245,7 +245,7 @@ def test_a_time_is_found_behind_many_entries_without_a_record(
 
 
 def test_a_hand_over_that_ends_by_a_bug_leaves_no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took nothing more, and nobody was told: neither who waited nor its server."""
+    """It took nothing more, and neither its waiters nor its server got an error."""
 
     async def story(scene: Scene) -> None:
         server = await scene.server("s1")

@@ -78,7 +78,7 @@ async def fill(server: Serving, log: LogName, count: int, first: int = 0) -> Non
 
 
 async def take(events: AsyncIterator[words.ReadEvent], count: int) -> list[bytes]:
-    """So many records, whatever else is told in between."""
+    """The next `count` records, whatever other events come in between."""
     values: list[bytes] = []
     while len(values) < count:
         event = await anext(events)

@@ -261,7 +261,7 @@ class Told:
 
 
 async def test_one_stream_to_several_logs(there: Site) -> None:
-    """What is not his is refused, and the rest of the stream goes on."""
+    """A log without a right is refused, and the rest of the stream goes on."""
     line, mine, others = there.line("appender"), Told(), Told()
     ref = line.bind(LOG, is_ordered=True)
     other = line.bind(LogName("ns", "unseen"), is_ordered=True)
@@ -290,7 +290,7 @@ async def test_what_is_refused_is_not_kept_without_end(there: Site) -> None:
 
 
 async def test_refusals_pass_what_is_not_settled_and_nobody_stays_who_waits(there: Site) -> None:
-    """Whoever waits for results may be cancelled at any time; nothing is lost by it, nothing left."""
+    """A wait for results may be cancelled at any time; nothing is lost by it, nothing left."""
     CALLER.set(there.doorkeeper.admit(f"Bearer {token_of('appender')}"))
     stream = Guarded(there.core, there.doorkeeper.audit).open_append_stream()
     binds = [messages.Bind(1, LOG, True), messages.Bind(2, LogName("ns", "unseen"), True)]
@@ -372,7 +372,7 @@ def _read_stream(there: Site, who: str, heartbeat_ms: int = 5000) -> Any:
 
 
 async def test_strangers_hold_no_call(there: Site) -> None:
-    """G8: what goes on and on is for those whom the server knows; whether it serves is told to all."""
+    """G8: endless calls are for callers that the server knows; all may ask whether it serves."""
     channel = there.channels.to(str(there.grpc.address))
     health = health_pb2_grpc.HealthStub(channel)
     question = health_pb2.HealthCheckRequest()
@@ -495,7 +495,7 @@ async def test_a_reader_beyond_its_rate_says_what_it_waits_for(there: Site) -> N
 
 
 async def test_a_new_stream_waits_off_what_others_took(there: Site) -> None:
-    """G8: whoever leaves over what he was told and comes in again gets nothing by it."""
+    """G8: a reader that leaves and comes in again gets no more by it."""
     there.rewrite({**PRINCIPALS, "bounded": 'read = ["*"]\nread_records_per_s = 2'})
     there.core.cluster.log(LOG).append(pack_block([b"z"] * 1000), None)
     first = _read_stream(there, "bounded")
@@ -552,7 +552,7 @@ async def test_the_file_is_read_again(there: Site) -> None:
 async def test_a_file_that_others_may_write_is_none(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G7: whoever may write it may do everything."""
+    """G7: a writer of the file may do everything."""
     os.chmod(there.path, 0o622)
     with pytest.raises(BadConfig, match="others may write it"):
         Doorkeeper(None, str(there.path))
@@ -577,7 +577,7 @@ async def test_reading_it_anew_makes_no_quota_new(there: Site) -> None:
 
 
 async def test_acts_and_refusals_are_told(there: Site) -> None:
-    """G9: who, what, on which log, how it ended; what reads and appends is not told."""
+    """G9: who, what, on which log, how it ended; reads and appends are not logged."""
     with structlog.testing.capture_logs() as logs:
         await there.ask(BY_REQUEST[messages.RollLog], messages.RollLog(LOG), "admin")
         await there.http(Route("read", "GET", f"{PATH}/records?from=0"), "reader")
@@ -615,7 +615,7 @@ async def test_who_hangs_up_over_an_act_is_told_too(there: Site) -> None:
 
 
 async def test_who_had_another_server_act_is_told(there: Site) -> None:
-    """G9: the owner hears a server's token; who asked is known where he came in."""
+    """G9: the owner sees a server's token; the caller is known at the first server."""
 
     class Peers:
         async def ask(self, word: Any, address: str, due: float) -> Any:
@@ -645,7 +645,7 @@ async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
 
 
 async def test_nobody_drowns_what_others_do(there: Site) -> None:
-    """G9: each has a rate of his own, for what came to nothing; what may have been done is always told."""
+    """G9: each has its own rate for failed acts; what may have been done is always logged."""
     audit = Audit(lambda: 0)
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
@@ -838,7 +838,7 @@ async def test_a_certificate_alone_holds_no_call(
 async def test_who_was_known_before_he_said_anything_is_looked_at_again(
     there: Site, authority: Authority, of_server: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G4: his message comes when he is nobody any more."""
+    """G4: the message comes when its caller has lost its rights."""
     server = await GrpcServer.start(
         there.core, GrpcConfig(LOOPBACK, tls=of_server), there.doorkeeper
     )

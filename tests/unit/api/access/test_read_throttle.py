@@ -1,4 +1,4 @@
-"""Readers of one principal who owes for what was read: each in his turn, and none of them is silent."""
+"""Readers of one principal in debt: each takes in its turn, and none of them is silent."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,7 +32,7 @@ class BusyCore:
 
     def __init__(self) -> None:
         self.readers = 0
-        self.failures: list[RollbookError] = []  # Of whoever asks where it stands.
+        self.failures: list[RollbookError] = []  # Of requests for its position.
 
     def on_waiting(self) -> None:
         pass
@@ -115,7 +115,7 @@ async def test_whoever_waited_longest_takes_next() -> None:
 
 
 async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
-    """His turn is another's while what he is told is not taken."""
+    """Another reader has its turn while its client reads nothing."""
     scene = Scene(debt=RATE // 4)
     async with asyncio.timeout(DEADLINE_S), aclosing(scene.watch()) as stuck:
         assert isinstance(await anext(stuck), messages.Progress)
@@ -128,7 +128,7 @@ async def test_who_takes_nothing_keeps_nobody_waiting() -> None:
 
 
 async def test_who_has_caught_up_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of thirty who follow had the next turn for a moment, whenever they had been told something."""
+    """Each of thirty who follow had the next turn for a moment, whenever they had been sent something."""
     monkeypatch.setattr(read_throttle, "_TAKES_S", 3600.0)
     scene = Scene(debt=0)
     busy_read = scene.core.read_stream
@@ -163,7 +163,7 @@ async def test_who_has_caught_up_keeps_nobody_waiting(monkeypatch: pytest.Monkey
 async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told(
     *, was_told: bool
 ) -> None:
-    """Also to whoever is read for again, having taken nothing for a while."""
+    """Also for a reader that resumes after it read nothing for a while."""
     scene = Scene(debt=RATE * 3600)
     scene.core.failures = [Overloaded(), Overloaded()]
     stands = Offset(7) if was_told else None
@@ -176,12 +176,12 @@ async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told(
         assert isinstance(told, messages.Progress)
         assert told.position == 7
         scene.core.failures = [Overloaded()] * 3
-        with pytest.raises(Overloaded):  # He does better to ask elsewhere.
+        with pytest.raises(Overloaded):  # It should ask another server.
             await anext(events)
 
 
 async def test_where_he_stands_is_told_to_whom_the_door_reads_for_again() -> None:
-    """The door had not said that he was told something before."""
+    """The door had not said that the reader resumes."""
     scene = Scene(debt=RATE * 3600)
     scene.core.failures = [Overloaded()]
     asked = messages.ReadStream(LOG, AtOffset(Offset(7)), heartbeat_ms=HEARTBEAT_MS)

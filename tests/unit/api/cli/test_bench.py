@@ -212,7 +212,7 @@ def test_wrong_usage_is_told(shell: Shell) -> None:
 
 
 class SlowClient:
-    """Makes a log for whoever asks, also if he does not wait for it; keeps what was not deleted."""
+    """Makes a log on request, also if the caller does not wait for it; keeps what was not deleted."""
 
     def __init__(self) -> None:
         self.logs: list[str] = []

@@ -267,7 +267,7 @@ def test_what_cannot_be_shown_is_an_error(folder: Path, tmp_path: Path) -> None:
         error = run(*command, *files(folder)).exception
         assert isinstance(error, kind), command
         assert error.next_step.startswith(f"rollbook bookie {lists} --"), command
-        listed = run(*shlex.split(error.next_step)[2:])  # It does what it is told for.
+        listed = run(*shlex.split(error.next_step)[2:])  # The advice works.
         assert listed.exception is None, command
         assert listed.stdout, command
     nowhere = files(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""What a bundle is told by the pages of servers, and what it tells them."""
+"""What a bundle gets from the pages of servers, and what it sends them."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""What is advised to whoever cannot reach a log server, or may type it another way."""
+"""Advice for users that cannot reach a log server, or may name it another way."""
 
 import asyncio
 import re
@@ -62,7 +62,7 @@ async def test_whoever_asks_the_port_of_http_is_told_so() -> None:
 
 
 async def test_whoever_asks_the_port_of_https_is_told_so(tmp_path: Path) -> None:
-    """Such a port speaks TLS, but agrees to no HTTP/2: each was told to start a server."""
+    """Such a port speaks TLS, but agrees to no HTTP/2: each user was advised to start a server."""
     authority = Authority.make(tmp_path)
     files = authority.issue("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,7 +78,7 @@ async def test_whoever_asks_the_port_of_https_is_told_so(tmp_path: Path) -> None
 
 
 async def test_whoever_is_not_understood_is_told_how_to_speak(tmp_path: Path) -> None:
-    """Each was told to start a server, which is there."""
+    """Users were advised to start a server that was running."""
     authority = Authority.make(tmp_path)
     files = authority.issue("server", "IP:127.0.0.1")
     tls = await GrpcServer.start(
@@ -141,7 +141,7 @@ async def test_advice_is_of_what_decides(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_lost_answer_to_a_writer_is_asked_for_again(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told to say mode "steal", as programs do; then --steal, which fences who has it by now."""
+    """The advice was mode "steal", as for programs; then --steal, which fences who has it by now."""
 
     def lose(self: LogAccess, work: object, log: str = "") -> None:
         raise ConnectionLost(next_step='mode "steal"')

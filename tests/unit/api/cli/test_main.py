@@ -35,7 +35,7 @@ def test_help_and_version() -> None:
 
 
 def test_no_help_imports_what_works() -> None:
-    """All of them together: whoever asks how a command is used does not wait for gRPC."""
+    """All of them together: `--help` does not wait for gRPC."""
     program = (
         "import sys, click, json\n"
         "from rollbook.api.cli.main import rollbook\n"

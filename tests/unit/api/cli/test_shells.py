@@ -74,7 +74,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _environment_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What whoever runs this has exported for rollbook would decide what is completed, and how."""
+    """Variables exported by the user of this test would decide what is completed, and how."""
     for name in os.environ:
         if name.lstrip("_").startswith("ROLLBOOK_"):
             monkeypatch.delenv(name)
@@ -123,7 +123,7 @@ def on_a_terminal(shell: str, folder: Path, **environment: str) -> Iterator[Term
     ours, theirs = pty.openpty()
     name = os.ttyname(theirs)
     process = subprocess.Popen(
-        # Who leads a session and opens a terminal has it for his own, which fish wants.
+        # A session leader that opens a terminal owns it, which fish needs.
         ["sh", "-c", f'exec "$@" <{name} >{name} 2>&1', "sh", *words],
         start_new_session=True,
         cwd=folder,

@@ -108,7 +108,7 @@ async def test_what_is_bound_is_bound_before_it_is_used() -> None:
 
 
 async def test_nothing_is_sent_before_the_server_listens() -> None:
-    """A refusal that met a write was told as a stream that broke, and left the append in doubt."""
+    """A refusal that met a write was reported as a broken stream, and left the append in doubt."""
     stream = Stream()
     stream.headers.clear()
     line = AppendLine(cast(Channels, OneChannel(stream)), "127.0.0.1:7400")
@@ -145,7 +145,7 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
     says_something: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of an earlier release says nothing before it is sent something: both waited for ever, and so
-    did whoever came to that stream later.
+    did later users of that stream.
     """
     monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
     stream = Stream()
@@ -168,7 +168,7 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
 
 
 async def test_so_hears_whoever_appends_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """He heard that it was not acked in time, and of what was tried last nothing."""
+    """The error named the time-out only, and not what the last attempt met."""
     monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
     stream = Stream()
     stream.headers.clear()

@@ -61,7 +61,7 @@ async def test_another_loop_is_told_where_to_connect(site: Site, use: str) -> No
 async def test_appends_go_through_however_many_wait(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server takes so many calls of one connection at a time: those that wait have their own."""
+    """A server takes a bounded number of calls of one connection at a time: those that wait have their own."""
     options = dict(server._OPTIONS) | {"grpc.max_concurrent_streams": CALLS}
     monkeypatch.setattr(server, "_OPTIONS", tuple(options.items()))
     core = await site.start("b")
@@ -82,7 +82,7 @@ async def test_appends_go_through_however_many_wait(
 
 @pytest.mark.parametrize("uses_tls", [False, True])
 def test_a_key_without_its_certificate_is_refused(uses_tls: bool) -> None:
-    """It was shown to nobody, and nobody was told."""
+    """It was shown to no server, without an error."""
     with pytest.raises(BadConfig, match=r"key\.pem") as caught:
         Channels(Security(uses_tls, key="key.pem"))
     assert "certificate=" in caught.value.next_step

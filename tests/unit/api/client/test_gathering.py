@@ -1,4 +1,4 @@
-"""What a writer takes in, in which batch it goes, and what its submitter is told."""
+"""What a writer takes in, in which batch it goes, and what its submitter gets."""
 
 import asyncio
 import os

@@ -17,7 +17,7 @@ from tests.unit.api.client.conftest import LOOPBACK, Site
 
 
 async def test_the_others_are_asked_for_again_soon_if_that_failed(site: Site) -> None:
-    """The one server that it was given died before it had told of the others, and nobody was found."""
+    """The one server that it was given died before it had named the others, and nobody was found."""
     await site.start("b")
     site.cores["a"].failures["list_servers"].append(InvalidRequest("not now"))
     client = site.client("a")

@@ -79,7 +79,7 @@ async def test_it_resumes_where_it_was(site: Site) -> None:
 async def test_it_ends_where_the_log_ended_when_it_began(
     site: Site, at_tail: messages.AtTail
 ) -> None:
-    """Each stream that broke gave it a new end: of a log that grows it was told on and on."""
+    """Each stream that broke gave it a new end: a log that grows never ended."""
     waits_for_quota = messages.Progress.held_back(Offset(0), Offset(0), Offset(1))
     begins = messages.Progress(Offset(0), Offset(0), Offset(2), 2, 0, 0, messages.WaitsFor.FETCHING)
     heartbeat = messages.Progress(
@@ -188,7 +188,7 @@ async def test_silence_is_told(site: Site) -> None:
     with pytest.raises(ReaderStalled) as caught:
         await reader.next()
     assert caught.value.ids["position"] == 1
-    with pytest.raises(ReaderStalled):  # Whoever asks again waits anew.
+    with pytest.raises(ReaderStalled):  # The next call waits again.
         await reader.next()
     await reader.aclose()
 

@@ -245,7 +245,7 @@ async def test_a_refusal_after_a_doubt_is_no_certainty(site: Site) -> None:
 async def test_who_lost_the_answer_is_granted_the_epoch_that_he_has(
     site: Site, mode: words.AcquireMode
 ) -> None:
-    """He was refused for his own sake, waited for himself, or was given another one."""
+    """The holder was refused because of itself, waited for itself, or was given another epoch."""
     log = await site.client("a").open("wal", create=True)
     core = site.cores["a"]
     grants: list[words.WriterGrant] = []
@@ -472,7 +472,7 @@ async def test_nonsense_of_a_server_is_a_broken_line(site: Site) -> None:
         stream.results = reversed_results  # type: ignore[method-assign]  # It lies.
         return stream
 
-    site.cores["a"].open_append_stream = open_append_stream  # type: ignore[method-assign]  # Likewise.
+    site.cores["a"].open_append_stream = open_append_stream  # type: ignore[method-assign]  # A stand-in.
     async with log.writer() as writer:
         assert await writer.submit(b"first") == 0
         submissions = [writer.submit(b"%03d" % index + bytes(97)) for index in range(300)]

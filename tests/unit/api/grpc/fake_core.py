@@ -73,7 +73,7 @@ class FakeLog:
     segments: int = 1
     producers: dict[bytes, tuple[int, dict[int, Ack]]] = field(default_factory=dict)
     cursors: dict[str, messages.Cursor] = field(default_factory=dict)
-    owner: str = ""  # The address of its server; empty: whoever is asked.
+    owner: str = ""  # The address of its server; empty: the server that is asked.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def append(self, data: bytes, condition: messages.Condition | None) -> Ack:

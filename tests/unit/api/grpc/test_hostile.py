@@ -1,4 +1,4 @@
-"""Whatever a peer sends is answered or hung up on; whatever he does not read costs little."""
+"""Whatever a peer sends is answered or ends its connection; responses that it does not read cost little."""
 
 import asyncio
 import contextlib
@@ -159,7 +159,7 @@ async def test_what_is_no_grpc_at_all_is_hung_up_on(address: Address) -> None:
 
 @pytest.mark.usefixtures("pair")
 async def test_pings_are_answered_however_many(address: Address) -> None:
-    """It costs less than to hang up on who sends them: of gRPC's own bound each that is beyond it is an end anew."""
+    """It costs less than to hang up on who sends them: under gRPC's own bound each ping beyond it ends the connection again."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(IDLE.first + b"".join(_ping(number) for number in range(5_000)))
     heard = b""
@@ -204,7 +204,7 @@ async def test_who_never_reads_costs_little(pair: Pair, monkeypatch: pytest.Monk
     monkeypatch.setattr("rollbook.api.grpc.handlers._TAKING_S", 0.05)
     before = told
     calls.append(channel.unary_stream(path)(request))
-    async with asyncio.timeout(30):  # He is let in, told what he takes, and put out.
+    async with asyncio.timeout(30):  # The peer is admitted, sent what it reads, and disconnected.
         while core.readers > 8 or told == before:
             await asyncio.sleep(0.01)
     for call in calls:
@@ -257,7 +257,7 @@ async def test_thousands_of_calls_at_once_wait_for_their_turn(pair: Pair) -> Non
 async def test_a_call_that_nobody_has_looked_at_is_in_doubt_beyond_the_bound(
     core: FakeCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC ends it as it ends one that was begun and forgotten: it cannot be told from it."""
+    """gRPC ends it as it ends one that was begun and forgotten: the two cannot be distinguished."""
     options = dict(server_module._OPTIONS)
     bounded = {each: 8 for each in options if "max_pending_requests" in each}
     assert len(bounded) == 2
@@ -304,7 +304,7 @@ async def test_those_beyond_the_connections_and_those_who_say_nothing_are_hung_u
         async with asyncio.timeout(30):
             while sum(each.done() for each in refused) <= len(beyond) - config.connections_max:
                 await asyncio.sleep(0.01)
-        assert await limits(b"", timeout=30)  # Whoever is in stays in.
+        assert await limits(b"", timeout=30)  # Admitted calls go on.
         for _, writer in beyond:
             writer.close()
         await asyncio.gather(*refused)

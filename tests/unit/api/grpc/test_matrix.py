@@ -98,7 +98,7 @@ async def test_every_error_of_every_call(line: Line, method: Method) -> None:
 async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
     line: Line, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waited to become the writer was told `Deadline Exceeded` if it was his own end."""
+    """A waiting writer got `Deadline Exceeded` when its own deadline ended."""
     never = asyncio.Event()
 
     async def wait(*_: Any) -> None:
@@ -134,7 +134,7 @@ async def test_every_error_of_an_append_stream(line: Line) -> None:
 async def test_every_error_that_ends_an_append_stream(
     line: Line, kind: type[RollbookError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is refused one has sent nothing on it, and is told so."""
+    """A refused client has sent nothing on the stream, and the error says so."""
     results: asyncio.Queue[RollbookError | None] = asyncio.Queue()
     line.core.failures["open_append_stream"].append(raised(kind))
     stream = AppendLine(line.channels, line.address)

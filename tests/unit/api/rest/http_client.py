@@ -1,6 +1,6 @@
 """The plainest HTTP client there is, for a server on the same loop.
 
-`Client` asks once per connection, `Connection` again and again. What comes is told apart by `_answer`, which asks
+`Client` asks once per connection, `Connection` again and again. Responses are parsed by `_answer`, which asks
 for bytes and knows of no socket.
 """
 
@@ -130,7 +130,7 @@ def _ended(stop: StopIteration) -> Answer:
 
 
 _Steps = Generator[bytes | int, bytes, Answer]
-"""Wants everything up to there, or so many bytes; less comes only where no more will."""
+"""Reads up to a separator, or a number of bytes; less comes only where no more will."""
 
 
 def _answer() -> _Steps:

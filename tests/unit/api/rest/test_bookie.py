@@ -451,7 +451,7 @@ async def test_the_audit_has_whatever_a_bookie_was_told(admin: FakeAdmin, client
 
 
 async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Client) -> None:
-    """G9: once, for whoever began it; who asked for it again has joined him."""
+    """G9: once, for the caller that began it; later callers have joined it."""
     compact = {"forceMajor": True, "force": True}
     with structlog.testing.capture_logs() as logs:
         started = await client.put(f"{API}/gc", compact)
@@ -469,7 +469,7 @@ async def test_the_audit_has_how_an_operation_ended(admin: FakeAdmin, client: Cl
 
 
 async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None:
-    """G9: it was to be told whether it may have been done, and nobody heard of it again."""
+    """G9: the audit was to say whether it may have been done, and never did."""
     operations, audit = RunningOperations(), Audit(lambda: 0)
 
     async def work() -> dict[str, Any]:
@@ -487,7 +487,7 @@ async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None
 
 
 async def test_who_silences_the_log_is_told(client: Client, log: io.StringIO) -> None:
-    """G9: and so is whatever he does then."""
+    """G9: and so are all acts after it."""
     configure_logs(stream=log)
     await client.put("/api/v1/log_level", {"level": "error"})
     await client.put(f"{API}/state/readonly", {"readOnly": True})

@@ -408,7 +408,7 @@ async def test_every_route_and_every_role(
     role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MG1: `monitor` looks, `operate` acts, `admin = "*"` removes and overrides."""
-    monkeypatch.setattr(audit, "_FRUITLESS_PER_S", 1_000)  # Each refusal is told.
+    monkeypatch.setattr(audit, "_FRUITLESS_PER_S", 1_000)  # Each refusal is logged.
     doorkeeper = Doorkeeper(None, access_file(tmp_path))
     shown = {"authorization": f"Bearer {role}"}
     async with served(FakeCluster(), doorkeeper) as client:

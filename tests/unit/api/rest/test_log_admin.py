@@ -123,7 +123,7 @@ async def test_listing_goes_by_pages(there: Site) -> None:
 
 
 async def test_listing_with_all_that_is_known(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As GET of each says it, so many at a time, and no more in a page than it can find out."""
+    """As GET of each says it, a few at a time, and no more in a page than it can find out."""
     for number in range(150):
         there.core.cluster.make(f"many/log-{number:03}")
     under_way, most, found_before = 0, 0, there.core.get_log

@@ -68,7 +68,7 @@ async def test_an_error_in_the_middle_is_the_last_event(there: Site) -> None:
     for headers in (SSE, LINES):
         for kind in OURS:
             said = raised(kind)
-            # The first event is told, then it fails.
+            # The first event is sent, then it fails.
             there.core.failures["read_stream_later"].clear()
             there.core.events = None
             async with there.open("GET", f"{LOG}/records?from=0", b"", **headers) as stream:
@@ -161,7 +161,7 @@ async def test_the_owner_is_asked_by_the_server_if_that_is_wanted() -> None:
 
 async def test_what_nobody_expected_is_told_to_the_log_alone(there: Site) -> None:
     there.core.failures["get_log"].append(ZeroDivisionError("secret"))
-    with pytest.raises(ZeroDivisionError):  # As Starlette has it: whoever serves it logs it, too.
+    with pytest.raises(ZeroDivisionError):  # As Starlette has it: the server logs it, too.
         await there.get(LOG)
 
 

@@ -451,7 +451,7 @@ async def test_what_is_accepted(there: Site) -> None:
 async def test_what_was_shown_to_somebody_is_not_for_all(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whatever he was known: a certificate is in no header."""
+    """However the caller authenticated: a certificate is in no header."""
     await append(there, b"zero", RAW)
     keeper = SimpleNamespace(still_admits=lambda _: True)
     somebody = replace(anybody(), doorkeeper=cast(Doorkeeper, keeper))
@@ -503,7 +503,7 @@ async def test_a_record_has_a_url_that_never_changes(there: Site) -> None:
 
 
 async def test_what_no_header_can_say_is_counted(there: Site) -> None:
-    """And nobody smuggles a header into an answer by what he appends."""
+    """And no appended record smuggles a header into a response."""
     record = {
         "data": "x",
         "key": "a\r\nSet-Cookie: b",
@@ -530,7 +530,7 @@ def events_in(text: bytes) -> list[tuple[str, str, Any]]:
 
 
 async def test_events_resume_exactly_wherever_they_broke_off(there: Site) -> None:
-    """Whatever was heard of, nothing is missed and nothing told twice (`Last-Event-ID`)."""
+    """Whatever was heard of, nothing is missed and nothing sent twice (`Last-Event-ID`)."""
     for start in range(0, 600, 40):
         values = [b"%d" % n * 300 for n in range(start, start + 40)]  # Several pieces to a block.
         log_of(there).append(pack_block(values), None)
@@ -662,7 +662,7 @@ async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
 async def test_a_range_that_a_gap_went_beyond_ends_there(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For whoever comes back, and for whoever took nothing for a while."""
+    """For a client that reconnects, and for one that read nothing for a while."""
     for _ in range(10):
         log_of(there).append(pack_block([b"x" * 10]), None)
     log_of(there).head = Offset(9)
@@ -724,7 +724,7 @@ async def test_where_a_log_ends_is_asked_once(
 async def test_a_browser_that_comes_back_is_told_no_more_than_it_asked_for(
     there: Site, at_tail: str
 ) -> None:
-    """It took the log's new end for the old one: of a log that grows it was told for ever."""
+    """It took the log's new end for the old one: a log that grows never ended."""
     log, block = log_of(there), pack_block([b"a", b"b", b"c"])
     log.append(block, None)
     asked = f"{RECORDS}?from=-3&at_tail={at_tail}"
@@ -737,14 +737,14 @@ async def test_a_browser_that_comes_back_is_told_no_more_than_it_asked_for(
     assert [each["offset"] for each in rest[0][2]["records"]] == [1, 2]
     assert rest[1:] == [("3..3", "stopped", {"offset": 3})]
     beyond = await there.get(asked, **SSE, **{"last-event-id": "5..3"})
-    assert beyond.status == 204  # A gap that he was told of went beyond his end.
+    assert beyond.status == 204  # A reported gap went beyond the end.
     for odd in ("1..", "1..-3", "1..latest", "x..3", "1..2..3"):
         answer = await there.get(asked, **SSE, **{"last-event-id": odd})
         assert answer.status == (200 if odd == "1.." else 400), odd
 
 
 async def test_where_the_tail_was_is_no_leave_to_read_beyond_the_range(there: Site) -> None:
-    """Nor an end for who follows the log: he may have been told to stop when he came first."""
+    """Nor an end for a follower, which may have been asked to stop at its first request."""
     log, block = log_of(there), pack_block([b"a", b"b", b"c"])
     log.append(block, None)
     log.append(block, None)
@@ -766,7 +766,7 @@ async def test_where_the_tail_was_is_no_leave_to_read_beyond_the_range(there: Si
 async def test_the_head_is_where_it_is_when_reading_begins(
     there: Site, monkeypatch: pytest.MonkeyPatch, head: int, offsets: list[int]
 ) -> None:
-    """Truncated between finding the end and reading, a log failed whoever wanted the earliest there is."""
+    """Truncated between finding the end and reading, reads from the earliest record failed."""
     log, found_before = log_of(there), there.core.find_offset
     log.append(pack_block([b"a", b"b", b"c"]), None)
 
@@ -803,7 +803,7 @@ async def test_browsers_come_no_more_when_they_have_heard_their_range(
 async def test_whoever_fell_behind_resumes_where_he_stands(
     there: Site, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
 ) -> None:
-    """And not at the tail, which he has yet to reach: told nothing for a while, or hung up on."""
+    """And not at the tail, which it has yet to reach: sent nothing for a while, or disconnected."""
     monkeypatch.setattr(event_streams, "_PATIENCE_S", 0.01)
     stream_of_one: list[Stream] = []
     starts: list[Any] = []

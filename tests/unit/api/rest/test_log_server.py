@@ -260,7 +260,7 @@ async def test_what_is_no_request_is_a_problem_and_the_end(there: There) -> None
 async def test_who_is_still_sending_hears_why_he_is_refused(
     monkeypatch: pytest.MonkeyPatch, said: bytes, status: int
 ) -> None:
-    """He was hung up on with half of it unread, and what he was told was lost with the connection."""
+    """The connection ended with half of the body unread, and the response was lost with it."""
     monkeypatch.setattr(module, "_LINGER_S", DEADLINE_S)
     server = await RestServer.start(made(), HttpConfig(LOOPBACK), lambda _: "")
     loop = asyncio.get_running_loop()
@@ -269,7 +269,7 @@ async def test_who_is_still_sending_hears_why_he_is_refused(
             connection.setblocking(False)
             async with asyncio.timeout(DEADLINE_S):
                 await loop.sock_connect(connection, (server.address.host, server.address.port))
-                await loop.sock_sendall(connection, said)  # Before he listens at all.
+                await loop.sock_sendall(connection, said)  # Before the client reads at all.
                 heard = b""
                 while b"}" not in heard:
                     found = await loop.sock_recv(connection, 65536)
@@ -314,7 +314,7 @@ async def test_what_is_not_looked_at_is_read_in_larger_turns_and_what_is_forgott
 async def test_who_asks_whether_to_send_a_body_is_let_go_when_he_is_refused(
     there: There, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
 ) -> None:
-    """He was kept for as long as a body might have come. Who sends it all the same hears why, too."""
+    """The connection stayed as long as a body might have come. A client that sends it gets the reason, too."""
     monkeypatch.setattr(module, "_LINGER_S", 0.2 if is_sent else 2 * DEADLINE_S)
     path = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\n"
     body = bytes(5_000) if is_sent else b""
@@ -343,7 +343,7 @@ async def test_who_asks_whether_to_send_a_body_is_told_to(there: There) -> None:
 async def test_who_was_told_to_send_a_body_that_is_too_long_hears_so(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While he sends: a connection that is closed under him may take the answer with it."""
+    """While the client sends: closing the connection could lose the response."""
     monkeypatch.setattr(module, "_LINGER_S", 2 * DEADLINE_S)
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(*_place(there))
@@ -549,7 +549,7 @@ def test_trailers_are_counted_however_they_come(end: bytes) -> None:
 
 
 async def test_what_decides_is_said_once(there: There) -> None:
-    """Whoever stands between may have taken the other one."""
+    """A proxy in between may have taken the other one."""
 
     async def say(method: str, path: str, *headers: str) -> Answer:
         common = ("host: 127.0.0.1", "connection: close", f"content-type: {RAW['content-type']}")
@@ -578,7 +578,7 @@ async def test_what_decides_is_said_once(there: There) -> None:
 
 
 async def test_half_a_body_is_no_record(there: There) -> None:
-    """Whoever dies while he says it has said nothing."""
+    """A client that dies within its request has requested nothing."""
     head = f"POST {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: {RAW['content-type']}"
     for rest in (
         "content-length: 99\r\n\r\nhalf",
@@ -620,7 +620,7 @@ async def test_idle_ones_make_room_for_those_who_come(there: There) -> None:
 async def test_who_has_not_said_a_whole_head_makes_room_though_he_stands_in_line(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A byte now and then kept each of them there, as it put him into the line anew."""
+    """A byte now and then kept each of them there, as it put the connection into the line again."""
     with monkeypatch.context() as patch:
         halves = await _in_line_for_ever(there, patch, _HEAD)
     assert (await there.client.get("/healthz")).status == 200
@@ -713,7 +713,7 @@ async def test_those_who_are_served_do_not(there: There) -> None:
 async def test_whoever_takes_nothing_is_hung_up_on(
     there: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And whoever takes it slowly is not."""
+    """And a client that reads slowly is not."""
     monkeypatch.setattr(module, "_EXCHANGE_S", 0.2)
     log = there.core.cluster.logs[LogName("ns", "log")]
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Whoever has not shown that he takes anything is told a piece at a time, and others come in between."""
+"""A client that has not shown that it reads is sent a piece at a time, and others are served in between."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
@@ -87,7 +87,7 @@ async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
 
 @dataclass
 class Piece:
-    """Of records, as it is told to somebody."""
+    """Of records, as it is sent to a client."""
 
     of: Any
     round: int
@@ -112,7 +112,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[Piece]:
 async def test_followers_who_come_at_once_do_not_hold_up_others(
     there: Site, pieces: list[Piece]
 ) -> None:
-    """A piece of each of them was told in one round of the loop, or all of it to eight of them."""
+    """A piece was sent to each of them in one round of the loop, or all of it to eight of them."""
     log_of(there).append(pack_block([b"x" * 700] * 300), None)
     answers = await asyncio.gather(*(there.get(TO_THE_TAIL, **SSE) for _ in range(20)))
     assert all(answer.body.count(b"x" * 700) == 300 for answer in answers)
@@ -137,7 +137,7 @@ async def test_a_follower_who_takes_what_he_is_told_goes_on_at_his_own_pace(
 
 
 async def test_news_of_a_log_wait_for_nothing(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second ones, too: they had waited with the newcomers, behind all that had been told before them."""
+    """The second ones, too: they had waited with the newcomers, behind all that had been sent before them."""
     monkeypatch.setattr(Newcomer, "wait", lambda _: asyncio.Event().wait())
     async with there.open("GET", f"{LOG}/records", b"", **SSE) as one:
         parts = one.parts()
@@ -151,7 +151,7 @@ async def test_news_of_a_log_wait_for_nothing(there: Site, monkeypatch: pytest.M
 async def test_no_more_hold_what_is_told_than_have_a_turn(
     there: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a round of the loop took a millisecond, 115 of 300 held theirs after 20 s, and 5 had been told."""
+    """Where a round of the loop took a millisecond, 115 of 300 held theirs after 20 s, and 5 had been sent theirs."""
     held = most = 0
     real = event_streams._pieces
 
@@ -166,7 +166,7 @@ async def test_no_more_hold_what_is_told_than_have_a_turn(
 
     monkeypatch.setattr(event_streams, "_pieces", counted)
     begin = loop.rounds
-    # So that all its timers go by rounds: with thirteen of them for a follower his turn would be over.
+    # So that all its timers go by rounds: with thirteen of them for a follower its turn would be over.
     monkeypatch.setattr(
         asyncio.get_running_loop(),
         "time",

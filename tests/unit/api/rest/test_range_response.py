@@ -41,7 +41,7 @@ SLICE = 64 * 1024
 
 
 class Client:
-    """Takes what he is sent while he may."""
+    """Reads what it is sent while it may."""
 
     def __init__(self) -> None:
         self.takes = asyncio.Event()
@@ -203,7 +203,7 @@ async def test_nothing_more_is_made_for_who_is_hung_up_on(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(untaken, "_PATIENCE_S", 0.01)
-    client, room = Client(), Untaken(4 * 2**20)  # More than half of it is his.
+    client, room = Client(), Untaken(4 * 2**20)  # It holds more than half.
     serving = serve(client, room=room)
     while len(made) < 3:
         await asyncio.sleep(0)

@@ -33,7 +33,7 @@ class Reader:
         self.word: ReadStream | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self._events = iter(events)  # Whoever reads again goes on.
+        self._events = iter(events)  # A resumed read continues.
 
     async def read(self) -> AsyncGenerator[Any, None]:
         self.is_open = True
@@ -82,14 +82,14 @@ async def test_those_who_are_behind_read_in_turns() -> None:
     third = asyncio.ensure_future(anext(told[2]))
     await settled()
     assert not readers[2].is_asked
-    await told[0].aclose()  # What it had is told, or given up.
+    await told[0].aclose()  # What it had is sent, or dropped.
     assert await third == RECORDS
     for each in told:
         await each.aclose()
 
 
 async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for the next one has no reader."""
+    """A follower that waits for the next turn has no reader."""
     monkeypatch.setattr(shared_room, "_TURN_BYTES", 30)
     records = Records((b"x" * 10,), Offset(4), Offset(5))
     turns, told = Turns(1), list[int]()
@@ -141,7 +141,7 @@ async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.Monkey
 
 
 async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_there() -> None:
-    """RL3: with each heartbeat, and his place in the queue is kept."""
+    """RL3: with each heartbeat, and its place in the queue is kept."""
     turns, reader, later = Turns(1), Reader(RECORDS), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
@@ -163,7 +163,7 @@ async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_t
 async def test_a_turn_begins_while_he_is_being_told_where_he_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever asked that of a log without an owner held it for seconds."""
+    """A request for that to a log without an owner held it for seconds."""
     monkeypatch.setattr(shared_room, "_TURN_S", 100)
     is_asked = asyncio.Event()
 
@@ -226,7 +226,7 @@ async def test_whoever_is_cancelled_just_when_his_turn_comes_takes_it_not_with_h
 async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
     monkeypatch: pytest.MonkeyPatch, *, was_told: bool
 ) -> None:
-    """Without a turn meanwhile; what fails first is his answer."""
+    """Without a turn meanwhile; the first failure is its response."""
     monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
     errors: list[Exception] = [Overloaded(), OwnerChanging(), NotOwner()]
 
@@ -246,7 +246,7 @@ async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
         assert await anext(told) == await stand(Latest())
         assert await anext(take(turns, Reader(RECORDS))) == RECORDS
         assert await anext(told) == await stand(Latest())
-    with pytest.raises(NotOwner):  # He does better to ask elsewhere.
+    with pytest.raises(NotOwner):  # It should ask another server.
         await anext(told)
     assert opened == [AtOffset(Offset(7))] * 3
 
@@ -256,7 +256,7 @@ def raised(error: Exception) -> Any:
 
 
 async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_read() -> None:
-    """And is not refused for where the log had come to while he waited."""
+    """And is not refused for where the log had come to while it waited."""
     turns, reader = Turns(1), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
@@ -276,7 +276,7 @@ async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard:
     await anext(first)
     waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
     await anext(waiting)
-    if is_heard:  # His turn comes just when he leaves.
+    if is_heard:  # Its turn comes just when it leaves.
         await first.aclose()
     await waiting.aclose()
     await first.aclose()
@@ -305,7 +305,7 @@ async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
         assert await anext(second) == RECORDS
     may_go_on.set()
     await settled()
-    assert not waiting.done()  # To read on he needs one.
+    assert not waiting.done()  # To read on it needs one.
     await second.aclose()
     assert await waiting == RECORDS
     await first.aclose()
@@ -314,7 +314,7 @@ async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
 async def test_who_has_to_wait_has_an_answer_meanwhile(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is read for him; and of a log that is not there he hears that."""
+    """Before anything is read; and a missing log is reported."""
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"a", b"b"]), None)
     turns, path = Turns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
     monkeypatch.setattr(there.door, "_turns", turns)
@@ -349,7 +349,7 @@ async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
 async def test_nobody_waits_in_silence_for_a_server_that_knows_nothing(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """Neither for his turn nor in it: he is told why, and may ask elsewhere."""
+    """Neither for its turn nor in it: the client gets the reason, and may ask elsewhere."""
     monkeypatch.setattr(shared_room, "_RETRY_S", 0.01)
 
     async def fails(_: ReadStream) -> AsyncGenerator[Any, None]:

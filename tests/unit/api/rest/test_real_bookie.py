@@ -1,4 +1,4 @@
-"""A real bookie process: asked and told over HTTP and by the command line, while it takes adds."""
+"""A real bookie process: read and operated over HTTP and by the command line, while it takes adds."""
 
 import asyncio
 import json

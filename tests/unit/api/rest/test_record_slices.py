@@ -1,4 +1,4 @@
-"""Records are told in pieces, each of bounded work, and all of them are told."""
+"""Records are sent in pieces, each of bounded work, and all of them are sent."""
 
 import json
 from typing import Any

@@ -15,7 +15,7 @@ SCOPE: Scope = {"type": "http", "method": "GET"}
 
 
 class Client:
-    """Takes what he is sent while he may."""
+    """Reads what it is sent while it may."""
 
     def __init__(self) -> None:
         self.takes = asyncio.Event()

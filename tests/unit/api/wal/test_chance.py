@@ -1,4 +1,4 @@
-"""Leaders depose one another under load, and don't know it for a while; what clients are told has an order.
+"""Leaders depose one another under load, and don't know it for a while; what clients get has an order.
 
 With a planted bug it has none: so the checker, and this, can fail.
 """
@@ -96,7 +96,7 @@ class World:
             await self._site.start("a", address)
 
     async def _until_done(self, count: int) -> None:
-        """So much work, however long it takes on this machine."""
+        """A fixed amount of work, however long it takes on this machine."""
         while len(self.history) < count and not self._is_over:
             await asyncio.sleep(0.01)
 
@@ -161,7 +161,7 @@ def hasty(machines: dict[str, StateMachine]) -> None:
         return apply(self, command)
 
     Term.propose = tell_first  # type: ignore[method-assign]  # The bug.
-    StateMachine._apply = apply_later  # type: ignore[method-assign]  # Likewise.
+    StateMachine._apply = apply_later  # type: ignore[method-assign]  # A stand-in.
 
 
 @pytest.mark.parametrize("seed", range(3))

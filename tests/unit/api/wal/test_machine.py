@@ -372,7 +372,7 @@ def fail_to_acquire(monkeypatch: pytest.MonkeyPatch, failures: list[RollbookErro
 async def test_who_waits_for_bookies_says_so_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A program hung in `lead()`, and nobody was told what it took."""
+    """A program hung in `lead()`, and its failure was not reported."""
     failures: list[RollbookError] = [ConnectionLost(), OwnerChanging()]  # As when any owner goes.
     failures[:0] = [NotEnoughBookies("2 bookies, and 3 are wanted") for _ in range(3)]
     fail_to_acquire(monkeypatch, failures)
@@ -413,7 +413,7 @@ class Unheard:
 async def test_who_never_heard_that_he_leads_does_not_wait_for_himself(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client gave up, and asked anew as somebody else; a lease without end never ran out."""
+    """The client gave up, and asked again as a different holder; a lease without end never ran out."""
     unheard, failures = Unheard(site), list[RollbookError]()
     acquire = Log.acquire_writer
 

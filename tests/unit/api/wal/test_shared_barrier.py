@@ -10,7 +10,7 @@ from rollbook.proto.errors import QuorumTimeout, RollbookError
 
 
 class Log:
-    """Answers when it is told to."""
+    """Answers on command."""
 
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[Offset]] = []
@@ -26,7 +26,7 @@ async def turns() -> None:
 
 
 async def test_who_comes_while_one_is_under_way_shares_the_next() -> None:
-    """The answer to a question that was sent before he asked could be too old for him."""
+    """The answer to a question that was sent before the call could be too old for it."""
     log = Log()
     barrier = SharedBarrier(log.ask)
     first = [asyncio.create_task(barrier.tail()) for _ in range(3)]

@@ -177,7 +177,7 @@ def test_of_a_dropped_ledger_older_logs_hold_nothing_whenever_they_are_heard_of(
 
 
 def test_a_log_is_not_taken_for_empty_while_its_ledgers_are_being_applied() -> None:
-    """B5: whoever removes what is empty meanwhile would remove what was acknowledged."""
+    """B5: removing what is empty meanwhile would remove what was acknowledged."""
     catalog = Catalog()
     catalog.apply(pack_log(Log(1, 0, 1000, 1), []))
     extents = [Extent(7, 0, 9, 10, 400, 8, 0, 1)]

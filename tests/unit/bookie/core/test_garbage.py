@@ -1,4 +1,4 @@
-"""When a ledger may be deleted for good."""
+"""When a ledger's copy may be deleted."""
 
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""Small writes find blocks that were written before; large ones, and whoever wants none, write nothing more."""
+"""Small writes find blocks that were written before; large ones write nothing more, nor does a journal without prezeroing."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -42,7 +42,7 @@ def test_one_bookie_counts_once() -> None:
 
 @pytest.mark.parametrize("lie", [ids(0, 1, 2), ids(2), ids(0, 0, 2), ids(5)])
 def test_acks_of_what_was_not_sent_do_not_count(lie: list[EntryId]) -> None:
-    """WR1: entries 0 and 1 were sent; whoever has more than that is mistaken."""
+    """WR1: entries 0 and 1 were sent; a bookie with more than that is mistaken."""
     tracker = AckTracker(Q332)
     tracker.on_acks(0, lie, EntryId(2))
     tracker.on_acks(1, ids(0, 1, 2, 3, 4, 5), EntryId(6))

@@ -46,7 +46,7 @@ def test_a_fragment_begins_behind_what_is_confirmed() -> None:
 @pytest.mark.parametrize("write", range(1, 5))
 @pytest.mark.parametrize("ensemble", range(1, 5))
 def test_no_confirmed_entry_hides_from_a_covered_survey(ensemble: int, write: int) -> None:
-    """RD1, exhaustively: whatever set was heard, and whoever acknowledged, one of them was asked."""
+    """RD1, exhaustively: for every set that was heard and every set that acknowledged, one member was asked."""
     if write > ensemble:
         return
     for ack in range(1, write + 1):

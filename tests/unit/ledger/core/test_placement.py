@@ -144,7 +144,7 @@ def test_a_replacement_goes_where_the_others_are_not() -> None:
 def test_too_few_racks_are_said_and_no_obstacle() -> None:
     picker = placement(racks="AAA")
     assert picker.lacks_racks(Q332, picker.pick_ensemble(Q332, live(3), 0))
-    assert not placement().lacks_racks(Q332, names(0, 1, 2)), "nobody has told of racks"
+    assert not placement().lacks_racks(Q332, names(0, 1, 2)), "no racks are known"
     assert not picker.lacks_racks(Quorum(3, 1, 1), names(0, 1, 2)), "one copy is in one rack"
 
 

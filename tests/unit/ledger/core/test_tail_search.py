@@ -287,7 +287,7 @@ HAS, LACKS, SILENT = "has", "lacks", "silent"
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[Quorum, list[list[str]], int, int, int, bool]:
-    """A quorum; for each entry what each slot would say of it; what the fence told."""
+    """A quorum; for each entry what each slot would say of it; the answer to the fence."""
     ensemble = draw(st.integers(1, 5))
     write = draw(st.integers(1, ensemble))
     quorum = Quorum(ensemble, write, draw(st.integers(1, write)))

@@ -76,7 +76,7 @@ def lies(block: bytes, fields: Iterator[Field]) -> Iterator[tuple[Field, int, by
             yield field, value, field.put(block, value)
 
 
-# A producer's epoch and number may be anything: they are his own.
+# A producer's epoch and number may be anything: the server does not interpret them.
 FREE = {"producer_epoch", "producer_seq"}
 
 

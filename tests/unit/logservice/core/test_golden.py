@@ -1,5 +1,5 @@
 """What lies in clusters already: each file in `golden/` reads as what it was made of, for ever, and is
-made anew byte for byte as long as its format has the version in its name.
+made again byte for byte as long as its format has the version in its name.
 
 The zstd block is only read: another release of the library may pack it in another way.
 """
@@ -196,7 +196,7 @@ def test_cursors_and_marks_of_then_are_read() -> None:
 
 @pytest.mark.parametrize(("name", "attempt"), [("memory-1", ""), ("memory-2", "5c1c9a1e")])
 def test_snapshots_of_then_are_read(name: str, attempt: str) -> None:
-    """Whoever knew of no attempts took one for producers; now he is told that he cannot read it."""
+    """A release without attempts took one for producers; now it refuses to read it."""
     packed = golden(name)
     assert int.from_bytes(packed[:2], "little") == int(name[-1])
     memory = LogMemory.unpack(packed)

@@ -1,4 +1,4 @@
-"""LS1, LS4: nothing is told before what it rests on is certain."""
+"""LS1, LS4: nothing is answered before what it rests on is certain."""
 
 import random
 from typing import Final

@@ -80,7 +80,7 @@ def test_a_gap_is_refused_and_says_what_is_expected() -> None:
 
 
 def test_somebody_unknown_begins_with_zero() -> None:
-    """His first batches may still be on their way, from a time before this owner."""
+    """The producer's first batches may still be on their way, from a time before this owner."""
     with pytest.raises(ProducerGap) as refusal:
         Producers().find(ref(3), 0)
     assert refusal.value.ids["expected"] == 0
@@ -144,7 +144,7 @@ def test_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_remembered_fits_into_one_snapshot() -> None:
-    """So many producers, each with so long a name; then one with the largest window."""
+    """The most producers, each with the longest name; then one with the largest window."""
     known = Producers(LogConfig(dedupe_batches=1024))
     for number in range(module.PRODUCERS_MAX + 100):
         known.on_batch(ref(0, who=b"%064d" % number), batch(number), CRC)

@@ -1,4 +1,4 @@
-"""A bounded read ends exactly where it was told to, in the middle of a block, too."""
+"""A bounded read ends exactly at its bound, in the middle of a block, too."""
 
 import pytest
 

@@ -172,7 +172,7 @@ def test_blocks_below_the_start_are_not_told() -> None:
 
 @pytest.mark.parametrize("base", [2, 4, 5])
 def test_blocks_that_do_not_continue_are_never_told(base: int) -> None:
-    """RL1: offsets are dense: what was told before is not told again, and nothing is left out."""
+    """RL1: offsets are dense: what was returned is not returned again, and nothing is left out."""
     trail = Trail(Offset(0))
     enter(trail, ONE)
     trail.on_entries([follows(-1, -1, 0), records(0, 3)])
@@ -198,7 +198,7 @@ def test_memory_may_begin_within_a_block_and_ledgers_go_on_behind_it() -> None:
 
 
 def test_who_comes_from_memory_is_ahead_of_what_ledgers_confirm() -> None:
-    """Its writer tells of the last entries with the next ones only: what they hold was told already."""
+    """Its writer confirms the last entries with the next ones only: what they hold was returned already."""
     trail = Trail(Offset(0))
     trail.on_memory([records(0, 3), records(3, 2)])
     step = trail.pick(ONE)

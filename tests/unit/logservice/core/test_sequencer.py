@@ -104,7 +104,7 @@ def test_offsets_are_dense() -> None:
 
 
 def test_time_never_goes_back() -> None:
-    """LS7: whoever looks for a time looks in order."""
+    """LS7: a search for a time goes in order."""
     log = Log()
     times = [log.append(wall_us=us).timestamp_us for us in (100, 50, 100, 101, 2**63)]
     assert times == [100, 100, 100, 101, TIMESTAMP_US_MAX]
@@ -185,7 +185,7 @@ def test_emptiness() -> None:
 
 
 def test_a_stale_writer_hears_that_he_is_fenced_rather_than_where_the_tail_is() -> None:
-    """Else he would read up to there, and try again, for ever."""
+    """Else the client would read up to there, and try again, for ever."""
     log = Log()
     old = log.acquire("a", AcquireMode.STEAL, 0, 0)
     new = log.acquire("b", AcquireMode.STEAL, 0, 0)
@@ -248,7 +248,7 @@ def test_a_lease_runs_out_unless_it_is_renewed() -> None:
 
 @pytest.mark.parametrize(("unheard_s", "held_s"), [(0, 5), (2, 3), (60, 2.5), (-9, 5)])
 def test_a_new_owner_counts_the_time_in_which_nobody_renewed(unheard_s: int, held_s: float) -> None:
-    """From the newest entry on; the writer is left half of his time, since he had nobody to ask."""
+    """From the newest entry on; the writer keeps half of its lease, since it could not renew."""
     log = Log()
     log.acquire("a", AcquireMode.FAIL, 5000, 0)
     replayed = Sequencer(LogMemory.unpack(log.memory.pack()), is_exclusive=False)

@@ -66,7 +66,7 @@ def test_nothing_follows_what_is_discarded() -> None:
 
 
 def test_the_only_one_that_may_be_unclosed_counts() -> None:
-    """Whoever listed the one before as CLOSED has looked."""
+    """The server that listed the one before as CLOSED has checked."""
     assert kept_of(ended(M, 7, (N, 41))) == [M]
     assert kept_of(ended(M, 7, None)) == [M]
 

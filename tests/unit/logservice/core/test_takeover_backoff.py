@@ -31,7 +31,7 @@ def test_who_answers_in_between_lives() -> None:
 
 
 def test_refusals_long_ago_prove_nothing() -> None:
-    """Whoever refused before and after lunch may have served meanwhile."""
+    """A server that refused twice, hours apart, may have served in between."""
     refusals = refused(1000, 61_000)
     assert refusals.is_refusing
     assert not refusals.is_dead

@@ -1,4 +1,4 @@
-"""Who takes next: whoever has waited longest of those who are here."""
+"""The longest waiting stream that is here takes next."""
 
 from functools import partial
 

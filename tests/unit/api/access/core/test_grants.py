@@ -77,7 +77,7 @@ OF_ALL = {"ListLogs", "WatchTails", "Lookup", "ListServers", "GetLimits", "GetOu
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
 def test_every_word_and_every_right(word: object) -> None:
-    """G5: whoever may nothing may nothing; each right opens what it should, on its log alone."""
+    """G5: a principal without rights may do nothing; each right opens what it should, on its log alone."""
     name = type(word).__name__
     who = {
         "reader": (Grants(read=(LOG,)), OF_READERS | OF_ANYBODY_THERE),

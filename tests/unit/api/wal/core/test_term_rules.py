@@ -76,7 +76,7 @@ def test_a_seal_settles_as_a_fence_does() -> None:
     "error", [QuorumTimeout(), fenced(by=3), StaleEpoch(), StaleEpoch(current_epoch=4)]
 )
 def test_without_a_newer_fence_nobody_knows(error: StaleEpoch) -> None:
-    """WK5: released is not fenced: the fence that is told is our own."""
+    """WK5: released is not fenced: the reported fence is our own."""
     rules = term("a")
     rules.on_over(error)
     assert rules.settled_below() is None
