@@ -79,6 +79,8 @@ _ADVICE: Final = {
     errno.EMFILE: "allow more open files: ulimit -n 65536",
 }
 
+_NOT_ON_WINDOWS: Final = ("fcntl", "grp", "pwd", "resource")  # Modules of Python.
+
 
 def _drop_output() -> None:
     """Python would complain again when it flushes."""
@@ -191,6 +193,16 @@ def main() -> None:
         )
         _drop_output()
         sys.exit(DENIED if isinstance(error, PermissionError) else FAILED)
+    except ModuleNotFoundError as error:
+        if error.name not in _NOT_ON_WINDOWS:
+            raise
+        explain(
+            "this command runs a server or opens its files, which takes Linux or macOS",
+            "",
+            errors.Outcome.NOT_APPLIED,
+            "run it there; what asks log servers (--server) runs here, too",
+        )
+        sys.exit(FAILED)
     except errors.RollbookError as error:
         explain_error(error)
         sys.exit(exit_code(error))

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import errno
-import fcntl
 import os
 import socket
 import ssl
@@ -207,6 +206,8 @@ def _canonical_name(address: str) -> str:
 
 def _address_of_interface(name: str) -> str:
     """The last of several, with those of its aliases (`eth0:1`): the one that Java finds first."""
+    import fcntl  # Windows has none.
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         answer = bytearray(_INTERFACES_MAX * _INTERFACE_BYTES)
         place = (ctypes.c_char * len(answer)).from_buffer(answer)

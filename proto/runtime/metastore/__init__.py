@@ -2,15 +2,16 @@
 
 import asyncio
 import random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rollbook.proto.metastore.client import OPERATION_TIMEOUT_S, SESSION_TIMEOUT_S, StoreClient
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
-from rollbook.proto.runtime.metastore.embedded_owner import Fatal, end_process
+
+if TYPE_CHECKING:
+    from rollbook.proto.runtime.metastore.embedded_owner import Fatal
 
 COMMAND_TIMEOUT_S: Final = 4.0  # Until ZooKeeper answers a command at first: somebody waits.
 NOBODY_TIMEOUT_S: Final = 2.0  # A new owner takes over in much less.
@@ -25,7 +26,7 @@ async def open_metadata_store(
     session_timeout_s: float = SESSION_TIMEOUT_S,
     operation_timeout_s: float = OPERATION_TIMEOUT_S,
     open_timeout_s: float | None = None,
-    on_fatal: Fatal = end_process,
+    on_fatal: "Fatal | None" = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> MetadataStore:
@@ -36,7 +37,7 @@ async def open_metadata_store(
     now or when its owner dies. `visit`, for short commands: if nobody owns the file, this process
     uses it alone, until it closes. With neither there is somebody who serves within
     `NOBODY_TIMEOUT_S`, or `MetadataUnavailable`. `create`: a missing file is made, by a visit at
-    least; else it is `NoSuchCluster`. `on_fatal`: ends this process, when what it owns cannot be kept.
+    least; else it is `NoSuchCluster`. `on_fatal`: called when what it owns cannot be kept, by default to end this process.
     """
     clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
     if isinstance(url, str):
@@ -52,9 +53,13 @@ async def open_metadata_store(
                 operation_timeout_s=operation_timeout_s,
             ).open(open_timeout_s)
         case Backend.SQLITE:
+            # It needs file locks that Windows lacks; clients of log servers and of ZooKeeper run there.
+            from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
+            from rollbook.proto.runtime.metastore.embedded_owner import end_process
+
             role = Role.SERVER if serve else Role.VISITOR if visit or create else Role.CLIENT
             connector = EmbeddedConnector(
-                url.place, clock, randomness, role, create=create, on_fatal=on_fatal
+                url.place, clock, randomness, role, create=create, on_fatal=on_fatal or end_process
             )
             patience_s = NOBODY_TIMEOUT_S if role is Role.CLIENT else operation_timeout_s
             return await StoreClient(
