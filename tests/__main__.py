@@ -189,7 +189,8 @@ def _parser() -> argparse.ArgumentParser:
     interop.set_defaults(run=kinds.interop)
 
     languages = kind.add_parser(
-        "languages", help="examples in Go, Java and JavaScript while servers are killed; buf lint"
+        "languages",
+        help="examples in Go, Java and JavaScript while servers are killed; buf lint, pyright",
     )
     languages.set_defaults(run=kinds.languages)
 

@@ -3,11 +3,14 @@
 Each example appends lines, and the owner of its log is killed meanwhile. Then the example is killed and started again with
 the same producer: it asks for each line once more. It follows the log; its owner is killed once more; one record is appended
 and the log sealed. Then the log has each line once, in order, and the example has printed each of them once.
+
+`buf lint` judges the protos, and pyright a Python program with the client's types: npm has both.
 """
 
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +25,7 @@ from tests.tally import Tally, missing_piece
 SERVERS: Final = ("a", "b")
 LINES: Final = 200
 _KILLED_AFTER: Final = 20
+_TYPED: Final = toolchains.EXAMPLES / "first_day.py"  # mypy judges it with all other code.
 
 Say = Callable[[str], None]
 
@@ -35,7 +39,9 @@ def run(say: Say) -> Tally:
         except Missing as error:
             tally.skipped.append(missing_piece(language.name, str(error), language.how_to_enable))
     if any(language.name == "node" for language in commands):
-        _count(tally, say, "buf lint", _lint())
+        _count(tally, say, "buf lint", _complaints(["buf", "lint"], toolchains.PROTOS))
+        pyright = ["pyright", "--pythonpath", sys.executable, str(_TYPED)]
+        _count(tally, say, "pyright", _complaints(pyright, toolchains.EXAMPLES))
     if not commands:
         return tally
     with (
@@ -56,10 +62,11 @@ def _count(tally: Tally, say: Say, name: str, wrong: str) -> None:
     tally.passed += not wrong
 
 
-def _lint() -> str:
+def _complaints(command: Sequence[str], folder: Path) -> str:
+    """Of a tool that npm installs; empty if it has none."""
     done = subprocess.run(
-        [toolchains.NODE_TOOLS / "buf", "lint"],
-        cwd=toolchains.PROTOS,
+        [toolchains.NODE_TOOLS / command[0], *command[1:]],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
