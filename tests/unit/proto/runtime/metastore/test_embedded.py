@@ -559,11 +559,11 @@ def sqlite_error(code: int) -> sqlite3.Error:
         (sqlite_error(sqlite3.SQLITE_IOERR), "look what is wrong with that disk"),
         (
             sqlite_error(sqlite3.SQLITE_CANTOPEN),
-            "look whether whoever runs this may read and write it",
+            "check that the user of this process may read and write it",
         ),
         (
             sqlite_error(sqlite3.SQLITE_READONLY),
-            "look whether whoever runs this may read and write it",
+            "check that the user of this process may read and write it",
         ),
     ],
     ids=repr,
