@@ -4,8 +4,8 @@ A log's owner may have an address that means nothing where the client is: its na
 it, its certificate has another name. Then a server that has answered, the entry, is asked to relay calls to the owner.
 
     cannot be reached    relayed at once, if there is an entry
-    refuses connections  it may have stopped: other servers are asked as ever, and take its logs over. It is relayed if it
-                         refuses again after a server has named it as an owner since
+    refuses connections, it may have stopped: other servers are asked as ever, and take its logs over. It is relayed if it
+    or answered before   fails again after a server has named it as an owner since
     relayed              until a direct call succeeds (`unreachable` says which servers to try), or until the entry says
                          that it cannot reach the server either
 """
@@ -64,20 +64,20 @@ class RelayRoutes:
         if before and is_unreached and error.ids.get(SERVER_ID) == server:
             self._forget(server)
             return False
-        suspect = before or server
         is_silent = isinstance(error, QuorumTimeout)
-        if before:
-            if is_unreached or is_silent:
-                self._answered.pop(before, None)
-        elif is_unreached or (is_silent and server not in self._answered):
-            self._on_unreached(server, error)
-        if is_unreached and suspect == before:
+        if before and is_unreached:
             self._on_unreached(before, error)
+        elif before and is_silent:
+            self._answered.pop(before, None)
+        elif is_unreached or (is_silent and not before and server not in self._answered):
+            self._on_unreached(server, error)
         return self.entry_to(server) not in ("", before)
 
     def _on_unreached(self, server: str, error: RollbookError) -> None:
+        has_answered = server in self._answered
         self._answered.pop(server, None)
-        if _REFUSED in error.message.lower() and not self._refused.pop(server, False):
+        may_have_stopped = has_answered or _REFUSED in error.message.lower()
+        if may_have_stopped and not self._refused.pop(server, False):
             if len(self._refused) < _SERVERS_MAX:
                 self._refused[server] = False
         elif len(self._unreachable) < _SERVERS_MAX:

@@ -51,6 +51,17 @@ def test_server_that_refuses_is_relayed_only_once_another_one_names_it() -> None
     assert routes.entry_to(OWNER) == ENTRY
 
 
+def test_server_that_has_answered_and_hangs_is_not_relayed_at_first() -> None:
+    """RY3: what is lost with it others take over, without another time-out for a relay."""
+    routes = routes_from(OWNER, ENTRY)
+    silence = ServerUnreachable("has not said within 2.5 s that it listens")
+    assert not routes.on_error(OWNER, silence)
+    assert routes.entry_to(OWNER) == ""
+    routes.on_named(OWNER)
+    assert routes.on_error(OWNER, silence)
+    assert routes.entry_to(OWNER) == ENTRY
+
+
 def test_direct_call_that_succeeds_ends_the_relay() -> None:
     """RY3: `unreachable` are tried from time to time."""
     routes = routes_from(ENTRY)

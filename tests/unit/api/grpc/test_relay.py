@@ -297,6 +297,7 @@ async def test_owner_that_does_not_let_the_entry_in_is_no_fault_of_the_caller(si
     site.peers._security = lambda: Security(
         token="not-the-token-of-the-servers-012345", insecure=True
     )
+    await site.peers.close()
     site.peers._line = site.peers._new_line()
     with pytest.raises(ServerUnreachable, match="does not let this server in"):
         await site.ask(messages.Append(LOG, pack_block([b"x"])), "writer", log_relay=OWNER)
