@@ -193,7 +193,7 @@ class AppendLine:
         except asyncio.CancelledError:
             error = hung_up()
         except (RollbookError, DecodeError) as failed:
-            error = ConnectionLost(f"the server told what makes no sense: {failed}")
+            error = ConnectionLost(f"the server sent an invalid response: {failed}")
         self._end(error)
 
     async def _status(self) -> RollbookError:

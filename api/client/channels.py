@@ -99,7 +99,7 @@ class Security:
         for each in servers:
             if not self.may_be_shown_to(each):
                 raise BadConfig(
-                    f"whoever listens on the way to {each} would read the token",
+                    f"eavesdroppers on the way to {each} would read the token",
                     next_step="say log+tls://, or insecure (--insecure) in a network that is trusted",
                 )
 

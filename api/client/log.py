@@ -358,7 +358,7 @@ class Log:
         return answer
 
     async def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
-        """Ends the log for good; its final tail. Conditions as of `append`.
+        """Ends the log permanently; returns its final tail. Conditions as of `append`.
 
         Cancelled, it may be sealed or not: sealed again, it tells the same tail.
         """

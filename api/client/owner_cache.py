@@ -31,7 +31,7 @@ class _Owner(NamedTuple):
 
 
 _NEXT_STEPS: Final = {
-    Obstacle.NOT_BELIEVED: "connect with authorities= whoever signed its certificate, a PEM file",
+    Obstacle.NOT_BELIEVED: "connect with authorities= the signers of its certificate, a PEM file",
     Obstacle.NO_TLS: "connect to log://…, without +tls",
     Obstacle.HTTP: "connect to the port of gRPC (7400 by default): that one is for HTTP",
     Obstacle.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= of its authorities if it wants one",

@@ -162,7 +162,7 @@ class Pipeline:
     def _on_ack(self, batch: Batch, ack: AppendAck) -> None:
         assert self._line is not None
         if batch is not self._flight[0]:
-            raise BadFrame("the server told results of one log out of order")
+            raise BadFrame("the server sent results of one log out of order")
         self._flight.popleft()
         self._flight_bytes -= batch.size
         self._sent -= 1

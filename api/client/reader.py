@@ -201,7 +201,7 @@ class EventReader:
         covers = spans and spans[0][0] <= start < spans[0][1] and spans[-1][0] < end <= spans[-1][1]
         if not tiles or not covers or start >= end:
             raise BadFrame(
-                "the server told blocks that do not hold what it says", log=self._request.log
+                "the server sent blocks that do not match its description", log=self._request.log
             )
         self._stuck = 0
         self._batches += _in_batches(event.blocks, start, end)
@@ -215,7 +215,7 @@ class EventReader:
     def _expect(self, offset: Offset) -> None:
         if self.position is not None and offset != self.position:
             raise BadFrame(
-                "the server left out records, or told them twice",
+                "the server left out records, or sent them twice",
                 log=self._request.log,
                 expected=self.position,
                 told=offset,

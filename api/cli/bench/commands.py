@@ -41,9 +41,9 @@ def _sizes(records: int | None, size_min: int = 0) -> Callable[[Any], Any]:
                          show_default=True, metavar="BYTES", help="Of a record."),
             click.option("--records", type=WholeNumber(1), default=records,
                          show_default=records is not None,
-                         help="In all." if records else "At most so many in all."),
+                         help="In all." if records else "At most this many in all."),
             click.option("--logs", type=WholeNumber(1, 10_000), default=1, show_default=True,
-                         help="So many logs, all at the same time."),
+                         help="The number of logs, all at the same time."),
         )  # fmt: skip
         for option in reversed(options):
             command = option(command)

@@ -23,9 +23,9 @@ _INSPECT: Final = {
 _IDENTITY: Final = {
     "init": ("init", "Make a new bookie: its directories, its cookie."),
     "doctor": ("doctor", "Explain what keeps a bookie from starting, and how to mend it."),
-    "rejoin": ("rejoin", "Write anew what says whose the directories are."),
+    "rejoin": ("rejoin", "Write again the files that say whose the directories are."),
     "write-off": ("write_off", "Go on without files that are permanently lost."),
-    "format": ("format_bookie", "Erase a bookie and begin anew under its id."),
+    "format": ("format_bookie", "Erase a bookie and start again under its id."),
 }
 _LIFECYCLE: Final = {
     "drain": ("drain", "Empty bookies that are to leave."),

@@ -59,7 +59,7 @@ def init(output: str, **flags: Any) -> None:
 @_yes_option
 @output_option
 def format_bookie(output: str, yes: bool, **flags: Any) -> None:
-    """Erase a bookie and begin anew under its id.
+    """Erase a bookie and start again under its id.
 
     What it may have held in ledgers that are not closed yet is UNKNOWN to it from then on, so that
     nobody takes its silence for a proof. Reads the metadata of all ledgers.
@@ -85,7 +85,7 @@ def format_bookie(output: str, yes: bool, **flags: Any) -> None:
 @bookie_options
 @output_option
 def rejoin(output: str, **flags: Any) -> None:
-    """Write anew what says whose the directories are.
+    """Write again the files that say whose the directories are.
 
     For a bookie that has all its files, after its cookie was removed from the metadata store, a
     directory moved, another ledger directory was added at the end, or a VERSION file was lost.

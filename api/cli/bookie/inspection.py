@@ -304,7 +304,7 @@ def info(where: Where, output: str) -> None:
     "ledgers --journal-dir /data/journal --ledger-dir /data/ledgers -o ndjson | jq .ledger_id",
 )
 @click.option("--after", type=WholeNumber(-1), default=-1, help="Only ids above this one.")
-@click.option("--limit", type=WholeNumber(1), help="No more than so many.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many.")
 @list_output_option
 @_either
 def ledgers(where: Where, after: int, limit: int | None, output: str) -> None:

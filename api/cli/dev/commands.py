@@ -57,7 +57,7 @@ def group(
 ) -> None:
     """Run a whole cluster here: bookies, a log server, the embedded metadata store.
 
-    It prints where it is, and runs until it is told to stop (Ctrl-C).
+    It prints where it is, and runs until it is stopped (Ctrl-C).
     """
     from rollbook.api.cli.dev.run import run_dev  # `--help` is quick.
 

@@ -1,4 +1,4 @@
-"""What `rollbook dev` and `rollbook server all` run until they are told to stop."""
+"""What `rollbook dev` and `rollbook server all` run until they are stopped."""
 
 import asyncio
 import os

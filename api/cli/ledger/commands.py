@@ -133,7 +133,7 @@ def _with_quorum(command: Callable[..., Any]) -> Callable[..., Any]:
 @with_access
 @click.option("--long", "-l", is_flag=True, help="With what the metadata says of each.")
 @click.option("--start", type=_ID, default=0, help="From this id on.")
-@click.option("--limit", type=WholeNumber(1), help="At most so many.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many.")
 @list_output_option
 def ls(access: "Access", **how: Any) -> None:
     """List the cluster's ledgers, by their ids."""
@@ -272,7 +272,7 @@ def rm(access: "Access", **how: Any) -> None:
 @_part_option
 @bare_output_option
 def recover(access: "Access", **how: Any) -> None:
-    """Stop a ledger's writer for good, and close it at its end.
+    """Stop a ledger's writer permanently, and close the ledger at its end.
 
     Everything that was confirmed is in it afterwards. `raw` is the last entry. A segment of a log is
     refused, unless its log is named: the log's owner would be stopped.
@@ -296,7 +296,7 @@ def recover(access: "Access", **how: Any) -> None:
 @with_access
 @click.option("--first", type=_ID, default=0, help="From this entry on.")
 @click.option("--last", type=_ID, help="Up to this one.  [default: the last that is confirmed]")
-@click.option("--limit", type=WholeNumber(1), help="At most so many.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many.")
 @click.option(
     "--follow", "-f", is_flag=True, help="Go on with the writer until the ledger is closed."
 )

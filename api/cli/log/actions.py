@@ -298,7 +298,7 @@ def truncate_log(
 
 
 def seal_log(access: LogAccess, log: str, yes: bool, output: str) -> None:
-    ask_whether(f"end {log} for good, so that nothing is ever appended again", yes)
+    ask_whether(f"end {log} permanently, so that nothing is ever appended again", yes)
 
     async def seal(client: Client) -> int:
         return await (await client.open(log)).seal()

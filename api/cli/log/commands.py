@@ -76,7 +76,7 @@ _format_option: Final = click.option(
     help="In place of -o: %o offset, %t time, %k key, %v value, %h headers, \\n; %v{hex}. "
     "A terminal is shown what would command it, as \\x1b.",
 )
-_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At most so many.")
+_limit_option: Final = click.option("--limit", type=WholeNumber(1), help="At most this many.")
 
 
 def with_access_to(server: str | None, otherwise: str) -> Callable[[Any], Any]:

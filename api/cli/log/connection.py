@@ -116,7 +116,7 @@ class LogAccess:
         scheme, _, where = self.server.rpartition("://")
         match obstacle:
             case Obstacle.NOT_BELIEVED:
-                return "--tls-authorities FILE, with whoever signed its certificate"
+                return "--tls-authorities FILE, with the authorities that signed its certificate"
             case Obstacle.NO_TLS:
                 return self._other_server(f"log://{where}")
             case Obstacle.HTTP:
@@ -163,7 +163,7 @@ class LogAccess:
             if isinstance(error, ServerUnreachable):
                 error.next_step = self._way_to_reach(obstacle_of(error.message))
             if isinstance(error, WriterRequired):
-                error.next_step = "say --holder NAME; whoever wrote before cannot any more"
+                error.next_step = "say --holder NAME; earlier writers are fenced"
             if not error.next_step:
                 error.next_step = next((s for e, s in steps.items() if isinstance(error, e)), "")
             raise

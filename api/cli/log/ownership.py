@@ -66,7 +66,7 @@ def acquire_writer(
     if wait and steal:
         raise InvalidRequest("either --wait or --steal")
     if steal:
-        ask_whether(f"fence whoever writes to {log}", yes)
+        ask_whether(f"fence the writers of {log}", yes)
     mode = messages.AcquireMode.FAIL
     if wait or steal:
         mode = messages.AcquireMode.WAIT if wait else messages.AcquireMode.STEAL

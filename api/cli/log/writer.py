@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def group() -> None:
     """Show, acquire and release the writer epoch of a log.
 
-    Whoever acquires it fences whoever wrote before: what was acked to him is below the fence, and
-    nothing will be any more.
+    Acquiring it fences earlier writers: what was acknowledged to them is below the fence, and
+    nothing more will be.
     """
 
 
@@ -54,8 +54,8 @@ def show(access: "LogAccess", **how: Any) -> None:
 @log_argument
 @with_access
 @click.option("--holder", metavar="NAME", required=True, help="Shown to others.")
-@click.option("--wait", is_flag=True, help="Until whoever holds it lets go, or time is over.")
-@click.option("--steal", is_flag=True, help="Fence whoever holds it.")
+@click.option("--wait", is_flag=True, help="Wait until the holder releases it, or time is over.")
+@click.option("--steal", is_flag=True, help="Fence its holder.")
 @click.option("--ttl", metavar="TIME", help="It runs out unless it is renewed.  [default: never]")
 @click.option(
     "--attempt",

@@ -159,7 +159,7 @@ def status(metadata: Metadata, output: str) -> None:
 )
 @with_metadata
 @click.option("--failed", is_flag=True, help="Only those whose last repair failed.")
-@click.option("--limit", type=WholeNumber(1), help="At most so many.")
+@click.option("--limit", type=WholeNumber(1), help="At most this many.")
 @list_output_option
 def ls(metadata: Metadata, failed: bool, limit: int | None, output: str) -> None:
     """List the ledgers that are to be repaired or drained, by their ids."""

@@ -1,4 +1,4 @@
-"""One bookie as a process: what `rollbook server bookie` runs until it is told to stop.
+"""One bookie as a process: what `rollbook server bookie` runs until it is stopped.
 
 A composition root: here packages meet that know nothing of each other.
 """
@@ -50,7 +50,7 @@ _OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin p
 
 
 def run_bookie(flags: Mapping[str, Any]) -> None:
-    """Until it is told to stop. Raises `StorageFailed`, `RollbookError`."""
+    """Runs until it is stopped. Raises `StorageFailed`, `RollbookError`."""
     # What reading the file has to tell is told before it is known what the file says.
     configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):

@@ -1,4 +1,4 @@
-"""`rollbook server`: processes that serve until they are told to stop.
+"""`rollbook server`: processes that serve until they are stopped.
 
 A server prints one line to standard output once it serves, `ready: … on HOST:PORT`, and its log to
 standard error. SIGTERM and SIGINT end it in order, within seconds; what was acknowledged does not
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
     )
 )
 def group() -> None:
-    """Run a server until it is told to stop."""
+    """Run a server until it is stopped."""
 
 
 def _log_level_option(command: F) -> F:

@@ -1,4 +1,4 @@
-"""One log server as a process: what `rollbook server log` runs until it is told to stop.
+"""One log server as a process: what `rollbook server log` runs until it is stopped.
 
 A composition root: here the service meets its door and the machine.
 """
@@ -106,7 +106,7 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
 
 
 def run_log_server(flags: Mapping[str, Any]) -> None:
-    """Until it is told to stop. Raises `RollbookError`."""
+    """Runs until it is stopped. Raises `RollbookError`."""
     settings = load_log_settings(**flags)
     configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
     asyncio.run(until_stopped(_serve(settings), stop_s_max=int(settings.server.drain_s) + 20))

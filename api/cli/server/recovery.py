@@ -1,4 +1,4 @@
-"""One recovery server as a process: what `rollbook server recovery` runs until it is told to stop.
+"""One recovery server as a process: what `rollbook server recovery` runs until it is stopped.
 
 A composition root: here auditor and worker meet the machine.
 """
@@ -257,7 +257,7 @@ def _is_local_or_locked(config: RecoveryServerConfig) -> bool:
 
 
 def run_recovery_server(flags: Mapping[str, Any]) -> None:
-    """Until it is told to stop. Raises `RollbookError`."""
+    """Runs until it is stopped. Raises `RollbookError`."""
     settings = load_recovery_settings(**flags)
     configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
     asyncio.run(until_stopped(_serve(settings)))
