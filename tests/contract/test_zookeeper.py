@@ -138,7 +138,7 @@ async def test_a_server_that_hangs_is_noticed(
 async def test_requests_do_not_keep_a_dead_connection_alive(
     proxy: CuttingProxy, zookeeper: ZooKeeperTree
 ) -> None:
-    """Whoever asks all the time must learn of a loss as soon as whoever asks nothing."""
+    """A busy client must learn of a loss as soon as an idle one."""
     async with await make(zookeeper, proxy.address, SOON_NOTICED_S).open() as store:
         states = store.session_events()
         await until_state(states, SessionState.CONNECTED)

@@ -19,7 +19,7 @@ class CrashResult(Tally):
 def run(
     of: Sequence[str], kills: int, power_cuts: int, seed: int, report: Callable[[str], None]
 ) -> CrashResult:
-    """Kills processes under load, then cuts the power under them: so many times each."""
+    """Kills processes under load, then cuts the power under them: a number of times each."""
     from tests.crash import bookie, embedded_store  # Here, for children import this package, too.
 
     subjects = {"bookie": bookie.crash_it, "store": embedded_store.crash_it}

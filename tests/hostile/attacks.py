@@ -140,7 +140,7 @@ class Mob:
         tls: ssl.SSLContext | None = None,
         address: Address | None = None,
     ) -> None:
-        """`tls`: what each attacker goes through before he begins. `address`: if it is another one."""
+        """`tls`: what each attacker goes through before it begins. `address`: if it is another one."""
         host, port = (address.host, address.port) if address else self._address
         for _ in range(count):
             connection = socket.create_connection((host, port), _CONNECT_S)
@@ -201,7 +201,7 @@ class Mob:
         self.close()
 
 
-_READ_MAX: Final = 1024  # Then an attacker takes no more of his answers.
+_READ_MAX: Final = 1024  # Then an attacker reads no more of its answers.
 _RECORD_BYTES_MAX: Final = 16 * 1024  # Of TLS: of what is left of one no selector tells.
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -286,7 +286,7 @@ def all_have_ended(mob: Mob) -> bool:
 def keep_coming(
     address: Address, attack: Attack, seconds: float, count: int, tls: ssl.SSLContext | None = None
 ) -> None:
-    """So many each second, each for a second."""
+    """A number each second, each for a second."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         with Mob(address) as mob:

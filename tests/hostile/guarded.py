@@ -78,7 +78,7 @@ class GuardedServer:
         return {"gRPC": self.grpc, "HTTP": self.http}
 
     def context(self, who: str | None, *, alpn: str = "") -> ssl.SSLContext:
-        """As a client has it. None: he shows no certificate."""
+        """As a client has it. None: it shows no certificate."""
         files = self.shown[who] if who else TlsFiles("")
         found = client_context(
             self.authority.certificate, certificate=files.certificate, key=files.key

@@ -85,7 +85,7 @@ def _settle(found: RunningBookie) -> None:
 
 
 async def cost_of_all(found: RunningBookie, count: int) -> tuple[Cost, "Good"]:
-    """So many connections, of all kinds and at the same time; and a good client beside them."""
+    """A number of connections, of all kinds and at the same time; and a good client beside them."""
     good = Good(2)
     await good.begin(found.address)
     before, cpu_s = found.resident_bytes, found.cpu_s

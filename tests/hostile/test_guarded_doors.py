@@ -257,9 +257,9 @@ def test_calls_that_are_taken_back_at_once_do_not_pile_up(victim: Victim) -> Non
 
 
 def test_pings_are_read_no_further_than_their_answers_are_taken(victim: Victim) -> None:
-    """So many more than fit into anybody's buffers; while he is stuck, others are served.
+    """More than fit into any buffers; while that client is stuck, others are served.
 
-    He is stuck for no other reason: once he takes the answers, each ping has had its own.
+    It is stuck for no other reason: once it reads the answers, each ping has had its own.
     """
     server, process = victim.server, victim.server.process
     before = process.resident_bytes

@@ -206,7 +206,7 @@ def test_deferred_syncs_confirm_when_they_are_forced(v3: Client) -> None:
 
 def test_batches_are_read(v2: Client) -> None:
     written = payloads(100, 1000)
-    writer = v2.create(Shape(3, 3, 3))  # Whoever is asked has them all.
+    writer = v2.create(Shape(3, 3, 3))  # Every bookie has them all.
     writer.append(written)
     writer.close()
     reader = v2.open(writer.ledger_id, recover=False)

@@ -67,7 +67,7 @@ def run(cases: int, seed: int, progress: Progress, say: Say) -> Tally:
 
 
 class _Door:
-    """One connection, made anew when it is over."""
+    """One connection, made again when it is over."""
 
     def __init__(self, place: str) -> None:
         self._place = place

@@ -40,7 +40,7 @@ class Kind(StrEnum):
     WRITE_ERROR = "write error"  # nodes: their writes fail.
     READ_ERROR = "read error"  # nodes: their reads fail.
     DISK_FULL = "disk full"  # node.
-    ROT = "rot"  # node; so many durable bits flip, in any of its files. Momentary.
+    ROT = "rot"  # node; this many durable bits flip, in any of its files. Momentary.
     WIPE = (
         "wipe"  # node: it dies, and comes back with an empty disk that was formatted in its name.
     )
@@ -49,8 +49,8 @@ class Kind(StrEnum):
     METADATA_DOWN = "metadata down"  # nobody: the whole store.
     METADATA_LOSS = "metadata loss"  # node; its next write loses the reply (1) or itself (0).
     METADATA_EXPIRY = "metadata expiry"  # node: its session ends. Momentary.
-    METADATA_LAG = "metadata lag"  # nobody; reads may be so many µs stale.
-    PARTIAL_LISTING = "partial listing"  # nobody; so many of 100 lists of children lack some.
+    METADATA_LAG = "metadata lag"  # nobody; reads may be this many µs stale.
+    PARTIAL_LISTING = "partial listing"  # nobody; this many of 100 lists of children lack some.
     ROLLBACK = (
         "rollback"  # node: it starts again, and later once more with its disk as it was before.
     )

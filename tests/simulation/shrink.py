@@ -150,6 +150,6 @@ def _rounder(number: int) -> Iterator[int]:
 
 
 def _round_to(number: int, digits: int) -> int:
-    """Downwards, to so many leading digits."""
+    """Downwards, to this many leading digits."""
     unit = int("1" + "0" * max(len(str(number)) - digits, 0))
     return number // unit * unit

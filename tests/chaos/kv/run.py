@@ -261,7 +261,7 @@ def chaos(
 
 
 def find_planted(strikes: int, seed: int, progress: Progress, say: Callable[[str], None]) -> Tally:
-    """So many leaders are struck for each of them, at most, a few at a time."""
+    """At most `strikes` leaders are struck for each of them, a few at a time."""
     tally = Tally("bugs")
     for flaw in FLAWS:
         for struck in range(0, strikes, _AT_A_TIME):

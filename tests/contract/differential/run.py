@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def run(sequences: int, seed: int, say: Say) -> Tally:
-    """Plays the plans of so many seeds, from `seed` on."""
+    """Plays the plans of a number of seeds, from `seed` on."""
     tally = Tally("histories")
     with contextlib.ExitStack() as stack:
         server = None

@@ -32,7 +32,7 @@ _FLIPS_PER_TASK: Final = 500
 
 
 def crash(images_min: int, seed: int, progress: Progress, say: Say) -> Tally:
-    """Traces from `seed` on, until so many images have been judged."""
+    """Traces from `seed` on, until the wanted images have been judged."""
     tally, crashes = Tally("images"), Crashes()
     started = time.monotonic()
     progress(0, images_min)

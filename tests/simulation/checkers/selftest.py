@@ -180,7 +180,7 @@ def long_history(operations: int, rng: random.Random) -> History:
 
 
 def time_check(operations: int) -> float:
-    """CPU seconds to judge so many operations."""
+    """CPU seconds to judge this many operations."""
     history = long_history(operations, random.Random(1))
     start = time.process_time()
     anomalies = check_log(history)

@@ -6,7 +6,7 @@ do, chance picks one and its oldest callback runs: any interleaving *between* pr
 first served *inside* one, as asyncio promises. Time stands still while anything can run, and then
 jumps to the next timer. Equal times are ordered by when the timer was set.
 
-A lane can be stopped and go on (SIGSTOP), or be frozen for good (SIGKILL): a killed process runs no
+A lane can be stopped and go on (SIGSTOP), or be frozen permanently (SIGKILL): a killed process runs no
 `finally`, so its callbacks are kept, unrun, and its tasks are kept alive until the run is over,
 since dropping the last reference to a coroutine would run them.
 """
@@ -182,7 +182,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._ready.append(lane)
 
     def freeze_lane(self, lane: Lane) -> None:
-        """For good. Whatever is still called for it is kept and never run."""
+        """Freeze the lane permanently. Whatever is still called for it is kept and never run."""
         self.stop_lane(lane)
         lane.is_alive = False
         lane.bury()

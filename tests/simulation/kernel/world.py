@@ -90,7 +90,7 @@ class Process:
 
 
 class SimulatedClock:
-    """The `Clock` port of a node. Its monotonic time starts anywhere, and anew at each boot."""
+    """The `Clock` port of a node. Its monotonic time starts anywhere, and starts again at each boot."""
 
     def __init__(self, loop: VirtualLoop, chance: random.Random) -> None:
         self._loop = loop
@@ -109,7 +109,7 @@ class SimulatedClock:
         return EPOCH_US + round(self._loop.now * 1e6) + self._wall_offset_us
 
     def let_others_run(self) -> None:
-        """Here everybody has a processor of his own."""
+        """Here every process has a processor of its own."""
 
     def jump(self, seconds: float) -> None:
         self._wall_offset_us += round(seconds * 1e6)

@@ -20,7 +20,7 @@ from typing import Final
 
 PAGE: Final = 4096
 SECTOR: Final = 512
-_RUN_PAGES_MAX: Final = 1024  # So many buffers one pwritev takes.
+_RUN_PAGES_MAX: Final = 1024  # One pwritev takes this many buffers.
 
 
 class Contents:

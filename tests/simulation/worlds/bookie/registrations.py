@@ -1,6 +1,6 @@
 """How bookies are registered, judged commit by commit.
 
-RG1: whoever is registered stays so while it changes between writable and read-only. RG2: nobody takes
+RG1: a registered bookie stays so while it changes between writable and read-only. RG2: nobody takes
 away the node of a process that lives. So the last node of a process that lives goes only with its
 session.
 """

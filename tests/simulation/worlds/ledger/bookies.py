@@ -72,7 +72,7 @@ STORAGE: Final = replace(SMALL_STORAGE, idle_after_ms=200)
 
 
 class Cluster:
-    """Whoever runs the bookies: starts them, starts them again, formats what came back empty."""
+    """The operator of the bookies: starts them, starts them again, formats what came back empty."""
 
     def __init__(
         self,

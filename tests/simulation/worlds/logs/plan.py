@@ -402,7 +402,7 @@ def truncation(rng: random.Random, at_us: int, log: str) -> Happening:
 
 
 def clocks(rng: random.Random, at_us: int, log: str) -> Happening:
-    """The owner's clock is ahead of that of whoever takes over."""
+    """The owner's clock is ahead of that of the next owner."""
     steps = _burst(rng, at_us + 2 * MS, log)
     for number, server in enumerate((*SERVERS[:2], *SERVERS[:2])):
         taken_us = at_us + (60 + 60 * number) * MS

@@ -2,7 +2,7 @@
 
 A log server is what `rollbook server log` runs, but for gRPC: the service core on the ports of a node,
 two sessions with the metadata store, a door. One that cannot start, or was told to stop, is started again
-by whoever runs it. Bookies keep what they are given in memory, across restarts of their processes: what
+by its operator. Bookies keep what they are given in memory, across restarts of their processes: what
 disks and whole bookies do is the business of other worlds, and costs ten times as much.
 """
 
@@ -150,7 +150,7 @@ async def _register(store: MetadataStore, name: str) -> None:
 
 
 class Servers:
-    """Whoever runs the log servers."""
+    """The operator of the log servers."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Servers:
         """`addresses`: where each says that it is."""
         self.names = tuple(addresses)
         self._addresses = addresses
-        self.is_over = False  # Whoever stops now is not started again.
+        self.is_over = False  # A server that stops now is not started again.
         self._world, self._mail, self._tell, self._live = world, mail, tell, live
         self._serving: dict[str, tuple[Process, Service]] = {}
         self._may_end: dict[str, asyncio.Event] = {}

@@ -26,7 +26,7 @@ BRIEF_S: Final = 1  # For so long some logs remember a producer.
 LOGS: Final = {"a": LogName("test", "a"), "b": LogName("test", "b")}
 
 # Of producers and writers.
-APPEND: Final = "append"  # LOG COUNT: so many batches.
+APPEND: Final = "append"  # LOG COUNT: this many batches.
 AGAIN: Final = "again"  # LOG: a batch that was acked is sent once more.
 EXPECT: Final = (
     "expect"  # LOG COUNT: each on condition that the tail is where the last one left it.
@@ -69,7 +69,7 @@ AWAY: Final = "away"  # BOOKIE MS: it is stopped, and not registered for as long
 
 
 def owner_of(log: str) -> str:
-    """In faults: whoever owns it then."""
+    """In faults: its owner at that moment."""
     return f"{OWNER}-of-{log}"
 
 

@@ -123,7 +123,7 @@ class LedgerNode:
             return
 
     async def change_while_open(self, ledger: Ledger) -> None:
-        """The writer's way: it stops for good when somebody else has touched the ledger."""
+        """The writer's way: it stops permanently when another client has touched the ledger."""
         try:
             await self.change(ledger)
         except MetadataConflict:

@@ -7,7 +7,7 @@ marked the ledger, so nothing else changes: it asks for the LAC, reads with any 
 closes. Each of its questions may reach a bookie and have its answer lost. Bookies forget nothing.
 
 The one promise: no entry is confirmed, before or after, beyond the last entry of the closed ledger.
-What the seeds can only make likely is decided here for good, within these bounds.
+What the seeds can only make likely is decided here, within these bounds.
 """
 
 from collections.abc import Iterator

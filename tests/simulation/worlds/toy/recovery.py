@@ -154,7 +154,7 @@ class Recovery:
             mended = await self._mend(mended, entry, ensemble)
 
     async def _mend(self, mended: Ledger, entry: EntryId, ensemble: Ensemble) -> Ledger:
-        """In memory only: whoever recovers after us must look where the entries are now."""
+        """In memory only: a later recovery must look where the entries are now."""
         return mended.with_ensemble(entry, ensemble)
 
     def _lac_to_tell(self, lac: EntryId, entry: EntryId) -> EntryId:

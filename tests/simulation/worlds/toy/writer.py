@@ -175,7 +175,7 @@ class Writer:
         )
 
     def _stop(self, why: str) -> None:
-        """For good. Whoever fenced us decides what becomes of the entries in flight."""
+        """Stop permanently. The recovery that fenced us decides what becomes of the entries in flight."""
         if not self._stopped:
             self._stopped = why
             self._search = asyncio.ensure_future(self._find_out())
