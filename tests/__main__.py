@@ -192,6 +192,9 @@ def _parser() -> argparse.ArgumentParser:
         "languages",
         help="examples in Go, Java and JavaScript while servers are killed; buf lint, pyright",
     )
+    languages.add_argument(
+        "--prepare", action="store_true", help="only download and build what it needs"
+    )
     languages.set_defaults(run=kinds.languages)
 
     chaos = kind.add_parser("chaos", help="a real cluster under kills, pauses, cuts and slow disks")

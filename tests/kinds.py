@@ -424,11 +424,11 @@ def spark(arguments: argparse.Namespace) -> Tally:
     return _pytest("tests/spark", *arguments.pytest_arguments)
 
 
-def languages(_arguments: argparse.Namespace) -> Tally:
+def languages(arguments: argparse.Namespace) -> Tally:
     """The examples in Go, Java and JavaScript, each with the tools of its language."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     module = importlib.import_module("tests.languages.run")
-    tally: Tally = module.run(_say)
+    tally: Tally = module.prepare(_say) if arguments.prepare else module.run(_say)
     return tally
 
 

@@ -30,6 +30,19 @@ _TYPED: Final = toolchains.EXAMPLES / "first_day.py"  # mypy judges it with all 
 Say = Callable[[str], None]
 
 
+def prepare(say: Say) -> Tally:
+    """Downloads and builds; what cannot be had is counted as failed, with the reason."""
+    tally = Tally("toolchains")
+    for language in LANGUAGES:
+        try:
+            language.build()
+            reason = ""
+        except (Missing, subprocess.TimeoutExpired) as error:
+            reason = str(error)
+        _count(tally, say, language.name, reason)
+    return tally
+
+
 def run(say: Say) -> Tally:
     tally = Tally("programs")
     commands = {}
