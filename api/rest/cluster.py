@@ -57,6 +57,7 @@ from rollbook.proto.errors import (
     OperationEnded,
     OutcomeUnknown,
     Overloaded,
+    PartOfLog,
     RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
@@ -515,7 +516,9 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
         """Reads every copy from every bookie that should have one; mends nothing."""
         return begun_at(response, await begin_verify(admin, managing, ledger_id, key))
 
-    @routes.post("/ledgers/{ledger_id}:recover", status_code=202, responses=_begins(NoSuchLedger))
+    @routes.post(
+        "/ledgers/{ledger_id}:recover", status_code=202, responses=_begins(NoSuchLedger, PartOfLog)
+    )
     async def start_recover(
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:

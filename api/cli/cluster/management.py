@@ -22,7 +22,7 @@ from rollbook.api.cli.ledger.actions import (
     fragments_of,
     in_pieces,
 )
-from rollbook.api.cli.ledger.of_log import require_no_part
+from rollbook.api.cli.ledger.of_log import INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.recovery.bookie import require_absent
 from rollbook.api.cli.recovery.status import (
     ask_for_audit,
@@ -548,7 +548,7 @@ class ClusterAdmin:
     async def begin(
         self, kind: str, about: Mapping[str, Any], principal: str, key: str | None
     ) -> Facts:
-        """The same operation for the same `key`. Raises `DuplicateDiffers`, `DrainBlocked`, `InvalidRequest`."""
+        """The same operation for the same `key`. Raises `DuplicateDiffers`, `DrainBlocked`, `InvalidRequest`, `PartOfLog`."""
         about = await self._checked(
             kind, dict(about), is_new=await self._find_begun(principal, key) is None
         )
@@ -571,6 +571,9 @@ class ClusterAdmin:
         """What would be refused is refused at once, and not in the operation."""
         if "ledger_id" in about and is_new:
             await self._look(self._ledgers.metadata(about["ledger_id"], fresh=True))
+        if kind == "recover" and is_new:
+            ids = [about["ledger_id"]]
+            await self._look(require_no_part(self._ledgers, ids, None, instead=INSTEAD_OF_RECOVERY))
         if "bookies" not in about:
             return about
         bookies = _parsed(about["bookies"])

@@ -9,7 +9,7 @@ import click
 
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.ledger.connection import Access, as_text, custom_of, password_of, print_bytes
-from rollbook.api.cli.ledger.of_log import require_no_part
+from rollbook.api.cli.ledger.of_log import INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.output import show_facts, show_rows, tell, tell_rows
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
@@ -194,8 +194,7 @@ def recover_ledgers(
     async def recover(ledgers: Ledgers) -> list[dict[str, Any]]:
         await require_no_part(
             *(ledgers, ledger_ids, part_of_log),
-            instead="a log server recovers it as it takes the log over; to move the log: rollbook log "
-            "transfer {0} SERVER",
+            instead=INSTEAD_OF_RECOVERY,
         )
         return [
             await recover_ledger(ledgers, ledger_id, password_of(password))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.log_metadata import LogNodes
@@ -9,6 +10,8 @@ from rollbook.logservice.orphan_ledgers import belonging_of
 from rollbook.proto.errors import NoSuchLedger, NoSuchLog, PartOfLog
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.runtime.clock import SystemClock
+
+INSTEAD_OF_RECOVERY: Final = "a log server recovers it as it takes the log over; to move the log: rollbook log transfer {0} SERVER"
 
 
 async def require_no_part(

@@ -11,6 +11,7 @@ import pytest
 from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
+from rollbook.api.cli.ledger import of_log
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.errors import (
     BookieFailed,
@@ -26,6 +27,7 @@ from rollbook.proto.errors import (
     NoSuchLedger,
     NotEnoughBookies,
     OperationEnded,
+    PartOfLog,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId
@@ -173,6 +175,22 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         others, none = await admin.operations(rest or "", 1)
         assert [each["id"] for each in (*page, *others)][1:] == [begun["id"]]
         assert none is None
+
+
+async def test_a_segment_of_a_log_is_not_recovered(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused at once, and no operation is begun."""
+
+    async def log_of(*_: Any) -> str:
+        return "shop/orders"
+
+    monkeypatch.setattr(of_log, "_log_of", log_of)
+    async with desk_of(cluster) as (site, admin, _):
+        about = {"ledger_id": await site.write(1)}
+        with pytest.raises(PartOfLog, match="shop/orders"):
+            await admin.begin("recover", about, "ops", None)
+        assert await admin.operations("", 100) == ([], None)
 
 
 async def test_entries_and_space_are_asked_of_bookies(cluster: LocalCluster) -> None:
