@@ -5,8 +5,9 @@ from typing import Any
 
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import CALLER, Caller
-from rollbook.api.access.core.grants import Duty
-from rollbook.api.access.refusals import refusal_of_duty
+from rollbook.api.access.core.grants import Duty, Right
+from rollbook.api.access.refusals import refusal_of_duty, refusal_of_right
+from rollbook.proto.errors import Unauthorized
 
 
 class Managing:
@@ -19,10 +20,23 @@ class Managing:
         name = caller.principal.name
         if caller.principal.grants.may_manage(duty):
             return caller
-        refusal = refusal_of_duty(name, duty)
-        where = {"method": method} if method else {}
+        raise self._refused(caller, refusal_of_duty(name, duty), method)
+
+    def require_on_log(self, right: Right, log: str, method: str = "") -> Caller:
+        """Raises `Unauthorized`, as `require`. `log`: its whole name."""
+        caller = CALLER.get()
+        if caller.principal.grants.may_steer(right, log):
+            return caller
+        refusal = refusal_of_right(caller.principal.name, right, log)
+        raise self._refused(caller, refusal, method, log=log)
+
+    def _refused(
+        self, caller: Caller, refusal: Unauthorized, method: str, **about: str
+    ) -> Unauthorized:
+        where = {"method": method, **about} if method else about
+        name = caller.principal.name
         self._audit.refused(refusal, principal=name, peer=caller.peer, **where)
-        raise refusal
+        return refusal
 
     def act(
         self, duty: Duty, method: str, *, only_begins: bool = False, **about: Any
@@ -35,4 +49,13 @@ class Managing:
             only_begins=only_begins,
             method=method,
             **about,
+        )
+
+    def act_on_log(
+        self, right: Right, log: str, method: str
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """As `act`, on a log. `log`: its whole name."""
+        caller = self.require_on_log(right, log, method)
+        return self._audit.act(
+            principal=caller.principal.name, peer=caller.peer, method=method, log=log
         )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollbook.api.access.core.grants import Duty, rights_for
+from rollbook.api.access.core.grants import Duty, Right, rights_for
 from rollbook.logservice.core.record_block import HEADER_BYTES, opened_bytes_of, span_of
 from rollbook.logservice.log_config import BATCH_RECORDS_CEILING
 from rollbook.logservice.messages import GetServerStats
@@ -22,6 +22,19 @@ def refusal_of(principal: str, word: Any) -> Unauthorized:
         )
     return refusal_of_duty(
         principal, Duty.LOOK if isinstance(word, GetServerStats) else Duty.REMOVE
+    )
+
+
+def refusal_of_right(principal: str, right: Right, log: str) -> Unauthorized:
+    """On one log, through the dashboard. The same whether there is such a log or not."""
+    section = f"[principals.{principal}] of the access file of this server"
+    or_duty = "" if right is Right.READ else ", or write operate = true,"
+    return Unauthorized(
+        f"{principal} has no right to {right.value} there",
+        next_step=f"name the log in `{right.value}`{or_duty} in {section}; "
+        "what `deny` names is refused all the same",
+        log=log,
+        right=right.value,
     )
 
 

@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
-from rollbook.api.access.core.grants import Duty
+from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import log_screens, screens
 from rollbook.api.dashboard.core.live import Seen, event_for
@@ -38,6 +38,7 @@ from rollbook.api.rest.cluster import (
     local_operation,
 )
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
+from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
     InvalidRequest,
     Missing,
@@ -81,6 +82,13 @@ _REMEMBERED_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
 _S: Final = 1_000_000_000
 _NAMED: Final = ("/log", "/server")  # Pages of what has a name, not an id.
+_ACTS_ON_LOG: Final = {
+    "append": (Right.APPEND, "Append"),
+    "truncate": (Right.ADMIN, "Truncate"),
+    "seal": (Right.ADMIN, "Seal"),
+    "roll": (Right.ADMIN, "RollLog"),
+    "transfer": (Right.ADMIN, "TransferLog"),
+}
 _STATES: Final = {
     "drain": LifecycleState.DRAINING,
     "undrain": LifecycleState.ACTIVE,
@@ -421,20 +429,27 @@ class Dashboard:
             lambda: self._logs.logs(token, prefix, after),
         )
         where = log_screens.of_logs(*await self._where(visit), prefix)
-        return log_screens.logs(visit.framed(), rows, following, asked, where)
+        grants = CALLER.get().principal.grants
+        return log_screens.logs(visit.framed(), rows, following, asked, where, grants)
 
     async def _log(self, request: Request, visit: "_Visit") -> Screen:
         query, token = request.query_params, visit.session.token
         names = ("name", "from", "format", "truncate")
         asked = {name: query[name] for name in names if query.get(name)}
-        name, start = asked.get("name", ""), asked.get("from", "")
+        name, start = str(LogName.parse(asked.get("name", ""))), asked.get("from", "")
+        grants = CALLER.get().principal.grants
+        if not grants.may_steer_any(name):
+            self._managing.require_on_log(Right.READ, name, "Read")
         if asked.get("format", Form.TEXT) not in list(Form):
             raise InvalidRequest(f"format is {', '.join(Form)}")
         found = await self._ask(
             visit, visit.own(f"log {name}"), lambda: self._logs.log(token, name)
         )
         is_news = visit.after is not None and not start
-        if is_news:
+        records: Facts | None = None
+        if not grants.may(Right.READ, name):
+            is_news = False
+        elif is_news:
             records = await self._logs.records(token, name, str(visit.after))
         else:
             records = await self._ask(
@@ -445,15 +460,17 @@ class Dashboard:
         plan: Facts | str | None = None
         if before := asked.get("truncate", ""):
             try:
+                self._managing.require_on_log(Right.ADMIN, name, "Truncate")
                 plan = await self._logs.truncation(token, name, before)
             except RollbookError as error:
                 plan = _text_of(error)
         rows = await self._ask(visit, "servers", self._admin.log_servers)
         others = [row["name"] for row in rows if row["server_id"] != found["owner_id"]]
-        ensembles = await self._ensembles(visit, found["segments"])
+        ensembles = await self._ensembles(visit, found["segments"]) if records else {}
         where = await self._where(visit)
         return log_screens.log(
             *(visit.framed(), found, records, asked, plan, ensembles, others, where),
+            grants,
             is_news=is_news,
         )
 
@@ -495,11 +512,12 @@ class Dashboard:
                 break
         else:
             raise Missing(f"no log server {name[:80]} is registered")
+        metrics: Mapping[str, float] | str
         try:
             metrics = await self._logs.server(token, row["address"])
         except RollbookError as error:
-            return log_screens.server(visit.framed(), row, _text_of(error))
-        return log_screens.server(visit.framed(), row, metrics)
+            metrics = _text_of(error)
+        return log_screens.server(visit.framed(), row, metrics, CALLER.get().principal.grants)
 
     async def _metadata(self, request: Request, visit: "_Visit") -> Screen:
         path = request.query_params.get("path", "/")
@@ -510,40 +528,51 @@ class Dashboard:
     # --- Acts ---------------------------------------------------------------------------------
 
     async def _act_on_logs(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
-        name, token = fields.get("name", "").strip(), fields["token"]
         if fields.get("act") != "create":
             raise _no_act(fields.get("act", ""))
-        was_there = await self._logs.create(token, name)
+        name = fields.get("name", "").strip()
+        log = str(LogName.parse(name))
+        with self._managing.act_on_log(Right.ADMIN, log, "EnsureLog"):
+            was_there = await self._logs.create(fields["token"], log)
         said = "is there already" if was_there else "is made"
         return with_query("/log", name=name), f"{name} {said}."
 
     async def _act_on_log(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
-        name, verb, token = fields.get("id", ""), fields.get("act", ""), fields["token"]
-        target = with_query("/log", name=name)
+        name, verb = fields.get("id", ""), fields.get("act", "")
+        if verb not in _ACTS_ON_LOG:
+            raise _no_act(verb)
+        log = str(LogName.parse(name))
+        right, method = _ACTS_ON_LOG[verb]
+        self._managing.require_on_log(right, log, method)
+        if verb in ("truncate", "seal"):
+            _require_typed(fields, name)
+        with self._managing.act_on_log(right, log, method):
+            note = await self._do_on_log(verb, log, fields)
+        return with_query("/log", name=name), note
+
+    async def _do_on_log(self, verb: str, log: str, fields: Mapping[str, str]) -> str:
+        token = fields["token"]
         if verb == "append":
             key = fields.get("key", "")
             value = fields.get("value", "").encode()
-            offset = await self._logs.append(token, name, value, key.encode() if key else None)
-            return target, f"Appended at {offset}."
+            offset = await self._logs.append(token, log, value, key.encode() if key else None)
+            return f"Appended at {offset}."
         if verb == "truncate":
-            _require_typed(fields, name)
-            done = await self._logs.truncate(token, name, fields.get("before", ""))
-            return target, f"The first record is {done['new_head']} now."
+            done = await self._logs.truncate(token, log, fields.get("before", ""))
+            return f"The first record is {done['new_head']} now."
         if verb == "seal":
-            _require_typed(fields, name)
-            return target, f"Sealed at {await self._logs.seal(token, name)}."
+            return f"Sealed at {await self._logs.seal(token, log)}."
         if verb == "roll":
-            return target, f"Segment {await self._logs.roll(token, name)} is written now."
-        if verb == "transfer":
-            owner = await self._logs.transfer(token, name, fields.get("to", ""))
-            return target, f"Its owner is {owner} now."
-        raise _no_act(verb)
+            return f"Segment {await self._logs.roll(token, log)} is written now."
+        owner = await self._logs.transfer(token, log, fields.get("to", ""))
+        return f"Its owner is {owner} now."
 
     async def _act_on_server(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
         name, verb = fields.get("id", ""), fields.get("act", "")
         if verb not in ("drain", "resume"):
             raise _no_act(verb)
-        left = await self._logs.drain(fields["token"], name, resume=verb == "resume")
+        with self._managing.act(Duty.OPERATE, "DrainServer", server=name, resume=verb == "resume"):
+            left = await self._logs.drain(fields["token"], name, resume=verb == "resume")
         said = f"{name} has {left} logs to hand over." if verb == "drain" else f"{name} serves."
         return with_query("/server", name=name), said
 

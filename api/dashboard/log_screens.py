@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from rollbook.api.access.core.grants import Duty, Grants, Right
 from rollbook.api.dashboard.core.live import Rows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
@@ -44,7 +45,12 @@ def when_us(us: Any) -> str:
 
 
 def logs(
-    frame: Frame, rows: Sequence[Facts], next_after: str, asked: Mapping[str, str], where: OnLogs
+    frame: Frame,
+    rows: Sequence[Facts],
+    next_after: str,
+    asked: Mapping[str, str],
+    where: OnLogs,
+    grants: Grants,
 ) -> Screen:
     """`asked`: prefix and after, as in the URL."""
     lines = [
@@ -79,7 +85,9 @@ def logs(
                 "div",
                 form(frame, "/logs", [], "Create", {"act": "create"}, [name]),
                 attributes={"class": "acts"},
-            ),
+            )
+            if grants.admin or grants.may_manage(Duty.OPERATE)
+            else None,
         ],
         on_logs=where,
         at="/logs",
@@ -94,16 +102,18 @@ def of_logs(server: str, http: str, prefix: str) -> OnLogs:
 def log(
     frame: Frame,
     found: Facts,
-    records: Facts,
+    records: Facts | None,
     asked: Mapping[str, str],
     plan: Facts | str | None,
     ensembles: Mapping[int, Sequence[str]],
     servers: Sequence[str],
     where: tuple[str, str],
+    grants: Grants,
     *,
     is_news: bool = False,
 ) -> Screen:
-    """`asked`: name, from and format, as in the URL. `is_news`: the page has the records before these. `plan`: of a truncation, or why there is none. `where`: the URLs
+    """`asked`: name, from and format, as in the URL. `is_news`: the page has the records before these. `records`: None for those who may not read them, nor segments and cursors.
+    `plan`: of a truncation, or why there is none. `where`: the URLs
     of a server and of its REST.
     """
     name, view = found["log"], Form(asked.get("format", Form.TEXT))
@@ -125,27 +135,47 @@ def log(
         f"Log {name}",
         [
             live("facts", facts(shown)),
-            element("h2", "Records, the newest first"),
-            _record_filter(name, asked, view),
-            _records(records, view),
-            _pages(name, records, view, asked),
-            element("h2", "Segments"),
-            live("segments", time_line(found["segments"]), _segments(found, ensembles)),
-            element("h2", "Cursors"),
-            live("cursors", _cursors(found["cursors"])),
+            *(
+                [
+                    element(
+                        "p",
+                        f"Records, segments and cursors are shown to those who may read {name}.",
+                    )
+                ]
+                if records is None
+                else _content(found, records, asked, view, ensembles)
+            ),
             element("h2", "Settings"),
             facts({key: text_of(value) for key, value in found["config"].items()}),
-            element("h2", "Acts"),
-            _truncation(frame, name, asked.get("truncate", ""), plan),
-            _log_acts(frame, name, found, servers),
+            *_acts(frame, found, asked.get("truncate", ""), plan, servers, grants),
         ],
         on_logs=of_log(*where, name, asked.get("from", ""), asked.get("truncate", "")),
         at="/logs",
         rows=None
-        if asked.get("from")
+        if asked.get("from") or records is None
         else Rows(records["next"], record_rows(records, view) if is_news else ()),
         is_live=not (asked.get("from") or asked.get("truncate")),
     )
+
+
+def _content(
+    found: Facts,
+    records: Facts,
+    asked: Mapping[str, str],
+    view: Form,
+    ensembles: Mapping[int, Sequence[str]],
+) -> list[Child]:
+    name = found["log"]
+    return [
+        element("h2", "Records, the newest first"),
+        _record_filter(name, asked, view),
+        _records(records, view),
+        _pages(name, records, view, asked),
+        element("h2", "Segments"),
+        live("segments", time_line(found["segments"]), _segments(found, ensembles)),
+        element("h2", "Cursors"),
+        live("cursors", _cursors(found["cursors"])),
+    ]
 
 
 def of_log(server: str, http: str, name: str, start: str, before: str) -> OnLogs:
@@ -309,6 +339,25 @@ def _cursors(rows: Sequence[Facts]) -> Html:
     return table(("Cursor", "Offset", "Lag", "Protected", "Moved"), lines, "It has no cursor.")
 
 
+def _acts(
+    frame: Frame,
+    found: Facts,
+    before: str,
+    plan: Facts | str | None,
+    servers: Sequence[str],
+    grants: Grants,
+) -> list[Child]:
+    """Those that the viewer may do (DB8)."""
+    name = found["log"]
+    is_admin = grants.may_steer(Right.ADMIN, name)
+    may_append = grants.may_steer(Right.APPEND, name)
+    if not (is_admin or may_append):
+        return []
+    truncation = _truncation(frame, name, before, plan) if is_admin else None
+    acts = _log_acts(frame, name, found, servers, is_admin=is_admin, may_append=may_append)
+    return [element("h2", "Acts"), truncation, acts]
+
+
 def _truncation(frame: Frame, name: str, before: str, plan: Facts | str | None) -> Child:
     """The plan first, then the form that does it."""
     ask = search(
@@ -340,19 +389,28 @@ def _truncation(frame: Frame, name: str, before: str, plan: Facts | str | None) 
     return element("div", parts, attributes={"class": "acts"})
 
 
-def _log_acts(frame: Frame, name: str, found: Facts, servers: Sequence[str]) -> Html:
+def _log_acts(
+    frame: Frame,
+    name: str,
+    found: Facts,
+    servers: Sequence[str],
+    *,
+    is_admin: bool,
+    may_append: bool,
+) -> Html:
     def act(verb: str, button: str, says: str, *inner: Child, fields: Sequence[Field] = ()) -> Html:
         parts = [element("p", says), *inner]
         return form(frame, "/log", parts, button, {"id": name, "act": verb}, fields)
 
     acts: list[Child] = []
-    if not found["is_sealed"]:
+    if may_append and not found["is_sealed"]:
         value, key = Field("value", "Value"), Field("key", "Key, if any", more=_UNTYPED)
         acts.append(act("append", "Append", "One record, as UTF-8.", fields=[value, key]))
+    if is_admin and not found["is_sealed"]:
         acts.append(act("roll", "Roll", "A new segment begins, unless the last one is empty."))
         typed = Field("typed", f"Type {name}", more=_UNTYPED)
         acts.append(act("seal", "Seal", "No record is ever appended again.", fields=[typed]))
-    if servers:
+    if is_admin and servers:
         chosen = choice("to", "Server", {each: each for each in servers}, "")
         says = "Another server becomes its owner; no append fails by it."
         acts.append(act("transfer", "Transfer", says, chosen))
@@ -398,7 +456,7 @@ def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
     )
 
 
-def server(frame: Frame, row: Facts, metrics: Mapping[str, float] | str) -> Screen:
+def server(frame: Frame, row: Facts, metrics: Mapping[str, float] | str, grants: Grants) -> Screen:
     """`metrics`: or why they are not known."""
     name = row["name"]
     shown: dict[str, Child] = {
@@ -416,7 +474,10 @@ def server(frame: Frame, row: Facts, metrics: Mapping[str, float] | str) -> Scre
         if row["state"] == "draining"
         else ("drain", "Drain", "It hands over the logs that it owns and takes no others.")
     )
-    act = form(frame, "/server", [element("p", says)], button, {"id": name, "act": verb})
+    act = None
+    if grants.may_manage(Duty.OPERATE):
+        inner = form(frame, "/server", [element("p", says)], button, {"id": name, "act": verb})
+        act = element("div", inner, attributes={"class": "acts"})
     metrics_shown: Child
     if isinstance(metrics, str):
         metrics_shown = element("p", f"— {metrics}")
@@ -427,7 +488,7 @@ def server(frame: Frame, row: Facts, metrics: Mapping[str, float] | str) -> Scre
         f"Server {name}",
         [
             facts(shown),
-            element("div", act, attributes={"class": "acts"}),
+            act,
             element("h2", "Metrics"),
             metrics_shown,
         ],

@@ -11,7 +11,7 @@ A principal has a list of logs for each right, and one of logs that it may never
 What is said nowhere is refused, and no right implies another. Any right on a log shows its tail, its state
 and its owner. Servers and their limits are shown to everybody who is somebody; what a server counts, and
 draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. `operate` is
-for bookies and repair (`Duty`): it includes `monitor`, and gives no right on any log. A list of
+for bookies and repair (`Duty`): it includes `monitor`, and gives no right on any log but in the dashboard (`may_steer`). A list of
 logs tells of those on which one has a right, and what one has no right on is refused in the same words
 whether it exists or not.
 """
@@ -69,6 +69,16 @@ class Grants:
 
     def may_any(self, rights: Collection[Right], log: str) -> bool:
         return any(self.may(right, log) for right in rights)
+
+    def may_steer(self, right: Right, log: str) -> bool:
+        """In the dashboard: with that right, or by the duty `operate`. Records are for `read` alone."""
+        if self.may(right, log):
+            return True
+        by_duty = right is not Right.READ and self.may_manage(Duty.OPERATE)
+        return by_duty and not _is_any(self.deny, log)
+
+    def may_steer_any(self, log: str) -> bool:
+        return any(self.may_steer(right, log) for right in Right)
 
     @property
     def is_operator(self) -> bool:

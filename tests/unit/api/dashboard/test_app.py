@@ -29,7 +29,7 @@ from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
 from tests.unit.api.dashboard.fake_logs import FakeLogs, a_record
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import Answer, Client
-from tests.unit.api.rest.test_cluster import access_file
+from tests.unit.api.rest.test_cluster import access_file, digest_of
 
 HERE = "/dashboard"
 SCREENS = (
@@ -443,13 +443,13 @@ async def test_records_are_asked_for_with_the_viewers_own_token(
 ) -> None:
     """DB4: what one may read is not shown to another who may not, and a form brings no token."""
     doorkeeper = Doorkeeper(None, access_file(tmp_path))
-    there.logs.refused = ("looker",)
+    there.logs.refused = ("hand",)
     async with there.served(doorkeeper) as browser:
         path = f"{HERE}/log?name=default/orders"
         await browser.sign_in("boss")
         assert "one" in text_of(await browser.get(path))
         other = Browser(browser.client)
-        await other.sign_in("looker")
+        await other.sign_in("hand")
         refused = await other.get(path)
         assert (refused.status, "one" in text_of(refused)) == (403, False)
         await other.post(f"{HERE}/log", id="default/orders", act="roll", token="boss")
@@ -458,6 +458,68 @@ async def test_records_are_asked_for_with_the_viewers_own_token(
         there.now_ns += 42_000_000_000
         assert "known 42 s ago" in text_of(await browser.get(path))
         assert (await other.get(path)).status == 503
+
+
+ACTS_ON_LOGS = (
+    ("/logs", {"act": "create", "name": "orders"}),
+    ("/log", {"id": "orders", "act": "append", "value": "v"}),
+    ("/log", {"id": "orders", "act": "truncate", "before": "1", "typed": "orders"}),
+    ("/log", {"id": "orders", "act": "seal", "typed": "orders"}),
+    ("/log", {"id": "orders", "act": "roll"}),
+    ("/log", {"id": "orders", "act": "transfer", "to": "log-2"}),
+    ("/server", {"id": "log-1", "act": "drain"}),
+    ("/server", {"id": "log-1", "act": "resume"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("rights", "is_readable", "done"),
+    [
+        ("monitor = true", False, ""),
+        ('monitor = true\nread = ["*"]', True, ""),
+        ('monitor = true\nappend = ["default/*"]', False, "append"),
+        (
+            'monitor = true\nadmin = ["default/orders"]',
+            False,
+            "create truncate seal roll transfer",
+        ),
+        (
+            "operate = true",
+            False,
+            "create append truncate seal roll transfer drain drain",
+        ),
+        ('operate = true\nread = ["*"]\ndeny = ["default/orders"]', False, "drain drain"),
+    ],
+)
+async def test_a_session_is_judged_here_where_log_servers_take_no_token(
+    rights: str, is_readable: bool, done: str, there: Site, tmp_path: Path
+) -> None:
+    """DB8: forms, acts, records and the audit, also with the short name of a log."""
+    path = tmp_path / "access.toml"
+    path.write_text(
+        f'[principals.ann]\ntokens = [{{ sha256 = "{digest_of("ann")}" }}]\n{rights}\n# end\n'
+    )
+    path.chmod(0o600)
+    there.logs.rows["default/orders"][0]["value"] = b"mine alone"
+    async with there.served(Doorkeeper(None, str(path))) as browser:
+        await browser.sign_in("ann")
+        shown = b""
+        for each in ("/logs", "/log?name=orders&truncate=1", "/server?name=log-1"):
+            page = await browser.get(f"{HERE}{each}")
+            shown += page.body
+            assert page.status == 200 or not (is_readable or done.replace("drain", "").strip())
+        assert (b"mine alone" in shown) == is_readable
+        buttons = {each.decode() for each in re.findall(rb'name="act" value="(\w+)"', shown)}
+        unshown = {"create", "transfer"}  # It needs another server.
+        assert buttons - unshown == set(done.split()) - unshown
+        with structlog.testing.capture_logs() as logs:
+            for each, fields in ACTS_ON_LOGS:
+                await browser.post(f"{HERE}{each}", **fields)
+        assert [call[1] for call in there.logs.calls] == done.split()
+        assert {call[2] for call in there.logs.calls} <= {"default/orders", "log-1"}
+        events = [each["event"] for each in logs if each.get("method") not in (None, "Read")]
+        assert events.count("act_done") == len(done.split())
+        assert events.count("access_refused") == len(ACTS_ON_LOGS) - len(done.split())
 
 
 async def test_secrets_of_the_metadata_are_hidden(there: Site, browser: Browser) -> None:

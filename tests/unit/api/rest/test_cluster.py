@@ -98,7 +98,7 @@ ROLES = {
     "nobody": Grants(("*",), ("*",)),
     "looker": Grants(monitor=True),
     "hand": Grants(operate=True),
-    "boss": Grants(admin=("*",)),
+    "boss": Grants(read=("*",), admin=("*",)),
     "denied": Grants(admin=("*",), deny=("team/salaries",)),
 }
 
