@@ -226,14 +226,20 @@ class Departures:
 
     # ------------------------------------------------------------------------------------------
 
+    async def require_named(self, bookies: Sequence[BookieId]) -> None:
+        """Each has a cookie, or a ledger names it, or may. Raises `InvalidRequest`."""
+        without = [each for each in bookies if (await self._members.read(each)).cookie_node is None]
+        if not without:
+            return
+        census = await take_census(self._nodes, without)
+        for bookie in without:
+            if not census.naming[bookie] and not census.unreadable:
+                raise _unknown(bookie)
+
     async def _known(self, bookie: BookieId) -> StoredLifecycle:
         member = await self._members.read(bookie)
         if member.cookie_node is None:
-            raise InvalidRequest(
-                f"the cluster knows no bookie {bookie}",
-                bookie=bookie,
-                next_step="rollbook cluster info lists the bookies",
-            )
+            raise _unknown(bookie)
         return await self._lifecycles.read(bookie)
 
     async def _live(self) -> LiveBookies:
@@ -256,3 +262,11 @@ class Departures:
 
     def _now_ms(self) -> int:
         return self._clock.wall_us() // 1000
+
+
+def _unknown(bookie: BookieId) -> InvalidRequest:
+    return InvalidRequest(
+        f"the cluster knows no bookie {bookie}",
+        bookie=bookie,
+        next_step="rollbook cluster info lists the bookies",
+    )

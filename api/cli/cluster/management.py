@@ -588,10 +588,12 @@ class ClusterAdmin:
         if not is_new:
             return about
         if kind == "drain":
-            work = self._departures.check(bookies, is_forced=about["force"])
-            await self._walk(work, "nothing was begun: send it again")
+            drain = self._departures.check(bookies, is_forced=about["force"])
+            await self._walk(drain, "nothing was begun: send it again")
         else:
             require_absent(self._ledgers, bookies)
+            work = self._departures.require_named(bookies)
+            await self._walk(work, "nothing was begun: send it again")
         return about
 
     async def cancel(self, operation_id: str) -> Facts:

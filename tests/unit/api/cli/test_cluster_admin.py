@@ -12,6 +12,7 @@ from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
 from rollbook.api.cli.ledger import of_log
+from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.cluster.election import Election
 from rollbook.proto.errors import (
     BookieFailed,
@@ -152,13 +153,21 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
             ({**drain, "bookies": ["bk-9"]}, InvalidRequest),
             ({**drain, "bookies": ["a/b"]}, InvalidRequest),
             ({**lost, "to": [LOST]}, InvalidRequest),
+            ({**lost, "bookies": ["bk-9"]}, InvalidRequest),
         ):
             with pytest.raises(error):
                 await admin.begin(
                     "drain" if "force" in about else "recover-bookies", about, "o", None
                 )
         await site.lose()
-        begun = await admin.begin("recover-bookies", lost, "ops", "k")
+        cookies = CookieNodes(site.store, site.ledgers.cluster.root)
+        kept = await cookies.read(LOST)
+        assert kept is not None
+        await cookies.delete(LOST)
+        with pytest.raises(InvalidRequest, match="the cluster knows no bookie bk-9"):
+            await admin.begin("recover-bookies", {**lost, "bookies": [LOST, "bk-9"]}, "ops", "k")
+        begun = await admin.begin("recover-bookies", lost, "ops", "k")  # A ledger names it.
+        await cookies.create(kept.cookie)
         async with running_operations(site):
             while (found := await admin.operation(begun["id"]))["ended_ms"] is None:
                 await asyncio.sleep(0.01)
