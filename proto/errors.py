@@ -30,7 +30,10 @@ class Code:
 
 
 class RollbookError(Exception):
-    """The root: `except RollbookError` catches everything that Rollbook raises on purpose."""
+    """The server failed unexpectedly.
+
+    It is also the root: `except RollbookError` catches everything that Rollbook raises on purpose.
+    """
 
     code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
     outcome: Outcome = Outcome.UNKNOWN  # Of the class; one that happened may know better.
@@ -417,7 +420,7 @@ class LifecycleConflict(Superseded):
 
 
 class OperationEnded(Superseded):
-    """The operation has ended, so it changes no more."""
+    """The operation has ended or cannot be stopped, so a request changes it no more."""
 
     code = Code("OPERATION_ENDED", "FAILED_PRECONDITION", 409)
 

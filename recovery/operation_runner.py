@@ -184,7 +184,9 @@ class OperationRunner:
             return
         except Exception as error:
             logger.error("operation_failed", operation=operation.id, exc_info=error)
-            problem = self._describe(RollbookError("the log of its runner says what happened"))
+            problem = self._describe(
+                RollbookError(next_step="read the log of its runner, then begin another one")
+            )
             self._tell_end(await change(lambda each: each.failed(self._now_ms(), problem)))
             return
         if kind is not None and kind.undo is not None:

@@ -211,7 +211,7 @@ def make_app(
         app.include_router(routes, prefix=_PREFIX, dependencies=looks)
     app.include_router(_bookie_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
-    app.include_router(_lasting_acts(admin, managing), prefix=_PREFIX)
+    app.include_router(_lasting_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
     # They take what stands below from this module.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
@@ -458,7 +458,7 @@ class BookieActs:
             return await self._admin.remove(bookie, give_up)
 
         about: dict[str, Any] = {"bookie": bookie, "give_up": give_up}
-        kind = f"remove-{bookie}-{give_up}"
+        kind = f"remove-{bookie}" if give_up is None else f"give-up-{give_up}-remove-{bookie}"
         return await self._settle(Duty.REMOVE, "RemoveBookie", kind, work, about)
 
     async def change(
@@ -528,7 +528,18 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     return routes
 
 
-def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
+def _not_to_cancel(operation: Operation) -> OperationEnded:
+    """It is not in metadata, so that a server could stop it."""
+    ids = {"operation": operation.id, "state": operation.describe()["state"]}
+    if operation.ended_ms is not None:
+        return OperationEnded("it has ended", next_step="begin another one", **ids)
+    wait = f"wait for its end: ask GET {_PREFIX}/operations/{operation.id}"
+    return OperationEnded("it cannot be cancelled", next_step=wait, **ids)
+
+
+def _lasting_acts(
+    admin: ClusterAdmin, managing: Managing, operations: RunningOperations
+) -> APIRouter:
     """Each begins an operation in metadata: whatever process dies, another one goes on with it."""
     routes = APIRouter(tags=["operations"])
 
@@ -555,6 +566,9 @@ def _lasting_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     )
     async def cancel_operation(operation_id: OperationId) -> ClusterOperation:
         """A drain is undone where it still goes on; what was copied stays copied."""
+        if (here := operations.known(operation_id)) is not None:
+            managing.require(Duty.OPERATE, "CancelOperation")
+            raise _not_to_cancel(here)
         return ClusterOperation.model_validate(await cancel(admin, managing, operation_id))
 
     return routes

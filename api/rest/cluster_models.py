@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from rollbook import __version__
 from rollbook.proto.formats.lifecycle import LifecycleState
@@ -74,7 +74,7 @@ class WantedLifecycle(_Shown):
     """`draining` also tries again after a drain that failed; `active` cancels, and undoes a drain."""
 
     state: Literal["draining", "active", "drained"] = Field(examples=["draining"])
-    force: bool = Field(False, examples=[False])  # Drain though some ledgers have no other bookie.
+    force: StrictBool = Field(False, examples=[False])  # Though some ledgers have no other bookie.
 
 
 class BookieIds(_Shown):
@@ -182,7 +182,7 @@ class Recovery(BaseModel):
 class WantedAudit(_Shown):
     """`anyway`: mark what the missing bookies have, though most of the cluster is missing."""
 
-    anyway: bool = Field(False, examples=[False])
+    anyway: StrictBool = Field(False, examples=[False])
 
 
 class Audited(_Shown):
@@ -192,7 +192,7 @@ class Audited(_Shown):
 
 
 class Switch(_Shown):
-    enabled: bool = Field(examples=[False])
+    enabled: StrictBool = Field(examples=[False])
 
 
 class Delay(_Shown):
@@ -238,7 +238,7 @@ class WantedDrain(_Shown):
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
     at_most: int = Field(_BOOKIES_MAX, ge=1, le=_BOOKIES_MAX, examples=[1])
-    force: bool = Field(False, examples=[False])  # Drain though some ledgers have no other bookie.
+    force: StrictBool = Field(False, examples=[False])  # Though some ledgers have no other bookie.
 
 
 class WantedRecovery(_Shown):
@@ -246,7 +246,9 @@ class WantedRecovery(_Shown):
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-4"]])
     to: list[str] = Field([], max_length=_BOOKIES_MAX, examples=[[]])
-    skip_open: bool = Field(False, examples=[False])  # Leave ledgers alone that may have a writer.
+    skip_open: StrictBool = Field(
+        False, examples=[False]
+    )  # Leave ledgers alone that may have a writer.
 
 
 class StoredCookie(_Shown):

@@ -154,7 +154,7 @@ def ledger_ends(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
         of a log.
         """
         done = await acts.change(
-            *(Duty.REMOVE, "DeleteLedger", f"delete-{ledger_id}-{force}"),
+            *(Duty.REMOVE, "DeleteLedger", f"{'forced-' if force else ''}delete-{ledger_id}"),
             lambda: admin.delete_ledger(ledger_id, force=force),
             ledger_id=ledger_id,
             force=force,

@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 from rollbook.api.rest.json_codec import to_json
 from rollbook.api.rest.new_reader_pacing import Newcomer
 from rollbook.api.rest.owner_routing import Door
-from rollbook.api.rest.problems import problem_of
+from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.api.rest.record_json import Encoding, dumped
 from rollbook.api.rest.record_slices import PIECE_BYTES, pieces
 from rollbook.api.rest.response_backpressure import send_within
@@ -138,8 +138,8 @@ class Follow(Response):
             await send(_body(self._write("error", None, dumped(problem_of(error)))))
         except Exception as error:  # Where a request ends.
             logger.error("http_request_failed", path=path, exc_info=error)
-            surprise = RollbookError("something unexpected happened; the log says what")
-            await send(_body(self._write("error", None, dumped(problem_of(surprise)))))
+            problem = problem_of(surprise("GET"))
+            await send(_body(self._write("error", None, dumped(problem))))
         await send(_body(b"", more=False))
 
     def _write(self, kind: str, next_offset: Offset | None, facts: bytes) -> bytes:

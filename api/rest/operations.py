@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from rollbook.api.rest.problems import problem_of
+from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.proto.errors import Missing, OutcomeUnknown, Overloaded, RollbookError
 
 logger = structlog.get_logger()
@@ -105,7 +105,7 @@ class RunningOperations:
             operation.error, operation.problem = error, problem_of(error)
         except Exception as error:
             logger.error("operation_failed", operation=operation.id, exc_info=error)
-            operation.error = RollbookError("the log says what happened")
+            operation.error = surprise("GET" if operation.is_look else "")
             operation.problem = problem_of(operation.error)
         finally:
             operation.ended_ms = _now_ms()

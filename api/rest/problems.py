@@ -31,6 +31,7 @@ from rollbook.proto.errors import (
     EntryTooLarge,
     InvalidRequest,
     Missing,
+    Outcome,
     Overloaded,
     RollbookError,
     Unauthorized,
@@ -44,6 +45,8 @@ _TEXT_MAX: Final = 1000
 _LIST_MAX: Final = 20
 _NOT_ALLOWED: Final = 405
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+_SAFE_METHODS: Final = ("GET", "HEAD")
 
 # What the framework says by a number only.
 _BY_STATUS: Final[dict[int, type[RollbookError]]] = {
@@ -218,6 +221,8 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     advice = ""
     if kind is Missing and ":" in request.url.path:
         advice = "no name has a colon, and behind one is a verb: /openapi.json has those there are"
+    if kind is RollbookError:
+        return response_of(surprise(request.method, **where), status=status, headers=headers)
     problem = kind(str(error.detail).lower(), next_step=advice, **where)
     return response_of(problem, status=status, headers=headers)
 
@@ -248,4 +253,12 @@ async def _on_bad_request(_: Request, error: Exception) -> JSONResponse:
 async def _on_surprise(request: Request, error: Exception) -> JSONResponse:
     """An unexpected error is logged, and not shown to the client."""
     logger.error("http_request_failed", path=request.url.path, exc_info=error)
-    return response_of(RollbookError("something unexpected happened; the log says what"))
+    return response_of(surprise(request.method))
+
+
+def surprise(method: str = "", **where: Any) -> RollbookError:
+    """What a client is shown of an unexpected error. `method`: of the request, if there is one that waits."""
+    error = RollbookError(next_step="read the server's log, then ask again", **where)
+    if method in _SAFE_METHODS:
+        error.outcome = Outcome.NOT_APPLIED
+    return error

@@ -316,6 +316,72 @@ async def test_what_takes_long_becomes_an_operation(cluster: FakeCluster, client
     assert long.status == 400
 
 
+async def test_what_only_this_server_has_cannot_be_cancelled(
+    cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is words."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    cluster.may_finish = asyncio.Event()
+    begun = await ask(client, "PUT", LIFECYCLE, {"state": "draining"})
+    assert begun.status == 202
+    where = begun.headers["location"]
+    refused = await ask(client, "POST", f"{where}:cancel")
+    assert (refused.status, refused.json["detail"]) == (409, "it cannot be cancelled")
+    assert refused.json["ids"]["state"] == "running"
+    cluster.may_finish.set()
+    while (await client.get(where)).json["state"] == "running":
+        await asyncio.sleep(0.01)
+    refused = await ask(client, "POST", f"{where}:cancel")
+    assert (refused.status, refused.json["detail"]) == (409, "it has ended")
+    await ask(client, "DELETE", f"{API}/ledgers/7")
+    await ask(client, "DELETE", f"{API}/ledgers/7?force=true")
+    await ask(client, "DELETE", f"{API}/bookies/bk-2")
+    await ask(client, "DELETE", f"{API}/bookies/bk-2?give_up=1")
+    found = (await client.get(f"{API}/operations")).json["operations"]
+    assert [each["id"] for each in reversed(found)][1:] == [
+        *("delete-7-2", "forced-delete-7-3", "remove-bk-2-4", "give-up-1-remove-bk-2-5")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "recovery/switch", {"enabled": "yes"}),
+        ("PUT", "recovery/switch", {"enabled": 1}),
+        ("POST", "recovery:audit", {"anyway": "true"}),
+        ("PUT", "bookies/bk-1/lifecycle", {"state": "draining", "force": "on"}),
+        ("POST", "bookies:drain", {"bookies": ["bk-1"], "force": 1}),
+        ("POST", "recovery/bookies", {"bookies": ["bk-2"], "skip_open": "no"}),
+    ],
+)
+async def test_only_true_and_false_are_booleans(
+    cluster: FakeCluster, client: Client, method: str, path: str, body: dict[str, Any]
+) -> None:
+    assert (await ask(client, method, f"{API}/{path}", body)).status == 400
+    assert not cluster.calls
+
+
+async def test_an_unexpected_error_says_what_to_do(
+    cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look changes nothing, whatever happened."""
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("canary")
+
+    for name in ("recovery", "delete_ledger", "begin"):
+        monkeypatch.setattr(cluster, name, fail)
+    for method, path, outcome in (
+        ("GET", "recovery", "not_applied"),
+        ("DELETE", "ledgers/7", "unknown"),
+        ("POST", "ledgers/7:verify", "unknown"),
+    ):
+        answer = await ask(client, method, f"{API}/{path}")
+        assert (answer.status, answer.json["outcome"]) == (500, outcome)
+        assert answer.json["title"] == "The server failed unexpectedly."
+        assert answer.json["next_step"] == "read the server's log, then ask again"
+
+
 async def test_a_lost_reply_names_the_operation(cluster: FakeCluster, client: Client) -> None:
     where = f"{API}/operations/{7:032x}"
     cluster.raises = OutcomeUnknown("no reply", operation=where, next_step="ask")
