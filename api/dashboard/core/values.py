@@ -3,11 +3,24 @@
 import json
 import re
 from enum import StrEnum
+from string import ascii_letters, digits
 from typing import Any, Final
 
 VALUE_BYTES_SHOWN: Final = 1000
 HIDDEN: Final = "(hidden)"
-_SECRET: Final = re.compile("passw|secret|token|credential|private|hmac", re.IGNORECASE)
+_DEPTH_MAX: Final = 100
+_SECRET: Final = re.compile(
+    "passw(?:or)?d?|passphrase|pwd|secret|token|credential|private|hmac|auth|bearer", re.IGNORECASE
+)
+_KEY: Final = re.compile(r"keys?$", re.IGNORECASE)  # `apiKey`, `key`.
+_KEY_IN_LINE: Final = re.compile(r"keys?[\"']?\s*(?=[:=])", re.IGNORECASE)
+_LABELS: Final = ("name", "key", "field", "id", "option", "property", "setting")
+_LABEL_LINE: Final = re.compile(r"[\s-]*(?:name|key|field|id)\s*[:=]\s*[\"']?[\w.]*", re.IGNORECASE)
+_VALUE_LINE: Final = re.compile(r"[\s-]*[\"']?value", re.IGNORECASE)
+_NAME: Final = re.compile(r"[\w.-]+")
+_NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_.-"
+_PEM_BEGINS: Final = "-----BEGIN"
+_PEM_ENDS: Final = "-----END"
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LEDGER_HEAD: Final = b"BookieMetadataFormatVersion"
 
@@ -52,24 +65,96 @@ def node_text(value: bytes) -> str:
         return f"({len(value):,} bytes that are not text)"
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
-        return "\n".join(map(_masked_line, text.splitlines()))
-    if isinstance(found, dict | list | str):
-        return json.dumps(_masked(found), indent=2, ensure_ascii=False)
-    return text
+    except RecursionError:
+        return _too_deep(value)
+    except ValueError:
+        return _masked_text(text)
+    if not isinstance(found, dict | list | str):
+        return text
+    try:
+        return json.dumps(_masked(found, _DEPTH_MAX), indent=2, ensure_ascii=False)
+    except RecursionError:
+        return _too_deep(value)
 
 
-def _masked(found: Any) -> Any:
+def _too_deep(value: bytes) -> str:
+    return f"({len(value):,} bytes of JSON that is nested too deeply)"
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(name) or _KEY.search(name))
+
+
+def _masked(found: Any, depth_left: int) -> Any:
+    """Raises `RecursionError`."""
+    if not depth_left:
+        raise RecursionError
     if isinstance(found, dict):
+        labels = [name for name, value in found.items() if _is_label(name, value)]
         return {
-            name: HIDDEN if _SECRET.search(name) else _masked(value)
+            (name if _NAME.fullmatch(name) else _masked_text(name)): value
+            if name in labels
+            else HIDDEN
+            if labels or _is_secret(name)
+            else _masked(value, depth_left - 1)
             for name, value in found.items()
         }
     if isinstance(found, str):
-        return "\n".join(map(_masked_line, found.splitlines()))
-    return [_masked(each) for each in found] if isinstance(found, list) else found
+        return _masked_text(found)
+    if not isinstance(found, list):
+        return found
+    shown: list[Any] = []
+    is_hidden = False  # After `"password"` in a list.
+    for each in found:
+        shown.append(HIDDEN if is_hidden else _masked(each, depth_left - 1))
+        is_hidden = is_hidden or (isinstance(each, str) and _is_secret(each))
+    return shown
 
 
-def _masked_line(line: str) -> str:
-    found = _SECRET.search(line)
-    return f"{line[: found.end()]} {HIDDEN}" if found else line
+def _is_label(name: str, value: Any) -> bool:
+    """It names what another value of the same object is."""
+    return name.lower() in _LABELS and isinstance(value, str) and _is_secret(value)
+
+
+def _masked_text(text: str) -> str:
+    """Line by line. What goes on after a secret is hidden, too."""
+    shown: list[str] = []
+    base, is_due, is_within = 0, False, False  # Of the last secret.
+    in_key = False
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        goes_on = is_within and (
+            is_due or not line.strip() or indent > base or line.lstrip().startswith("-")
+        )
+        if in_key or _PEM_BEGINS in line:
+            in_key = _PEM_ENDS not in line
+            shown.append(HIDDEN)
+        elif goes_on:
+            # A blank line does not end the wait for the value.
+            is_due = (is_due and not line.strip()) or line.endswith("\\")
+            shown.append(HIDDEN if line.strip() else line)
+        elif found := _SECRET.search(line) or _KEY_IN_LINE.search(line):
+            before, rest = line[: found.start()], line[found.end() :]
+            if shown and _VALUE_LINE.match(shown[-1]):
+                shown[-1] = HIDDEN  # A list of pairs may have the value first.
+            is_plain = not any(mark in before for mark in "=:{,[\"'")
+            is_plain = is_plain or bool(_LABEL_LINE.fullmatch(before))
+            shown.append(f"{line[: found.end()]} {HIDDEN}" if is_plain else HIDDEN)
+            base, is_within = indent, True
+            is_due = line.endswith("\\") or not any(map(str.isalnum, rest.lstrip(_NAME_CHARACTERS)))
+        else:
+            is_within = False
+            shown.append(_without_user(line))
+    return "\n".join(shown)
+
+
+def _without_user(line: str) -> str:
+    """Whatever is before the `@` of a URL may be a password."""
+    if "://" not in line or "@" not in line:
+        return line
+    words = []
+    for word in line.split(" "):
+        scheme, mark, rest = word.partition("://")
+        _, at, host = rest.rpartition("@")
+        words.append(f"{scheme}{mark}{HIDDEN}{at}{host}" if at else word)
+    return " ".join(words)
