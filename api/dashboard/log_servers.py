@@ -11,7 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from rollbook.logservice import messages
-from rollbook.logservice.ids import LogName, SegmentId
+from rollbook.logservice.ids import (
+    AtOffset,
+    BeforeTail,
+    LogName,
+    Offset,
+    SegmentId,
+    parse_position,
+)
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.proto.errors import QuorumTimeout, ServerUnreachable
 from rollbook.proto.quorum import Quorum
@@ -166,13 +173,18 @@ class LogServers:
     async def records(self, token: str, name: str, start: str) -> Facts:
         """A page of them from a position on, ascending. Empty `start`: the newest. Raises `InvalidRequest`, `BeyondTail`."""
 
+        position = parse_position(start) if start else BeforeTail(Offset(RECORDS_SHOWN))
+
         async def look(client: "Client") -> Facts:
             log = await client.open(name)
             tail = await log.state_of_tail()
-            if start.isdecimal() and int(start) <= tail.tail:
-                first = int(start)
-            else:
-                first = await log.find(start) if start else max(tail.tail - RECORDS_SHOWN, 0)
+            match position:
+                case AtOffset(offset, "") if offset <= tail.tail:
+                    first = offset
+                case BeforeTail() if not start:
+                    first = Offset(max(tail.tail - RECORDS_SHOWN, 0))
+                case _:
+                    first = await log.find(position)
             first = min(max(first, tail.head), tail.tail)
             last = min(first + RECORDS_SHOWN, tail.tail)
             rows: list[Facts] = []

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollbook.api.dashboard.log_servers import LogServers
+from rollbook.logservice.ids import AtOffset, parse_position
 from rollbook.proto.errors import NoSuchLog, ServerUnreachable, Unauthorized
 
 Facts = dict[str, Any]
@@ -96,7 +97,8 @@ class FakeLogs(LogServers):
     async def records(self, token: str, name: str, start: str) -> Facts:
         self._ask(token, name)
         rows = self.rows[name]
-        first = int(start) if start else max(len(rows) - 50, 0)
+        position = parse_position(start) if start else None
+        first = position.offset if isinstance(position, AtOffset) else max(len(rows) - 50, 0)
         some = rows[first : first + 50]
         return {
             "rows": some,

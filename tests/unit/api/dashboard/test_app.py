@@ -20,9 +20,11 @@ from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
+from rollbook.api.dashboard.log_servers import LogServers
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
@@ -458,6 +460,23 @@ async def test_records_are_asked_for_with_the_viewers_own_token(
         there.now_ns += 42_000_000_000
         assert "known 42 s ago" in text_of(await browser.get(path))
         assert (await other.get(path)).status == 503
+
+
+@pytest.mark.parametrize("start", ["9" * 5000, "٣", "-", "x", "1e3", "1@" + "f" * 5000])
+async def test_what_is_no_position_is_told_so(start: str, browser: Browser) -> None:
+    """On the page, in its stream, and before a log server is asked."""
+    query = urlencode({"name": "orders", "from": start})
+    page = await browser.get(f"{HERE}/log?{query}")
+    said = "is not a log's uid" if "@" in start else "is no position"
+    assert (page.status, said in text_of(page)) == (400, True)
+    (event,) = await _events(browser, f"{HERE}/live?{urlencode({'page': f'/log?{query}'})}", 1)
+    assert "What is below is as it was before" in event
+
+    async def nowhere() -> list[str]:
+        return []
+
+    with pytest.raises(InvalidRequest, match="is no"):
+        await LogServers(nowhere).records("", "orders", start)
 
 
 ACTS_ON_LOGS = (
