@@ -62,7 +62,10 @@ def require_own(path: str) -> None:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise BadConfig(f"cannot read it: {describe_error(error)}", path=path) from error
+        raise BadConfig(
+            f"the access file {path} cannot be read: {describe_error(error)}",
+            next_step=f"make it (rollbook access add NAME --file {path}), or let this user read it",
+        ) from error
     if found.st_mode & _OTHERS_WRITE:
         raise BadConfig("others may write it", path=path, next_step=f"chmod go-w {path}")
     if found.st_uid not in (0, os.geteuid()):

@@ -13,7 +13,8 @@ class WatchedFile:
         """Takes it as it is. Raises `BadConfig`."""
         self.path = path
         self._stamp = file_stamp(path)
-        self._settling = Settling(_read(path), is_token=is_token)
+        self._kind = "token file" if is_token else "access file"
+        self._settling = Settling(_read(path, self._kind), is_token=is_token)
         self._wait: Wait | None = None
 
     @property
@@ -28,7 +29,9 @@ class WatchedFile:
         if stamp == self._stamp and (again_ns is None or now_ns < again_ns):
             return False
         before, self._stamp = self._wait, stamp
-        self._wait = self._settling.on_seen(_read_twice(self.path, stamp), now_ns, wall_ns)
+        self._wait = self._settling.on_seen(
+            _read_twice(self.path, self._kind, stamp), now_ns, wall_ns
+        )
         return self._wait is None or before is None or self._wait.reason != before.reason
 
     @property
@@ -37,19 +40,27 @@ class WatchedFile:
         return self._wait.reason if self._wait else ""
 
 
-def _read(path: str) -> Seen:
+def _read(path: str, kind: str) -> Seen:
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             return Seen(found.st_ino, found.st_mtime_ns, file.read())
     except OSError as error:
-        raise BadConfig(f"cannot read it: {describe_error(error)}", path=path) from error
+        makes = (
+            f"openssl rand -hex 32 > {path}"
+            if kind == "token file"
+            else f"rollbook access add NAME --file {path}"
+        )
+        raise BadConfig(
+            f"the {kind} {path} cannot be read: {describe_error(error)}",
+            next_step=f"make it ({makes}), or let this user read it",
+        ) from error
 
 
-def _read_twice(path: str, stamp: FileStamp) -> Seen | None:
+def _read_twice(path: str, kind: str, stamp: FileStamp) -> Seen | None:
     """None: it cannot be read, or somebody was writing it."""
     try:
-        first, again = _read(path), _read(path)
+        first, again = _read(path, kind), _read(path, kind)
     except BadConfig:
         return None
     return first if stamp == file_stamp(path) and first == again else None

@@ -271,8 +271,8 @@ async def _serve(settings: RecoverySettings) -> None:
         AsyncExitStack() as stack,
     ):
         calm_collector()
-        logger.info("recovery_server_started", server=server.name, version=__version__)
         pages = await stack.enter_async_context(_pages(settings.server, server))
+        logger.info("recovery_server_started", server=server.name, version=__version__)
         what = " and ".join(server.kinds) or "HTTP alone"
         say_ready(f"ready: recovery server {server.name}, {what}{pages}")
         await asyncio.Event().wait()

@@ -170,6 +170,17 @@ def test_a_drain_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
     assert ended["created_ms"] == begun["created_ms"]
 
 
+def test_a_missing_access_file_is_named_before_the_server_has_started(tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    where = ("--metadata", make_metadata(tmp_path), "--http", "127.0.0.1:0")
+    done = commands.run("server", "recovery", *where, "--access-file", str(path))
+    said = (done.stdout + done.stderr).decode()
+    assert done.returncode == 2, said
+    assert f"the access file {path} cannot be read: No such file or directory" in said
+    assert f"rollbook access add NAME --file {path}" in said
+    assert "recovery_server_started" not in said
+
+
 def test_a_taken_port_is_one_line_and_wrong_usage(tmp_path: Path) -> None:
     url = make_metadata(tmp_path)
     with socket.socket() as taken:
