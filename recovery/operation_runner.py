@@ -163,14 +163,18 @@ class OperationRunner:
 
         operation = await change(lambda each: each.begun(self._now_ms()))
         run, kind = Run(operation, keep), self._kinds.get(operation.kind)
+
+        async def end(step: Callable[[LastingOperation], LastingOperation]) -> LastingOperation:
+            """With its last progress, which may be younger than what was told of it."""
+            return await change(lambda each: step(each.with_progress(run.done, run.total)))
+
         logger.info("operation_started", operation=operation.id, kind=operation.kind)
         try:
             if kind is None:
                 raise InvalidRequest(f"this release knows no operation {operation.kind!r:.40}")
             if not operation.is_cancel_asked:
                 result = await self._work(kind, run, change)
-                ended = await change(lambda each: each.finished(self._now_ms(), result))
-                self._tell_end(ended)
+                self._tell_end(await end(lambda each: each.finished(self._now_ms(), result)))
                 return
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -180,19 +184,19 @@ class OperationRunner:
                 raise  # This process leads no longer, either.
         except RollbookError as error:
             problem = self._describe(error)
-            self._tell_end(await change(lambda each: each.failed(self._now_ms(), problem)))
+            self._tell_end(await end(lambda each: each.failed(self._now_ms(), problem)))
             return
         except Exception as error:
             logger.error("operation_failed", operation=operation.id, exc_info=error)
             problem = self._describe(
                 RollbookError(next_step="read the log of its runner, then begin another one")
             )
-            self._tell_end(await change(lambda each: each.failed(self._now_ms(), problem)))
+            self._tell_end(await end(lambda each: each.failed(self._now_ms(), problem)))
             return
         if kind is not None and kind.undo is not None:
             undo = kind.undo
             await until_done("operations", lambda: undo(run))
-        self._tell_end(await change(lambda each: each.cancelled(self._now_ms())))
+        self._tell_end(await end(lambda each: each.cancelled(self._now_ms())))
 
     async def _work(
         self,

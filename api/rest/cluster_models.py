@@ -220,7 +220,7 @@ class ClusterOperation(_Shown):
     created_ms: int = Field(examples=[1_795_219_200_000])
     started_ms: int | None = Field(examples=[1_795_219_200_400])
     ended_ms: int | None = Field(examples=[None])
-    done: int = Field(examples=[8_900])  # Of `total`: ledgers; entries for a verification.
+    done: int = Field(examples=[8_900])  # Of `total`: ledgers; entries of a verification.
     total: int | None = Field(examples=[12_000])
     eta_s: int | None = Field(examples=[40])  # Seconds that are left at its pace so far.
     cancel_asked: bool = Field(examples=[False])

@@ -44,11 +44,13 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
             if last_entry is not None:  # It is closed, so its number of entries is known.
                 run.on_progress(min(done, last_entry + 1), last_entry + 1)
 
-        return verdict_facts(
-            ledger_id, await ledgers.verify(ledger_id, None, on_progress=on_progress)
-        )
+        verdict = await ledgers.verify(ledger_id, None, on_progress=on_progress)
+        total = done if last_entry is None else last_entry + 1
+        run.on_progress(total, total)
+        return verdict_facts(ledger_id, verdict)
 
     async def recover(run: Run) -> Mapping[str, Any]:
+        run.on_progress(0, 1)
         return await recover_outside_logs(ledgers, run.about["ledger_id"])
 
     async def recover_bookies(run: Run) -> Mapping[str, Any]:

@@ -38,6 +38,7 @@ class Desk:
         self.kinds = {
             "wait": OperationKind(self.wait, self.undo),
             "refuse": OperationKind(self.refuse),
+            "count": OperationKind(self.count),
         }
 
     async def wait(self, run: Run) -> Mapping[str, Any]:
@@ -47,10 +48,15 @@ class Desk:
         await self.may_finish.wait()
         return {"name": run.about["name"]}
 
+    async def count(self, run: Run) -> Mapping[str, Any]:
+        run.on_progress(5, 5)
+        return {}
+
     async def undo(self, run: Run) -> None:
         self.undone.append(run.notes)
 
     async def refuse(self, run: Run) -> Mapping[str, Any]:
+        run.on_progress(2, 5)
         raise InvalidRequest("no")
 
     async def begin(self, name: str, kind: str = "wait", key: str = "") -> str:
@@ -145,6 +151,14 @@ async def test_one_that_is_refused_fails_and_an_unknown_one_too(
         )
         assert (await desk.until(refused, OperationState.FAILED)).problem == {"detail": "no"}
         await desk.until(unknown, OperationState.FAILED)
+
+
+async def test_last_progress_is_written_with_the_end(desk: Desk, store: FaultyStore) -> None:
+    async with desk.runner(store):
+        counted, refused = await desk.begin("a", "count"), await desk.begin("b", "refuse")
+        done = await desk.until(counted, OperationState.DONE)
+        failed = await desk.until(refused, OperationState.FAILED)
+    assert ((done.done, done.total), (failed.done, failed.total)) == ((5, 5), (2, 5))
 
 
 async def test_more_than_run_at_once_wait_their_turn(desk: Desk, store: FaultyStore) -> None:

@@ -118,7 +118,9 @@ async def test_ledgers_are_found_by_state_by_bookie_and_by_mark(cluster: LocalCl
             None,
         )
         assert (await carried_out(site, admin, "verify", ids[0]))["result"]["verdict"] == "sound"
-        assert (await carried_out(site, admin, "recover", ids[3]))["result"]["state"] == "closed"
+        recovered = await carried_out(site, admin, "recover", ids[3])
+        assert recovered["result"]["state"] == "closed"
+        assert (recovered["done"], recovered["total"]) == (1, 1)
 
 
 async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> None:
