@@ -611,7 +611,11 @@ class ClusterChecker:
             self._failures[ledger_id] = failure
             self.failures[ledger_id] = self._now()
             has_news = before is not None and not before.counts_for(failure.drains)
-            if not has_news and self._now() - failed_s < self._pause_s:
+            # From failure to failure: it may take long until the first one is written.
+            apart_s = self._now() - failed_s
+            if before is not None:
+                apart_s = max(apart_s, (failure.failed_ms - before.failed_ms) / 1000)
+            if not has_news and apart_s < self._pause_s:
                 self._break(HOT, f"ledger {ledger_id} is tried again at once")
 
     def _on_vote(self, path: str, row: Row | None) -> None:

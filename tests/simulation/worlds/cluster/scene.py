@@ -218,7 +218,7 @@ class _Run(Stage):
         self._work = Work(sums, self.judge, self.resolve, self.may_lose, self._stop_for_good)
         whats = [step.what for step in case.steps]
         # Bookies that are left when one is taken away: as many as the largest ensemble has members.
-        self._standing_min = max(_STANDING_MIN, *map(_ensemble_of, whats))
+        self._standing_min = max((_STANDING_MIN, *map(_ensemble_of, whats)))
         self._work.is_healing = words.HEALING in whats
         if words.ONE_RACK in whats or words.TWO_RACKS in whats:
             near = len(self.cluster.names) if words.ONE_RACK in whats else _NEAR
