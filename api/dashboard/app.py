@@ -5,6 +5,8 @@ themselves, and set the same `CALLER` for the same `Managing`. Pages call what t
 """
 
 import asyncio
+import hashlib
+import json
 import os
 import time
 from collections import OrderedDict
@@ -78,6 +80,7 @@ _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
 _ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages lag behind more, and cost less.
 _HEARTBEAT_ROUNDS: Final = 30
 _FIELDS_MAX: Final = 20
+_ONCE_CHARACTERS: Final = 48  # An idempotency key has 59 at most.
 _REMEMBERED_MAX: Final = 200
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
 _S: Final = 1_000_000_000
@@ -142,6 +145,7 @@ class Dashboard:
         self._doorkeeper = doorkeeper
         self._is_behind_tls = is_behind_tls
         self._now_ns = now_ns
+        self._draw = draw
         self._sessions = Sessions(now_ns, draw)
         self._changed_ns = now_ns()  # When somebody acted here for the last time.
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -471,6 +475,7 @@ class Dashboard:
         return log_screens.log(
             *(visit.framed(), found, records, asked, plan, ensembles, others, where),
             grants,
+            self._draw(),
             is_news=is_news,
         )
 
@@ -555,7 +560,8 @@ class Dashboard:
         if verb == "append":
             key = fields.get("key", "")
             value = fields.get("value", "").encode()
-            offset = await self._logs.append(token, log, value, key.encode() if key else None)
+            once = _once_of(fields.get("once", ""), key, fields.get("value", ""))
+            offset = await self._logs.append(token, log, value, key.encode() if key else None, once)
             return f"Appended at {offset}."
         if verb == "truncate":
             done = await self._logs.truncate(token, log, fields.get("before", ""))
@@ -792,6 +798,13 @@ def _ledger_id_of(request: Request) -> int:
 def _require_typed(fields: Mapping[str, str], name: str) -> None:
     if fields.get("typed", "").strip() != name:
         raise NotConfirmed(f"type {name} to confirm it")
+
+
+def _once_of(drawn: str, *said: str) -> str | None:
+    """A form that is sent again with the same content is the same append (DB9). None: it has no number."""
+    if not drawn:
+        return None
+    return hashlib.sha256(json.dumps([drawn, *said]).encode()).hexdigest()[:_ONCE_CHARACTERS]
 
 
 def _no_act(verb: str) -> InvalidRequest:

@@ -19,6 +19,7 @@ from rollbook.api.dashboard.parts import (
     choice,
     facts,
     form,
+    hidden_input,
     labelled,
     link,
     search,
@@ -109,6 +110,7 @@ def log(
     servers: Sequence[str],
     where: tuple[str, str],
     grants: Grants,
+    once: str,
     *,
     is_news: bool = False,
 ) -> Screen:
@@ -147,7 +149,7 @@ def log(
             ),
             element("h2", "Settings"),
             facts({key: text_of(value) for key, value in found["config"].items()}),
-            *_acts(frame, found, asked.get("truncate", ""), plan, servers, grants),
+            *_acts(frame, found, asked.get("truncate", ""), plan, servers, grants, once),
         ],
         on_logs=of_log(*where, name, asked.get("from", ""), asked.get("truncate", "")),
         at="/logs",
@@ -346,15 +348,16 @@ def _acts(
     plan: Facts | str | None,
     servers: Sequence[str],
     grants: Grants,
+    once: str,
 ) -> list[Child]:
-    """Those that the viewer may do (DB8)."""
+    """Those that the viewer may do (DB8). `once`: drawn for this page (DB9)."""
     name = found["log"]
     is_admin = grants.may_steer(Right.ADMIN, name)
     may_append = grants.may_steer(Right.APPEND, name)
     if not (is_admin or may_append):
         return []
     truncation = _truncation(frame, name, before, plan) if is_admin else None
-    acts = _log_acts(frame, name, found, servers, is_admin=is_admin, may_append=may_append)
+    acts = _log_acts(frame, name, found, servers, once, is_admin=is_admin, may_append=may_append)
     return [element("h2", "Acts"), truncation, acts]
 
 
@@ -394,6 +397,7 @@ def _log_acts(
     name: str,
     found: Facts,
     servers: Sequence[str],
+    once: str,
     *,
     is_admin: bool,
     may_append: bool,
@@ -405,7 +409,8 @@ def _log_acts(
     acts: list[Child] = []
     if may_append and not found["is_sealed"]:
         value, key = Field("value", "Value"), Field("key", "Key, if any", more=_UNTYPED)
-        acts.append(act("append", "Append", "One record, as UTF-8.", fields=[value, key]))
+        number = hidden_input("once", once)
+        acts.append(act("append", "Append", "One record, as UTF-8.", number, fields=[value, key]))
     if is_admin and not found["is_sealed"]:
         acts.append(act("roll", "Roll", "A new segment begins, unless the last one is empty."))
         typed = Field("typed", f"Type {name}", more=_UNTYPED)

@@ -232,11 +232,14 @@ class LogServers:
         was_there: bool = await self._use(token, make)
         return was_there
 
-    async def append(self, token: str, name: str, value: bytes, key: bytes | None) -> int:
-        """Its offset."""
+    async def append(
+        self, token: str, name: str, value: bytes, key: bytes | None, once: str | None
+    ) -> int:
+        """Its offset; of a repeat with the same `once`, the first one."""
 
         async def append(client: "Client") -> int:
-            return (await (await client.open(name)).append(value, key=key)).first_offset
+            log = await client.open(name)
+            return (await log.append(value, key=key, idempotency_key=once)).first_offset
 
         offset: int = await self._use(token, append)
         return offset

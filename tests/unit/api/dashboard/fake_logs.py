@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollbook.api.client.positions import producer_of_key
 from rollbook.api.dashboard.log_servers import LogServers
 from rollbook.logservice.ids import AtOffset, parse_position
 from rollbook.proto.errors import NoSuchLog, ServerUnreachable, Unauthorized
@@ -29,6 +30,7 @@ class FakeLogs(LogServers):
     rows: dict[str, list[Facts]] = field(default_factory=lambda: {"default/orders": [a_record(0)]})
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     refused: tuple[str, ...] = ()  # Tokens without rights on logs.
+    appended: dict[str | None, int] = field(default_factory=dict)  # Offsets by idempotency key.
     is_away: bool = False
     asked: int = 0
 
@@ -133,7 +135,14 @@ class FakeLogs(LogServers):
         self.rows.setdefault(name, [])
         return False
 
-    async def append(self, token: str, name: str, value: bytes, key: bytes | None) -> int:
+    async def append(
+        self, token: str, name: str, value: bytes, key: bytes | None, once: str | None
+    ) -> int:
+        if once in self.appended:
+            return self.appended[once]
+        if once is not None:
+            producer_of_key(once)  # As the client does; it raises.
+            self.appended[once] = len(self.rows[name])
         self._act(token, "append", name, value, key)
         self.rows[name].append(a_record(len(self.rows[name]), value))
         return len(self.rows[name]) - 1

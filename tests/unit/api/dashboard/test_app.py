@@ -479,6 +479,26 @@ async def test_what_is_no_position_is_told_so(start: str, browser: Browser) -> N
         await LogServers(nowhere).records("", "orders", start)
 
 
+async def test_a_form_that_is_sent_twice_appends_once(there: Site, browser: Browser) -> None:
+    """DB9: another text, or the form of a page that was loaded later, is another append."""
+    path, rows = f"{HERE}/log?name=orders", there.logs.rows["default/orders"]
+
+    async def number() -> str:
+        (found,) = re.findall(rb'name="once" value="([^"]+)"', (await browser.get(path)).body)
+        return str(found.decode())
+
+    form = {"id": "orders", "act": "append", "value": "v", "once": await number()}
+    for _ in range(2):
+        assert "Appended at 1." in text_of(await browser.post(f"{HERE}/log", **form))
+    both = [browser.post(f"{HERE}/log", **form) for _ in range(2)]
+    await asyncio.gather(*both)
+    assert len(rows) == 2
+    more = await browser.post(f"{HERE}/log", **{**form, "value": "w"})
+    assert "Appended at 2." in text_of(more)
+    again = await browser.post(f"{HERE}/log", **{**form, "once": await number()})
+    assert "Appended at 3." in text_of(again)
+
+
 ACTS_ON_LOGS = (
     ("/logs", {"act": "create", "name": "orders"}),
     ("/log", {"id": "orders", "act": "append", "value": "v"}),
