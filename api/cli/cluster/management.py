@@ -17,12 +17,17 @@ from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
+from rollbook.api.cli.cluster.http_next_steps import steps_for_http
 from rollbook.api.cli.ledger.actions import (
     facts_of_ledger,
     fragments_of,
     in_pieces,
 )
-from rollbook.api.cli.ledger.of_log import INSTEAD_OF_RECOVERY, require_no_part
+from rollbook.api.cli.ledger.of_log import (
+    HTTP_INSTEAD_OF_RECOVERY,
+    HTTP_INSTEAD_OF_REMOVAL,
+    require_no_part,
+)
 from rollbook.api.cli.recovery.bookie import require_absent
 from rollbook.api.cli.recovery.status import (
     ask_for_audit,
@@ -48,6 +53,7 @@ from rollbook.proto.errors import (
     NoSuchLedger,
     NoSuchNode,
     OutcomeUnknown,
+    RecoveryIncomplete,
     RollbookError,
     SessionExpired,
     UnsupportedVersion,
@@ -490,10 +496,17 @@ class ClusterAdmin:
 
         async def delete() -> Facts:
             await require_no_part(
-                *(self._ledgers, [ledger_id], None),
-                instead="rollbook log truncate {0} --before OFFSET, or rollbook log rm {0}",
+                *(self._ledgers, [ledger_id]),
+                instead=HTTP_INSTEAD_OF_REMOVAL,
+                may_insist=False,
             )
-            await self._ledgers.delete(ledger_id, None, is_forced=force)
+            try:
+                await self._ledgers.delete(ledger_id, None, is_forced=force)
+            except RecoveryIncomplete as error:
+                error.next_step = (
+                    "send it with force=true to delete it though its writer may go on for a while"
+                )
+                raise
             return {"ledger_id": ledger_id, "state": "deleted"}
 
         return await self._walk(
@@ -573,7 +586,11 @@ class ClusterAdmin:
             await self._look(self._ledgers.metadata(about["ledger_id"], fresh=True))
         if kind == "recover" and is_new:
             ids = [about["ledger_id"]]
-            await self._look(require_no_part(self._ledgers, ids, None, instead=INSTEAD_OF_RECOVERY))
+            await self._look(
+                require_no_part(
+                    self._ledgers, ids, instead=HTTP_INSTEAD_OF_RECOVERY, may_insist=False
+                )
+            )
         if "bookies" not in about:
             return about
         bookies = _parsed(about["bookies"])
@@ -591,7 +608,8 @@ class ClusterAdmin:
             drain = self._departures.check(bookies, is_forced=about["force"])
             await self._walk(drain, "nothing was begun: send it again")
         else:
-            require_absent(self._ledgers, bookies)
+            with steps_for_http():
+                require_absent(self._ledgers, bookies)
             work = self._departures.require_named(bookies)
             await self._walk(work, "nothing was begun: send it again")
         return about
@@ -631,7 +649,8 @@ class ClusterAdmin:
             self._require_store()
             try:
                 async with asyncio.timeout(deadline_s):
-                    return await question
+                    with steps_for_http():
+                        return await question
             except (TimeoutError, ConnectionLost, SessionExpired) as error:
                 raise MetadataUnavailable(
                     "the metadata store does not answer",
@@ -652,7 +671,8 @@ class ClusterAdmin:
             self._require_store()
             try:
                 async with asyncio.timeout(deadline_s):
-                    return await change
+                    with steps_for_http():
+                        return await change
             except TimeoutError as error:
                 raise OutcomeUnknown(
                     f"nothing was heard of it for {_ACT_S:g} s", next_step=find_out

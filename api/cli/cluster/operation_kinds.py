@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollbook.api.cli.ledger.actions import recover_ledger
-from rollbook.api.cli.ledger.of_log import INSTEAD_OF_RECOVERY, require_no_part
+from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.ledger.verify import verdict_facts
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import OperationIncomplete, RollbookError
@@ -83,7 +83,7 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
 
 async def recover_outside_logs(ledgers: Ledgers, ledger_id: int) -> dict[str, Any]:
     """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
-    await require_no_part(ledgers, [ledger_id], None, instead=INSTEAD_OF_RECOVERY)
+    await require_no_part(ledgers, [ledger_id], instead=HTTP_INSTEAD_OF_RECOVERY, may_insist=False)
     return await recover_ledger(ledgers, ledger_id, None)
 
 

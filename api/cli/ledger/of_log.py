@@ -11,22 +11,35 @@ from rollbook.proto.errors import NoSuchLedger, NoSuchLog, PartOfLog
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.runtime.clock import SystemClock
 
+HTTP_INSTEAD_OF_REMOVAL: Final = "at a log server: POST {1}:truncate, or DELETE {1}"
+HTTP_INSTEAD_OF_RECOVERY: Final = (
+    "a log server recovers it as it takes the log over; to move the log: POST {1}:transfer there"
+)
 INSTEAD_OF_RECOVERY: Final = "a log server recovers it as it takes the log over; to move the log: rollbook log transfer {0} SERVER"
 
 
 async def require_no_part(
-    ledgers: Ledgers, ledger_ids: Sequence[int], part_of_log: str | None, *, instead: str
+    ledgers: Ledgers,
+    ledger_ids: Sequence[int],
+    part_of_log: str | None = None,
+    *,
+    instead: str,
+    may_insist: bool = True,
 ) -> None:
-    """Raises `PartOfLog`; `instead` is the command for logs, with `{}` for the name of one."""
+    """Raises `PartOfLog`; `instead` is what to do with logs, with `{0}` for the name of one and `{1}` for its path
+    in HTTP. `may_insist`: the caller has an option that names the log.
+    """
     nodes = LogNodes(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
     for ledger_id in ledger_ids:
         log = await _log_of(ledgers, nodes, ledger_id)
         if log is None or log == part_of_log:
             continue
+        insist = f"; if this ledger is meant all the same, say --part-of-log {log}"
         raise PartOfLog(
             f"it is a segment of the log {log}",
             ledger_id=ledger_id,
-            next_step=f"{instead.format(log)}; if this ledger is meant all the same, say --part-of-log {log}",
+            next_step=instead.format(log, "/v1/namespaces/{}/logs/{}".format(*log.split("/")))
+            + (insist if may_insist else ""),
         )
 
 

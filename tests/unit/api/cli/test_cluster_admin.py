@@ -1,7 +1,7 @@
 """What HTTP management finds in a real cluster: bookies and metadata in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from rollbook.proto.errors import (
     NotEnoughBookies,
     OperationEnded,
     PartOfLog,
+    RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, EntryId
@@ -188,6 +189,43 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         assert none is None
 
 
+async def test_next_steps_name_what_http_has(cluster: LocalCluster) -> None:
+    """And no options or commands of the shell."""
+    async with desk_of(cluster) as (site, admin, _):
+        ledger_id = await site.write(5, is_closed=False)
+        lost: dict[str, Any] = {"bookies": [LOST], "to": [], "skip_open": False}
+        drain: dict[str, Any] = {"bookies": [LOST, "bk-1"], "at_most": 1, "force": False}
+        unknown = {**drain, "bookies": ["bk-9"]}
+        steps = []
+
+        async def refused(act: Awaitable[Any]) -> None:
+            with pytest.raises(RollbookError) as caught:
+                await act
+            steps.append(caught.value.next_step)
+
+        await refused(admin.begin("recover-bookies", lost, "ops", None))
+        await refused(admin.begin("drain", drain, "ops", None))
+        await refused(admin.begin("drain", unknown, "ops", None))
+        await refused(admin.remove(LOST, None))
+        await site.lose()
+        await refused(admin.remove(LOST, None))
+        for name in ("bk-1", "bk-3", "bk-4"):
+            await cluster.stop(BookieId(name))
+        await refused(admin.delete_ledger(ledger_id, force=False))
+    live, *others = steps
+    assert live == (
+        "stop it first, or make it read-only: PUT /api/v1/bookies/{id}/pages/readonly; "
+        "to empty it while it serves: POST /api/v1/bookies:drain"
+    )
+    assert others == [
+        "start more bookies first, or send it with force=true to copy what can be copied",
+        "GET /api/v1/bookies lists the bookies",
+        "stop it first; if its copies are to be moved before: POST /api/v1/bookies:drain",
+        "drain them first: POST /api/v1/bookies:drain; or send it with give_up=0",
+        "send it with force=true to delete it though its writer may go on for a while",
+    ]
+
+
 async def test_a_segment_of_a_log_is_not_recovered(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,8 +237,16 @@ async def test_a_segment_of_a_log_is_not_recovered(
     monkeypatch.setattr(of_log, "_log_of", log_of)
     async with desk_of(cluster) as (site, admin, _):
         about = {"ledger_id": await site.write(1)}
-        with pytest.raises(PartOfLog, match="shop/orders"):
+        with pytest.raises(PartOfLog, match="shop/orders") as refused:
             await admin.begin("recover", about, "ops", None)
+        assert refused.value.next_step.endswith(
+            "POST /v1/namespaces/shop/logs/orders:transfer there"
+        )
+        with pytest.raises(PartOfLog) as refused:
+            await admin.delete_ledger(about["ledger_id"], force=True)
+        assert refused.value.next_step == (
+            "at a log server: POST /v1/namespaces/shop/logs/orders:truncate, or DELETE /v1/namespaces/shop/logs/orders"
+        )
         assert await admin.operations("", 100) == ([], None)
 
 
