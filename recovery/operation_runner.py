@@ -165,7 +165,7 @@ class OperationRunner:
         run, kind = Run(operation, keep), self._kinds.get(operation.kind)
 
         async def end(step: Callable[[LastingOperation], LastingOperation]) -> LastingOperation:
-            """With its last progress, which may be younger than what was told of it."""
+            """With its last progress, which may be younger than what was written last."""
             return await change(lambda each: step(each.with_progress(run.done, run.total)))
 
         logger.info("operation_started", operation=operation.id, kind=operation.kind)
