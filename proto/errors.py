@@ -164,6 +164,7 @@ class OperationIncomplete(Unavailable):
 
     code = Code("OPERATION_INCOMPLETE", "UNAVAILABLE", 503)
     outcome = Outcome.UNKNOWN
+    retryable = False
 
 
 class Overloaded(Unavailable):
