@@ -42,6 +42,7 @@ from rollbook.api.rest.cluster import (
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
+    EntryTooLarge,
     InvalidRequest,
     Missing,
     NotConfirmed,
@@ -250,7 +251,9 @@ class Dashboard:
                 screen = await show(request, visit)
             except RollbookError as error:
                 status = type(error).code.http
-                screen = screens.problem(_title_of(error), _text_of(error), error.next_step)
+                screen = screens.problem(
+                    _title_of(error), _text_of(error), _sentence(error.next_step)
+                )
             response = _html(render(visit.framed(), screen), status)
             return self._with_cookie(request, response, session)
 
@@ -606,8 +609,9 @@ class Dashboard:
                     target, note = await do(request, fields)
                     session.notes.append(("good", note))
                 except RollbookError as error:
-                    text = " ".join(filter(None, (_text_of(error), error.next_step)))
-                    session.notes.append(("bad", text))
+                    names = (fields.get("id", ""), fields.get("name", ""))
+                    text = f"{_text_of(error, *names)} {_sentence(error.next_step, names)}"
+                    session.notes.append(("bad", text.rstrip()))
             self._changed_ns = self._now_ns()
             del session.notes[:-_FIELDS_MAX]
             return self._with_cookie(request, _led(f"{PREFIX}{target}"), session)
@@ -738,6 +742,17 @@ def _html(body: bytes, status: int) -> Response:
     return Response(body, status, headers=HEADERS, media_type="text/html; charset=utf-8")
 
 
+def too_large(error: EntryTooLarge) -> Response:
+    """The page after a form that the server does not take."""
+    limit = f"{error.ids['limit'] // 1024} KiB"
+    screen = screens.problem(
+        "The form is too large",
+        f"A form takes {limit} after encoding, and nothing was changed.",
+        "Go back and send less. `rollbook log append` takes more.",
+    )
+    return _html(render(Frame("", "", "", ""), screen), type(error).code.http)
+
+
 def _led(path: str) -> Response:
     """After a form: by GET."""
     return RedirectResponse(path, 303, headers=HEADERS)
@@ -834,6 +849,17 @@ def _title_of(error: RollbookError) -> str:
     return "Not allowed" if isinstance(error, Unauthorized) else "That cannot be shown"
 
 
-def _text_of(error: RollbookError) -> str:
+def _text_of(error: RollbookError, *names: str) -> str:
+    """`names`: they stay as they are, as those that the error and the session have."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+    caller = CALLER.get(None)
+    known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")
+    return _sentence(text, known)
+
+
+def _sentence(text: str, names: Sequence[str] = ()) -> str:
+    """With a capital, unless it begins with an id or a name, and with a full stop."""
+    first = text.partition(" ")[0].rstrip(",:;.")
+    if first.isalpha() and first not in names:
+        text = f"{text[:1].upper()}{text[1:]}"
+    return f"{text}." if text and text[-1] not in ".!?\u2026" else text

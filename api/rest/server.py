@@ -39,6 +39,7 @@ import uvicorn
 from fastapi import FastAPI
 from h11._receivebuffer import ReceiveBuffer
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -155,15 +156,16 @@ class HttpServer:
         doorkeeper: Doorkeeper | None,
         bounds: Bounds = _FOR_OPERATORS,
         own_door: str = "",
+        own_refusal: Callable[[EntryTooLarge], Response] | None = None,
     ) -> "HttpServer":
         """`open_paths` are answered without a token. `doorkeeper`: None if none is wanted. `own_door`: below this path
-        the application asks for names itself. Raises `BadConfig`.
+        the application asks for names itself; `own_refusal`: what is said there of a body that is too large. Raises `BadConfig`.
         """
         assert doorkeeper or not (config.token_file or config.knows_callers), "it would be open"
         hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
-            Guard(app, doorkeeper, hosts, frozenset(open_paths), bounds, own_door),
+            Guard(app, doorkeeper, hosts, frozenset(open_paths), bounds, own_door, own_refusal),
             interface="asgi3",
             http=_Connection,
             ws="none",
@@ -490,9 +492,11 @@ class Guard:
         open_paths: frozenset[str],
         bounds: Bounds,
         own_door: str = "",
+        own_refusal: Callable[[EntryTooLarge], Response] | None = None,
     ) -> None:
         self._app = app
         self._own_door = own_door
+        self._own_refusal = own_refusal
         self._bounds = bounds
         self._bodies_bytes = 0
         self._untaken = Untaken(bounds.answers_bytes)
@@ -515,7 +519,8 @@ class Guard:
                 body = await self._read_body(headers, receive, held)
             except _Refused as refused:
                 waits = "100-continue" in headers.get("expect", "").lower() and not held.is_read
-                await _refuse(refused, scope, receive, send, self._bounds.body_bytes, waits=waits)
+                response = self._response_of(refused, scope["path"])
+                await _refuse(response, scope, receive, send, self._bounds.body_bytes, waits=waits)
             except _Gone:
                 pass  # What came of the body is not what was meant.
             else:
@@ -527,9 +532,27 @@ class Guard:
         finally:
             self._bodies_bytes -= held.bytes
 
+    def _response_of(self, refused: "_Refused", path: str) -> Response:
+        headers = {"connection": "close"}
+        error = refused.error
+        if (
+            self._own_refusal
+            and isinstance(error, EntryTooLarge)
+            and self._is_behind_own_door(path)
+        ):
+            response = self._own_refusal(error)
+            response.headers.update(headers)
+            return response
+        if refused.status == 401:
+            headers["www-authenticate"] = 'Bearer realm="rollbook"'
+        return response_of(error, status=refused.status, headers=headers)
+
     def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or self._is_behind_own_door(path)
+
+    def _is_behind_own_door(self, path: str) -> bool:
         door = self._own_door
-        return path in self._open_paths or bool(door and f"{path}/".startswith(f"{door}/"))
+        return bool(door and f"{path}/".startswith(f"{door}/"))
 
     async def _read_body(self, headers: Headers, receive: Receive, held: "_Held") -> bytes:
         self._hold(held, int(headers.get("content-length", "0")))  # h11 saw that it is a number.
@@ -605,16 +628,12 @@ class _Refused(Exception):
 
 
 async def _refuse(
-    refused: _Refused, scope: Scope, receive: Receive, send: Send, unheard: int, *, waits: bool
+    response: Response, scope: Scope, receive: Receive, send: Send, unheard: int, *, waits: bool
 ) -> None:
     """What is left of the request, up to `unheard`, is read for a moment: see `_Connection._linger`.
 
     `waits`: the client asked whether to send it at all, so nothing comes any more unless some of it is there.
     """
-    headers = {"connection": "close"}
-    if refused.status == 401:
-        headers["www-authenticate"] = 'Bearer realm="rollbook"'
-    response = response_of(refused.error, status=refused.status, headers=headers)
 
     async def send_but_the_end(message: Message) -> None:
         await send({**message, "more_body": True} if "body" in message else message)

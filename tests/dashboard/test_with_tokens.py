@@ -103,7 +103,7 @@ def test_without_scripts_one_signs_in_and_finds_a_record(guarded: Guarded) -> No
     """The same forms, loaded again; who may not read the log sees none of it."""
     with Page("--ignore-certificate-errors", patience_s=20) as bare:
         bare.call("Emulation.setScriptExecutionDisabled", value=True)
-        for name, shown in (("anna", "mine alone"), ("otto", "has no right to read")):
+        for name, shown in (("anna", "mine alone"), ("otto", "otto has no right to read")):
             bare.open(f"{guarded.url}/sign-in?next=/log%3Fname%3Dorders")
             bare.wait_for("Show the token")
             _tab_to(bare, "at.name === 'token'")

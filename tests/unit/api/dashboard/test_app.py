@@ -17,7 +17,7 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts
-from rollbook.api.dashboard.app import Dashboard
+from rollbook.api.dashboard.app import Dashboard, too_large
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
 from rollbook.api.dashboard.log_servers import LogServers
@@ -103,7 +103,9 @@ class Site:
         app = make_app(self.cluster, managing, self.operations, Metrics())
         app.router.routes.extend(dashboard.routes)
         config = HttpConfig(Address("127.0.0.1", 0), knows_callers=doorkeeper is not None)
-        server = await HttpServer.start(app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=HERE)
+        server = await HttpServer.start(
+            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=HERE, own_refusal=too_large
+        )
         try:
             yield Browser(Client(server.address))
         finally:
@@ -497,6 +499,41 @@ async def test_a_form_that_is_sent_twice_appends_once(there: Site, browser: Brow
     assert "Appended at 2." in text_of(more)
     again = await browser.post(f"{HERE}/log", **{**form, "once": await number()})
     assert "Appended at 3." in text_of(again)
+
+
+@pytest.mark.parametrize(
+    ("message", "next_step", "said"),
+    [
+        ("bk-1 still runs", "stop it first", "bk-1 still runs. Stop it first."),
+        ("alpha still runs", "", "alpha still runs."),
+        ("no bookie is there", "`rollbook dev` starts one", "No bookie is there. `rollbook dev` s"),
+        ("it is there.", "look again!", "It is there. Look again!"),
+    ],
+)
+async def test_notes_are_sentences_that_leave_ids(
+    message: str, next_step: str, said: str, there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> int:
+        raise InvalidRequest(message, next_step=next_step)
+
+    monkeypatch.setattr(there.logs, "roll", refuse)
+    async with there.served() as browser:
+        await browser.get(f"{HERE}/logs")
+        page = await browser.post(f"{HERE}/log", id="alpha", act="roll")
+        assert said in text_of(page)
+
+
+async def test_a_form_that_is_too_large_is_answered_by_a_page(there: Site) -> None:
+    async with there.served() as browser:
+        await browser.get(f"{HERE}/logs")
+        fields = {"id": "orders", "act": "append", "value": "v" * 70_000}
+        page = await browser.post(f"{HERE}/log", **fields)
+        assert (page.status, page.headers["content-type"]) == (413, "text/html; charset=utf-8")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        assert "A form takes 64 KiB after encoding" in text_of(page)
+        assert "`rollbook log append` takes more" in text_of(page)
+        other = await browser.client.ask("POST", "/api/v1/recovery:audit", b"v" * 70_000)
+        assert (other.status, other.headers["content-type"]) == (413, "application/problem+json")
 
 
 ACTS_ON_LOGS = (
