@@ -15,6 +15,7 @@ import structlog
 
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts
 from rollbook.api.dashboard.app import Dashboard, too_large
@@ -31,7 +32,7 @@ from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
 from tests.unit.api.dashboard.fake_logs import FakeLogs, a_record
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import Answer, Client
-from tests.unit.api.rest.test_cluster import access_file, digest_of
+from tests.unit.api.rest.test_cluster import access_file
 
 HERE = "/dashboard"
 SCREENS = (
