@@ -413,6 +413,10 @@ class Ledgers:
         """Whether some entries would have all their copies in one rack."""
         return self._placement.lacks_racks(quorum, ensemble)
 
+    def sets_in_one_rack(self, quorum: Quorum, ensemble: Ensemble) -> int:
+        """How many write sets have all their copies in one rack."""
+        return self._placement.sets_in_one_rack(quorum, ensemble)
+
     def pick_replacement(
         self, quorum: Quorum, ensemble: Ensemble, slot: int, excluded: Collection[BookieId]
     ) -> BookieId | None:

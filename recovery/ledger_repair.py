@@ -236,9 +236,9 @@ class LedgerRepair:
         return await self._replace(metadata, seat, may_be_present=may_be_present)
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
-        """Moves one seat of one closed fragment to another rack; False: all of them are spread, or cannot be had.
+        """Moves one seat of one closed fragment to another rack; False: none can be spread further, or was copied.
 
-        Raises `NotEnoughBookies` if no bookie of another rack can take a seat.
+        Raises `NotEnoughBookies` if all of a fragment is in one rack, and no bookie of another rack can take a seat.
         """
         quorum = metadata.quorum
         for index, fragment in enumerate(metadata.fragments):
@@ -247,6 +247,8 @@ class LedgerRepair:
                 continue
             found = pick_for_racks(self._ledgers, quorum, fragment.ensemble, self._draining)
             if found is None:
+                if self._ledgers.sets_in_one_rack(quorum, fragment.ensemble) < quorum.ensemble:
+                    continue
                 raise NotEnoughBookies(
                     "no bookie of another rack can take a seat", ledger_id=metadata.ledger_id
                 )
@@ -452,15 +454,21 @@ def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
 def pick_for_racks(
     ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
 ) -> tuple[int, BookieId] | None:
-    """A seat, and who has to take it so that the copies lie in several racks; None: nobody can."""
+    """A seat, and who has to take it so that most entries have copies in several racks; None: no swap is a gain.
+
+    Each swap leaves fewer write sets in one rack, so a ledger is swapped as often as it has members at most. Three
+    members of two racks with two copies of each entry always have one such write set.
+    """
+    least, best = ledgers.sets_in_one_rack(quorum, ensemble), None
     for slot in range(len(ensemble)):
         target = ledgers.pick_replacement(quorum, ensemble, slot, excluded)
         if target is None:
             return None
         spread = (*ensemble[:slot], target, *ensemble[slot + 1 :])
-        if not ledgers.lacks_racks(quorum, spread):
-            return slot, target
-    return None
+        left = ledgers.sets_in_one_rack(quorum, spread)
+        if left < least:
+            least, best = left, (slot, target)
+    return best
 
 
 _MEAN_BYTES_GUESSED: Final = 1024  # Of an open ledger, whose length metadata does not know.

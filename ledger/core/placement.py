@@ -102,13 +102,17 @@ class Placement:
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
         """Some entries would have all their copies in one rack, though there is a map of racks."""
+        return self.sets_in_one_rack(quorum, ensemble) > 0
+
+    def sets_in_one_rack(self, quorum: Quorum, ensemble: Ensemble) -> int:
+        """How many write sets, of which an ensemble has one for each member, have all their copies in one rack."""
         if not self._racks or quorum.write < _RACKS_WANTED:
-            return False
+            return 0
         write_sets = (
             [ensemble[(first + copy) % len(ensemble)] for copy in range(quorum.write)]
             for first in range(len(ensemble))
         )
-        return any(len({self._rack(each) for each in held}) < _RACKS_WANTED for held in write_sets)
+        return sum(len({self._rack(each) for each in held}) < _RACKS_WANTED for held in write_sets)
 
     def _candidates(
         self, live: LiveBookies, now_ns: int, excluded: Collection[BookieId]

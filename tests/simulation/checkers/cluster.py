@@ -411,12 +411,22 @@ class ClusterChecker:
         self._check_lock(ledger.ledger_id, by, where)
 
     def _is_spread(self, before: LedgerMetadata, now: LedgerMetadata, index: int) -> bool:
-        """Whether the copies were in one rack, and are in two (AU10)."""
+        """Whether fewer write sets are in one rack than before (AU10)."""
+        quorum = now.quorum
         counts = [
-            len(dict.fromkeys(self.racks.get(each) for each in metadata.fragments[index].ensemble))
-            for metadata in (before, now)
+            sum(
+                len(
+                    {
+                        self.racks.get(ensemble[(first + copy) % len(ensemble)])
+                        for copy in range(quorum.write)
+                    }
+                )
+                == 1
+                for first in range(len(ensemble))
+            )
+            for ensemble in (each.fragments[index].ensemble for each in (before, now))
         ]
-        return counts == [1, 2]
+        return counts[1] < counts[0]
 
     def _check_lock(self, ledger_id: int, by: Authors, what: str) -> None:
         lock = self.locks.get(ledger_id)
