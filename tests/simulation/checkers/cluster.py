@@ -197,6 +197,7 @@ class ClusterChecker:
         self._whole: dict[str, bytes] = {}
         self.racks: dict[str, str] = {}  # Of bookies, if recovery servers know them.
         self._checks_asked_s = -1.0
+        self._has_unseen_loss = False
         self._ended_s: dict[tuple[int, int], float] = {}  # Since when a fragment's end is known.
         self._healing_failed_s: dict[tuple[int, str], float] = {}  # By healer and bookie.
         self._losses_told: dict[tuple[str, str], tuple[int, float]] = {}  # By process and bookie.
@@ -280,7 +281,11 @@ class ClusterChecker:
     @property
     def needs_checks(self) -> bool:
         """At the end: only they find what was done."""
-        return bool(self._facts.spoilt or self.racks)
+        return bool(self._facts.spoilt or self.racks or self._has_unseen_loss)
+
+    def on_loss_unseen(self) -> None:
+        """A bookie was formatted, and nobody knows which one it was before."""
+        self._has_unseen_loss = True
 
     def on_checks_asked(self) -> None:
         self._checks_asked_s = self._now()

@@ -442,6 +442,7 @@ class _Run(Stage):
 
     def on_formatted(self, bookie: str) -> None:
         if self._take_moment(words.LOSS_UNSEEN):
+            self.judge.on_loss_unseen()
             self._staff.to_forget.put_nowait(bookie)
 
     def _on_copying(self) -> None:
