@@ -121,8 +121,10 @@ def _become(files: Sequence[int], arguments: Sequence[str], environment: dict[st
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    # What the product sets when gRPC is loaded, it would set in a process of its own, too.
+    loaded = {name: value for name, value in os.environ.items() if name.startswith("GRPC_")}
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(loaded | environment)
     sys.argv = ["rollbook", *arguments]
 
 

@@ -191,8 +191,10 @@ def _become(files: Sequence[int], words: Sequence[str], environment: dict[str, s
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    # What the product sets when gRPC is loaded, it would set in a process of its own, too.
+    loaded = {name: value for name, value in os.environ.items() if name.startswith("GRPC_")}
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(loaded | environment)
     sys.argv = ["rollbook", *words]
 
 
