@@ -55,6 +55,7 @@ from rollbook.proto.errors import (
     OwnerChanging,
     QuorumTimeout,
     RollbookError,
+    SessionExpired,
     Unavailable,
 )
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
@@ -327,6 +328,10 @@ class LogServer:
         except TimeoutError:
             raise OwnerChanging(
                 "it takes longer than this request has", retry_after_ms=_RETRY_MS
+            ) from None
+        except SessionExpired:  # Nothing was appended, and another server or session can.
+            raise OwnerChanging(
+                "this server's metadata session is over", retry_after_ms=_RETRY_MS
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
