@@ -108,7 +108,7 @@ def _serve(line: socket.socket) -> None:
         pid = os.fork()
         if not pid:
             line.close()
-            _become(files, *json.loads(request))
+            become(files, *json.loads(request))
             return
         for each in files:
             os.close(each)
@@ -117,7 +117,8 @@ def _serve(line: socket.socket) -> None:
         line.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 
-def _become(files: Sequence[int], arguments: Sequence[str], environment: dict[str, str]) -> None:
+def become(files: Sequence[int], words: Sequence[str], environment: dict[str, str]) -> None:
+    """The process of a command: what it reads and writes, what it was called with, its environment."""
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -125,7 +126,7 @@ def _become(files: Sequence[int], arguments: Sequence[str], environment: dict[st
     loaded = {name: value for name, value in os.environ.items() if name.startswith("GRPC_")}
     os.environ.clear()
     os.environ.update(loaded | environment)
-    sys.argv = ["rollbook", *arguments]
+    sys.argv = ["rollbook", *words]
 
 
 if __name__ == "__main__":

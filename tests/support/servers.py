@@ -25,6 +25,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final
 
+from tests.support.commands import become
+
 _MAIN: Final = "rollbook.api.cli.main"
 _REPOSITORY: Final = Path(__file__).parents[2]
 _PRELOADED: Final = (
@@ -168,7 +170,7 @@ def _serve(line: socket.socket) -> None:
             line.close()
             _await_parent(between, tests)
             os.close(tell)  # Only now may the tests stop it: it dies with them.
-            _become(files, words, environment)
+            become(files, words, environment)
             return
         os.close(tell)
         os.waitpid(between, 0)  # From now on its child is the tests'.
@@ -185,17 +187,6 @@ def _await_parent(before: int, parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if now != parent or os.getppid() != parent:
         os._exit(1)  # It has died before that.
-
-
-def _become(files: Sequence[int], words: Sequence[str], environment: dict[str, str]) -> None:
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
-    # What the product sets when gRPC is loaded, it would set in a process of its own, too.
-    loaded = {name: value for name, value in os.environ.items() if name.startswith("GRPC_")}
-    os.environ.clear()
-    os.environ.update(loaded | environment)
-    sys.argv = ["rollbook", *words]
 
 
 if __name__ == "__main__":
