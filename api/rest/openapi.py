@@ -17,6 +17,7 @@ from rollbook.proto.errors import (
     InvalidBlock,
     InvalidRequest,
     LogDeleted,
+    LogReplaced,
     LogSealed,
     NoSuchLog,
     NotEnoughBookies,
@@ -36,7 +37,11 @@ from rollbook.proto.errors import (
 
 Errors = Sequence[type[RollbookError]]
 
-ANYWHERE: Final[Errors] = (InvalidRequest, NoSuchLog, LogDeleted, QuorumTimeout, Overloaded)
+ANYWHERE: Final[Errors] = (
+    *(InvalidRequest, NoSuchLog, LogDeleted),
+    LogReplaced,  # Without a uid, too: one that is deleted and made again while it is asked for.
+    *(QuorumTimeout, Overloaded),
+)
 AT_OWNER: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, OwnerLost, LogSealed)
 OF_APPENDS: Final[Errors] = (
     *AT_OWNER,
