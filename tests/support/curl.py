@@ -1,4 +1,4 @@
-"""Pages and examples speak HTTP by curl."""
+"""Pages and examples speak HTTP by curl, and read its answers by jq."""
 
 import shutil
 
@@ -11,3 +11,10 @@ def is_there() -> bool:
 
 def missing() -> str:
     return missing_piece("curl", "there is no curl", "apt-get install curl")
+
+
+def missing_with_jq() -> str:
+    """Empty: both are there."""
+    if not is_there():
+        return missing()
+    return "" if shutil.which("jq") else missing_piece("jq", "there is no jq", "apt-get install jq")
