@@ -283,7 +283,8 @@ class Bookie:
     async def _count_start(self) -> None:
         while not self.storage.may_promise:
             await asyncio.sleep(_COUNT_AGAIN_S)
-            with suppress(Unavailable, OutcomeUnknown):  # Of the metadata store: another try.
+            # Of the metadata store: another try.
+            with suppress(Unavailable, OutcomeUnknown, SessionExpired):
                 self.storage.may_promise = await self.identity.begin()
         logger.info("start_counted", bookie=self.bookie_id)
 
@@ -397,7 +398,7 @@ class Bookie:
                 found = self._store.session
                 try:
                     await self._require_current_metadata()
-                except (Unavailable, OutcomeUnknown):
+                except (Unavailable, OutcomeUnknown, SessionExpired):
                     await asyncio.sleep(_LOOK_S)
                 else:
                     session = found

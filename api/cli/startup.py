@@ -4,15 +4,20 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, TypeVar
 
 import click
 import structlog
 
 from rollbook.proto.cluster.cluster import Cluster, open_cluster
-from rollbook.proto.errors import MetadataUnavailable, NoSuchCluster
+from rollbook.proto.errors import (
+    ConnectionLost,
+    MetadataUnavailable,
+    NoSuchCluster,
+    SessionExpired,
+)
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import MetadataStore
 
@@ -22,27 +27,34 @@ _PAUSES_S: Final = (0.5, 2.0)  # Between attempts: the first one, and the longes
 _REPORT_EVERY_S: Final = 10.0
 _MANAGER: Final = "NOTIFY_SOCKET"  # systemd sets it for `Type=notify`.
 
+# Nothing of a server that has not started is in the store but for its session, so another attempt repeats nothing.
+_PASSING: Final = (MetadataUnavailable, NoSuchCluster, SessionExpired, ConnectionLost)
+
 T = TypeVar("T")
 
 
-async def wait_for_cluster(
-    url: MetadataUrl, startup_s: float, open_store: Callable[[], Awaitable[MetadataStore]]
+async def open_with_cluster(
+    url: MetadataUrl, open_store: Callable[[], Awaitable[MetadataStore]]
 ) -> tuple[MetadataStore, Cluster]:
-    """The metadata store and the cluster of `url`, once the store answers and has it.
+    """The metadata store and the cluster of `url`. An error or a cancellation leaves no store open."""
+    store = await open_store()
+    try:
+        return store, await open_cluster(store, url.ledgers_root, url=url)
+    except BaseException:
+        await store.close()
+        raise
 
-    Retries for `startup_s`, then raises the last `MetadataUnavailable` or `NoSuchCluster`. Any other error is raised
-    at once. Cancelling it leaves no store open.
+
+@asynccontextmanager
+async def starting(
+    start: Callable[[], AbstractAsyncContextManager[T]], startup_s: float
+) -> AsyncIterator[T]:
+    """What `start` gives once it was entered; each attempt enters a new one, which has left nothing open if it failed.
+
+    A session that expires between two requests of a start ends that attempt and not the server (SU1).
     """
-
-    async def attempt() -> tuple[MetadataStore, Cluster]:
-        store = await open_store()
-        try:
-            return store, await open_cluster(store, url.ledgers_root, url=url)
-        except BaseException:
-            await store.close()
-            raise
-
-    return await retry_while_missing(attempt, startup_s)
+    async with AsyncExitStack() as stack:
+        yield await retry_while_missing(lambda: stack.enter_async_context(start()), startup_s)
 
 
 async def retry_while_missing(attempt: Callable[[], Awaitable[T]], startup_s: float) -> T:
@@ -52,7 +64,7 @@ async def retry_while_missing(attempt: Callable[[], Awaitable[T]], startup_s: fl
     while True:
         try:
             return await attempt()
-        except (MetadataUnavailable, NoSuchCluster) as error:
+        except _PASSING as error:
             left_s = until - loop.time()
             if left_s <= 0:
                 raise

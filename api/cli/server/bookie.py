@@ -24,7 +24,7 @@ from rollbook.api.cli.server.bookie_settings import (
     read_bookie_config,
     settings_of,
 )
-from rollbook.api.cli.startup import say_ready, wait_for_cluster
+from rollbook.api.cli.startup import open_with_cluster, retry_while_missing, say_ready
 from rollbook.bookie.bookie import Bookie, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig
 from rollbook.proto.addresses import require_reachable
@@ -122,13 +122,14 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
     logger.info("bookie_started", bookie=bookie_id, version=__version__, pid=os.getpid())
     settings = _within_limits(settings)
     keep_freed_memory()
-    store, _ = await wait_for_cluster(
-        MetadataUrl.parse(settings.bookie.metadata),
-        settings.bookie.startup_s,
-        lambda: open_store(settings.bookie, serve=True),
-    )
     machine = RealMachine(SystemDisk(settings.storage.page_cache_bytes))
-    bookie = await Bookie.open(machine, store, settings, tls)
+
+    async def open_bookie() -> Bookie:
+        url = MetadataUrl.parse(settings.bookie.metadata)
+        store, _ = await open_with_cluster(url, lambda: open_store(settings.bookie, serve=True))
+        return await Bookie.open(machine, store, settings, tls)
+
+    bookie = await retry_while_missing(open_bookie, settings.bookie.startup_s)
     reason, is_serving = "told to", False
     try:
         stats = _stats_of_recovery(recovery)

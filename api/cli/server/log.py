@@ -8,7 +8,7 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,7 @@ from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.log_peers import ShownToPeers
-from rollbook.api.cli.startup import say_ready, wait_for_cluster
+from rollbook.api.cli.startup import open_with_cluster, say_ready, starting
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.relay import RELAY_OPTIONS, Relay
 from rollbook.api.grpc.server import GrpcServer
@@ -130,15 +130,23 @@ class RunningLogServer:
     http: str = ""  # The URL of its REST; empty: it has none.
 
 
-@asynccontextmanager
-async def log_server(
+def log_server(
     settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
-) -> AsyncIterator[RunningLogServer]:
+) -> AbstractAsyncContextManager[RunningLogServer]:
     """It serves, and is registered; at the end it hands its logs over, if that goes quickly.
 
     `serves_store`: if the metadata store is embedded, this process may be the one that serves it. `dashboard`: see
     `RestServer`.
     """
+    start = partial(_log_server, settings, serves_store=serves_store, dashboard=dashboard)
+    return starting(start, settings.server.startup_s)
+
+
+@asynccontextmanager
+async def _log_server(
+    settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None
+) -> AsyncIterator[RunningLogServer]:
+    """One attempt to start it."""
     config, machine = settings.server, RealMachine()
     listen, advertised, name = addresses_of(config)
     # Drawing from the system for every token would cost more than the tokens are worth.
@@ -152,7 +160,7 @@ async def log_server(
                 config, randomness, serve=serves_store, session_timeout_s=timeout_s
             )
 
-        store, cluster = await wait_for_cluster(url, config.startup_s, open_store)
+        store, cluster = await open_with_cluster(url, open_store)
         stack.push_async_callback(store.close)
         lease = await _open_store(
             config, randomness, serve=False, session_timeout_s=settings.service.lease_s

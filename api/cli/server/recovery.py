@@ -8,8 +8,9 @@ import random
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -27,7 +28,7 @@ from rollbook.api.cli.server.bookie_settings import (
     load_section,
     read_bookie_config,
 )
-from rollbook.api.cli.startup import say_ready, wait_for_cluster
+from rollbook.api.cli.startup import open_with_cluster, say_ready, starting
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
@@ -330,20 +331,40 @@ def _http_of(config: RecoveryServerConfig) -> Address:
     )
 
 
-@asynccontextmanager
-async def recovery_server(
+def recovery_server(
     settings: RecoverySettings,
     *,
     serves_store: bool,
     local_bookie: BookieId | None = None,
     doubts_of: DoubtsOf = lambda _: None,
     stats: RecoveryStats | None = None,
-) -> AsyncIterator[RecoveryServer]:
+) -> AbstractAsyncContextManager[RecoveryServer]:
     """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
     that serves it. `doubts_of`: of bookies of this process; others are asked over their admin pages.
 
     Raises what the server or the context ends in; a group only if both have failed.
     """
+    start = partial(
+        _recovery_server,
+        settings,
+        serves_store=serves_store,
+        local_bookie=local_bookie,
+        doubts_of=doubts_of,
+        stats=stats,
+    )
+    return starting(start, settings.server.startup_s)
+
+
+@asynccontextmanager
+async def _recovery_server(
+    settings: RecoverySettings,
+    *,
+    serves_store: bool,
+    local_bookie: BookieId | None,
+    doubts_of: DoubtsOf,
+    stats: RecoveryStats | None,
+) -> AsyncIterator[RecoveryServer]:
+    """One attempt to start it."""
     config, machine = settings.server, RealMachine()
     randomness = random.Random(random.SystemRandom().getrandbits(128))
     url = MetadataUrl.parse(config.metadata)
@@ -357,7 +378,7 @@ async def recovery_server(
                 randomness=randomness,
             )
 
-        store, cluster = await wait_for_cluster(url, config.startup_s, open_store)
+        store, cluster = await open_with_cluster(url, open_store)
         stack.push_async_callback(store.close)
         transport, ledger = machine.transport, settings.ledger
         if config.tls_authorities:

@@ -14,7 +14,14 @@ import pytest
 
 from rollbook.api.cli import startup
 from rollbook.api.cli.startup import retry_while_missing
-from rollbook.proto.errors import BadConfig, MetadataUnavailable, NoSuchCluster, RollbookError
+from rollbook.proto.errors import (
+    BadConfig,
+    ConnectionLost,
+    MetadataUnavailable,
+    NoSuchCluster,
+    RollbookError,
+    SessionExpired,
+)
 from tests.support import processes
 
 PATIENCE_S = 60.0
@@ -69,9 +76,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_it_waits_while_store_or_cluster_is_missing() -> None:
     """SU1."""
-    attempts = Attempts(MetadataUnavailable(), NoSuchCluster(), MetadataUnavailable())
+    attempts = Attempts(
+        *(MetadataUnavailable(), NoSuchCluster(), SessionExpired(), ConnectionLost()),
+    )
     assert await retry_while_missing(attempts, 60) == "opened"
-    assert attempts.made == 4
+    assert attempts.made == 5
 
 
 async def test_it_gives_up_with_the_last_reason() -> None:
