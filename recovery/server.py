@@ -20,7 +20,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import ensure_own_root
 from rollbook.proto.cluster.election import Election, Vote
 from rollbook.proto.cluster.marks import Marks
-from rollbook.proto.errors import BadMetadata, RollbookError
+from rollbook.proto.errors import BadMetadata, NoSuchLedger, RollbookError
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
@@ -28,6 +28,7 @@ from rollbook.recovery.auditor import Auditor
 from rollbook.recovery.checks import Checks
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
+from rollbook.recovery.events import ClusterEvents
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.metadata_outages import patiently, until_done
 from rollbook.recovery.operation_runner import OperationKind, OperationRunner
@@ -88,9 +89,11 @@ class RecoveryServer:
         describe: Callable[[RollbookError], Mapping[str, Any]] = lambda error: {
             "detail": str(error)
         },
+        log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None,
     ) -> None:
         """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts.
-        `operations`: what it can run for people; `describe`: how their errors are kept.
+        `operations`: what it can run for people; `describe`: how their errors are kept. `log_of`: the log that a
+        ledger with this custom metadata was made for.
         """
         self.stats = stats or RecoveryStats()
         self.ledgers = ledgers
@@ -137,7 +140,12 @@ class RecoveryServer:
                 marks=marks,
             )
             self._works["worker"] = self.worker.run
+        self.events = ClusterEvents(
+            *(store, cluster, clock, lambda ledger_id: self._log_of(ledger_id, log_of)),
+            overdue_s=config.audit.overdue_s,
+        )
         if operations:
+            self._works["events"] = self.events.run
             runner = OperationRunner(store, cluster, clock, operations, describe)
             folder = f"{cluster.own_root}/{RUNNER}"
             election = Election(store, folder, name, above=cluster.own_root)
@@ -195,6 +203,15 @@ class RecoveryServer:
             await election.serve(leading)
 
         return serve
+
+    async def _log_of(
+        self, ledger_id: LedgerId, log_of: Callable[[Mapping[str, bytes]], str | None]
+    ) -> str | None:
+        try:
+            stored = await self.ledgers.metadata(ledger_id)
+        except (BadMetadata, NoSuchLedger):
+            return None
+        return log_of(dict(stored.metadata.custom))
 
     def _leads(self, part: str) -> bool:
         state = self.parts.get(part)

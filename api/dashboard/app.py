@@ -24,7 +24,7 @@ from starlette.routing import Route
 from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.managing import Managing
-from rollbook.api.dashboard import log_screens, screens
+from rollbook.api.dashboard import event_screens, log_screens, screens
 from rollbook.api.dashboard.core.live import Seen, event_for
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.core.sessions import Session, Sessions
@@ -164,6 +164,7 @@ class Dashboard:
             "/ledgers/{ledger_id}": self._ledger,
             "/recovery": self._recovery,
             "/operations": self._list_operations,
+            "/events": self._events_page,
             "/metadata": self._metadata,
         }
         acts = {
@@ -423,6 +424,23 @@ class Dashboard:
         )
         here = [local_operation(each) for each in self._operations.newest_first()]
         return screens.operations([*lasting, *here])
+
+    async def _events_page(self, request: Request, visit: "_Visit") -> Screen:
+        query = request.query_params
+        names = ("kind", "bookie", "log", "after")
+        asked = {name: query[name] for name in names if query.get(name)}
+        if asked.get("kind", "test") not in (*event_screens.EVENT_KINDS, "test"):
+            raise InvalidRequest(
+                f"{asked['kind'][:40]!r} is no kind of event",
+                next_step=f"choose {', '.join(event_screens.EVENT_KINDS)}",
+            )
+        wanted = {name: value for name, value in asked.items() if name != "after"}
+        rows, following = await self._ask(
+            visit,
+            with_query("events", **asked),
+            lambda: self._admin.events(wanted, asked.get("after", ""), PAGE),
+        )
+        return event_screens.events(rows, following, asked)
 
     # --- Screens of logs ----------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ _SCREENS: Final = {
     "/ledgers": "Ledgers",
     "/recovery": "Recovery",
     "/operations": "Operations",
+    "/events": "Events",
     "/metadata": "Metadata",
 }
 

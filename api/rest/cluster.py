@@ -164,6 +164,11 @@ class ClusterAdmin(Protocol):
     async def cancel(self, operation_id: str) -> Facts:
         """Raises `Missing`, `OperationEnded`."""
 
+    async def events(
+        self, wanted: Mapping[str, str], after: str, limit: int
+    ) -> tuple[Sequence[Facts], str | None]:
+        """The newest first, as this server saw them. `wanted`: kind, bookie and log. Raises `Missing`."""
+
 
 BookieName = Annotated[str, Path(min_length=1, max_length=255)]
 LedgerNumber = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
@@ -215,12 +220,14 @@ def make_app(
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
     # They take what stands below from this module.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
+    from rollbook.api.rest.cluster_events import events
     from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
 
     acts = BookieActs(admin, managing, operations)
     app.include_router(cookies(admin, acts, looks), prefix=_PREFIX)
     app.include_router(ledger_ends(admin, acts), prefix=_PREFIX)
     app.include_router(bookie_pages(admin, acts, looks), prefix=_PREFIX)
+    app.include_router(events(admin, looks), prefix=_PREFIX)
     app.include_router(as_bookkeeper(admin, managing, acts, looks), prefix=_PREFIX)
     return app
 

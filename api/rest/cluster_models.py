@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from rollbook import __version__
 from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.recovery.core.events import EventKind
 
 _BOOKIE_ID_MAX = 255
 _BOOKIES_MAX = 1000
@@ -290,3 +291,23 @@ class BookiePage(_Shown):
 
     bookie: str = Field(examples=["bk-2"])
     answer: Any = Field(examples=[{"readOnly": False}])
+
+
+class ClusterEvent(_Shown):
+    """`id`: the node that it tells of, the transaction that made the node, and its version or what it was."""
+
+    id: str = Field(examples=["lifecycle/bk-2@1f3.2"])
+    kind: EventKind = Field(examples=["lifecycle"])
+    at_ms: int = Field(examples=[1_795_219_200_000])
+    node: str = Field(examples=["lifecycle/bk-2"])
+    bookies: list[str] = Field(examples=[["bk-2"]])  # Twenty at most.
+    ledger_id: int | None = Field(examples=[None])
+    log: str | None = Field(examples=[None])
+    operation: str | None = Field(examples=[None])
+    state: str | None = Field(examples=["drained"])
+    text: str = Field(examples=["Bookie bk-2 is drained: no ledger names it."])
+
+
+class ClusterEvents(_Shown):
+    events: list[ClusterEvent]
+    next_after: str | None = Field(examples=[None])  # What `after` is for the next page.

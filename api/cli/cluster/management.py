@@ -65,8 +65,10 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.core.events import EventKind, Wanted
 from rollbook.recovery.core.lifecycle import allowed_from
 from rollbook.recovery.core.operations import LastingOperation, id_of_key
+from rollbook.recovery.events import ClusterEvents
 from rollbook.recovery.operations import OperationNodes
 from rollbook.recovery.process_status import PresenceNodes
 from rollbook.recovery.tasks import BadCopies, Failures
@@ -105,12 +107,14 @@ class ClusterAdmin:
     def __init__(
         self,
         ledgers: Ledgers,
+        events: ClusterEvents,
         watch: StoreWatch,
         metadata: str,
         pages_of: Callable[[BookieId], AdminClient | None] | None = None,
     ) -> None:
         """`metadata`: its URL, for people, without secrets. `pages_of`: how a bookie's own pages are asked."""
         self._pages_of = pages_of
+        self._events = events
         self._pages_at_once = asyncio.Semaphore(_PAGES_AT_ONCE)
         self._ledgers = ledgers
         self._store = ledgers.store
@@ -634,6 +638,25 @@ class ClusterAdmin:
             "cancel_asked": operation.is_cancel_asked,
             "eta_s": operation.eta_s(self._clock.wall_us() // 1000),
         }
+
+    # --- Events -------------------------------------------------------------------------------
+
+    async def events(
+        self, wanted: Mapping[str, str], after: str, limit: int
+    ) -> tuple[list[Facts], str | None]:
+        """As this server saw them. Raises `Missing` if it does not know `after`."""
+        self._require_store()  # What happens meanwhile is seen later.
+        kind = wanted.get("kind")
+        which = Wanted(EventKind(kind) if kind else None, wanted.get("bookie"), wanted.get("log"))
+        page = await self._events.page(which, after, limit)
+        if page is None:
+            raise Missing(
+                "this server does not know the event that the page was to begin after",
+                after=after[:200],
+                next_step="ask without `after`: a server keeps the last 10,000 events that it saw",
+            )
+        found, next_after = page
+        return [each.facts() for each in found], next_after
 
     # --- Deadlines ----------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from rollbook.api.cli.ledger.actions import recover_ledger
 from rollbook.api.cli.ledger.of_log import HTTP_INSTEAD_OF_RECOVERY, require_no_part
 from rollbook.api.cli.ledger.verify import verdict_facts
 from rollbook.ledger.ledgers import Ledgers
+from rollbook.logservice.orphan_ledgers import belonging_of
 from rollbook.proto.errors import OperationIncomplete, RollbookError
 from rollbook.proto.ids import LedgerId, parse_bookie_id
 from rollbook.proto.runtime.clock import SystemClock
@@ -85,6 +86,12 @@ async def recover_outside_logs(ledgers: Ledgers, ledger_id: int) -> dict[str, An
     """Raises `NoSuchLedger`, `PartOfLog`, `RecoveryIncomplete`."""
     await require_no_part(ledgers, [ledger_id], instead=HTTP_INSTEAD_OF_RECOVERY, may_insist=False)
     return await recover_ledger(ledgers, ledger_id, None)
+
+
+def log_made_for(custom: Mapping[str, bytes]) -> str | None:
+    """The log that a ledger with this custom metadata was made for."""
+    belonging = belonging_of(custom)
+    return str(belonging.name) if belonging else None
 
 
 def describe_error(error: RollbookError) -> Mapping[str, Any]:

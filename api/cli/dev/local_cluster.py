@@ -171,7 +171,7 @@ async def _dashboard(
     own = Metrics()
     own.add(LOG_PART, logs.stats)
     async with management(
-        *(repair.ledgers, url, config, doorkeeper, metrics, log_tls),
+        *(repair.ledgers, repair.events, url, config, doorkeeper, metrics, log_tls),
         own_logs={server_name(logs.server.server_id): own},
     ) as where:
         yield f"{'https' if tls else 'http'}://{where}"

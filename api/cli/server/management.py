@@ -24,6 +24,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
+from rollbook.recovery.events import ClusterEvents
 
 _BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has a stream.
 
@@ -31,6 +32,7 @@ _BOUNDS: Final = Bounds(connections=256, may_stream=True)  # Each open page has 
 @asynccontextmanager
 async def management(
     ledgers: Ledgers,
+    events: ClusterEvents,
     metadata: str,
     config: HttpConfig,
     doorkeeper: Doorkeeper | None,
@@ -48,7 +50,7 @@ async def management(
         watch = StoreWatch(ledgers.store)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        admin = ClusterAdmin(ledgers, watch, metadata, pages_of)
+        admin = ClusterAdmin(ledgers, events, watch, metadata, pages_of)
         # Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log.
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
         managing, operations = Managing(audit), RunningOperations()

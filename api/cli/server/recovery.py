@@ -18,7 +18,7 @@ import structlog
 from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.cli.admin_client import AdminClient
-from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
+from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.api.cli.recovery.actions import AdminDoubts
 from rollbook.api.cli.run_until_signal import until_stopped
@@ -318,7 +318,7 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
         return _pages_of_bookie(config, ledgers, bookie)
 
     async with management(
-        *(ledgers, shown, http, doorkeeper, metrics, log_tls),
+        *(ledgers, server.events, shown, http, doorkeeper, metrics, log_tls),
         metrics_token_file=config.log_metrics_token_file,
         pages_of=pages_of,
     ) as where:
@@ -403,6 +403,7 @@ async def _recovery_server(
             stats=stats,
             operations=kinds_of(ledgers, settings.worker, name),
             describe=describe_error,
+            log_of=log_made_for,
         )
         failure: BaseException | None = None
         try:

@@ -32,10 +32,11 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
-from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import NO_SESSION, SessionEvent, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.config import WorkerConfig
+from rollbook.recovery.events import ClusterEvents
 from rollbook.recovery.operation_runner import OperationRunner
 from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.tasks import BadCopies
@@ -56,7 +57,15 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 async def desk_of(cluster: LocalCluster) -> AsyncIterator[tuple[Site, ClusterAdmin, StoreWatch]]:
     async with site_of(cluster) as site:
         watch = StoreWatch(site.ledgers.store)
-        yield site, ClusterAdmin(site.ledgers, watch, cluster.url), watch
+        yield site, ClusterAdmin(site.ledgers, events_of(site), watch, cluster.url), watch
+
+
+def events_of(site: Site) -> ClusterEvents:
+    async def no_log(_: LedgerId) -> str | None:
+        return None
+
+    ledgers = site.ledgers
+    return ClusterEvents(ledgers.store, ledgers.cluster, SystemClock(), no_log)
 
 
 async def carried_out(
@@ -335,7 +344,7 @@ async def test_a_bookie_answers_with_nonsense(
     async with server, site_of(cluster) as site:
         client = AdminClient(f"http://127.0.0.1:{port}")
         watch = StoreWatch(site.ledgers.store)
-        admin = ClusterAdmin(site.ledgers, watch, cluster.url, lambda _: client)
+        admin = ClusterAdmin(site.ledgers, events_of(site), watch, cluster.url, lambda _: client)
         with pytest.raises(error) if error else nullcontext():
             assert await admin.ask_pages("bk-1", "GET", "/api/v1/bookie/state", None) == ""
 

@@ -28,6 +28,7 @@ from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import InvalidRequest
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
+from rollbook.recovery.core.events import Event, EventKind
 from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
 from tests.unit.api.dashboard.fake_logs import FakeLogs, a_record
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
@@ -39,7 +40,8 @@ SCREENS = (
     *("", "/bookies", "/bookie?id=bk-1", "/ledgers", "/ledgers?state=open&short=true&bookie=bk-1"),
     *("/ledgers/7", "/ledgers/bad", "/recovery", "/logs", "/log?name=default/orders&format=json"),
     *("/log?name=default/orders&from=0&truncate=1", "/servers", "/server?name=log-1"),
-    *("/metadata", "/metadata?path=/plain", "/operations"),
+    *("/metadata", "/metadata?path=/plain", "/operations", "/events"),
+    "/events?kind=lifecycle&bookie=bk-1&log=default/orders",
 )
 _LINK = re.compile(r'href="([^"]+)"')
 
@@ -201,6 +203,8 @@ async def test_hostile_names_are_text_on_every_screen(
     ]
     there.logs.rows["default/orders"] = rows
     there.cluster.nodes["/plain"] = raw
+    event = Event(text, EventKind.LIFECYCLE, 1, text, (text[:200],), 7, text, text, text, text)
+    there.cluster.memory.add([event])
     for path in SCREENS:
         reader = Reader()
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())

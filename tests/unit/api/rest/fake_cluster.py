@@ -16,6 +16,7 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 from rollbook.proto.formats.lifecycle import LifecycleState
+from rollbook.recovery.core.events import EventKind, EventMemory, Wanted
 
 Facts = dict[str, Any]
 
@@ -63,6 +64,7 @@ class FakeCluster:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)  # Some of the questions.
     begun: dict[str, Facts] = field(default_factory=dict)  # Operations that last.
+    memory: EventMemory = field(default_factory=EventMemory)
     raises: RollbookError | None = None
     is_away: bool = False
     may_finish: asyncio.Event | None = (
@@ -300,6 +302,20 @@ class FakeCluster:
         self._act("cancel", operation_id)
         self.begun[operation_id] = {**found, "cancel_asked": True}
         return self.begun[operation_id]
+
+    async def events(
+        self, wanted: Mapping[str, str], after: str, limit: int
+    ) -> tuple[list[Facts], str | None]:
+        self._ask()
+        which = Wanted(
+            EventKind(wanted["kind"]) if "kind" in wanted else None,
+            wanted.get("bookie"),
+            wanted.get("log"),
+        )
+        page = self.memory.page(which, after, limit)
+        if page is None:
+            raise Missing("this server does not know that event", next_step="ask without `after`")
+        return [each.facts() for each in page[0]], page[1]
 
     async def recovery(self) -> Facts:
         self._ask()

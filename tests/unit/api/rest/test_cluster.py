@@ -24,6 +24,7 @@ from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.proto.errors import OutcomeUnknown
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
+from rollbook.recovery.core.events import Event, EventKind
 from tests.unit.api.rest.fake_cluster import FakeCluster, a_bookie, a_ledger
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 
@@ -87,7 +88,7 @@ OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
 }
 LOOKS = (
     *("cluster", "cluster/health", "bookies", "bookies/bk-1", "bookies/bk-1/lifecycle", "ledgers"),
-    *("ledgers/bad", "ledgers/7", "recovery", "operations", "cookies", "cookies/bk-1"),
+    *("ledgers/bad", "ledgers/7", "recovery", "operations", "cookies", "cookies/bk-1", "events"),
     "bookies/bk-1/pages/status",
     *(f"bookie/{each}" for each in ("list_bookies", "list_bookie_info", "cluster_info")),
     *("ledger/list", "ledger/metadata?ledger_id=7"),
@@ -186,6 +187,24 @@ async def test_ledgers_come_in_pages_of_a_hundred(cluster: FakeCluster, client: 
         after = page["next_after"]
     assert seen == list(range(250))
     assert after is None
+
+
+async def test_events_come_by_kind_bookie_and_log(cluster: FakeCluster, client: Client) -> None:
+    """The newest first, page by page."""
+    for number in range(5):
+        name = f"bk-{number % 2}"
+        cluster.memory.add([Event(f"n{number}@1.0", EventKind.LIFECYCLE, number, "n", (name,))])
+    first = (await client.get(f"{API}/events?limit=2")).json
+    assert [each["id"] for each in first["events"]] == ["n4@1.0", "n3@1.0"]
+    rest = (await client.get(f"{API}/events?after={first['next_after']}")).json
+    assert ([each["at_ms"] for each in rest["events"]], rest["next_after"]) == ([2, 1, 0], None)
+    some = (await client.get(f"{API}/events?bookie=bk-1&kind=lifecycle")).json["events"]
+    assert [each["bookies"] for each in some] == [["bk-1"], ["bk-1"]]
+    for nothing in ("kind=auditor", "log=default/a", "bookie=bk-9"):
+        assert (await client.get(f"{API}/events?{nothing}")).json["events"] == []
+    assert (await client.get(f"{API}/events?kind=nonsense")).status == 400
+    unknown = await client.get(f"{API}/events?after=gone")
+    assert (unknown.status, "without `after`" in unknown.json["next_step"]) == (404, True)
 
 
 async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(

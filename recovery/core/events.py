@@ -1,0 +1,345 @@
+"""Events of a cluster: made from what its metadata says now, and what was known of it before.
+
+    sights (nodes as they are now) ──┐
+    marks (what is known of each)  ──┴─► derive ──► events, and the marks after them
+
+Each thing that is looked at has a subject and a mark. A mark that is new is an event, and so is a bookie's
+registration, a lifecycle or a pause that is gone. An event's id is the node that it tells of, the node's life (the
+transaction that made it) and what it was: its version, or how it ended. So all servers that see it give it one id (EV1).
+Marks are small and can be kept: a process that reads them continues exactly where they were written (EV2).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any, Final
+
+from rollbook.proto.errors import BadMetadata
+
+KEPT_MAX: Final = 10_000
+TEXT_MAX: Final = 500
+BOOKIES_MAX: Final = 20  # That one event names.
+
+
+class EventKind(StrEnum):
+    LIFECYCLE = "lifecycle"  # A bookie begins to drain, is drained, fails to, is active again, or was removed.
+    BOOKIE_LOST = "bookie-lost"  # Its registration is gone.
+    BOOKIE_BACK = "bookie-back"
+    BAD_LEDGER = "bad-ledger"  # A check found bad copies, or a repair found entries without a copy.
+    LEDGER_OVERDUE = "ledger-overdue"  # It is short of copies for longer than `overdue_s`.
+    RECOVERY_PAUSED = "recovery-paused"
+    RECOVERY_RESUMED = "recovery-resumed"
+    AUDITOR = "auditor"  # Another process leads as auditor.
+    OPERATION_STARTED = "operation-started"
+    OPERATION_ENDED = "operation-ended"
+    TEST = "test"  # Sent because somebody asked for it; no node tells of it.
+
+
+class Thing(Enum):
+    """What a sight is of. Its value begins the subjects of its kind."""
+
+    REGISTRATION = "bookie"
+    LIFECYCLE = "lifecycle"
+    SWITCH = "switch"
+    AUDITOR = "auditor"
+    OPERATION = "operation"
+    BAD_COPIES = "bad"
+    LOST_ENTRIES = "lost"
+    OVERDUE = "overdue"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    id: str
+    kind: EventKind
+    at_ms: int
+    node: str  # Below the ledgers root, or below our own.
+    bookies: tuple[str, ...] = ()
+    ledger_id: int | None = None
+    log: str | None = None
+    operation: str | None = None
+    state: str | None = None  # Of the lifecycle or the operation.
+    text: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has it."""
+        fields = {name: getattr(self, name) for name in Event.__slots__}
+        return fields | {"kind": self.kind.value, "bookies": list(self.bookies)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One thing as it is now."""
+
+    thing: Thing
+    name: str  # Of its kind there is one of this name.
+    node: str
+    life: int  # The transaction that made the node.
+    version: int
+    at_ms: int  # When the node was written last.
+    state: str = ""  # Of a registration: the session that owns it.
+    since_ms: int = 0  # Of that state.
+    bookies: tuple[str, ...] = ()
+    ledger_id: int | None = None
+    log: str | None = None
+    text: str = ""
+    started_ms: int | None = None  # Of an operation.
+
+    @property
+    def subject(self) -> str:
+        return f"{self.thing.value}/{self.name}"
+
+    @property
+    def mark(self) -> str:
+        match self.thing:
+            case Thing.REGISTRATION:
+                return f"{self.state} {self.node}@{self.life:x}"
+            case Thing.LIFECYCLE:
+                return f"{self.state}.{self.since_ms} {self.node}@{self.life:x}.{self.version}"
+            case Thing.OPERATION:
+                return self.state
+            case Thing.BAD_COPIES:
+                return f"{self.life:x}.{self.version}"
+        return f"{self.node}@{self.life:x}"
+
+    @property
+    def stamp(self) -> str:
+        return f"{self.node}@{self.life:x}"
+
+
+def derive(
+    marks: Mapping[str, str],
+    sights: Mapping[str, Sight],
+    now_ms: int,
+    things_max: int | None = None,
+) -> tuple[list[Event], dict[str, str]]:
+    """What is new since `marks`, in order, and the marks after it. `sights`: of all things that there are, by subject.
+    `things_max`: only the things that changed first, at most this number; the others stay as they were known.
+    """
+    changed = [
+        (sight.at_ms, subject)
+        for subject, sight in sights.items()
+        if marks.get(subject) != sight.mark
+    ]
+    changed += [(now_ms, subject) for subject in marks if subject not in sights]
+    events: list[Event] = []
+    after = dict(marks)
+    for _, subject in sorted(changed)[:things_max]:
+        sight = sights.get(subject)
+        if sight is None:
+            del after[subject]
+            events += _end_of(subject, marks[subject], now_ms)
+        else:
+            after[subject] = sight.mark
+            events += _news(marks.get(subject), sight)
+    # An order by subject in what came at one time: equal sights give equal lists.
+    events.sort(key=lambda each: (each.at_ms, each.bookies, _RANK[each.kind], each.id))
+    return events, after
+
+
+def first_marks(sights: Mapping[str, Sight]) -> dict[str, str]:
+    """Of a server that has just begun: that a bookie is registered is no news, and all else is (EV3)."""
+    return {
+        subject: sight.mark
+        for subject, sight in sights.items()
+        if sight.thing is Thing.REGISTRATION
+    }
+
+
+_RANK: Final = {kind: rank for rank, kind in enumerate(EventKind)}
+_SHORT_TEXTS: Final = {
+    "draining": "drains: its copies are made elsewhere",
+    "drained": "is drained: no ledger names it",
+    "draining-failed": "could not be drained",
+    "active": "is active",
+}
+
+
+def _news(before: str | None, sight: Sight) -> list[Event]:
+    match sight.thing:
+        case Thing.REGISTRATION:
+            return _registered(before, sight)
+        case Thing.LIFECYCLE:
+            if before is not None and before.partition(" ")[0] == sight.mark.partition(" ")[0]:
+                return []  # It was written again as it was.
+            return [_lifecycle(sight)]
+        case Thing.OPERATION:
+            return _operation(before, sight)
+        case Thing.SWITCH:
+            return [_event(sight, EventKind.RECOVERY_PAUSED, "", "Repair is paused.")]
+        case Thing.AUDITOR:
+            return [_event(sight, EventKind.AUDITOR, "", f"{sight.text} leads as auditor.")]
+        case Thing.OVERDUE:
+            text = f"Ledger {sight.ledger_id} lacks copies for too long."
+            return [_event(sight, EventKind.LEDGER_OVERDUE, ".overdue", text)]
+    what = f".{sight.version}"
+    return [_event(sight, EventKind.BAD_LEDGER, what, sight.text)]
+
+
+def _registered(before: str | None, sight: Sight) -> list[Event]:
+    back = _event(sight, EventKind.BOOKIE_BACK, "", f"Bookie {sight.name} is registered.")
+    if before is None:
+        return [back]
+    owner, _, stamp = before.partition(" ")
+    if owner == sight.state:
+        return []  # It became writable or read-only.
+    return [_lost(sight.name, stamp, back.at_ms), back]
+
+
+def _lost(bookie: str, stamp: str, at_ms: int) -> Event:
+    node = stamp.rpartition("@")[0]
+    text = f"Bookie {bookie} is not registered any more."
+    return Event(f"{stamp}.lost", EventKind.BOOKIE_LOST, at_ms, node, (bookie,), text=text)
+
+
+def _lifecycle(sight: Sight) -> Event:
+    text = f"Bookie {sight.name} {_SHORT_TEXTS.get(sight.state, sight.state)}."
+    if sight.text:
+        text = f"{text} {sight.text}"
+    return _event(sight, EventKind.LIFECYCLE, f".{sight.version}", text, state=sight.state)
+
+
+def _operation(before: str | None, sight: Sight) -> list[Event]:
+    if sight.state == "queued":
+        return []
+    has_ended = sight.state != "running"
+    events = []
+    if before in (None, "queued") and sight.started_ms is not None:
+        text = f"Operation {sight.text} has begun."
+        begun_ms = sight.started_ms
+        events.append(
+            _event(
+                *(sight, EventKind.OPERATION_STARTED, ".started", text),
+                state="running",
+                at_ms=begun_ms,
+            )
+        )
+    if has_ended:
+        text = f"Operation {sight.text} is {sight.state}."
+        events.append(_event(sight, EventKind.OPERATION_ENDED, ".ended", text, state=sight.state))
+    return events
+
+
+def _end_of(subject: str, mark: str, now_ms: int) -> list[Event]:
+    thing, _, name = subject.partition("/")
+    if thing == Thing.REGISTRATION.value:
+        return [_lost(name, mark.partition(" ")[2], now_ms)]
+    if thing == Thing.LIFECYCLE.value:
+        stamp = mark.partition(" ")[2]
+        node, text = stamp.rpartition("@")[0], f"Bookie {name} was removed from the cluster."
+        kind = EventKind.LIFECYCLE
+        removed = f"{stamp}.removed"
+        return [Event(removed, kind, now_ms, node, (name,), state="removed", text=text)]
+    if thing == Thing.SWITCH.value:
+        node, kind = mark.rpartition("@")[0], EventKind.RECOVERY_RESUMED
+        return [Event(f"{mark}.resumed", kind, now_ms, node, text="Repair goes on.")]
+    return []
+
+
+def _event(
+    sight: Sight,
+    kind: EventKind,
+    what: str,
+    text: str,
+    *,
+    state: str | None = None,
+    at_ms: int | None = None,
+) -> Event:
+    return Event(
+        f"{sight.stamp}{what}",
+        kind,
+        sight.at_ms if at_ms is None else at_ms,
+        sight.node,
+        sight.bookies[:BOOKIES_MAX],
+        sight.ledger_id,
+        sight.log,
+        sight.name if sight.thing is Thing.OPERATION else None,
+        state,
+        text[:TEXT_MAX],
+    )
+
+
+# --- As they are kept -------------------------------------------------------------------------
+
+
+def unpack_event(fields: Mapping[str, Any]) -> Event:
+    """Raises `BadMetadata`."""
+    try:
+        kind, names = EventKind(fields["kind"]), fields["bookies"]
+        event = Event(
+            kind=kind,
+            bookies=tuple(names),
+            **{
+                name: fields[name]
+                for name in Event.__slots__
+                if name in fields and name not in ("kind", "bookies")
+            },
+        )
+    except (ValueError, KeyError, TypeError):
+        raise BadMetadata(f"not an event: {json.dumps(fields)[:80]}") from None
+    texts = (event.id, event.node, event.text, *event.bookies)
+    optional = (event.log, event.operation, event.state)
+    if (
+        type(event.at_ms) is not int
+        or not all(isinstance(each, str) for each in texts)
+        or not all(each is None or isinstance(each, str) for each in optional)
+        or not (event.ledger_id is None or type(event.ledger_id) is int)
+    ):
+        raise BadMetadata(f"not an event: {json.dumps(fields)[:80]}")
+    return event
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events somebody asks for."""
+
+    kind: EventKind | None = None
+    bookie: str | None = None
+    log: str | None = None
+
+    def takes(self, event: Event) -> bool:
+        return (
+            (self.kind is None or event.kind is self.kind)
+            and (self.bookie is None or self.bookie in event.bookies)
+            and (self.log is None or self.log == event.log)
+        )
+
+
+class EventMemory:
+    """The last events that this process has seen; the newest first for those who ask."""
+
+    def __init__(self, kept: int = KEPT_MAX) -> None:
+        self._kept = kept
+        self._events: dict[int, Event] = {}  # By number, ascending without gaps.
+        self._numbers: dict[str, int] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.id in self._numbers:
+                continue
+            self._events[self._next] = event
+            self._numbers[event.id] = self._next
+            self._next += 1
+            if len(self._events) > self._kept:
+                gone = self._events.pop(self._next - self._kept - 1)
+                del self._numbers[gone.id]
+
+    def page(self, wanted: Wanted, after: str, limit: int) -> tuple[list[Event], str | None] | None:
+        """Those before `after`, an event's id, and what `after` is for the next page. None: `after` is not known."""
+        number = self._numbers.get(after, -1) if after else self._next
+        if number < 0:
+            return None
+        found: list[Event] = []
+        for each in range(number - 1, self._next - len(self._events) - 1, -1):
+            event = self._events[each]
+            if not wanted.takes(event):
+                continue
+            if len(found) == limit:
+                return found, found[-1].id
+            found.append(event)
+        return found, None

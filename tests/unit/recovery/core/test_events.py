@@ -1,0 +1,150 @@
+"""What becomes an event, once, and under which id."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollbook.proto.errors import BadMetadata
+from rollbook.recovery.core.events import (
+    Event,
+    EventKind,
+    EventMemory,
+    Sight,
+    Thing,
+    Wanted,
+    derive,
+    first_marks,
+    unpack_event,
+)
+
+NOW_MS = 5_000
+BK1 = Sight(
+    Thing.REGISTRATION, "bk-1", "available/bk-1", 0x1F, 0, 1_000, state="a1", bookies=("bk-1",)
+)
+DRAINS = Sight(
+    *(Thing.LIFECYCLE, "bk-1", "lifecycle/bk-1", 0x20, 0, 2_000),
+    state="draining",
+    since_ms=2_000,
+    bookies=("bk-1",),
+)
+OPERATION = Sight(
+    *(Thing.OPERATION, "5f", "operations/5f", 0x30, 0, 3_000),
+    state="queued",
+    text="drain",
+    bookies=("bk-1",),
+)
+
+
+def by_subject(*sights: Sight) -> dict[str, Sight]:
+    return {each.subject: each for each in sights}
+
+
+def kinds_and_ids(marks: dict[str, str], *sights: Sight) -> list[tuple[str, str]]:
+    events, after = derive(marks, by_subject(*sights), NOW_MS)
+    marks.clear()
+    marks.update(after)
+    return [(each.kind.value, each.id) for each in events]
+
+
+def test_a_bookie_is_lost_and_comes_back_in_another_session() -> None:
+    """EV1, EV2. What became writable or read-only, in its own session, was never gone."""
+    marks = first_marks(by_subject(BK1))
+    assert kinds_and_ids(marks, BK1) == []
+    read_only = replace(BK1, node="available/readonly/bk-1", life=0x21)
+    assert kinds_and_ids(marks, read_only) == []
+    assert kinds_and_ids(marks) == [("bookie-lost", "available/readonly/bk-1@21.lost")]
+    assert kinds_and_ids(marks) == []
+    back = replace(BK1, life=0x22, state="a2")
+    assert kinds_and_ids(marks, back) == [("bookie-back", "available/bk-1@22")]
+    again = replace(BK1, life=0x23, state="a3")
+    expected = [("bookie-lost", "available/bk-1@22.lost"), ("bookie-back", "available/bk-1@23")]
+    assert kinds_and_ids(marks, again) == expected, "nobody looked while it was gone"
+
+
+def test_each_change_of_a_lifecycle_is_one_event() -> None:
+    """EV1. The same state that is written again is none."""
+    marks: dict[str, str] = {}
+    assert kinds_and_ids(marks, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
+    assert kinds_and_ids(marks, replace(DRAINS, version=1, text="again")) == []
+    drained = replace(DRAINS, version=2, state="drained", since_ms=2_500)
+    assert kinds_and_ids(marks, drained) == [("lifecycle", "lifecycle/bk-1@20.2")]
+    assert kinds_and_ids(marks) == [("lifecycle", "lifecycle/bk-1@20.2.removed")]
+
+
+def test_an_operation_that_was_seen_late_has_begun_and_ended() -> None:
+    """EV2."""
+    marks: dict[str, str] = {}
+    assert kinds_and_ids(marks, OPERATION) == []
+    done = replace(OPERATION, state="done", started_ms=2_900)
+    both = [("operation-started", "operations/5f@30.started")]
+    both.append(("operation-ended", "operations/5f@30.ended"))
+    assert kinds_and_ids(marks, done) == both
+    assert kinds_and_ids(marks, done) == []
+    assert kinds_and_ids({}, replace(OPERATION, state="cancelled")) == both[1:], "it never ran"
+    running = replace(OPERATION, state="running", started_ms=2_900)
+    marks = {}
+    assert kinds_and_ids(marks, running) + kinds_and_ids(marks, done) == both
+    assert kinds_and_ids(marks) == [], "it was forgotten after a week"
+
+
+def test_repair_is_paused_led_by_another_and_late() -> None:
+    switch = Sight(Thing.SWITCH, "", "underreplication/disable", 0x40, 0, 1)
+    vote = Sight(Thing.AUDITOR, "", "underreplication/auditorelection/V_1", 0x41, 0, 1, text="r:1")
+    late = Sight(Thing.OVERDUE, "7", "underreplication/ledgers/urL7", 0x42, 0, 1, ledger_id=7)
+    marks: dict[str, str] = {}
+    found = [kind for kind, _ in kinds_and_ids(marks, switch, vote, late)]
+    assert sorted(found) == ["auditor", "ledger-overdue", "recovery-paused"]
+    next_vote = replace(vote, node="underreplication/auditorelection/V_2", life=0x43, text="r:2")
+    assert [kind for kind, _ in kinds_and_ids(marks, next_vote)] == ["auditor", "recovery-resumed"]
+
+
+def test_bad_copies_are_told_as_they_are_found() -> None:
+    bad = Sight(Thing.BAD_COPIES, "7", "bad/urL7", 0x50, 0, 1, ledger_id=7, text="bad")
+    marks: dict[str, str] = {}
+    assert kinds_and_ids(marks, bad) == [("bad-ledger", "bad/urL7@50.0")]
+    assert kinds_and_ids(marks, replace(bad, version=1)) == [("bad-ledger", "bad/urL7@50.1")]
+    assert kinds_and_ids(marks) == [], "it was repaired"
+
+
+def test_a_server_that_begins_tells_of_no_bookie_that_is_there() -> None:
+    """EV3. It does tell what it finds in the lifecycles and operations."""
+    marks = first_marks(by_subject(BK1, DRAINS))
+    assert kinds_and_ids(marks, BK1, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
+
+
+def event(number: int, **more: object) -> Event:
+    return replace(Event(f"e{number}", EventKind.AUDITOR, number, "n"), **more)  # type: ignore[arg-type]  # Fields by name.
+
+
+def test_memory_is_bounded_and_asked_page_by_page() -> None:
+    memory = EventMemory(kept=5)
+    memory.add(event(number) for number in range(8))
+    memory.add([event(7)])
+    assert len(memory) == 5
+    first = memory.page(Wanted(), "", 2)
+    assert first is not None
+    assert ([each.id for each in first[0]], first[1]) == (["e7", "e6"], "e6")
+    memory.add([event(8)])
+    second = memory.page(Wanted(), "e6", 2)
+    assert second is not None
+    assert ([each.id for each in second[0]], second[1]) == (["e5", "e4"], None)
+    assert memory.page(Wanted(), "e1", 2) is None, "it was forgotten"
+    memory.add([event(9, bookies=("bk-1",), log="default/a", kind=EventKind.LIFECYCLE)])
+    for wanted in (
+        Wanted(bookie="bk-1"),
+        Wanted(log="default/a"),
+        Wanted(kind=EventKind.LIFECYCLE),
+    ):
+        page = memory.page(wanted, "", 2)
+        assert page is not None
+        assert [each.id for each in page[0]] == ["e9"]
+        assert memory.page(replace(wanted, bookie="bk-2"), "", 2) == ([], None)
+
+
+def test_an_event_is_kept_as_json() -> None:
+    known = event(1, bookies=("bk-1",), ledger_id=7, log="default/a", state="done")
+    assert unpack_event(known.facts()) == known
+    for wrong in ({}, {"kind": "nonsense"}, {"at_ms": "1"}, {"bookies": [1]}, {"text": 1}):
+        fields = known.facts() | wrong if wrong else {}
+        with pytest.raises(BadMetadata):
+            unpack_event(fields)
