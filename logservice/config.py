@@ -28,6 +28,8 @@ class LogServerConfig:
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
+    # A file; who signs other log servers' certificates. Empty: tls_authorities, else those that the machine trusts.
+    peer_authorities: str = ""
     # The name in the certificates of other log servers. Empty: the one that each advertises.
     tls_name: str = ""
     # A file; who signs bookies' certificates. Empty: bookies are spoken to in the clear.
@@ -54,11 +56,12 @@ class LogServerConfig:
                 "TLS needs tls_certificate",
                 settings=("tls_key", "tls_authorities", "tls_certificate"),
             )
-        if self.tls_name and not self.tls_certificate:
-            raise BadConfig(
-                "tls_name would not be used: this server speaks no TLS",
-                settings=("tls_name", "tls_certificate"),
-            )
+        for name in ("tls_name", "peer_authorities"):
+            if getattr(self, name) and not self.tls_certificate:
+                raise BadConfig(
+                    f"{name} would not be used: this server speaks no TLS",
+                    settings=(name, "tls_certificate"),
+                )
         if self.bookie_certificate and not self.bookie_authorities:
             raise BadConfig(
                 "TLS needs bookie_authorities: who signs the bookies' certificates",

@@ -46,6 +46,7 @@ class LogTls:
 
     uses_tls: bool = False
     authorities: str = ""  # A file; empty: those that the machine trusts.
+    name: str = ""  # In their certificates; empty: the one that each advertises.
 
 
 IN_THE_CLEAR: Final = LogTls()
@@ -92,7 +93,9 @@ class LogServers:
 
         url = f"log{'+tls' if self._tls.uses_tls else ''}://{','.join(addresses)}"
         config = LogClientConfig(timeout_s=_TIMEOUT_S, connect_s=_CONNECT_S, attempt_s=_CONNECT_S)
-        return connect(url, config, token=token, authorities=self._tls.authorities)
+        return connect(
+            url, config, token=token, authorities=self._tls.authorities, tls_name=self._tls.name
+        )
 
     def _let_go(self, token: str) -> None:
         client = self._clients.pop(token, None)

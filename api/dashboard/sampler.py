@@ -23,6 +23,19 @@ _AT_ONCE: Final = 8
 Facts = Mapping[str, Any]
 
 
+class _NamedHttps(http.client.HTTPConnection):
+    """The server's certificate has `name`, wherever the server is."""
+
+    def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(host, port, timeout=_PATIENCE_S)
+        self.default_port = http.client.HTTPS_PORT
+        self._context, self._name = context, name
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
+
+
 class Sampler:
     def __init__(
         self,
@@ -30,14 +43,18 @@ class Sampler:
         own: Mapping[str, Metrics],
         *,
         authorities: str = "",
+        tls_name: str = "",
         token: Callable[[], str] = lambda: "",
     ) -> None:
-        """`servers`: log servers that are registered. `own`: those of this process, by name. `token`: for /metrics."""
+        """`servers`: log servers that are registered. `own`: those of this process, by name. `token`: for /metrics.
+
+        `tls_name`: in their certificates; empty: each server's host name.
+        """
         self.samples = Samples()
         self._servers = servers
         self._own = own
         self._token = token
-        self._authorities = authorities
+        self._authorities, self._tls_name = authorities, tls_name
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self) -> Never:
@@ -79,9 +96,7 @@ class Sampler:
         connection: http.client.HTTPConnection
         if is_tls:
             context = ssl.create_default_context(cafile=self._authorities or None)
-            connection = http.client.HTTPSConnection(
-                host, parts.port, timeout=_PATIENCE_S, context=context
-            )
+            connection = _NamedHttps(host, parts.port, context, self._tls_name or host)
         else:
             connection = http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
         headers = {}

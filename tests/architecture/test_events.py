@@ -12,7 +12,7 @@ from tests.architecture.source import ROOT, Module, modules
 
 _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+) \|$", re.MULTILINE)
 _LEVELS: Final = ("info", "warning", "error")
-_OF_LOGS: Final = ("api/access", "api/grpc", "logservice")
+_OF_LOGS: Final = ("api/access", "api/grpc", "api/cli/server/log_peers", "logservice")
 _OF_LOGS_OVER_HTTP: Final = ("api/rest/forwarding.py", "api/rest/range_response.py")
 _ELSEWHERE: Final = (
     *("api/cli/server/bookie.py", "api/cli/server/bookie_settings.py"),

@@ -133,6 +133,12 @@ _LOG_SERVER_OPTIONS: Final = (
         "--tls-authorities", metavar="FILE", help="Who must have signed its clients' certificates."
     ),
     click.option(
+        "--peer-authorities",
+        metavar="FILE",
+        help="Who signs other log servers' certificates.  [default: --tls-authorities, or who the "
+        "machine trusts]",
+    ),
+    click.option(
         "--tls-name",
         metavar="NAME",
         help="In other log servers' certificates.  [default: the advertised one]",
@@ -228,6 +234,11 @@ def log(**flags: Any) -> None:
     "--log-tls-authorities",
     metavar="FILE",
     help="Who must have signed the log servers' certificates, for the dashboard.",
+)
+@click.option(
+    "--log-tls-name",
+    metavar="NAME",
+    help="In the log servers' certificates.  [default: the advertised one]",
 )
 @click.option(
     "--log-metrics-token-file",

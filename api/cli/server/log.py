@@ -17,7 +17,7 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.api.cli.run_until_signal import until_stopped
-from rollbook.api.cli.server.log_peers import ShownToPeers
+from rollbook.api.cli.server.log_peers import ShownToPeers, report_untrusted
 from rollbook.api.cli.startup import open_with_cluster, say_ready, starting
 from rollbook.api.grpc.config import CONNECTIONS_MAX, GrpcConfig
 from rollbook.api.grpc.relay import RELAY_OPTIONS, Relay
@@ -190,6 +190,8 @@ async def _log_server(
             config=settings.service,
         )
         shown = ShownToPeers(config)
+        if serves_store:  # Else all of its cluster is in this process.
+            report_untrusted(config, advertised.host)
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
         service = Service(server, server.clock, peers.ask)

@@ -1,12 +1,65 @@
 """What a log server shows to other log servers, of which it is a client."""
 
+import os
+import ssl
 import time
+from contextlib import suppress
+from typing import Final
+
+import structlog
 
 from rollbook.api.access.token_file import stat_of, token_in
 from rollbook.api.access.watched_file import WatchedFile
 from rollbook.api.client.channels import Security
 from rollbook.logservice.config import LogServerConfig
+from rollbook.proto.loopback import is_loopback
 from rollbook.proto.runtime.file_stamp import file_stamp
+from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context
+
+logger = structlog.get_logger()
+
+_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # What gRPC trusts if nothing else is named.
+
+
+def authorities_of_peers(config: LogServerConfig) -> str:
+    """A file; empty: those that the machine trusts."""
+    return config.peer_authorities or config.tls_authorities
+
+
+def report_untrusted(config: LogServerConfig, host: str) -> None:
+    """Logs an error if a server with these settings would refuse this one's certificate.
+
+    Log servers of a cluster have the same settings, so what refuses this certificate refuses those of the others, too: then
+    none of them relays. Nothing else shows that before a client needs a relay.
+    """
+    if not config.tls_certificate or is_loopback(host):
+        return
+    name = config.tls_name or host
+    if reason := _why_refused(config, name):
+        logger.error(
+            "peers_not_trusted",
+            reason=reason,
+            name=name,
+            next_step="name who signs the certificates of log servers with --peer-authorities FILE, and a name "
+            "that is in all of them with --tls-name NAME",
+        )
+
+
+def _why_refused(config: LogServerConfig, name: str) -> str:
+    """By a handshake with itself, in memory. Raises `BadConfig` if the files are no good."""
+    files = TlsFiles(config.tls_certificate, config.tls_key)
+    authorities = authorities_of_peers(config) or os.environ.get(_ROOTS, "")
+    trusting = client_context(authorities) if authorities else ssl.create_default_context()
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server, server_hostname=name)
+    server = server_context(files).wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    return ""
 
 
 class ShownToPeers:
@@ -24,7 +77,7 @@ class ShownToPeers:
             token = token_in(self._token.data, stat_of(self._token.path), self._token.path)
         return Security(
             uses_tls=bool(config.tls_certificate),
-            authorities=config.tls_authorities,
+            authorities=authorities_of_peers(config),
             certificate=config.tls_certificate if config.tls_authorities else "",
             key=config.tls_key if config.tls_authorities else "",
             token=token,
@@ -39,5 +92,5 @@ class ShownToPeers:
             self._token.look(time.monotonic_ns(), time.time_ns())
             token = self._token.data
         config = self._config
-        files = (config.tls_certificate, config.tls_key, config.tls_authorities)
+        files = (config.tls_certificate, config.tls_key, authorities_of_peers(config))
         return token, tuple(file_stamp(path) for path in files if path)

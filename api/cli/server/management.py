@@ -64,6 +64,7 @@ async def management(
         sampler = Sampler(
             *(admin.log_servers, own_logs),
             authorities=log_tls.authorities,
+            tls_name=log_tls.name,
             token=lambda: token_of_file(metrics_token_file),
         )
         sampling = asyncio.create_task(sampler.run())

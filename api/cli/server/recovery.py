@@ -88,6 +88,8 @@ class RecoveryServerConfig:
     # A file; who signs log servers' certificates. Empty: the dashboard speaks to them in the clear, and shows
     # tokens to this machine alone.
     log_tls_authorities: str = ""
+    # The name in the certificates of log servers. Empty: the one that each advertises.
+    log_tls_name: str = ""
     log_metrics_token_file: str = (
         ""  # With it the dashboard reads log servers' /metrics for its charts.
     )
@@ -120,6 +122,11 @@ class RecoveryServerConfig:
             raise BadConfig(
                 "a key is of no use without http_tls_certificate",
                 settings=("http_tls_key", "http_tls_certificate"),
+            )
+        if self.log_tls_name and not self.log_tls_authorities:
+            raise BadConfig(
+                "log_tls_name would not be used without log_tls_authorities",
+                settings=("log_tls_name", "log_tls_authorities"),
             )
         if self.only_http and not self.http:
             raise BadConfig(
@@ -311,7 +318,9 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
     )
     doorkeeper = Doorkeeper.of(config.http_token_file, config.access_file)
     shown = str(MetadataUrl.parse(config.metadata))
-    log_tls = LogTls(bool(config.log_tls_authorities), config.log_tls_authorities)
+    log_tls = LogTls(
+        bool(config.log_tls_authorities), config.log_tls_authorities, config.log_tls_name
+    )
     ledgers = server.ledgers
 
     def pages_of(bookie: BookieId) -> AdminClient | None:

@@ -126,10 +126,6 @@ env:
     valueFrom: { fieldRef: { fieldPath: metadata.name } }
   - name: POD_NAMESPACE
     valueFrom: { fieldRef: { fieldPath: metadata.namespace } }
-  {{- if include "rollbook.has_tls" $ }}
-  - name: GRPC_DEFAULT_SSL_ROOTS_FILE_PATH # Who signs the certificates of other log servers.
-    value: /etc/rollbook/tls/ca.crt
-  {{- end }}
   {{- range $name, $value := $values.env }}
   - name: {{ $name }}
     value: {{ $value | quote }}

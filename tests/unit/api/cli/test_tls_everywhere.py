@@ -4,66 +4,30 @@ import asyncio
 import random
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import rollbook
+from rollbook.api.cli.server.log_peers import report_untrusted
+from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.runtime.metastore import open_metadata_store
 from tests.support import bookies, commands
+from tests.support.capture import Capture
 from tests.support.certificates import Authority
 from tests.support.processes import Family, family
 
 NAME = "logs.example.com"  # The one name in the certificates of both log servers.
 RECORD = b"a record that nobody on the network may read"
-CONTROL = b"a control that shows that the capture sees the loopback interface"
 TOKEN = "A-token-that-nobody-on-the-network-may-read"
-ETH_P_ALL = 3
 QUIET = ("--log-level", "error")
-
-
-class Capture:
-    """All packets of the loopback interface, as far as some words are in them."""
-
-    def __init__(self, *words: bytes) -> None:
-        self.seen: dict[bytes, int] = dict.fromkeys(words, 0)
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-        self._socket.bind(("lo", 0))
-        self._socket.settimeout(0.2)
-        self._is_over = False
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        while not self._is_over:
-            try:
-                packet = self._socket.recv(70_000)
-            except TimeoutError:
-                continue
-            for word in self.seen:
-                self.seen[word] += word in packet
-
-    def await_control(self) -> None:
-        """Everything that was sent before has been looked at when this returns."""
-        deadline_s = time.monotonic() + bookies.PATIENCE_S
-        while not self.seen[CONTROL] and time.monotonic() < deadline_s:
-            server = socket.create_server(("127.0.0.1", 0))
-            with server, socket.create_connection(server.getsockname()) as talking:
-                talking.sendall(CONTROL)
-            time.sleep(0.1)
-
-    def end(self) -> None:
-        self._is_over = True
-        self._thread.join()
-        self._socket.close()
 
 
 @contextmanager
@@ -114,7 +78,7 @@ async def _initialise(url: str) -> None:
 def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> None:
     """One name is in both log servers' certificates; each of them is asked for a log that the other one owns."""
     try:
-        capture = Capture(RECORD, TOKEN.encode(), CONTROL)
+        capture = Capture(RECORD, TOKEN.encode(), interface="lo")
     except PermissionError:
         pytest.skip("capture: only root may look at packets; to enable: run as root")
     try:
@@ -149,7 +113,6 @@ def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> No
         capture.await_control()
     finally:
         capture.end()
-    assert capture.seen[CONTROL]
     assert not capture.seen[RECORD]
     assert not capture.seen[TOKEN.encode()]
 
@@ -158,6 +121,7 @@ def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> No
     ("flags", "said"),
     [
         (("--tls-name", NAME), "tls_name would not be used"),
+        (("--peer-authorities", "a.pem"), "peer_authorities would not be used"),
         (("--bookie-certificate", "a.pem"), "who signs the bookies' certificates"),
         (("--bookie-authorities", "a.pem", "--bookie-key", "b"), "no use without bookie_cert"),
     ],
@@ -168,3 +132,31 @@ def test_settings_of_tls_that_would_not_be_used_are_refused(
     found = commands.run("server", "log", "--metadata", "sqlite:///tmp/none.db", *flags)
     assert found.returncode == 2
     assert said in found.stderr.decode()
+
+
+def test_a_certificate_that_other_servers_would_refuse_is_reported(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = Authority.make(tmp_path / "other")
+    tls = authority.issue("log", f"DNS:{NAME},DNS:log-1")
+
+    def reported(host: str, **settings: Any) -> list[str]:
+        config = LogServerConfig(
+            "sqlite:///m.db", tls_certificate=tls.certificate, tls_key=tls.key, **settings
+        )
+        with capture_logs() as events:
+            report_untrusted(config, host)
+        assert all(each["event"] == "peers_not_trusted" for each in events)
+        assert all("--peer-authorities FILE" in each["next_step"] for each in events)
+        return [each["reason"] for each in events]
+
+    trusted = {"peer_authorities": authority.certificate}
+    assert reported("log-1", **trusted) == []
+    assert reported("log-9", tls_name=NAME, **trusted) == []
+    assert reported("log-1", tls_authorities=authority.certificate) == []
+    assert reported("127.0.0.1") == []  # No other server can be elsewhere.
+    (reason,) = reported("log-9", **trusted)
+    assert "Hostname mismatch" in reason
+    for settings in ({}, {"peer_authorities": other.certificate}):
+        (reason,) = reported("log-1", **settings)
+        assert "certificate" in reason
