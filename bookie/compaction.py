@@ -34,7 +34,7 @@ from rollbook.bookie.core.compaction import (
     pick_victims,
 )
 from rollbook.bookie.core.disk_usage import DiskUsage, pick_directory
-from rollbook.bookie.core.journal_index import Columns, Place
+from rollbook.bookie.core.journal_index import Columns, EntryLocation
 from rollbook.bookie.core.possible_losses import EVERYTHING
 from rollbook.bookie.entry_log import EntryLog, EntryLogs
 from rollbook.bookie.record_file import Cache
@@ -450,7 +450,9 @@ class _LedgerCopy:
     async def _copy_one(self, log: EntryLog, entry_id: int, position: int, length: int) -> bool:
         """False if it is damaged."""
         try:
-            entry = await log.records.read(self._ledger_id, entry_id, Place(position, length))
+            entry = await log.records.read(
+                self._ledger_id, entry_id, EntryLocation(position, length)
+            )
         except TornRecord:
             return False
         except OSError as error:

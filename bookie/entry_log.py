@@ -21,7 +21,13 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.journal_index import Columns, IntArray, LedgerRows, Memtable, Place
+from rollbook.bookie.core.journal_index import (
+    Columns,
+    EntryLocation,
+    IntArray,
+    LedgerRows,
+    Memtable,
+)
 from rollbook.bookie.core.possible_losses import EVERYTHING, Doubts, Range
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
@@ -140,7 +146,7 @@ class EntryLog:
                 column.extend(more)
         return found
 
-    async def _find(self, ledger_id: int, entry_id: int) -> Place | None:
+    async def _find(self, ledger_id: int, entry_id: int) -> EntryLocation | None:
         if self._memtable is None:
             try:
                 return await self._find_in_footer(ledger_id, entry_id)
@@ -152,7 +158,7 @@ class EntryLog:
             raise TornRecord("an entry log is damaged", log=self.number)
         return place
 
-    async def _find_in_footer(self, ledger_id: int, entry_id: int) -> Place | None:
+    async def _find_in_footer(self, ledger_id: int, entry_id: int) -> EntryLocation | None:
         tables = self._tables or await self._load_tables()
         row = tables.page_of(ledger_id, entry_id)
         if row is None:

@@ -28,8 +28,8 @@ from rollbook.bookie.core.identity import (
     Condition,
     Diagnosis,
     Directory,
+    DirectoryId,
     Found,
-    Place,
     Problem,
     Stamp,
     Standing,
@@ -356,7 +356,7 @@ class Identity:
         )
         return found, member
 
-    async def _look_at(self, place: Place, path: str) -> Directory:
+    async def _look_at(self, place: DirectoryId, path: str) -> Directory:
         if await self._disk.stat(path) is None:
             return Directory(path, place, Condition.EMPTY)
         if await self._disk.stat(f"{path}/{STAMP}") is None:

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.journal_index import Place
+from rollbook.bookie.core.journal_index import EntryLocation
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
@@ -71,7 +71,7 @@ class RecordFile:
         self.end = end
         self._cache.put(self._serial | position, body)
 
-    def peek(self, place: Place) -> bytes | None:
+    def peek(self, place: EntryLocation) -> bytes | None:
         """From memory, or None."""
         at = bisect_right(self.records, place.position) - 1
         record = self.records[at]
@@ -81,7 +81,7 @@ class RecordFile:
         start = place.position - record - HEAD_BYTES
         return body[start : start + place.length]
 
-    async def read(self, ledger_id: int, entry_id: int, place: Place) -> bytes:
+    async def read(self, ledger_id: int, entry_id: int, place: EntryLocation) -> bytes:
         """Raises `TornRecord` if its record is damaged and it cannot prove itself."""
         if (found := self.peek(place)) is not None:
             return found

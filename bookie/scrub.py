@@ -18,7 +18,7 @@ import structlog
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import Held
-from rollbook.bookie.core.journal_index import Place
+from rollbook.bookie.core.journal_index import EntryLocation
 from rollbook.bookie.core.possible_losses import EVERYTHING, Range
 from rollbook.bookie.entry_log import EntryLog
 from rollbook.bookie.record_file import Cache
@@ -199,7 +199,7 @@ class Scrubber:
         for entry_id, *place in zip(*columns, strict=True):
             if log.records.number_at(place[0]) in bad_ones:
                 await self._pause(place[1])
-                if not await _proves_itself(log, ledger_id, entry_id, Place(*place)):
+                if not await _proves_itself(log, ledger_id, entry_id, EntryLocation(*place)):
                     doubts.append((ledger_id, entry_id, entry_id))
         return _joined(doubts)
 
@@ -252,7 +252,7 @@ class Scrubber:
         damaged = _within(extent, unknown, ledger_id)
         for entry_id, *place in zip(*columns, strict=True):
             await self._pause(place[1])
-            if await _proves_itself(log, ledger_id, entry_id, Place(*place)):
+            if await _proves_itself(log, ledger_id, entry_id, EntryLocation(*place)):
                 continue
             try:
                 await self._storage.read(ledger_id, entry_id)
@@ -261,7 +261,9 @@ class Scrubber:
         return damaged
 
 
-async def _proves_itself(log: EntryLog, ledger_id: int, entry_id: int, place: Place) -> bool:
+async def _proves_itself(
+    log: EntryLog, ledger_id: int, entry_id: int, place: EntryLocation
+) -> bool:
     try:
         await log.records.read(ledger_id, entry_id, place)
     except TornRecord:

@@ -66,7 +66,7 @@ def make_recovery_packer(
     )
 
 
-class _Place:
+class _Slot:
     """One slot of the ensemble, and who has it at present."""
 
     def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
@@ -109,9 +109,9 @@ class WriteBacks:
         self._loop = asyncio.get_running_loop()
         self._packer = make_recovery_packer(bookies, ledger_key, digest, config)
         self._places = [
-            _Place(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
+            _Slot(slot, bookie, self._loop.time()) for slot, bookie in enumerate(ensemble)
         ]
-        self._of_channel: dict[AddChannel, _Place] = {}
+        self._of_channel: dict[AddChannel, _Slot] = {}
         self._failed: dict[BookieId, None] = {}
         self._enough_since: float | None = None
 
@@ -210,21 +210,21 @@ class WriteBacks:
             entry.entry_id, self._last_add_confirmed, entry.ledger_length, entry.payload
         )
 
-    def _send_owed(self, place: _Place) -> None:
+    def _send_owed(self, place: _Slot) -> None:
         place.refused.clear()
         self._send(place, self._copies.unacked(place.slot))
 
-    def _send_refused(self, place: _Place) -> None:
+    def _send_refused(self, place: _Slot) -> None:
         place.busy_timer = None
         refused, place.refused = place.refused, {}
         owed = self._copies.unacked(place.slot)
         self._send(place, [entry for entry in owed if entry.entry_id in refused])
 
-    def _send(self, place: _Place, entries: list[Entry]) -> None:
+    def _send(self, place: _Slot, entries: list[Entry]) -> None:
         if entries and place.channel is not None and place.channel.is_open:
             place.channel.write([self._pack(entry) for entry in entries], len(entries))
 
-    def _give_up(self, place: _Place, reason: str) -> None:
+    def _give_up(self, place: _Slot, reason: str) -> None:
         """Somebody else takes its place, if there is anybody."""
         if not self._copies.owes(place.slot):
             return
@@ -259,14 +259,14 @@ class WriteBacks:
         place.progress_at = self._loop.time()
         self._open_channel(place)
 
-    def _open_channel(self, place: _Place) -> None:
+    def _open_channel(self, place: _Slot) -> None:
         place.progress_at = self._loop.time()
         place.channel = self._bookies.add_channel(
             place.bookie, self._ledger_id, self, is_high_priority=True
         )
         self._of_channel[place.channel] = place
 
-    def _close_channel(self, place: _Place) -> None:
+    def _close_channel(self, place: _Slot) -> None:
         if place.busy_timer is not None:
             place.busy_timer.cancel()
             place.busy_timer = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rollbook.api.access.core.fair_queue import Place
+from rollbook.api.access.core.fair_queue import Waiter
 from rollbook.api.access.core.quotas import Account
 from rollbook.logservice.messages import CaughtUp, FellBehind, ReadEvent
 from rollbook.proto.errors import NotOwner, RollbookError
@@ -28,7 +28,7 @@ class Waiting:
         self._account, self._heartbeat_s, self._now_ns = account, heartbeat_s, now_ns
         self._loop = asyncio.get_running_loop()
         self._is_first = asyncio.Event()
-        self._place: Place | None = None
+        self._place: Waiter | None = None
         self._due = 0.0
         self._is_behind = True
         self._ending: asyncio.Handle | None = None

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, cast
 import click
 
 
-class Place(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command is, and the line for the overview."""
 
     module: str
@@ -28,7 +28,7 @@ class AliasGroup(click.Group):
 
 
 class LazyGroup(AliasGroup):
-    def __init__(self, *arguments: Any, places: Mapping[str, Place], **how: Any) -> None:
+    def __init__(self, *arguments: Any, places: Mapping[str, LazyCommand], **how: Any) -> None:
         super().__init__(*arguments, **how)
         self.places = places
 

@@ -18,7 +18,7 @@ import click
 
 from rollbook import __version__
 from rollbook.api.cli.failures import explain, explain_error
-from rollbook.api.cli.lazy_group import LazyGroup, Place
+from rollbook.api.cli.lazy_group import LazyCommand, LazyGroup
 from rollbook.api.cli.output import examples
 from rollbook.proto import errors
 
@@ -51,7 +51,9 @@ def _module_of(name: str) -> str:
     return f"rollbook.api.cli.{name}" if name == "context" else f"rollbook.api.cli.{name}.commands"
 
 
-_PLACES: Final = {name: Place(_module_of(name), "group", what) for name, what in _GROUPS.items()}
+_PLACES: Final = {
+    name: LazyCommand(_module_of(name), "group", what) for name, what in _GROUPS.items()
+}
 
 _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Interrupted, INTERRUPTED),

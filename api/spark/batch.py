@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark.core.options import Access, Places, SourceOptions
+from rollbook.api.spark.core.options import Access, SourceOptions, StartPositions
 from rollbook.api.spark.core.plan import Segment, Span, Task, split
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.logservice.ids import Earliest
@@ -46,7 +46,7 @@ def spans_of(options: SourceOptions) -> tuple[Span, ...]:
     require_some(options.selection, tails)
     finds, strict = options.finds_latest, options.fails_on_data_loss
     starts = logs.places(
-        options.starting or Places(Earliest()), tails, finds_latest=finds, is_strict=strict
+        options.starting or StartPositions(Earliest()), tails, finds_latest=finds, is_strict=strict
     )
     ends = logs.places(options.ending, tails, finds_latest=True, is_strict=False)
     return tuple(

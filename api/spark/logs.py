@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rollbook.api.spark.channel import Channel
-from rollbook.api.spark.core.options import Places, Selection
+from rollbook.api.spark.core.options import Selection, StartPositions
 from rollbook.api.spark.core.plan import Segment, record_bytes_of
 from rollbook.api.spark.core.progress import TOLERATE, Tail
 from rollbook.logservice import messages
@@ -52,7 +52,12 @@ class Logs:
         return found
 
     def places(
-        self, wanted: Places, tails: Mapping[str, Tail], *, finds_latest: bool, is_strict: bool
+        self,
+        wanted: StartPositions,
+        tails: Mapping[str, Tail],
+        *,
+        finds_latest: bool,
+        is_strict: bool,
     ) -> dict[str, int]:
         """The offsets that are meant by positions."""
         return {

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from rollbook.api.spark.batch import TaskPartition, planned, read_task
-from rollbook.api.spark.core.options import Places, SourceOptions
+from rollbook.api.spark.core.options import SourceOptions, StartPositions
 from rollbook.api.spark.core.plan import Span, next_ends
 from rollbook.api.spark.core.progress import (
     BatchEnd,
@@ -193,7 +193,7 @@ class _Live:
         if self._starts is None:
             require_some(options.selection, tails)
             starts = self._logs.places(
-                options.starting or Places(Latest()),
+                options.starting or StartPositions(Latest()),
                 tails,
                 finds_latest=options.finds_latest,
                 is_strict=options.fails_on_data_loss,

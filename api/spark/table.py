@@ -13,7 +13,7 @@ from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.columns import schema_of
 from rollbook.api.spark.core.archive import Chain
 from rollbook.api.spark.core.archive_seam import Clip, Parts, divide, is_overtaken
-from rollbook.api.spark.core.options import Places, SourceOptions, source_options, values_of
+from rollbook.api.spark.core.options import SourceOptions, StartPositions, source_options, values_of
 from rollbook.api.spark.core.plan import Span
 from rollbook.api.spark.core.progress import Tail
 from rollbook.api.spark.failures import shown_in_spark
@@ -101,7 +101,7 @@ def divided(
             log,
             chains.get(log),
             tails.get(log),
-            _offset(log, options.starting or Places(Earliest()), at_latest=-1),
+            _offset(log, options.starting or StartPositions(Earliest()), at_latest=-1),
             _offset(log, options.ending, at_latest=None),
             is_strict=options.fails_on_data_loss,
         )
@@ -117,7 +117,7 @@ def _tails(options: SourceOptions) -> dict[str, Tail]:
         view.close()
 
 
-def _offset(log: str, wanted: Places, *, at_latest: int | None) -> int | None:
+def _offset(log: str, wanted: StartPositions, *, at_latest: int | None) -> int | None:
     """As `divide` takes it. Times mean all of it here: Spark compares them."""
     position: Position = wanted.of(log)
     match position:
@@ -172,7 +172,7 @@ def _within(rows: Any, options: SourceOptions) -> Any:
     return rows
 
 
-def _condition(f: Any, wanted: Places, is_start: bool) -> Any:
+def _condition(f: Any, wanted: StartPositions, is_start: bool) -> Any:
     def one(position: Position) -> Any:
         if not isinstance(position, AtTime):
             return f.lit(True)

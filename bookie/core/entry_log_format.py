@@ -25,7 +25,13 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from rollbook.bookie.core.journal_index import Columns, Place, Places, fitting_end, run_end
+from rollbook.bookie.core.journal_index import (
+    Columns,
+    EntryLocation,
+    EntryLocations,
+    fitting_end,
+    run_end,
+)
 from rollbook.bookie.core.record_format import seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
@@ -144,17 +150,19 @@ def unpack_page(data: bytes, row: PageRow) -> Columns:
     )
 
 
-def find_in_page(data: bytes, row: PageRow, entry_id: int) -> Place | None:
+def find_in_page(data: bytes, row: PageRow, entry_id: int) -> EntryLocation | None:
     """In a page that has been checked."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
     at = bisect_right(columns, delta, 0, count) - 1
     if at < 0 or columns[at] != delta:
         return None
-    return Place(columns[count + at], columns[2 * count + at])
+    return EntryLocation(columns[count + at], columns[2 * count + at])
 
 
-def run_in_page(data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_max: int) -> Places:
+def run_in_page(
+    data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_max: int
+) -> EntryLocations:
     """Of the entry and those that follow it without a gap, in a page that has been checked."""
     columns = memoryview(data)[_PAGE.size :].cast("I")
     count, delta = row.entries, entry_id - row.first_entry
@@ -162,7 +170,7 @@ def run_in_page(data: bytes, row: PageRow, entry_id: int, count_max: int, bytes_
     start = bisect_left(columns, delta, 0, count)
     end = run_end(columns[:count], delta, start, count_max)
     end = fitting_end(lengths, start, end, bytes_max)
-    return Places(positions[start:end], lengths[start:end])
+    return EntryLocations(positions[start:end], lengths[start:end])
 
 
 class FooterBuilder:

@@ -74,7 +74,7 @@ class State(Enum):
     WRITING_OFF = "writing-off"  # It was one, and will be when its losses are written down.
 
 
-class Place(NamedTuple):
+class DirectoryId(NamedTuple):
     """Which of a bookie's directories one is: entry logs are known by the number of theirs."""
 
     kind: str  # `journal` or `ledger`.
@@ -88,7 +88,7 @@ class Place(NamedTuple):
 class Stamp:
     cookie: Cookie
     incarnation: str
-    place: Place
+    place: DirectoryId
     state: State
     start: int = 0
     starter: str = ""  # The start's token.
@@ -123,7 +123,7 @@ def unpack_stamp(data: bytes) -> Stamp:
         part.decode("ascii") for part in lines.groups(b"")
     )
     cookie = unpack_cookie(data[: lines.start()])
-    place = Place(kind, int(number))
+    place = DirectoryId(kind, int(number))
     return Stamp(cookie, incarnation, place, State(state), int(start), starter)
 
 
@@ -141,7 +141,7 @@ class Condition(Enum):
 @dataclass(frozen=True, slots=True)
 class Directory:
     path: str
-    place: Place
+    place: DirectoryId
     condition: Condition
     stamp: Stamp | None = None
 
@@ -158,9 +158,9 @@ def is_of_a_store(name: str) -> bool:
     return _STORED.fullmatch(name) is not None
 
 
-def places_of(cookie: Cookie) -> Iterator[tuple[Place, str]]:
-    yield from ((Place("journal", n), path) for n, path in enumerate(cookie.journal_dirs))
-    yield from ((Place("ledger", n), path) for n, path in enumerate(cookie.ledger_dirs))
+def places_of(cookie: Cookie) -> Iterator[tuple[DirectoryId, str]]:
+    yield from ((DirectoryId("journal", n), path) for n, path in enumerate(cookie.journal_dirs))
+    yield from ((DirectoryId("ledger", n), path) for n, path in enumerate(cookie.ledger_dirs))
 
 
 @dataclass(frozen=True, slots=True)

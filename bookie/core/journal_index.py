@@ -23,14 +23,14 @@ _STRAY_BYTES: Final = 200  # About what a dict pays for an entry.
 _LEDGER_BYTES: Final = 700
 
 
-class Place(NamedTuple):
+class EntryLocation(NamedTuple):
     """Of an entry's bytes in a file."""
 
     position: int
     length: int
 
 
-class Places(NamedTuple):
+class EntryLocations(NamedTuple):
     """Of entries that follow one another."""
 
     positions: Sequence[int]
@@ -83,7 +83,7 @@ class LedgerRows:
 
     def __init__(self) -> None:
         self.columns = Columns(array("q"), array("I"), array("I"))
-        self.strays: dict[int, Place] = {}
+        self.strays: dict[int, EntryLocation] = {}
         self.last_add_confirmed: int = NO_ENTRY
         self.entry_bytes = 0
 
@@ -91,7 +91,7 @@ class LedgerRows:
         entry_ids, positions, lengths = self.columns
         self.entry_bytes += length
         if entry_ids and entry_id <= entry_ids[-1]:
-            self.strays[entry_id] = Place(position, length)
+            self.strays[entry_id] = EntryLocation(position, length)
             return
         entry_ids.append(entry_id)
         positions.append(position)
@@ -111,26 +111,26 @@ class LedgerRows:
         lengths.extend(new_lengths)
         self.entry_bytes += sum(new_lengths)
 
-    def find(self, entry_id: int) -> Place | None:
+    def find(self, entry_id: int) -> EntryLocation | None:
         if self.strays and (place := self.strays.get(entry_id)):
             return place
         entry_ids, positions, lengths = self.columns
         at = bisect_left(entry_ids, entry_id)
         if at == len(entry_ids) or entry_ids[at] != entry_id:
             return None
-        return Place(positions[at], lengths[at])
+        return EntryLocation(positions[at], lengths[at])
 
-    def run_from(self, entry_id: int, count_max: int, bytes_max: int) -> Places:
+    def run_from(self, entry_id: int, count_max: int, bytes_max: int) -> EntryLocations:
         """Of the entry and those that follow it without a gap, each at its newest place."""
         if self.strays:
             if stray := self.strays.get(entry_id):
-                return Places([stray.position], [stray.length])
+                return EntryLocations([stray.position], [stray.length])
             count_max = self._until_stray(entry_id, count_max)
         entry_ids, positions, lengths = self.columns
         start = bisect_left(entry_ids, entry_id)
         end = run_end(entry_ids, entry_id, start, count_max)
         end = fitting_end(lengths, start, end, bytes_max)
-        return Places(positions[start:end], lengths[start:end])
+        return EntryLocations(positions[start:end], lengths[start:end])
 
     def absent_from(self, entry_id: int, count_max: int) -> int:
         """How many from the entry on it does not have."""
@@ -152,7 +152,9 @@ class LedgerRows:
         """Each entry once, ascending, at its newest place."""
         if not self.strays:
             return self.columns
-        places = {e: Place(p, n) for e, p, n in zip(*self.columns, strict=True)} | self.strays
+        places = {
+            e: EntryLocation(p, n) for e, p, n in zip(*self.columns, strict=True)
+        } | self.strays
         entry_ids = array("q", sorted(places))
         return Columns(
             entry_ids,
@@ -196,7 +198,7 @@ class Memtable:
         self.entries += len(entry_ids)
         self._strays += len(rows.strays) - strays
 
-    def find(self, ledger_id: int, entry_id: int) -> Place | None:
+    def find(self, ledger_id: int, entry_id: int) -> EntryLocation | None:
         rows = self.ledgers.get(ledger_id)
         return rows.find(entry_id) if rows else None
 

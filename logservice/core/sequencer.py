@@ -55,7 +55,7 @@ def is_passing(refusal: RollbookError) -> bool:
     return isinstance(refusal, _PASSING)
 
 
-class Place(NamedTuple):
+class BlockStamp(NamedTuple):
     """What a block is stamped with."""
 
     base_offset: Offset
@@ -71,7 +71,9 @@ class Sequencer:
 
     # --- Blocks -------------------------------------------------------------------------------
 
-    def decide(self, info: BlockInfo, condition: Condition | None, wall_us: int) -> Place | Batch:
+    def decide(
+        self, info: BlockInfo, condition: Condition | None, wall_us: int
+    ) -> BlockStamp | Batch:
         """Where it goes, or went when it was sent before. Changes nothing.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `DuplicateDiffers`, `LogSealed`,
@@ -88,10 +90,10 @@ class Sequencer:
             raise LogSealed(tail=tail)
         if condition is not None or self.is_exclusive:
             self.check(condition or _NOBODY)
-        return Place(tail, Offset(tail + info.count), now_us)
+        return BlockStamp(tail, Offset(tail + info.count), now_us)
 
     def on_placed(
-        self, place: Place, info: BlockInfo, ledger_id: LedgerId, entry_id: EntryId
+        self, place: BlockStamp, info: BlockInfo, ledger_id: LedgerId, entry_id: EntryId
     ) -> None:
         memory = self.memory
         memory.tail = place.next_offset

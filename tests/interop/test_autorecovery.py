@@ -36,21 +36,21 @@ BOOKIES = 3  # One to lose, and two for the copies.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Setup:
     cluster: Cluster
     puppet: Puppet
     client: Client
 
 
-def place(cluster: Cluster) -> Place:
+def place(cluster: Cluster) -> Setup:
     puppet = cluster.puppet()
-    return Place(cluster, puppet, puppet.connect(cluster.metadata, Protocol.V3))
+    return Setup(cluster, puppet, puppet.connect(cluster.metadata, Protocol.V3))
 
 
 @pytest.fixture(scope="module")
 def java_place(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+) -> Iterator[Setup]:
     """Made by Java, of Java bookies."""
     folder = tmp_path_factory.mktemp("javas-recovery")
     with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
@@ -64,7 +64,7 @@ def java_place(
 @pytest.fixture(scope="module")
 def our_place(
     java: None, zookeeper_server: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
+) -> Iterator[Setup]:
     """Made by us, of our bookies."""
     folder = tmp_path_factory.mktemp("our-recovery")
     with tree(zookeeper_server) as own, empty(own, folder) as cluster:
@@ -77,18 +77,18 @@ def our_place(
 
 
 @pytest.fixture
-def javas(java_place: Place) -> Iterator[Place]:
+def javas(java_place: Setup) -> Iterator[Setup]:
     yield java_place
     mend(java_place)
 
 
 @pytest.fixture
-def ours(our_place: Place) -> Iterator[Place]:
+def ours(our_place: Setup) -> Iterator[Setup]:
     yield our_place
     mend(our_place)
 
 
-def mend(found: Place) -> None:
+def mend(found: Setup) -> None:
     """After a test no recovery process runs, all bookies do, and there is neither a ledger nor a mark."""
     down = [bookie for bookie in found.cluster.bookies if not bookie.is_running]
     for bookie in down:
@@ -103,7 +103,7 @@ def mend(found: Place) -> None:
     found.cluster.remove_marks()
 
 
-def lose_a_bookie(place: Place, *, by_java: bool = False) -> None:
+def lose_a_bookie(place: Setup, *, by_java: bool = False) -> None:
     """Its copies are made elsewhere; then it is back, as a bookie that has leftovers of them."""
     cluster, client = place.cluster, place.client
     ids = write_ledgers(client)
@@ -119,13 +119,13 @@ def wait_auditors(cluster: Cluster, *names: str) -> None:
     assert rollbook(cluster, recovery, "auditor")["auditor"] == names[0]
 
 
-def test_we_make_the_copies_of_a_lost_java_bookie(javas: Place) -> None:
+def test_we_make_the_copies_of_a_lost_java_bookie(javas: Setup) -> None:
     javas.cluster.start_recovery("ours")
     lose_a_bookie(javas)
 
 
 def test_javas_worker_makes_the_copies_that_our_auditor_misses_and_java_leads_after_us(
-    ours: Place,
+    ours: Setup,
 ) -> None:
     leader = ours.cluster.start_recovery("ours", "--no-worker")
     wait_auditors(ours.cluster, "ours")
@@ -137,14 +137,14 @@ def test_javas_worker_makes_the_copies_that_our_auditor_misses_and_java_leads_af
     lose_a_bookie(ours, by_java=True)
 
 
-def test_our_worker_makes_the_copies_that_javas_auditor_misses(ours: Place) -> None:
+def test_our_worker_makes_the_copies_that_javas_auditor_misses(ours: Setup) -> None:
     ours.cluster.start_javas_autorecovery("java", only_audits=True)
     wait_auditors(ours.cluster, "java")
     ours.cluster.start_recovery("ours", "--no-auditor")
     lose_a_bookie(ours)
 
 
-def test_a_drain_ends_beside_javas_auditor_and_we_lead_when_that_is_killed(ours: Place) -> None:
+def test_a_drain_ends_beside_javas_auditor_and_we_lead_when_that_is_killed(ours: Setup) -> None:
     cluster, client = ours.cluster, ours.client
     leader = cluster.start_javas_autorecovery("java")
     wait_auditors(cluster, "java")
@@ -167,17 +167,17 @@ def test_a_drain_ends_beside_javas_auditor_and_we_lead_when_that_is_killed(ours:
 # --- Commands -----------------------------------------------------------------------------------
 
 
-def start_shell(ours: Place, *words: str) -> Pending:
+def start_shell(ours: Setup, *words: str) -> Pending:
     """A command of Java's shell, in a process that runs already; the result is its exit code."""
     config = str(ours.cluster.bookies[0].config_path)
     return ours.puppet.start("shell", config=config, words=words)
 
 
-def tell(ours: Place, *words: str) -> None:
+def tell(ours: Setup, *words: str) -> None:
     assert start_shell(ours, *words).result() == 0
 
 
-def test_javas_shell_steers_our_auditor_and_our_worker(ours: Place) -> None:
+def test_javas_shell_steers_our_auditor_and_our_worker(ours: Setup) -> None:
     cluster, client = ours.cluster, ours.client
     ask = Tell(cluster.bookies[0].config_path)
     cluster.start_recovery("ours", "--no-worker")
@@ -217,7 +217,7 @@ class Decommissioning:
 
 
 @pytest.fixture(scope="module")
-def decommissioning(our_place: Place) -> Decommissioning:
+def decommissioning(our_place: Setup) -> Decommissioning:
     """`decommissionbookie` of a killed bookie of ours, under our auditor and worker. It sleeps for 30 s after it has
     asked for an audit, which is time for another test.
     """
@@ -233,7 +233,7 @@ def decommissioning(our_place: Place) -> Decommissioning:
     return Decommissioning(ids, lost, start_shell(our_place, *command))
 
 
-def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Place) -> None:
+def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Setup) -> None:
     cluster, client = javas.cluster, javas.client
     auditor = cluster.start_javas_autorecovery("auditor", only_audits=True)
     wait_auditors(cluster, "auditor")
@@ -271,7 +271,7 @@ def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Plac
 
 
 @pytest.mark.usefixtures("decommissioning")
-def test_a_java_bookie_is_drained_and_removed(javas: Place) -> None:
+def test_a_java_bookie_is_drained_and_removed(javas: Setup) -> None:
     """It obeys no lifecycle: its operator makes it read-only."""
     cluster, client = javas.cluster, javas.client
     cluster.start_javas_autorecovery("java")
@@ -294,7 +294,7 @@ def test_a_java_bookie_is_drained_and_removed(javas: Place) -> None:
 
 
 def test_javas_shell_decommissions_a_bookie_of_ours(
-    ours: Place, decommissioning: Decommissioning
+    ours: Setup, decommissioning: Decommissioning
 ) -> None:
     assert decommissioning.command.result(PATIENCE_S) == 0
     wait_whole(ours.cluster, ours.client, decommissioning.ids, decommissioning.lost)

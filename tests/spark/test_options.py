@@ -7,8 +7,8 @@ import pytest
 
 from rollbook.api.spark.core.options import (
     OPTIONS,
-    Places,
     Selection,
+    StartPositions,
     sink_options,
     source_options,
     values_of,
@@ -49,25 +49,25 @@ def test_names_have_any_case() -> None:
 @pytest.mark.parametrize(
     ("text", "places"),
     [
-        ("earliest", Places(Earliest())),
-        ("latest", Places(Latest())),
-        ("42", Places(AtOffset(Offset(42)))),
-        ("ago:15m", Places(Ago(900_000_000))),
+        ("earliest", StartPositions(Earliest())),
+        ("latest", StartPositions(Latest())),
+        ("42", StartPositions(AtOffset(Offset(42)))),
+        ("ago:15m", StartPositions(Ago(900_000_000))),
         (
             '{"orders": 7, "b/c": -1, "b/d": -2}',
-            Places(
+            StartPositions(
                 Earliest(),
                 (("b/c", Latest()), ("b/d", Earliest()), ("default/orders", AtOffset(Offset(7)))),
             ),
         ),
     ],
 )
-def test_starting_offsets(text: str, places: Places) -> None:
+def test_starting_offsets(text: str, places: StartPositions) -> None:
     assert source(startingOffsets=text).starting == places
 
 
 def test_times() -> None:
-    assert source(startingTimestamp="1700000000000").starting == Places(
+    assert source(startingTimestamp="1700000000000").starting == StartPositions(
         AtTime(1_700_000_000_000_000)
     )
     by_log = source(startingOffsetsByTimestamp='{"orders": 1000}').starting

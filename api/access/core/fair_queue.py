@@ -9,34 +9,34 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Waiter:
     number: int
     wake: Callable[[], None] = field(compare=False)  # Called when it has become the first one.
 
 
-class Line:
+class FairQueue:
     def __init__(self) -> None:
-        self._here: list[Place] = []  # Ascending.
+        self._here: list[Waiter] = []  # Ascending.
         self._ever = 0
 
     @property
     def is_empty(self) -> bool:
         return not self._here
 
-    def join(self, wake: Callable[[], None]) -> Place:
+    def join(self, wake: Callable[[], None]) -> Waiter:
         self._ever += 1
-        place = Place(self._ever, wake)
+        place = Waiter(self._ever, wake)
         self._here.append(place)
         return place
 
-    def is_first(self, place: Place) -> bool:
+    def is_first(self, place: Waiter) -> bool:
         return bool(self._here) and self._here[0] == place
 
-    def come_back(self, place: Place) -> None:
+    def come_back(self, place: Waiter) -> None:
         """Return to the place that it had."""
         insort(self._here, place)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Waiter) -> None:
         """Idempotent."""
         at = bisect_left(self._here, place)
         if at < len(self._here) and self._here[at] == place:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Final
 
-from rollbook.api.access.core.fair_queue import Line
+from rollbook.api.access.core.fair_queue import FairQueue
 from rollbook.proto.errors import BadConfig, Throttled
 
 _NS_PER_S: Final = 1_000_000_000
@@ -88,7 +88,7 @@ class Account:
         self.quotas = quotas
         self.appends = Meter(quotas.append_records_per_s, quotas.append_bytes_per_s)
         self.reads = Meter(quotas.read_records_per_s, quotas.read_bytes_per_s)
-        self.line = Line()  # Of who reads and waits off what was read.
+        self.line = FairQueue()  # Of who reads and waits off what was read.
         self.streams = 0
 
     @contextmanager

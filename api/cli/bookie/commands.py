@@ -4,7 +4,7 @@ from typing import Final
 
 import click
 
-from rollbook.api.cli.lazy_group import LazyGroup, Place
+from rollbook.api.cli.lazy_group import LazyCommand, LazyGroup
 from rollbook.api.cli.output import examples
 
 _INSPECT: Final = {
@@ -35,7 +35,7 @@ _LIFECYCLE: Final = {
     "remove": ("remove", "Take bookies out of the cluster."),
 }
 _PLACES: Final = {
-    name: Place(f"rollbook.api.cli.bookie.{module}", *place)
+    name: LazyCommand(f"rollbook.api.cli.bookie.{module}", *place)
     for module, places in (
         ("inspection", {name: (name, what) for name, what in _INSPECT.items()}),
         ("identity", _IDENTITY),

@@ -34,7 +34,7 @@ _CHUNK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ScrapeTarget:
     name: str  # Of a file, too.
     url: str  # Empty: it was set up to have no pages.
     server_id: str = ""  # Of a log server; names are the same in many clusters.
@@ -45,20 +45,20 @@ class Place:
         return "--rest" if self.server_id else "--http"
 
 
-def places_of(url: str) -> list[Place]:
-    async def look(store: MetadataStore, cluster: Cluster) -> list[Place]:
+def places_of(url: str) -> list[ScrapeTarget]:
+    async def look(store: MetadataStore, cluster: Cluster) -> list[ScrapeTarget]:
         watcher = BookieWatcher(store, cluster.root)
         await watcher.start()
         await watcher.close()
         live = {**watcher.current.writable, **watcher.current.read_only}
         pages = {name: info.http_address for name, info in live.items()}
         found = [
-            Place(f"bookie-{_as_file(name)}", f"http://{address}" if address else "")
+            ScrapeTarget(f"bookie-{_as_file(name)}", f"http://{address}" if address else "")
             for name, address in sorted(pages.items())
         ]
         servers = await server_records(store, cluster.own_root)
         return found + [
-            Place(f"log-server-{_as_file(each.name)}", each.http, each.info.server_id)
+            ScrapeTarget(f"log-server-{_as_file(each.name)}", each.http, each.info.server_id)
             for each in servers
         ]
 
@@ -70,7 +70,7 @@ def _as_file(name: str) -> str:
 
 
 async def gather(
-    places: Sequence[Place],
+    places: Sequence[ScrapeTarget],
     access: LogAccess,
     known: Collection[str],
     keep: Callable[[str, bytes], None],
@@ -85,7 +85,7 @@ async def gather(
         for each in places[_SERVERS_MAX:]
     }
 
-    async def ask(place: Place) -> None:
+    async def ask(place: ScrapeTarget) -> None:
         async with free:
             try:
                 text = await _fetch(place, access, place.server_id in known)
@@ -100,7 +100,7 @@ async def gather(
     return missing
 
 
-async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
+async def _fetch(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
     try:
         async with asyncio.timeout(_PATIENCE_S):  # However slowly it says a line.
@@ -113,7 +113,7 @@ async def _fetch(place: Place, access: LogAccess, is_known: bool) -> bytes:
         ) from error
 
 
-async def _page(place: Place, access: LogAccess, is_known: bool) -> bytes:
+async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes:
     parts = urlsplit(place.url)
     host, is_tls = parts.hostname or "", parts.scheme == "https"
     wire = _Wire()
@@ -163,7 +163,7 @@ def _tls(access: LogAccess) -> ssl.SSLContext:
     return context
 
 
-def _headers(place: Place, access: LogAccess) -> dict[str, str]:
+def _headers(place: ScrapeTarget, access: LogAccess) -> dict[str, str]:
     token = access.token()
     parts = urlsplit(place.url)
     is_safe = may_show_token(

@@ -11,7 +11,7 @@ import click
 
 from rollbook.api.cli.click_types import Number, WholeNumber
 from rollbook.api.cli.context_option import context_option, named_of
-from rollbook.api.cli.lazy_group import LazyGroup, Place
+from rollbook.api.cli.lazy_group import LazyCommand, LazyGroup
 from rollbook.api.cli.output import bare_output_option, examples, list_output_option
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ _POSITIONS: Final = "123, -10, earliest, latest, ts:TIME, ago:15m or cursor:NAME
 @click.group(
     cls=LazyGroup,
     places={
-        "writer": Place("rollbook.api.cli.log.writer", "group", "Say who may append to a log"),
+        "writer": LazyCommand(
+            "rollbook.api.cli.log.writer", "group", "Say who may append to a log"
+        ),
     },
     epilog=examples(
         "rollbook log create orders",

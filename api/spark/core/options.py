@@ -124,7 +124,7 @@ def _time(value: str | int) -> Position:
     return parse_position(f"ts:{text}")
 
 
-class Places(NamedTuple):
+class StartPositions(NamedTuple):
     """A position for each log: of those that are named, and of all others."""
 
     others: Position
@@ -144,22 +144,22 @@ def _place(number: Any) -> Position:
     return Latest() if number == _LATEST_OF_KAFKA else AtOffset(Offset(number))
 
 
-def _places(value: str) -> Places:
+def _places(value: str) -> StartPositions:
     text = value.strip()
     if text.startswith("{"):
         found = json.loads(text)
         named = ((_log(name), _place(number)) for name, number in found.items())
-        return Places(Earliest(), tuple(sorted(named, key=lambda each: each[0])))
-    return Places(parse_position(text))
+        return StartPositions(Earliest(), tuple(sorted(named, key=lambda each: each[0])))
+    return StartPositions(parse_position(text))
 
 
-def _times(value: str) -> Places:
+def _times(value: str) -> StartPositions:
     text = value.strip()
     if text.startswith("{"):
         found = json.loads(text)
         named = ((_log(name), _time(each)) for name, each in found.items())
-        return Places(Earliest(), tuple(sorted(named, key=lambda each: each[0])))
-    return Places(_time(text))
+        return StartPositions(Earliest(), tuple(sorted(named, key=lambda each: each[0])))
+    return StartPositions(_time(text))
 
 
 def _columns(value: str) -> tuple[str, ...]:
@@ -354,9 +354,9 @@ class SplitLimits:
 class SourceOptions:
     access: Access
     selection: Selection
-    starting: Places | None  # None: a stream starts at the tail, a batch at the head.
+    starting: StartPositions | None  # None: a stream starts at the tail, a batch at the head.
     finds_latest: bool  # A time after the last record means the tail.
-    ending: Places
+    ending: StartPositions
     rows_max: int
     bytes_max: int
     rows_min: int
@@ -467,20 +467,20 @@ def source_options(values: Mapping[str, Any]) -> SourceOptions:
 _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
 
-def _start_of(values: Mapping[str, Any], starts: list[str]) -> Places | None:
+def _start_of(values: Mapping[str, Any], starts: list[str]) -> StartPositions | None:
     if not starts:
         return None
     found = values[starts[0]]
-    return found if isinstance(found, Places) else Places(found)
+    return found if isinstance(found, StartPositions) else StartPositions(found)
 
 
-def _end_of(values: Mapping[str, Any]) -> Places:
+def _end_of(values: Mapping[str, Any]) -> StartPositions:
     if "endingTimestamp" in values:
-        return Places(values["endingTimestamp"])
-    found: Places = values.get("endingOffsets", Places(Latest()))
+        return StartPositions(values["endingTimestamp"])
+    found: StartPositions = values.get("endingOffsets", StartPositions(Latest()))
     if isinstance(found.others, Earliest) and not found.named:
         raise BadConfig("endingOffsets=earliest would read nothing")
-    return Places(Latest(), found.named) if found.named else found
+    return StartPositions(Latest(), found.named) if found.named else found
 
 
 def sink_options(values: Mapping[str, Any], *, is_stream: bool = False) -> SinkOptions:

@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.api.cli.cluster.actions import make_cluster, run_on_store
 from rollbook.api.cli.debug import metrics as debug_metrics
-from rollbook.api.cli.debug.metrics import Place, gather, places_of
+from rollbook.api.cli.debug.metrics import ScrapeTarget, gather, places_of
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.logservice.core.server_record import ServerRecord, pack_server_record
 from rollbook.logservice.ids import ServerId, ServerInfo
@@ -73,14 +73,14 @@ def access(tmp_path: Path) -> LogAccess:
 
 
 async def gathered(
-    places: Sequence[Place], access: LogAccess
+    places: Sequence[ScrapeTarget], access: LogAccess
 ) -> tuple[dict[str, bytes], dict[str, RollbookError]]:
     found: dict[str, bytes] = {}
     missing = await gather(places, access, KNOWN, found.__setitem__)
     return found, missing
 
 
-async def why_not(place: Place, access: LogAccess) -> str:
+async def why_not(place: ScrapeTarget, access: LogAccess) -> str:
     _, missing = await gathered([place], access)
     return str(missing[place.name])
 
@@ -89,7 +89,7 @@ async def test_a_token_is_shown_to_log_servers_alone(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, url = pages
-    server, bookie = Place("log-1", url, "log-1~1"), Place("bk-1", url)
+    server, bookie = ScrapeTarget("log-1", url, "log-1~1"), ScrapeTarget("bk-1", url)
     assert await gathered([server], access) == ({"log-1": b"a_total 1\n"}, {})
     assert seen.shown == "Bearer secret"
     assert (await gathered([bookie], access))[0] == {"bk-1": b"a_total 1\n"}
@@ -108,7 +108,7 @@ async def test_what_cannot_be_had_is_said(
     pages: tuple[type[Pages], str], access: LogAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, url = pages
-    place = Place("log-1", url, "log-1~1")
+    place = ScrapeTarget("log-1", url, "log-1~1")
     for seen.status in (302, 401, 500):
         assert f"answers {seen.status}" in await why_not(place, access)
     assert "nobody answers" in await why_not(replace(place, url="http://127.0.0.1:1"), access)
@@ -125,7 +125,7 @@ async def test_a_bundle_is_bounded(
     _, url = pages
     monkeypatch.setattr(debug_metrics, "_BYTES_MAX", 5)
     monkeypatch.setattr(debug_metrics, "_SERVERS_MAX", 2)
-    places = [Place(f"log-{n}", url) for n in range(3)]
+    places = [ScrapeTarget(f"log-{n}", url) for n in range(3)]
     found, missing = await gathered(places, access)
     assert found == {"log-0": b"a_tot", "log-1": b"a_tot"}
     assert "after the first 5 bytes" in str(missing["log-0"])
@@ -149,7 +149,7 @@ async def test_no_more_than_a_few_are_asked_at_once(
 
     monkeypatch.setattr(debug_metrics, "_page", page)
     monkeypatch.setattr(debug_metrics, "_AT_ONCE", 3)
-    places = [Place(f"log-{n}", "http://127.0.0.1:1") for n in range(7)]
+    places = [ScrapeTarget(f"log-{n}", "http://127.0.0.1:1") for n in range(7)]
     asking = asyncio.create_task(gathered(places, access))
     for asked in (3, 4, 5, 6, 7):
         await turns()
@@ -167,13 +167,13 @@ async def test_what_one_says_is_kept_before_the_next_is_asked(
     """A hundred pages of 4 MiB were in memory until the last one had come."""
     told: list[str] = []
 
-    async def page(place: Place, *_: object) -> bytes:
+    async def page(place: ScrapeTarget, *_: object) -> bytes:
         told.append(f"asked {place.name}")
         return b"a_total 1\n"
 
     monkeypatch.setattr(debug_metrics, "_page", page)
     monkeypatch.setattr(debug_metrics, "_AT_ONCE", 1)
-    places = [Place(f"log-{n}", "http://127.0.0.1:1") for n in range(3)]
+    places = [ScrapeTarget(f"log-{n}", "http://127.0.0.1:1") for n in range(3)]
     await gather(places, access, KNOWN, lambda name, _text: told.append(f"kept {name}"))
     assert told == [f"{what} log-{n}" for n in range(3) for what in ("asked", "kept")]
 
@@ -189,7 +189,7 @@ async def test_a_page_over_tls_is_read_from_who_is_believed(
     with ThreadingHTTPServer(("127.0.0.1", 0), seen) as server:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        place = Place("log-1", f"https://127.0.0.1:{server.server_port}", "log-1~1")
+        place = ScrapeTarget("log-1", f"https://127.0.0.1:{server.server_port}", "log-1~1")
         believing = replace(access, tls_authorities=authority.certificate)
         assert await gathered([place], believing) == ({"log-1": b"a_total 1\n"}, {})
         assert seen.shown == "Bearer secret"
@@ -213,4 +213,4 @@ def test_a_registered_name_stays_in_the_folder_of_whoever_unpacks(tmp_path: Path
 
     run_on_store(url, register)
     (place,) = places_of(url)
-    assert place == Place("log-server-.._.._x", "http://127.0.0.1:1", "../../x~1")
+    assert place == ScrapeTarget("log-server-.._.._x", "http://127.0.0.1:1", "../../x~1")

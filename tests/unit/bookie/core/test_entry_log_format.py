@@ -17,7 +17,7 @@ from rollbook.bookie.core.entry_log_format import (
     unpack_tables,
     unpack_trailer,
 )
-from rollbook.bookie.core.journal_index import Memtable, Place
+from rollbook.bookie.core.journal_index import EntryLocation, Memtable
 from rollbook.proto.errors import TornRecord
 
 FILE_ID = b"i" * 16
@@ -49,7 +49,7 @@ def load(file: bytes, file_id: bytes = FILE_ID) -> Tables:
     return unpack_tables(file[at:-TRAILER_BYTES], file_id, at, trailer)
 
 
-def find(file: bytes, tables: Tables, ledger_id: int, entry_id: int) -> Place | None:
+def find(file: bytes, tables: Tables, ledger_id: int, entry_id: int) -> EntryLocation | None:
     row = tables.page_of(ledger_id, entry_id)
     if row is None:
         return None

@@ -10,8 +10,8 @@ from rollbook.bookie.core.identity import (
     STAMP,
     Condition,
     Directory,
+    DirectoryId,
     Found,
-    Place,
     Stamp,
     Standing,
     State,
@@ -37,7 +37,7 @@ B1, B2 = BookieId("bk-1"), BookieId("bk-2")
 CLUSTER, OTHER_CLUSTER = "c1" * 16, "c2" * 16
 NOW, BEFORE = "aa" * 16, "bb" * 16
 WANTED = Cookie(B1, ("/j",), ("/l1", "/l2"), (), CLUSTER)
-MEMBER = Stamp(WANTED, NOW, Place("journal", 0), State.MEMBER)
+MEMBER = Stamp(WANTED, NOW, DirectoryId("journal", 0), State.MEMBER)
 
 
 def stamped(
@@ -75,7 +75,7 @@ EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WA
 
 @pytest.mark.parametrize("state", State)
 def test_a_stamp_is_read_as_it_was_written(state: State) -> None:
-    stamp = replace(MEMBER, state=state, place=Place("ledger", 12), start=17)
+    stamp = replace(MEMBER, state=state, place=DirectoryId("ledger", 12), start=17)
     for each in (stamp, replace(stamp, starter="9b1d")):
         assert unpack_stamp(pack_stamp(each)) == each
 
@@ -252,7 +252,7 @@ def test_fewer_directories_than_it_had_are_refused() -> None:
 
 def test_one_more_directory_rejoins() -> None:
     more = replace(WANTED, ledger_dirs=(*WANTED.ledger_dirs, "/l3"))
-    some = [*stamped(), Directory("/l3", Place("ledger", 2), Condition.EMPTY)]
+    some = [*stamped(), Directory("/l3", DirectoryId("ledger", 2), Condition.EMPTY)]
     assert "is new" in diagnose(found(some), more).problems[0].what
     assert can_rejoin(found(some), more)
 
@@ -293,11 +293,16 @@ def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> N
 
 
 CHOICES = (
-    Directory("", Place("", 0), Condition.EMPTY),
-    Directory("", Place("", 0), Condition.DAMAGED),
-    Directory("", Place("", 0), Condition.UNSTAMPED),
+    Directory("", DirectoryId("", 0), Condition.EMPTY),
+    Directory("", DirectoryId("", 0), Condition.DAMAGED),
+    Directory("", DirectoryId("", 0), Condition.UNSTAMPED),
     *(
-        Directory("", Place("", 0), Condition.STAMPED, Stamp(WANTED, life, Place("", 0), state))
+        Directory(
+            "",
+            DirectoryId("", 0),
+            Condition.STAMPED,
+            Stamp(WANTED, life, DirectoryId("", 0), state),
+        )
         for life in (NOW, BEFORE)
         for state in State
     ),

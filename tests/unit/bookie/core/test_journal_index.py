@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.journal_index import Memtable, Place
+from rollbook.bookie.core.journal_index import EntryLocation, Memtable
 from rollbook.proto.ids import NO_ENTRY
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_it_finds_what_a_dict_finds(seed: int) -> None:
     chance = random.Random(seed)
-    table, model = Memtable(), dict[tuple[int, int], Place]()
+    table, model = Memtable(), dict[tuple[int, int], EntryLocation]()
     position = 0
     for _ in range(chance.randint(1, 40)):
         ledger_id = chance.choice((1, 2, 2**63 - 1))
@@ -26,7 +26,7 @@ def test_it_finds_what_a_dict_finds(seed: int) -> None:
         position += 200 * len(ids)
         table.add_group(ledger_id, max(ids) - 1, ids, positions, lengths)
         for entry_id, *place in zip(ids, positions, lengths, strict=True):
-            model[ledger_id, entry_id] = Place(*place)
+            model[ledger_id, entry_id] = EntryLocation(*place)
         if chance.random() < 0.03:
             table.drop(ledger_id)
             model = {key: place for key, place in model.items() if key[0] != ledger_id}
@@ -44,7 +44,7 @@ def test_it_finds_what_a_dict_finds(seed: int) -> None:
 def test_ids_are_64_bit() -> None:
     table = Memtable()
     table.add_group(2**63 - 1, 2**63 - 2, [2**62, 2**63 - 1], [0, 100], [100, 32])
-    assert table.find(2**63 - 1, 2**63 - 1) == Place(100, 32)
+    assert table.find(2**63 - 1, 2**63 - 1) == EntryLocation(100, 32)
     assert table.last_entry(2**63 - 1) == 2**63 - 1
 
 

@@ -16,7 +16,7 @@ from rollbook.logservice.core.control_blocks import (
 from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.core.producers import Batch
 from rollbook.logservice.core.record_block import Block, BlockInfo, Codec, pack_block, stamped
-from rollbook.logservice.core.sequencer import Place, Sequencer
+from rollbook.logservice.core.sequencer import BlockStamp, Sequencer
 from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, OwnerEpoch, ProducerRef, WriterEpoch
 from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.proto.errors import (
@@ -51,7 +51,7 @@ class Log:
         producer: ProducerRef | None = None,
         condition: Condition | None = None,
         wall_us: int = 0,
-    ) -> Place | Batch:
+    ) -> BlockStamp | Batch:
         info = BlockInfo(count, producer, Codec.NONE, 100, 100, count)
         return self.sequencer.decide(info, condition, wall_us)
 
@@ -62,9 +62,9 @@ class Log:
         producer: ProducerRef | None = None,
         condition: Condition | None = None,
         wall_us: int = 0,
-    ) -> Place:
+    ) -> BlockStamp:
         place = self.decide(count, producer=producer, condition=condition, wall_us=wall_us)
-        assert type(place) is Place
+        assert type(place) is BlockStamp
         info = BlockInfo(count, producer, Codec.NONE, 100, 100, count)
         self.sequencer.on_placed(place, info, L1, EntryId(len(self.blocks)))
         packed = pack_block([b"x"] * count, producer=producer)

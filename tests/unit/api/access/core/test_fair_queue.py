@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from rollbook.api.access.core.fair_queue import Line
+from rollbook.api.access.core.fair_queue import FairQueue
 
 
 def test_first_come_first_served() -> None:
-    line, woken = Line(), list[str]()
+    line, woken = FairQueue(), list[str]()
     a, b, c = (line.join(partial(woken.append, name)) for name in "abc")
     assert line.is_first(a)
     assert not line.is_first(b)
