@@ -22,7 +22,7 @@ _TURNS_GIVEN_MAX: Final = 16
 _ANSWER_BYTES: Final = 768  # An answer takes its time, however small it is.
 
 
-class Turn:
+class LoopBudget:
     """What was made for readers since the loop last looked at its sockets.
 
     Answers from memory never let go of the loop by themselves; when a turn is over, what is left waits
@@ -101,13 +101,13 @@ class Turn:
         self._turns_given += 1
 
 
-class Line:
+class StepQueue:
     """Those who have more to write than one turn allows, in the order in which they came.
 
     To others that wait for a turn, they count as one, however many they are.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: LoopBudget) -> None:
         self._turn = turn
         self._waiting: dict[Callable[[], None], None] = {}
         self._is_looking = False  # For a turn that has time.
@@ -178,7 +178,7 @@ class Queue:
 
 class Lane:
     def __init__(
-        self, tasks_max: int, turn: Turn, on_crash: Callable[[BaseException], None]
+        self, tasks_max: int, turn: LoopBudget, on_crash: Callable[[BaseException], None]
     ) -> None:
         self._tasks_max = tasks_max
         self._turn = turn

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import structlog
 
 from rollbook.bookie.core.memory_budget import Making
-from rollbook.bookie.read_scheduler import Turn
+from rollbook.bookie.read_scheduler import LoopBudget
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import (
     BookieFailed,
@@ -83,7 +83,9 @@ _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
 
 
 class Answers:
-    def __init__(self, storage: Storage, turn: Turn, frame_bytes_max: int, identity: bytes) -> None:
+    def __init__(
+        self, storage: Storage, turn: LoopBudget, frame_bytes_max: int, identity: bytes
+    ) -> None:
         self._storage = storage
         self._identity = identity
         self._turn = turn

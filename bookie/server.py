@@ -16,7 +16,7 @@ from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.memory_budget import Pool
 from rollbook.bookie.core.partial_request_timeout import LEAST_NS, patience_ns
 from rollbook.bookie.long_polls import LongPolls
-from rollbook.bookie.read_scheduler import Lane, Line, Turn
+from rollbook.bookie.read_scheduler import Lane, LoopBudget, StepQueue
 from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.server_context import Shared
 from rollbook.bookie.stats import Stats
@@ -57,7 +57,7 @@ class BookieServer:
             floor=config.connection_bytes_floor,
             ceiling=config.connection_bytes_max,
         )
-        turn = Turn(clock, lambda: storage.is_about_to_write)
+        turn = LoopBudget(clock, lambda: storage.is_about_to_write)
         self._shared = Shared(
             storage=storage,
             config=config,
@@ -74,8 +74,8 @@ class BookieServer:
             turn=turn,
             ordinary=Lane(config.reads_max, turn, self._on_crash),
             urgent=Lane(config.reads_max, turn, self._on_crash),
-            writers=Line(turn),
-            hurried=Line(turn),
+            writers=StepQueue(turn),
+            hurried=StepQueue(turn),
             buffer=memoryview(bytearray(CHUNK_BYTES_MAX)),
             unfinished=Deadlines(self._frame_timeout_ns),
             kept_waiting=Deadlines(int(config.unread_timeout_s * 1e9)),

@@ -8,7 +8,7 @@ from rollbook.bookie.config import ServerConfig
 from rollbook.bookie.core.deadlines import Deadlines
 from rollbook.bookie.core.memory_budget import Pool
 from rollbook.bookie.long_polls import LongPolls
-from rollbook.bookie.read_scheduler import Lane, Line, Turn
+from rollbook.bookie.read_scheduler import Lane, LoopBudget, StepQueue
 from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -57,11 +57,11 @@ class Shared:
     answers: Answers
     polls: LongPolls
     pool: Pool
-    turn: Turn
+    turn: LoopBudget
     ordinary: Lane
     urgent: Lane
-    writers: Line  # Of answers that take several turns,
-    hurried: Line  # and those of them behind whose answer acks wait.
+    writers: StepQueue  # Of answers that take several turns,
+    hurried: StepQueue  # and those of them behind whose answer acks wait.
     buffer: memoryview  # Everybody receives into it, and empties it at once.
     unfinished: "Deadlines[Connection]"  # In the middle of a request.
     kept_waiting: "Deadlines[Connection]"  # In the middle of a request for the rest of which there is no room.

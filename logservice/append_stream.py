@@ -40,7 +40,7 @@ class _Pending(AppendLaps):
     def __init__(
         self,
         append: StreamAppend,
-        line: "_Line",
+        line: "_BoundLog",
         came_s: float,
         on_settled: "Callable[[_Pending, AppendAck | RollbookError], None]",
     ) -> None:
@@ -60,7 +60,7 @@ class _Pending(AppendLaps):
         self._on_settled(self, told)
 
 
-class _Line:
+class _BoundLog:
     """A log under one ref, from one bind to the next."""
 
     __slots__ = ("failed_number", "is_ordered", "log", "owner", "pending", "task", "uid", "waiting")
@@ -86,7 +86,7 @@ class AppendStream:
         self._stats = stats
         self._bytes_max = bytes_max
         self._loop = asyncio.get_running_loop()
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, _BoundLog] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._bytes = 0  # In flight, or answered and not taken.
         self._results: list[AppendResult] = []
@@ -101,7 +101,7 @@ class AppendStream:
         for bind in binds:
             if bind.ref not in self._lines and len(self._lines) >= _REFS_MAX:
                 raise InvalidRequest(f"a stream has up to {_REFS_MAX} refs")
-            self._lines[bind.ref] = _Line(bind)
+            self._lines[bind.ref] = _BoundLog(bind)
         came_s = self._loop.time()
         for append in appends:
             line = self._lines.get(append.ref)
@@ -185,7 +185,7 @@ class AppendStream:
             line.on_failed(append.number)
         return True
 
-    async def _work_off(self, line: _Line) -> None:
+    async def _work_off(self, line: _BoundLog) -> None:
         """Whatever waits, in its order; for as long as it takes to open the log, and to find room."""
         while line.waiting:
             pending = line.waiting[0]

@@ -38,7 +38,7 @@ async def serve_append_stream(
     try:
         # It is let in: now the client may send. Sooner, a refusal would leave in doubt what met it on its way.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
-        line = _Line(stream, context)
+        line = _AppendCall(stream, context)
         sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
         await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         next(side for side in sides if side.done()).result()
@@ -51,7 +51,7 @@ async def serve_append_stream(
             await stream.close()
 
 
-class _Line:
+class _AppendCall:
     def __init__(self, stream: AppendStream, context: Context) -> None:
         self._stream = stream
         self._context = context

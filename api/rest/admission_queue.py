@@ -13,7 +13,7 @@ from typing import Final
 _REST_S: Final = 0.002  # On a loop with work its rounds would take long.
 
 
-class Line:
+class AdmissionQueue:
     def __init__(self, rounds: int) -> None:
         """`rounds`: of the loop, for each piece."""
         self._rounds = rounds

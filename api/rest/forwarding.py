@@ -23,7 +23,7 @@ from rollbook.proto.tasks import to_its_end
 logger = structlog.get_logger()
 
 
-class _Line:
+class _ChannelSet:
     """Connections that show the same."""
 
     def __init__(self, channels: Channels) -> None:
@@ -46,8 +46,8 @@ class GrpcPeers:
         self._seen = look()
         self._line = self._new_line()
 
-    def _new_line(self) -> _Line:
-        return _Line(Channels(self._security(), options=self._options, shows=self._shows))
+    def _new_line(self) -> _ChannelSet:
+        return _ChannelSet(Channels(self._security(), options=self._options, shows=self._shows))
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
         async with self.channels() as channels:
@@ -65,7 +65,7 @@ class GrpcPeers:
             if line is not self._line:
                 await _end_if_unused(line)
 
-    async def _current(self) -> _Line:
+    async def _current(self) -> _ChannelSet:
         if (seen := self._look()) != self._seen:
             self._seen = seen
             old = self._line
@@ -81,7 +81,7 @@ class GrpcPeers:
         await self._line.channels.close()
 
 
-async def _end_if_unused(old: _Line) -> None:
+async def _end_if_unused(old: _ChannelSet) -> None:
     """Else the last of its calls does."""
     if not old.calls:
         await to_its_end(old.channels.close())

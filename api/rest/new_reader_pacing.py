@@ -14,7 +14,7 @@ What one waits in all is less than a turn (`reader_turns.py`): no turn is over b
 import asyncio
 from typing import Final
 
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 
 ROUNDS: Final = 4  # An append is served in about 16, but for its waits.
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.
@@ -24,7 +24,7 @@ _WAITS_S_MAX: Final = 0.25  # Of one newcomer: a loop that is slower is held up 
 class Newcomer:
     """The pacing of one client, while it is a newcomer."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: AdmissionQueue) -> None:
         self._line = line
         self._unproven_bytes = _UNTAKEN_BYTES_MAX
         self._may_wait_s = _WAITS_S_MAX

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol
 
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.methods import BY_REQUEST
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
 from rollbook.api.rest.reader_turns import Rests, Turns
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
@@ -70,7 +70,7 @@ class Door:
         self._peers = peers
         self.followers: dict[asyncio.Task[Any], None] = {}
         self.rests = Rests()
-        self.newcomers = Line(ROUNDS)
+        self.newcomers = AdmissionQueue(ROUNDS)
         self._turns = Turns()
 
     async def ask(

@@ -23,7 +23,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.event_streams import until_gone
 from rollbook.api.rest.new_reader_pacing import Newcomer
 from rollbook.api.rest.record_json import JSON, Encoding, dumped
@@ -41,7 +41,7 @@ _TEXT_BYTES: Final = 8 * PIECE_BYTES  # As JSON a byte is six at most, `\u0001`.
 class RangeResponse(Response):
     def __init__(
         self,
-        newcomers: Line,
+        newcomers: AdmissionQueue,
         answer: ReadAnswer,
         end: Offset,
         encoding: Encoding,

@@ -46,7 +46,7 @@ from uvicorn.server import ServerState
 
 from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybody
 from rollbook.api.access.certificate_names import names_in
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.response_backpressure import Untaken
@@ -218,7 +218,7 @@ class _Crowd:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.line = Line(_ROUNDS_OF_REQUEST)
+        self.line = AdmissionQueue(_ROUNDS_OF_REQUEST)
         self._connections: dict[_Connection, None] = {}
 
     def enter(self, connection: "_Connection") -> bool:

@@ -123,7 +123,7 @@ class StoreClient:
         self._watches: dict[int, _RunningWatch] = {}
         self._timer: asyncio.TimerHandle | None = None  # Of the call that is due first.
         self._last_id = 0
-        self._line: _Line | None = None
+        self._line: _Link | None = None
         self._flushing = False
         self._trouble, self._advice = "it did not answer", ""
         self._connecting = False
@@ -338,7 +338,7 @@ class StoreClient:
         if self._watches.pop(watch_id, None) is not None and self._line is not None:
             self._line.ask(self._next_id(), StopWatch(watch_id))
 
-    def _start_watches_again(self, line: "_Line") -> None:
+    def _start_watches_again(self, line: "_Link") -> None:
         for watch_id, watch in self._watches.items():
             if watch.since is not None:
                 request_id = self._next_id()
@@ -366,7 +366,7 @@ class StoreClient:
     async def _keep_connected(self) -> None:
         failures = 0
         while True:
-            line = _Line(self)
+            line = _Link(self)
             try:
                 line.channel = await self._connect(line)
                 self._line = line
@@ -387,14 +387,14 @@ class StoreClient:
             pause_s = min(PAUSE_S_MIN * 2.0 ** min(failures, 10), PAUSE_S_MAX)
             await asyncio.sleep(pause_s * self._randomness.uniform(0.5, 1.0))
 
-    async def _connect(self, line: "_Line") -> Channel:
+    async def _connect(self, line: "_Link") -> Channel:
         self._connecting = True
         try:
             return await self._connector.connect(line, self._session_timeout_s / 3)
         finally:
             self._connecting = False
 
-    async def _attend(self, line: "_Line") -> str:
+    async def _attend(self, line: "_Link") -> str:
         """Keeps the session alive until the connection is lost; returns how that came."""
         while True:
             interval_s = self._session_timeout_s / 3
@@ -410,7 +410,7 @@ class StoreClient:
             if line.welcomed:
                 line.ask(self._next_id(), Sync())
 
-    def _lose(self, line: "_Line") -> None:
+    def _lose(self, line: "_Link") -> None:
         self._line = None
         line.lost.set()
         line.channel.close()
@@ -423,7 +423,7 @@ class StoreClient:
             if not self._closed:
                 logger.warning("metadata_connection_lost", session=self._session)
 
-    def on_message(self, line: "_Line", message: FromService) -> None:
+    def on_message(self, line: "_Link", message: FromService) -> None:
         match message:
             case Answer(request_id, commit, result):
                 self._heard_commit = commit
@@ -437,7 +437,7 @@ class StoreClient:
             case Expired(session):
                 self._on_expired(line, session)
 
-    def _on_answer(self, line: "_Line", request_id: int, result: Result | RollbookError) -> None:
+    def _on_answer(self, line: "_Link", request_id: int, result: Result | RollbookError) -> None:
         refused = isinstance(result, RollbookError)
         if (watch := line.starting.pop(request_id, None)) is not None:
             watch.running = not refused
@@ -449,7 +449,7 @@ class StoreClient:
         else:
             call.answer.set_result(result)
 
-    def _on_welcome(self, line: "_Line", welcome: Welcome) -> None:
+    def _on_welcome(self, line: "_Link", welcome: Welcome) -> None:
         if welcome.store != self._store:  # Other numbers: nothing that was heard counts here.
             for watch in self._watches.values():
                 watch.since = None if watch.since is None else 0
@@ -462,7 +462,7 @@ class StoreClient:
         self._start_watches_again(line)
         self._flush()
 
-    def _on_expired(self, line: "_Line", session: SessionId) -> None:
+    def _on_expired(self, line: "_Link", session: SessionId) -> None:
         logger.warning("metadata_session_expired", session=session)
         self._pause_watches()
         self._session = NO_SESSION
@@ -478,7 +478,7 @@ class StoreClient:
 _CLOSED: Final = "this metadata store was closed"
 
 
-class _Line:
+class _Link:
     """One connection, from its making to its loss."""
 
     def __init__(self, client: StoreClient) -> None:

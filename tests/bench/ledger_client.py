@@ -126,7 +126,7 @@ class Network:
     """A `Transport` of lines that end here."""
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LoopbackTransport] = []
 
     async def listen(self, factory: ProtocolFactory, address: Address) -> Listener:
         raise NotImplementedError
@@ -135,13 +135,13 @@ class Network:
         self, factory: ProtocolFactory, address: Address, timeout_s: float
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         protocol = factory()
-        line = Line(protocol)
+        line = LoopbackTransport(protocol)
         protocol.connection_made(line)
         self.lines.append(line)
         return line, protocol
 
 
-class Line(asyncio.Transport):
+class LoopbackTransport(asyncio.Transport):
     """What its client writes is answered by `answer`, as bytes, which `hear` hands over."""
 
     def __init__(self, protocol: Any) -> None:

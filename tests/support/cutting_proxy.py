@@ -71,7 +71,7 @@ class CuttingProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cutting-proxy")
         self._server: asyncio.Server
-        self._lines: dict[_Line, None] = {}
+        self._lines: dict[_ProxiedConnection, None] = {}
         self._fault: _Fault | None = None
         self._refuses = False
         self._held: tuple[Direction, ...] = ()
@@ -153,7 +153,7 @@ class CuttingProxy:
             host, port = self._server.sockets[0].getsockname()
             self.address = f"{host}:{port}"
 
-    async def _connect(self, line: "_Line") -> None:
+    async def _connect(self, line: "_ProxiedConnection") -> None:
         def make() -> "_ServerSide":
             return _ServerSide(line)
 
@@ -181,7 +181,7 @@ class CuttingProxy:
         for line in list(self._lines):
             line.flush()
 
-    def on_request(self, line: "_Line", request_id: int) -> None:
+    def on_request(self, line: "_ProxiedConnection", request_id: int) -> None:
         fault, self._fault = self._fault, None
         if fault is _Fault.LOSE_REQUEST:
             line.cut()
@@ -190,7 +190,7 @@ class CuttingProxy:
 
 
 @dataclass(eq=False)
-class _Line:
+class _ProxiedConnection:
     """One connection from the client, and ours to the server."""
 
     proxy: CuttingProxy
@@ -259,14 +259,14 @@ class _ClientSide(asyncio.Protocol):
     def __init__(self, proxy: CuttingProxy) -> None:
         self._proxy = proxy
         self._frames = _Frames()
-        self._line: _Line | None = None
+        self._line: _ProxiedConnection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         if self._proxy._refuses:
             transport.abort()
             return
-        self._line = _Line(self._proxy, transport)
+        self._line = _ProxiedConnection(self._proxy, transport)
         self._proxy._lines[self._line] = None
         self._line.connecting = self._proxy._loop.create_task(self._proxy._connect(self._line))
 
@@ -281,7 +281,7 @@ class _ClientSide(asyncio.Protocol):
 
 
 class _ServerSide(asyncio.Protocol):
-    def __init__(self, line: _Line) -> None:
+    def __init__(self, line: _ProxiedConnection) -> None:
         self._line = line
         self._frames = _Frames()
 

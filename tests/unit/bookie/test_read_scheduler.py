@@ -7,14 +7,16 @@ from typing import cast
 
 import pytest
 
-from rollbook.bookie.read_scheduler import Asked, Lane, Line, Queue, Turn
+from rollbook.bookie.read_scheduler import Asked, Lane, LoopBudget, Queue, StepQueue
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import Call
 from tests.support.clocks import StandingClock
 
 
-def turn_of(adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None) -> Turn:
-    return Turn(clock or StandingClock(10**9), adds_wait)
+def turn_of(
+    adds_wait: Callable[[], bool] = lambda: False, clock: Clock | None = None
+) -> LoopBudget:
+    return LoopBudget(clock or StandingClock(10**9), adds_wait)
 
 
 async def test_who_comes_while_the_last_task_ends_is_served() -> None:
@@ -268,7 +270,7 @@ async def test_what_can_wait_does_while_adds_are_about_to_be_written_but_not_for
 
 async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
     turn = turn_of()
-    line, lane = Line(turn), Lane(4, turn, lambda error: None)
+    line, lane = StepQueue(turn), Lane(4, turn, lambda error: None)
     written: list[int] = []
 
     def writer(number: int) -> Callable[[], None]:
@@ -301,7 +303,7 @@ async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
 
 
 async def test_a_line_goes_on_when_one_of_it_fails_and_without_who_leaves_it() -> None:
-    line = Line(turn_of())
+    line = StepQueue(turn_of())
     gone_on: list[str] = []
     failures: list[object] = []
     asyncio.get_running_loop().set_exception_handler(

@@ -125,7 +125,7 @@ class Door(asyncio.Protocol):
 
 
 @dataclass(eq=False)
-class Line(asyncio.Protocol):
+class DoorConnection(asyncio.Protocol):
     """One connection, at a client."""
 
     mail: Mail
@@ -207,16 +207,16 @@ class Line(asyncio.Protocol):
         self._transport.write(self.mail.post([message]))
 
 
-async def connect(mail: Mail, transport: Transport, server: str) -> Line:
+async def connect(mail: Mail, transport: Transport, server: str) -> DoorConnection:
     """`server`: its name, or its address. Raises `ServerUnreachable`: nothing was sent."""
     host, _, port = server.partition(":")
     try:
         _, line = await transport.connect(
-            lambda: Line(mail), Address(host, int(port or PORT)), CONNECT_S
+            lambda: DoorConnection(mail), Address(host, int(port or PORT)), CONNECT_S
         )
     except Unavailable as error:
         raise ServerUnreachable(server=server) from error
-    assert isinstance(line, Line)
+    assert isinstance(line, DoorConnection)
     return line
 
 
@@ -225,7 +225,7 @@ class Peers:
 
     def __init__(self, mail: Mail, transport: Transport) -> None:
         self._mail, self._transport = mail, transport
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, DoorConnection] = {}
 
     async def ask(
         self, asked: service_words.GetTail, address: str, due: float
@@ -243,4 +243,4 @@ class Peers:
             line.close()
 
 
-__all__ = ("Door", "Line", "Peers", "Submit", "Told", "connect")
+__all__ = ("Door", "DoorConnection", "Peers", "Submit", "Told", "connect")

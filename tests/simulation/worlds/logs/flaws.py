@@ -342,7 +342,7 @@ async def _read_barrier_from_memory(self: owner.Owner) -> Offset:
 
 
 _owner_of = LogServer.owner_of
-_new_line = append_stream._Line.__init__
+_new_line = append_stream._BoundLog.__init__
 
 
 async def _owner_of_the_name(
@@ -736,7 +736,7 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         (
             (LogServer, "owner_of", _owner_of_the_name),
-            (append_stream._Line, "__init__", _line_of_the_name),
+            (append_stream._BoundLog, "__init__", _line_of_the_name),
         ),
         drill="replacement",
     ),

@@ -67,7 +67,7 @@ from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import Main, Node, World
 from tests.simulation.schedule import Case, Step
 from tests.simulation.worlds.logs import plan, words
-from tests.simulation.worlds.logs.door import Line, Submit, connect
+from tests.simulation.worlds.logs.door import DoorConnection, Submit, connect
 
 ATTEMPT_S: Final = 0.7
 PATIENCE_S: Final = 1.5  # Of whoever does not have to have it.
@@ -120,7 +120,7 @@ class Caller:
     def __init__(self, sums: Sums, node: Node) -> None:
         self._sums, self._node = sums, node
         self._chance = random.Random(node.randomness.getrandbits(64))
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, DoorConnection] = {}
         self._owners: dict[str, str] = {}  # By log, as far as was told.
 
     def server_for(self, log: str) -> str:
@@ -139,13 +139,13 @@ class Caller:
     def found(self, log: str, server: str) -> None:
         self._owners[log] = server
 
-    async def line(self, server: str) -> Line:
+    async def line(self, server: str) -> DoorConnection:
         line = self._lines.get(server)
         if line is None or line.is_lost:
             line = self._lines[server] = await self.new_line(server)
         return line
 
-    async def new_line(self, server: str) -> Line:
+    async def new_line(self, server: str) -> DoorConnection:
         return await connect(self._sums.mail, self._node.transport, server)
 
     async def settle(
@@ -832,7 +832,7 @@ class _Sink:
                 self._caller.learn(self._log, error)
             await asyncio.sleep(_PAUSE_S * (1 + self._chance.random()))
 
-    async def _send_over(self, line: Line, server: str) -> None:
+    async def _send_over(self, line: DoorConnection, server: str) -> None:
         """Until it fails, or nothing is pending. Raises what it fails of."""
         bind: tuple[service_words.Bind, ...] = (
             service_words.Bind(0, self._name, True, self._sums.uids[self._log]),
@@ -848,7 +848,11 @@ class _Sink:
             line.close()
 
     async def _send_all(
-        self, line: Line, server: str, bind: tuple[service_words.Bind, ...], sent: deque[_Batch]
+        self,
+        line: DoorConnection,
+        server: str,
+        bind: tuple[service_words.Bind, ...],
+        sent: deque[_Batch],
     ) -> None:
         """`sent`: those whose result is not known yet."""
         while self._pending:

@@ -27,7 +27,7 @@ OURS = [error for error in every_error() if error.__module__ == errors.__name__]
 IDS = {"head": 5, "log": "ns/log", "is_last": True, "uid": b"\x00\xff", "marks": ("a", "b")}
 
 
-class Line:
+class StatusClient:
     """A client that shows statuses as they are."""
 
     def __init__(self, core: FakeCore, channels: Channels, address: str) -> None:
@@ -57,12 +57,12 @@ async def _all_of(call: Any) -> None:
 
 
 @pytest.fixture
-async def line() -> AsyncIterator[Line]:
+async def line() -> AsyncIterator[StatusClient]:
     core = FakeCore(FakeCluster())
     core.cluster.make(str(LOG))
     server = await GrpcServer.start(core, GrpcConfig(Address("127.0.0.1", 0)))
     channels = Channels(Security())
-    yield Line(core, channels, str(server.address))
+    yield StatusClient(core, channels, str(server.address))
     await channels.close()
     await server.close(0)
 
@@ -82,7 +82,7 @@ def assert_same(heard: RollbookError, said: RollbookError) -> None:
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m.kind is not Kind.APPEND_STREAM], ids=lambda m: m.name
 )
-async def test_every_error_of_every_call(line: Line, method: Method) -> None:
+async def test_every_error_of_every_call(line: StatusClient, method: Method) -> None:
     word = sample(method.request)
     for kind in OURS:
         said = raised(kind)
@@ -96,7 +96,7 @@ async def test_every_error_of_every_call(line: Line, method: Method) -> None:
     "method", [m for m in METHODS if m.kind is Kind.CALL], ids=lambda m: m.name
 )
 async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
-    line: Line, method: Method, monkeypatch: pytest.MonkeyPatch
+    line: StatusClient, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiting writer got `Deadline Exceeded` when its own deadline ended."""
     never = asyncio.Event()
@@ -114,7 +114,7 @@ async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
     assert_same(failure_of(method, own), late(method))
 
 
-async def test_every_error_of_an_append_stream(line: Line) -> None:
+async def test_every_error_of_an_append_stream(line: StatusClient) -> None:
     results: asyncio.Queue[tuple[AppendAck | None, RollbookError | None]] = asyncio.Queue()
     stream = AppendLine(line.channels, line.address)
     ref = stream.bind(LOG, is_ordered=False)
@@ -132,7 +132,7 @@ async def test_every_error_of_an_append_stream(line: Line) -> None:
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
 async def test_every_error_that_ends_an_append_stream(
-    line: Line, kind: type[RollbookError], monkeypatch: pytest.MonkeyPatch
+    line: StatusClient, kind: type[RollbookError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused client has sent nothing on the stream, and the error says so."""
     results: asyncio.Queue[RollbookError | None] = asyncio.Queue()
@@ -155,7 +155,7 @@ async def test_every_error_that_ends_an_append_stream(
     await stream.close()
 
 
-async def test_an_error_in_the_middle_of_a_stream(line: Line) -> None:
+async def test_an_error_in_the_middle_of_a_stream(line: StatusClient) -> None:
     method = next(m for m in METHODS if m.name == "ReadStream")
     line.core.cluster.logs[LOG].append(pack_block([b"x"] * 10), None)
     for kind in OURS:

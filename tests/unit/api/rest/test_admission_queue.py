@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rollbook.api.rest import admission_queue as line
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 from tests.unit.api.rest.loop_rounds import Loop
 
 ROUNDS = 5
@@ -25,14 +25,14 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)
 
 
-async def gone_at(line: Line, loop: Loop, patience_s: float | None = None) -> int:
+async def gone_at(line: AdmissionQueue, loop: Loop, patience_s: float | None = None) -> int:
     await line.wait(patience_s)
     return loop.rounds
 
 
 @pytest.mark.usefixtures("no_clock")
 async def test_however_many_come_one_goes_in_so_many_rounds(loop: Loop) -> None:
-    line = Line(ROUNDS)
+    line = AdmissionQueue(ROUNDS)
     found = await asyncio.gather(*(gone_at(line, loop) for _ in range(20)))
     gaps = [b - a for a, b in pairwise(found)]  # Who waits goes on in the round behind.
     assert gaps == [ROUNDS + 1, *[ROUNDS] * 18], "first come, first served"
@@ -40,7 +40,7 @@ async def test_however_many_come_one_goes_in_so_many_rounds(loop: Loop) -> None:
 
 @pytest.mark.usefixtures("no_clock")
 async def test_whoever_finds_nobody_goes_at_once(loop: Loop) -> None:
-    line = Line(ROUNDS)
+    line = AdmissionQueue(ROUNDS)
     for _ in range(3):
         before = loop.rounds
         assert await gone_at(line, loop) == before
@@ -52,7 +52,7 @@ async def test_whoever_finds_nobody_goes_at_once(loop: Loop) -> None:
 
 async def test_a_loop_with_work_goes_round_once_for_each(loop: Loop) -> None:
     loop.work_s = line._REST_S
-    found = await asyncio.gather(*(gone_at(one, loop) for one in [Line(ROUNDS)] * 5))
+    found = await asyncio.gather(*(gone_at(one, loop) for one in [AdmissionQueue(ROUNDS)] * 5))
     assert all(b - a <= 2 for a, b in pairwise(found))
 
 
@@ -60,7 +60,7 @@ async def test_patience_ends_a_wait_and_the_place_in_line(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)
-    endless = Line(10**9)
+    endless = AdmissionQueue(10**9)
     await endless.wait()
     await endless.wait(0.001)
     assert not endless._waiting
@@ -68,7 +68,7 @@ async def test_patience_ends_a_wait_and_the_place_in_line(
 
 @pytest.mark.usefixtures("no_clock")
 async def test_whoever_leaves_the_line_holds_up_nobody(loop: Loop) -> None:
-    line = Line(ROUNDS)
+    line = AdmissionQueue(ROUNDS)
     await line.wait()
     before = loop.rounds
     first, second, third = (asyncio.create_task(gone_at(line, loop)) for _ in range(3))

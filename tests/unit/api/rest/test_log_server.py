@@ -453,7 +453,9 @@ async def test_who_was_answered_waits_for_nobody_who_has_just_come(
         for _ in range(2):
             writer.write(_HEAD + b"\r\n")
             assert (await reader.readuntil(b"OK\n")).startswith(b"HTTP/1.1 200")
-            monkeypatch.setattr(admission_queue.Line, "wait", lambda *_: asyncio.Event().wait())
+            monkeypatch.setattr(
+                admission_queue.AdmissionQueue, "wait", lambda *_: asyncio.Event().wait()
+            )
         writer.close()
 
 
@@ -462,9 +464,9 @@ async def test_however_many_come_at_once_none_waits_long_for_others(
 ) -> None:
     monkeypatch.setattr(admission_queue, "_REST_S", 2 * DEADLINE_S)
     monkeypatch.setattr(module, "_FIRST_WAITS_S_MAX", 0.001)
-    endless = admission_queue.Line(10**9)
+    endless = admission_queue.AdmissionQueue(10**9)
     await endless.wait()
-    monkeypatch.setattr(admission_queue.Line, "wait", endless.wait)
+    monkeypatch.setattr(admission_queue.AdmissionQueue, "wait", endless.wait)
     assert (await there.client.get("/healthz")).status == 200
 
 
@@ -645,11 +647,11 @@ async def test_a_head_in_pieces_waits_no_longer_than_one_that_comes_at_once(
 ) -> None:
     told: asyncio.Queue[float] = asyncio.Queue()
 
-    async def wait(_: admission_queue.Line, patience_s: float) -> None:
+    async def wait(_: admission_queue.AdmissionQueue, patience_s: float) -> None:
         told.put_nowait(patience_s)
         await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(admission_queue.Line, "wait", wait)
+    monkeypatch.setattr(admission_queue.AdmissionQueue, "wait", wait)
     monkeypatch.setattr(module._Connection, "_first_may_wait_s", 600.0)
     _, writer = await asyncio.open_connection(*_place(there))
     left_s = []
@@ -673,7 +675,7 @@ async def _in_line_for_ever(
         in_line.release()
         await asyncio.Event().wait()
 
-    patch.setattr(admission_queue.Line, "wait", wait)
+    patch.setattr(admission_queue.AdmissionQueue, "wait", wait)
     async with asyncio.timeout(DEADLINE_S):
         callers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
         for _, writer in callers:

@@ -18,7 +18,7 @@ from rollbook.api.rest import (
 from rollbook.api.rest import (
     new_reader_pacing as newcomers,
 )
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import Newcomer
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import LogName
@@ -56,7 +56,7 @@ async def rounds_of_a_wait(newcomer: Newcomer, loop: Loop) -> int:
 
 
 async def test_whoever_took_what_nothing_could_hold_for_him_waits_no_more(loop: Loop) -> None:
-    busy = Line(10)
+    busy = AdmissionQueue(10)
     newcomer = Newcomer(busy)
     await busy.wait()
     newcomer.on_told(MUCH - 1)
@@ -73,7 +73,7 @@ async def test_what_a_newcomer_waits_is_bounded_however_slow_the_loop_is(
     """And however many are in line."""
     monkeypatch.setattr(line, "_REST_S", 3600)
     monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 0.001)
-    endless = Line(10**9)
+    endless = AdmissionQueue(10**9)
     await endless.wait()
     newcomer = Newcomer(endless)
     assert await rounds_of_a_wait(newcomer, loop) > 0

@@ -23,7 +23,7 @@ from rollbook.api.rest import (
 from rollbook.api.rest import (
     response_backpressure as untaken,
 )
-from rollbook.api.rest.admission_queue import Line
+from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
 from rollbook.api.rest.range_response import RangeResponse
 from rollbook.api.rest.record_json import Encoding
@@ -104,10 +104,10 @@ def serve(
     method: str = "GET",
     room: Untaken | None = None,
     end: int | None = None,
-    in_line: Line | None = None,
+    in_line: AdmissionQueue | None = None,
 ) -> asyncio.Task[None]:
     wanted = answer.next_offset if end is None else Offset(end)
-    response = RangeResponse(in_line or Line(ROUNDS), answer, wanted, Encoding.AUTO, {})
+    response = RangeResponse(in_line or AdmissionQueue(ROUNDS), answer, wanted, Encoding.AUTO, {})
     scope = {"type": "http", "method": method, "path": "/v1/some-log"}
     room = room or Untaken(2**24)
     return asyncio.ensure_future(room.serve(response, scope, client.receive, client.send))
@@ -165,7 +165,7 @@ async def test_newcomers_have_theirs_made_in_one_line_until_they_have_shown_that
 ) -> None:
     monkeypatch.setattr(line, "_REST_S", 3600)  # Rounds alone count.
     monkeypatch.setattr(newcomers, "_WAITS_S_MAX", 3600)
-    in_line, loop, rounds = Line(ROUNDS), Loop(), list[int]()
+    in_line, loop, rounds = AdmissionQueue(ROUNDS), Loop(), list[int]()
     serving = asyncio.gather(*(serve(Client(), in_line=in_line) for _ in range(3)))
     while not serving.done():
         rounds += [loop.rounds] * (len(made) - len(rounds))

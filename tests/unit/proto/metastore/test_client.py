@@ -301,7 +301,7 @@ async def test_what_was_said_to_be_unsent_stays_unsent(how: str) -> None:
     else:
         waiting.answer.cancel()
     asked = len(script.asked)
-    line = store._line = client._Line(store)
+    line = store._line = client._Link(store)
     line.channel, line.welcomed = script, True  # type: ignore[assignment]  # It is both.
     store._flush()
     assert len(script.asked) == asked
