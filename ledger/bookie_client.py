@@ -23,7 +23,7 @@ from rollbook.ledger.add_channel import AddChannel, WaitingAdds
 from rollbook.ledger.capacity import Room
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, Outbox, in_pieces
-from rollbook.ledger.tick_flush import Turn
+from rollbook.ledger.tick_flush import TickFlush
 from rollbook.proto.errors import (
     BadFrame,
     BookieTimeout,
@@ -120,7 +120,7 @@ class BookieClient(asyncio.BufferedProtocol):
         version: int,
         config: ClientConfig,
         txn_ids: Iterator[int],
-        turn: Turn,
+        turn: TickFlush,
         buffer: memoryview,
         on_lost: Callable[["BookieClient", RollbookError], None],
     ) -> None:

@@ -29,7 +29,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.shared_timer import Ticker
-from rollbook.ledger.tick_flush import Turn
+from rollbook.ledger.tick_flush import TickFlush
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.errors import (
     BookieTimeout,
@@ -80,7 +80,7 @@ class Bookies:
         self.ticker: Final = Ticker(self.tick_s)
         rest_s = config.explicit_lac_idle_ms / 1000
         self.rests: Final = Ticker(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
-        self.turn: Final = Turn()
+        self.turn: Final = TickFlush()
         self._watcher = watcher
         self._config = config
         self._health = health
@@ -277,7 +277,7 @@ class _Shared:
     config: ClientConfig
     health: Health
     txn_ids: Iterator[int]
-    turn: Turn
+    turn: TickFlush
     buffer: memoryview
     address_of: Callable[[BookieId], Address | None]
     names_itself: Callable[[BookieId], bool]

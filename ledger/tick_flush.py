@@ -12,7 +12,7 @@ from collections.abc import Callable
 _Step = Callable[[], None]
 
 
-class Turn:
+class TickFlush:
     def __init__(self) -> None:
         self.is_shared = False  # Several hand out in it: what the first one brings has company.
         self._loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.methods import BY_REQUEST
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
-from rollbook.api.rest.reader_turns import Rests, Turns
+from rollbook.api.rest.reader_turns import ReaderTurns, Rests
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.messages import (
     AtTail,
@@ -71,7 +71,7 @@ class Door:
         self.followers: dict[asyncio.Task[Any], None] = {}
         self.rests = Rests()
         self.newcomers = AdmissionQueue(ROUNDS)
-        self._turns = Turns()
+        self._turns = ReaderTurns()
 
     async def ask(
         self, word: Any, asking: Asking, *, more_ms: int = 0, due: float | None = None

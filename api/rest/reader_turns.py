@@ -22,7 +22,7 @@ Through = Callable[[Read, ReadStream], Events]
 Stand = Callable[[Position], Awaitable[Progress]]
 
 
-class Turns:
+class ReaderTurns:
     """Followers that are behind read in turns. A turn holds some runs of records in memory, sent and read ahead.
 
     First come, first served; a waiting follower has no reader, hence nothing in memory, and gets with
@@ -34,7 +34,7 @@ class Turns:
 
     def __init__(self, count: int = TURNS) -> None:
         self._free = count
-        self._queue: dict[_Turn, None] = {}
+        self._queue: dict[_ReaderTurn, None] = {}
 
     async def take(
         self, watch: Callable[[Through], Events], stand: Stand, stands: Offset | None = None
@@ -43,7 +43,7 @@ class Turns:
 
         `stands`: the position of a follower that resumes.
         """
-        turn = _Turn(self)
+        turn = _ReaderTurn(self)
 
         def through(read: Read, asked: ReadStream) -> Events:
             return _in_turns(turn, read, asked, stand, stands)
@@ -57,18 +57,18 @@ class Turns:
         finally:
             turn.give_up()
 
-    def try_take(self, turn: "_Turn") -> bool:
+    def try_take(self, turn: "_ReaderTurn") -> bool:
         if not self._free:
             return False
         self._free -= 1
         self.leave(turn)
         return True
 
-    def enter(self, turn: "_Turn") -> None:
+    def enter(self, turn: "_ReaderTurn") -> None:
         self._queue[turn] = None  # A turn that is queued keeps its place.
         self._hand_out()
 
-    def leave(self, turn: "_Turn") -> None:
+    def leave(self, turn: "_ReaderTurn") -> None:
         self._queue.pop(turn, None)
 
     def release(self) -> None:
@@ -86,7 +86,7 @@ class Turns:
 
 
 async def _in_turns(
-    turn: "_Turn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
+    turn: "_ReaderTurn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
     """A follower that has caught up needs no turn: what it waits for is in nobody's memory yet. Once it has its
     position, what cannot be opened for now is tried again, as long as its position is known at least.
@@ -133,7 +133,9 @@ async def _in_turns(
             await events.aclose()
 
 
-async def _wait(turn: "_Turn", asked: ReadStream, stand: Stand, stands: Offset | None) -> Events:
+async def _wait(
+    turn: "_ReaderTurn", asked: ReadStream, stand: Stand, stands: Offset | None
+) -> Events:
     """The follower's position, with each heartbeat until its turn begins."""
     now, heartbeat_s, misses = asyncio.get_running_loop().time, asked.heartbeat_ms / 1000, 0
     while not await turn.wait_until(now() + heartbeat_s):
@@ -173,10 +175,10 @@ def _size_of(event: Any) -> int:
     return sum(map(len, event.blocks)) if isinstance(event, Records) else 0
 
 
-class _Turn:
+class _ReaderTurn:
     """The turn of one follower, which begins and ends repeatedly."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: ReaderTurns) -> None:
         self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Timeout | None = None  # Ends the wait when the turn begins.

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from rollbook.ledger.tick_flush import Turn
+from rollbook.ledger.tick_flush import TickFlush
 
 
 async def test_all_is_handed_out_before_anything_is_written_and_in_one_round_of_the_loop() -> None:
-    turn, done = Turn(), list[str]()
+    turn, done = TickFlush(), list[str]()
     turn.write_out(partial(done.append, "written"))
     turn.hand_out(partial(done.append, "handed out"))
     turn.hand_out(partial(done.append, "handed out by another"))
@@ -21,14 +21,14 @@ async def test_all_is_handed_out_before_anything_is_written_and_in_one_round_of_
 
 
 async def test_what_is_handed_out_is_written_in_the_same_turn() -> None:
-    turn, done = Turn(), list[str]()
+    turn, done = TickFlush(), list[str]()
     turn.hand_out(lambda: turn.write_out(partial(done.append, "written")))
     await asyncio.sleep(0)
     assert done == ["written"]
 
 
 async def test_what_comes_up_while_a_turn_ends_is_of_the_next_one() -> None:
-    turn, done = Turn(), list[str]()
+    turn, done = TickFlush(), list[str]()
     turn.hand_out(lambda: turn.hand_out(partial(done.append, "handed out")))
     turn.write_out(lambda: turn.write_out(partial(done.append, "written")))
     await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_what_comes_up_while_a_turn_ends_is_of_the_next_one() -> None:
 async def test_a_writer_that_is_broken_keeps_no_other_from_writing() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    turn, done = Turn(), list[str]()
+    turn, done = TickFlush(), list[str]()
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -66,10 +66,10 @@ def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
         done.append("interrupted")
         raise KeyboardInterrupt
 
-    async def make() -> Turn:
-        return Turn()
+    async def make() -> TickFlush:
+        return TickFlush()
 
-    async def go_on(turn: Turn) -> None:
+    async def go_on(turn: TickFlush) -> None:
         turn.hand_out(partial(done.append, "handed out later"))
         await asyncio.sleep(0)
 
@@ -93,7 +93,7 @@ def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
 
 
 async def test_who_hands_out_knows_whether_others_do() -> None:
-    turn, shared = Turn(), list[bool]()
+    turn, shared = TickFlush(), list[bool]()
 
     def hand_out() -> None:
         shared.append(turn.is_shared)

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 
 from rollbook.api.access.authenticator import Doorkeeper, anybody
 from rollbook.api.rest import event_streams
-from rollbook.api.rest.reader_turns import Turns
+from rollbook.api.rest.reader_turns import ReaderTurns
 from rollbook.api.rest.record_json import (
     NDJSON as NDJSON_TYPE,
 )
@@ -794,7 +794,7 @@ async def test_browsers_come_no_more_when_they_have_heard_their_range(
     asked = f"{RECORDS}?from=0&until=2&heartbeat_ms=100"
     assert events_in((await there.get(asked, **SSE)).body)[-1][1] == "stopped"
     for count in (1, 0):
-        monkeypatch.setattr(there.door, "_turns", Turns(count))
+        monkeypatch.setattr(there.door, "_turns", ReaderTurns(count))
         answer = await there.get(asked, **SSE, **{"last-event-id": "2"})
         assert (answer.status, answer.body) == (204, b"")
 

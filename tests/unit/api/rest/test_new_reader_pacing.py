@@ -191,7 +191,7 @@ async def test_a_newcomer_who_goes_while_he_waits_leaves_nothing_behind(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Newcomer, "wait", wait)
-    turns = reader_turns.Turns(1)
+    turns = reader_turns.ReaderTurns(1)
     monkeypatch.setattr(there.door, "_turns", turns)
     log_of(there).append(pack_block([b"x" * 700] * 300), None)
     async with asyncio.timeout(DEADLINE_S), there.open("GET", TO_THE_TAIL, b"", **SSE) as stream:

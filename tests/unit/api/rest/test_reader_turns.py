@@ -10,7 +10,7 @@ import pytest
 
 from rollbook.api.rest import event_streams
 from rollbook.api.rest import reader_turns as shared_room
-from rollbook.api.rest.reader_turns import Events, Through, Turns
+from rollbook.api.rest.reader_turns import Events, ReaderTurns, Through
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import AtOffset, Latest, LogName, Offset, Position
 from rollbook.logservice.messages import (
@@ -54,7 +54,7 @@ async def stand(position: Position) -> Progress:
     return Progress(Offset(7), Offset(0), Offset(9), 2, 0, 0, WaitsFor.THROTTLE)
 
 
-def take(turns: Turns, reader: Reader, asked: ReadStream = ASKED) -> Events:
+def take(turns: ReaderTurns, reader: Reader, asked: ReadStream = ASKED) -> Events:
     def read(word: ReadStream) -> Events:
         reader.word = word
         return reader.read()
@@ -76,7 +76,7 @@ async def settled() -> None:
 
 
 async def test_those_who_are_behind_read_in_turns() -> None:
-    turns, readers = Turns(2), [Reader(RECORDS, RECORDS) for _ in range(3)]
+    turns, readers = ReaderTurns(2), [Reader(RECORDS, RECORDS) for _ in range(3)]
     told = [take(turns, reader) for reader in readers]
     assert [await anext(each) for each in told[:2]] == [RECORDS, RECORDS]
     third = asyncio.ensure_future(anext(told[2]))
@@ -92,7 +92,7 @@ async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch
     """A follower that waits for the next turn has no reader."""
     monkeypatch.setattr(shared_room, "_TURN_BYTES", 30)
     records = Records((b"x" * 10,), Offset(4), Offset(5))
-    turns, told = Turns(1), list[int]()
+    turns, told = ReaderTurns(1), list[int]()
     readers = [Reader(*[records] * 4), Reader(records)]
 
     async def follow(number: int) -> None:
@@ -108,7 +108,7 @@ async def test_a_turn_goes_on_until_much_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> None:
-    turns = Turns(1)
+    turns = ReaderTurns(1)
     live = take(turns, Reader(CaughtUp(Offset(0)), RECORDS, FellBehind(Offset(9)), RECORDS))
     assert await anext(live) == CaughtUp(Offset(0))
     assert await anext(live) == RECORDS
@@ -125,7 +125,7 @@ async def test_whoever_has_caught_up_takes_no_turn_until_he_falls_behind() -> No
 
 async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_room, "_TURN_S", 0.01)
-    turns, stuck = Turns(1), Reader(RECORDS)
+    turns, stuck = ReaderTurns(1), Reader(RECORDS)
     stuck.may_answer.clear()
     first, second = take(turns, stuck), take(turns, Reader(RECORDS))
     waiting = asyncio.ensure_future(anext(first))
@@ -142,7 +142,7 @@ async def test_whoever_waits_for_long_holds_nobody_up(monkeypatch: pytest.Monkey
 
 async def test_whoever_waits_for_a_turn_is_told_where_he_stands_and_reads_from_there() -> None:
     """RL3: with each heartbeat, and its place in the queue is kept."""
-    turns, reader, later = Turns(1), Reader(RECORDS), Reader(RECORDS)
+    turns, reader, later = ReaderTurns(1), Reader(RECORDS), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     waiting = take(turns, reader, replace(ASKED, heartbeat_ms=200))
@@ -172,7 +172,7 @@ async def test_a_turn_begins_while_he_is_being_told_where_he_stands(
         await asyncio.Event().wait()
         return await stand(position)
 
-    turns, word = Turns(1), replace(ASKED, heartbeat_ms=10)
+    turns, word = ReaderTurns(1), replace(ASKED, heartbeat_ms=10)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     waiting = turns.take(
@@ -190,7 +190,7 @@ async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_room, "_TURN_S", 100)
-    turns = Turns(1)
+    turns = ReaderTurns(1)
     first, slow = take(turns, Reader(RECORDS)), Reader(RECORDS)
     await anext(first)
     told = take(turns, slow, replace(ASKED, heartbeat_ms=10))
@@ -208,7 +208,7 @@ async def test_no_turn_begins_for_whoever_does_not_take_what_he_is_told(
 async def test_whoever_is_cancelled_just_when_his_turn_comes_takes_it_not_with_him(
     times: int,
 ) -> None:
-    turns = Turns(1)
+    turns = ReaderTurns(1)
     first, waiting = take(turns, Reader(RECORDS)), take(turns, Reader(RECORDS))
     await anext(first)
     heard = asyncio.ensure_future(anext(waiting))
@@ -235,7 +235,7 @@ async def test_what_cannot_be_read_for_now_is_tried_again_once_he_was_told(
         yield await asyncio.sleep(0, RECORDS) if not errors else raised(errors.pop(0))
 
     opened: list[Position] = []
-    turns = Turns(1)
+    turns = ReaderTurns(1)
     stands = Offset(7) if was_told else None
     told = turns.take(lambda through: through(fails, ASKED), stand, stands)
     if not was_told:
@@ -257,7 +257,7 @@ def raised(error: Exception) -> Any:
 
 async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_read() -> None:
     """And is not refused for where the log had come to while it waited."""
-    turns, reader = Turns(1), Reader(RECORDS)
+    turns, reader = ReaderTurns(1), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     asked = replace(ASKED, until_offset=Offset(5), heartbeat_ms=10)
@@ -271,7 +271,7 @@ async def test_whoever_is_beyond_his_range_when_his_turn_comes_has_nothing_to_re
 
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_whoever_leaves_while_he_waits_takes_no_turn_with_him(*, is_heard: bool) -> None:
-    turns, reader = Turns(1), Reader(RECORDS)
+    turns, reader = ReaderTurns(1), Reader(RECORDS)
     first = take(turns, Reader(RECORDS))
     await anext(first)
     waiting = take(turns, reader, replace(ASKED, heartbeat_ms=10))
@@ -288,7 +288,7 @@ async def test_whoever_is_throttled_waits_for_his_quota_without_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_room, "_TURN_S", 100)
-    turns, may_go_on = Turns(1), asyncio.Event()
+    turns, may_go_on = ReaderTurns(1), asyncio.Event()
 
     async def throttled(through: Through) -> Events:
         async with aclosing(through(lambda _: Reader(RECORDS, RECORDS).read(), ASKED)) as events:
@@ -316,7 +316,7 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
 ) -> None:
     """Before anything is read; and a missing log is reported."""
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"a", b"b"]), None)
-    turns, path = Turns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
+    turns, path = ReaderTurns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
     monkeypatch.setattr(there.door, "_turns", turns)
     async with there.open("GET", path, b"", **SSE) as stream:
         parts = stream.parts()
@@ -330,7 +330,7 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
         assert b'"offset":1' in told
     assert not there.core.readers
     there.core.cluster.logs.clear()
-    monkeypatch.setattr(there.door, "_turns", Turns(0))
+    monkeypatch.setattr(there.door, "_turns", ReaderTurns(0))
     assert (await there.get(path, **SSE)).status == 404
 
 
@@ -340,7 +340,7 @@ async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
     log = there.core.cluster.logs[LogName("ns", "log")]
     log.append(pack_block([b"a"]), None)
     log.is_sealed = True
-    monkeypatch.setattr(there.door, "_turns", Turns(0))
+    monkeypatch.setattr(there.door, "_turns", ReaderTurns(0))
     path = f"{LOG}/records?heartbeat_ms=100"
     assert (await there.get(path, **SSE, **{"last-event-id": "1"})).status == 204
 
@@ -359,7 +359,7 @@ async def test_nobody_waits_in_silence_for_a_server_that_knows_nothing(
         raise Overloaded
 
     word = replace(ASKED, heartbeat_ms=10)
-    told = Turns(turns).take(lambda through: through(fails, word), knows_nothing, Offset(7))
+    told = ReaderTurns(turns).take(lambda through: through(fails, word), knows_nothing, Offset(7))
     async with asyncio.timeout(30):
         with pytest.raises(Overloaded):
             await anext(told)
@@ -376,7 +376,9 @@ async def test_where_he_stands_may_be_unknown_for_a_while_once_he_was_told() -> 
 
     asked: list[Position] = []
     word = replace(ASKED, heartbeat_ms=10)
-    told = Turns(0).take(lambda through: through(lambda _: Reader().read(), word), stand_at_times)
+    told = ReaderTurns(0).take(
+        lambda through: through(lambda _: Reader().read(), word), stand_at_times
+    )
     assert await anext(told) == await anext(told) == await stand(Latest())
     assert asked == [Latest(), AtOffset(Offset(7)), AtOffset(Offset(7))]
     assert not failures
