@@ -24,8 +24,8 @@ from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import COMPACTED, Held
 from rollbook.bookie.core.compaction import (
-    Batch,
     Candidate,
+    CompactionGroup,
     Kind,
     Schedule,
     candidate,
@@ -221,7 +221,7 @@ class Compactor:
                 self._stats.compaction_failures += 1
                 unreadable[error.number] = None
 
-    async def _pick(self, kind: Kind, unreadable: dict[int, None]) -> Batch | None:
+    async def _pick(self, kind: Kind, unreadable: dict[int, None]) -> CompactionGroup | None:
         catalog = self._storage.catalog
         spaces = [await self._disk.space(path) for path in self._directories]
         room = max(space.free_bytes for space in spaces) - _ROOM_BYTES
@@ -233,7 +233,7 @@ class Compactor:
         ]
         if not victims:
             return None
-        batch = Batch(victims[0])
+        batch = CompactionGroup(victims[0])
         for each in victims[1:]:
             if batch.is_full:
                 break
@@ -242,7 +242,7 @@ class Compactor:
                 batch.add(each)
         return batch
 
-    async def _hides(self, batch: Batch, other: Candidate) -> bool:
+    async def _hides(self, batch: CompactionGroup, other: Candidate) -> bool:
         """Only ledgers of logs that come to look younger can hide anything."""
         catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
         together = frozenset(taken)
@@ -265,7 +265,7 @@ class Compactor:
 
     # --- One new log --------------------------------------------------------------------------
 
-    async def _rewrite(self, kind: Kind, batch: Batch) -> None:
+    async def _rewrite(self, kind: Kind, batch: CompactionGroup) -> None:
         catalog = self._storage.catalog
         number, numbers = next(self._numbers), batch.numbers
         bytes_before = sum(catalog.logs[each].file_bytes for each in numbers)

@@ -24,7 +24,7 @@ from rollbook.logservice.core.barrier import Barriers
 from rollbook.logservice.core.control_blocks import Barrier, Control, Snapshot, pack_control
 from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import Settling
-from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import BlockInfo, stamped
 from rollbook.logservice.core.roll_rules import SegmentLimits
 from rollbook.logservice.core.sequencer import Sequencer, is_passing
@@ -121,7 +121,7 @@ class Order:
             self.refuse(tell, refusal)
             return False
         owner_epoch, writer_epoch = self._owner_epoch, self.memory.writer_epoch
-        if isinstance(place, Batch):
+        if isinstance(place, AppendedBatch):
             base_offset, next_offset, timestamp_us, ledger_id, entry_id = place
             ack = AppendAck(
                 *(base_offset, next_offset, timestamp_us, True),

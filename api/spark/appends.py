@@ -41,7 +41,7 @@ _whole: dict[
 
 
 @dataclass(frozen=True)
-class Batch:
+class MicroBatch:
     """`query`: the producer's id without its family; `number`: the batch's."""
 
     query: str
@@ -63,7 +63,7 @@ class Batch:
 class LogSink:
     """One log, and what a batch has for it."""
 
-    def __init__(self, channel: Channel, name: str, batch: Batch, codec: Codec) -> None:
+    def __init__(self, channel: Channel, name: str, batch: MicroBatch, codec: Codec) -> None:
         self._channel, self._name, self._batch, self._codec = channel, name, batch, codec
         self._log: SyncLog = channel.patiently(lambda: channel.client.open(name))
         config = self._log.config

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rollbook.api.spark.appends import Batch, LogSink
+from rollbook.api.spark.appends import LogSink, MicroBatch
 from rollbook.api.spark.channel import channel_of
 from rollbook.api.spark.core.options import SinkOptions
 from rollbook.api.spark.failures import shown_in_spark
@@ -102,7 +102,7 @@ def _check_size(options: SinkOptions, size: int) -> None:
 
 
 def _append_now(options: SinkOptions, log: str, rows: Rows) -> None:
-    batch = Batch(f"task-{os.urandom(8).hex()}", 0, is_marked=False)
+    batch = MicroBatch(f"task-{os.urandom(8).hex()}", 0, is_marked=False)
     LogSink(channel_of(options.access), log, batch, _codec_of(options)).append(rows)
 
 
@@ -110,7 +110,7 @@ def _codec_of(options: SinkOptions) -> Codec:
     return Codec.ZSTD if options.compresses else Codec.NONE
 
 
-def _commit(options: SinkOptions, messages: Sequence[Any], batch: Batch) -> None:
+def _commit(options: SinkOptions, messages: Sequence[Any], batch: MicroBatch) -> None:
     """On the driver."""
     told = [each for each in messages if isinstance(each, Framed)]
     _check_size(options, sum(each.size for each in told))
@@ -140,7 +140,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             queries = {each.query: None for each in messages if each is not None and each.query}
             if len(queries) > 1:
                 raise InvalidRequest(f"tasks of {len(queries)} queries are committed together")
-            batch = Batch(next(iter(queries), "") or self._name(), batchId, is_marked=True)
+            batch = MicroBatch(next(iter(queries), "") or self._name(), batchId, is_marked=True)
             _commit(self._options, messages, batch)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
@@ -170,7 +170,7 @@ class BatchSink(DataSourceArrowWriter):
         txn = self._options.txn_id
         name = f"txn-{txn}" if txn else f"once-{os.urandom(8).hex()}"
         with shown_in_spark():
-            _commit(self._options, messages, Batch(name, 0, is_marked=bool(txn)))
+            _commit(self._options, messages, MicroBatch(name, 0, is_marked=bool(txn)))
 
     def abort(self, messages: list[Any]) -> None:
         """Nothing was appended, or it stays."""

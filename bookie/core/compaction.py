@@ -70,7 +70,7 @@ def pick_victims(
     return sorted(found, key=lambda each: (int(10 * each.fullness), each.age, each.number))
 
 
-class Batch:
+class CompactionGroup:
     """Logs that become one."""
 
     def __init__(self, first: Candidate) -> None:

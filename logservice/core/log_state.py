@@ -29,7 +29,7 @@ from rollbook.logservice.core.control_blocks import (
     unpack_control,
 )
 from rollbook.logservice.core.lived_time import LivedTime
-from rollbook.logservice.core.producers import Batch, Producers
+from rollbook.logservice.core.producers import AppendedBatch, Producers
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, OwnerEpoch, WriterEpoch
 from rollbook.logservice.log_config import LogConfig
@@ -101,7 +101,7 @@ class LogMemory:
             return
         self.tail, self.record_us = block.next_offset, block.timestamp_us
         if block.producer is not None:
-            batch = Batch(
+            batch = AppendedBatch(
                 *(block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id)
             )
             self.producers.on_batch(block.producer, batch, block.crc)

@@ -67,7 +67,7 @@ _HEAD: Final = struct.Struct("<IqH")
 _BEGIN_ANEW: Final = "begin a new epoch of this producer, with batch 0"
 
 
-class Batch(NamedTuple):
+class AppendedBatch(NamedTuple):
     """Where an earlier one went."""
 
     base_offset: Offset
@@ -133,7 +133,7 @@ class Producers:
         """About what a snapshot takes."""
         return len(self._producers) * 48 + self._batches * _NUMBERS * 8
 
-    def find(self, ref: ProducerRef, now_us: int) -> Batch | None:
+    def find(self, ref: ProducerRef, now_us: int) -> AppendedBatch | None:
         """The first one's place, if this batch was sent again; None if it is the next one.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`.
@@ -160,11 +160,11 @@ class Producers:
             raise DuplicateTooOld(seq=ref.seq, first_remembered=known.last_seq - known.count + 1)
         start = len(known.batches) - (back + 1) * _NUMBERS
         base, end, timestamp_us, ledger_id, entry_id = known.batches[start : start + _NUMBERS]
-        return Batch(
+        return AppendedBatch(
             Offset(base), Offset(end), timestamp_us, LedgerId(ledger_id), EntryId(entry_id)
         )
 
-    def check_same(self, ref: ProducerRef, found: Batch, count: int, crc: int) -> None:
+    def check_same(self, ref: ProducerRef, found: AppendedBatch, count: int, crc: int) -> None:
         """That what was sent again is what was found, as far as is known. Raises `DuplicateDiffers`."""
         known = _opened(self._producers[ref.id])
         is_known = ref.seq == known.last_seq and known.last_crc is not None
@@ -176,7 +176,7 @@ class Producers:
                 next_step="what is new takes a number, or a key, of its own",
             )
 
-    def on_batch(self, ref: ProducerRef, batch: Batch, crc: int) -> None:
+    def on_batch(self, ref: ProducerRef, batch: AppendedBatch, crc: int) -> None:
         """It was appended: `find` has said None, now or when its block was written."""
         producers = self._producers
         found = producers.get(ref.id)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from rollbook.logservice.core.control_blocks import WriterAcquired
 from rollbook.logservice.core.log_state import LogMemory
-from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import BlockInfo
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
@@ -73,7 +73,7 @@ class Sequencer:
 
     def decide(
         self, info: BlockInfo, condition: Condition | None, wall_us: int
-    ) -> BlockStamp | Batch:
+    ) -> BlockStamp | AppendedBatch:
         """Where it goes, or went when it was sent before. Changes nothing.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`, `DuplicateDiffers`, `LogSealed`,
@@ -99,7 +99,7 @@ class Sequencer:
         memory.tail = place.next_offset
         memory.timestamp_us = memory.record_us = place.timestamp_us
         if info.producer is not None:
-            batch = Batch(*place, ledger_id, entry_id)
+            batch = AppendedBatch(*place, ledger_id, entry_id)
             memory.producers.on_batch(info.producer, batch, info.crc)
 
     def time(self, wall_us: int) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from rollbook.proto.metastore.core.messages import FromClient, FromService, HangUp
-from rollbook.proto.metastore.core.service import Batch, ConnectionId, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, ConnectionId, Kept, Service
 from rollbook.proto.metastore.core.sessions import TICK_NS
 from rollbook.proto.ports import Clock, SessionId
 
 Say = Callable[[Sequence[FromService | HangUp]], None]
-Keep = Callable[[Batch], Awaitable[None]]
+Keep = Callable[[CommitGroup], Awaitable[None]]
 """Returns when the batch is durable. If it raises, nothing more is ever said."""
 
 _TICK_S: Final = TICK_NS / 1e9
@@ -89,7 +89,7 @@ class Host:
             self._keeping = asyncio.get_running_loop().create_task(self._keep_all(batch))
         self._speak()
 
-    async def _keep_all(self, batch: Batch | None) -> None:
+    async def _keep_all(self, batch: CommitGroup | None) -> None:
         """After a failure this task stays where it is: nothing is kept or said any more."""
         assert self._keep is not None
         while batch is not None:

@@ -31,7 +31,7 @@ from tests.bench.load.generator import Result
 from tests.bench.load.held_disk import CannotHold, reads_held_to
 from tests.bench.load.victim import Victim, victim
 from tests.bench.load.work import (
-    Batch,
+    FrameBatch,
     add_batches,
     batch_read_batches,
     entry_bytes,
@@ -104,7 +104,7 @@ class Shape(NamedTuple):
     adds_per_s: float | None
     cpu_us: float | None
 
-    def work(self, size: Size, ledger_ids: Iterator[int]) -> list[list[Batch]]:
+    def work(self, size: Size, ledger_ids: Iterator[int]) -> list[list[FrameBatch]]:
         entries = max(1, size.adds * 100 // (max(100, self.payload_bytes // 3) * CONNECTIONS))
         return [
             add_batches(
@@ -145,7 +145,7 @@ def adds(runs: int, size: Size) -> Iterator[Figure]:
     yield judged("the generator alone, adds of 100 B", "adds/s", None, _into_a_sink(work, runs))
 
 
-def _run(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
+def _run(address: tuple[str, int], work: Sequence[Sequence[FrameBatch]]) -> Result:
     result = generator.run(address, work, window=WINDOW)
     _require_success(result)
     return result
@@ -156,7 +156,7 @@ def _require_success(result: Result) -> None:
         raise AssertionError(f"{result.successes} of {result.entries} were answered well")
 
 
-def _into_a_sink(work: Sequence[Sequence[Batch]], runs: int) -> list[float]:
+def _into_a_sink(work: Sequence[Sequence[FrameBatch]], runs: int) -> list[float]:
     """Which answers every frame with as many bytes as a bookie."""
     first = work[0][0]
     sizes = [str(n // first.entries) for n in (len(first.frames), first.reply_bytes)]
@@ -207,7 +207,7 @@ def alone(runs: int, size: Size) -> Iterator[Figure]:
     yield judged("one add alone, by the bare write", "times", 2.0, ratios)
 
 
-def _ask(client: socket.socket, batch: Batch) -> float:
+def _ask(client: socket.socket, batch: FrameBatch) -> float:
     began = time.perf_counter()
     client.sendall(batch.frames)
     missing = batch.reply_bytes
@@ -306,7 +306,7 @@ def _cold_reads(
     yield judged(f"{what}: CPU of the generator", "s/GB", None, generator_cpu_s)
 
 
-def _read_cold(bookie: Victim, work: Sequence[Sequence[Batch]], each_bytes: int) -> _Cold:
+def _read_cold(bookie: Victim, work: Sequence[Sequence[FrameBatch]], each_bytes: int) -> _Cold:
     bookie.drop_caches()
     cpu_s = bookie.bookie.cpu_s
     result = _run(bookie.address, work)
@@ -324,7 +324,7 @@ def _read_barely(bookie: Victim) -> _Cold:
         server = family.start_module(_BARE_SERVER, *words)
         address = "127.0.0.1", int(server.line())
         cpu_s = bookies.cpu_s(server.pid)
-        result = generator.run(address, [[Batch(request, MIB, 1)] * answers], window=WINDOW)
+        result = generator.run(address, [[FrameBatch(request, MIB, 1)] * answers], window=WINDOW)
         cpu_s, size = bookies.cpu_s(server.pid) - cpu_s, answers * MIB
         return _Cold(result.seconds / size, cpu_s / size, result.cpu_s / size)
 

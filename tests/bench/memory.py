@@ -30,7 +30,7 @@ from statistics import median
 from typing import Final
 
 from rollbook.logservice.core.producer_memory import ProducerMemory
-from rollbook.logservice.core.producers import Batch as ProducerBatch
+from rollbook.logservice.core.producers import AppendedBatch as ProducerBatch
 from rollbook.logservice.core.producers import Producers
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.proto.ids import EntryId, LedgerId
@@ -38,7 +38,7 @@ from tests.bench import Figure, judged, parts_of, show_progress
 from tests.bench.load import generator
 from tests.bench.load.generator import Result
 from tests.bench.load.victim import Victim, victim
-from tests.bench.load.work import Batch, add_batches, entry_bytes
+from tests.bench.load.work import FrameBatch, add_batches, entry_bytes
 from tests.hostile.packed import BOMB_BYTES, PackedCost, cost_of_packed
 from tests.support import log_processes, processes
 
@@ -136,7 +136,7 @@ def _that_fits(size: Size) -> Size:
     )
 
 
-def _turns(ledgers: int, first: int, turns: int) -> list[list[Batch]]:
+def _turns(ledgers: int, first: int, turns: int) -> list[list[FrameBatch]]:
     each = ledgers // CONNECTIONS
     return [
         add_batches(
@@ -148,7 +148,7 @@ def _turns(ledgers: int, first: int, turns: int) -> list[list[Batch]]:
     ]
 
 
-def _run(address: tuple[str, int], work: Sequence[Sequence[Batch]]) -> Result:
+def _run(address: tuple[str, int], work: Sequence[Sequence[FrameBatch]]) -> Result:
     return _all_well(generator.run(address, work, window=WINDOW))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from unittest import mock
 
 from rollbook.proto.metastore.core.ops import ROOT, parent_of
-from rollbook.proto.metastore.core.service import Batch, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
 from rollbook.proto.runtime.metastore import embedded_file
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from tests.crash.judge import LOG
@@ -41,7 +41,7 @@ def answers_first() -> None:
     """What is being written counts as durable."""
     keep, writing = StoreFile.keep, []
 
-    async def begin_to_keep(file: StoreFile, batch: Batch) -> None:
+    async def begin_to_keep(file: StoreFile, batch: CommitGroup) -> None:
         writing.append(asyncio.create_task(keep(file, batch)))
 
     _patch(StoreFile, "keep", begin_to_keep)
@@ -54,7 +54,7 @@ def tears_transactions() -> None:
     """
     keep = StoreFile.keep
 
-    async def keep_one_by_one(file: StoreFile, batch: Batch) -> None:
+    async def keep_one_by_one(file: StoreFile, batch: CommitGroup) -> None:
         await keep(file, replace(batch, rows={}))
         for path, row in batch.rows.items():
             if path.startswith(LOG):

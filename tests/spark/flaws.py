@@ -37,7 +37,7 @@ def numbers_by_partition(patch: pytest.MonkeyPatch) -> None:
     """What another partition has written is taken for new."""
     patch.setattr(appends.LogSink, "_written", lambda *_: ([], -1))
     patch.setattr(
-        appends.Batch,
+        appends.MicroBatch,
         "ref",
         lambda self, seq: ProducerRef(self.producer + b"/p%d" % id(self), self.number, seq),
     )

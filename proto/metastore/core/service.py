@@ -47,7 +47,7 @@ WATCHES_MAX: Final = 10_000  # Of one connection.
 
 
 @dataclass(slots=True)
-class Batch:
+class CommitGroup:
     """What a run of transactions changed, to be made durable as one; None: forget it."""
 
     last_txn: int = 0
@@ -81,7 +81,7 @@ class Service:
         self.tree = Tree()
         self.tree.load(kept.rows)
         self._applied_txn = self._durable_txn = kept.last_txn
-        self._batch = Batch()
+        self._batch = CommitGroup()
         self._connections: dict[ConnectionId, _Connection] = {}
         self._speaking_for: dict[SessionId, ConnectionId] = {}
         self._watches: WatchTable[tuple[ConnectionId, int]] = WatchTable()
@@ -127,14 +127,14 @@ class Service:
         if connection is not None:
             self._say(connection, Expired(session))
 
-    def take_batch(self) -> Batch | None:
+    def take_batch(self) -> CommitGroup | None:
         """All that was changed since the last batch was taken."""
         if not self._batch.last_txn:
             return None
-        batch, self._batch = self._batch, Batch()
+        batch, self._batch = self._batch, CommitGroup()
         return batch
 
-    def on_durable(self, batch: Batch) -> None:
+    def on_durable(self, batch: CommitGroup) -> None:
         self._durable_txn = batch.last_txn
 
     def speak(self) -> dict[ConnectionId, list[FromService | HangUp]]:

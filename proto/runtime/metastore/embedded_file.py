@@ -35,7 +35,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.metastore.core.capacity import ROOMY_BYTES
-from rollbook.proto.metastore.core.service import Batch, Kept
+from rollbook.proto.metastore.core.service import CommitGroup, Kept
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.ports import SessionId
 from rollbook.proto.runtime.system_errors import MAKE_ROOM
@@ -100,7 +100,7 @@ class StoreFile:
             await file.close()
             raise
 
-    async def keep(self, batch: Batch) -> None:
+    async def keep(self, batch: CommitGroup) -> None:
         """Durable when it returns. On a full disk SQLite has written nothing, and it is tried again (MS8).
 
         Raises `OutcomeUnknown`: nobody knows what is in the file then.
@@ -208,7 +208,7 @@ class StoreFile:
             self._count(contents[0], checksum)
             yield tuple(contents)
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: CommitGroup) -> None:
         run, run_many = self._database.execute, self._database.executemany
         if self._database.in_transaction:  # Of an attempt that found the disk full.
             run("ROLLBACK")

@@ -40,7 +40,7 @@ from rollbook.proto.metastore.core.messages import (
     HangUp,
     Hello,
 )
-from rollbook.proto.metastore.core.service import Batch
+from rollbook.proto.metastore.core.service import CommitGroup
 from rollbook.proto.metastore.local import LocalChannel
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Clock, Randomness
@@ -150,7 +150,7 @@ class Owner:
             new_id = f"{randomness.getrandbits(128):032x}" if create else None
             file, kept = await StoreFile.open(path, new_id)
 
-            async def keep(batch: Batch) -> None:
+            async def keep(batch: CommitGroup) -> None:
                 try:
                     await file.keep(batch)
                 except Exception as error:

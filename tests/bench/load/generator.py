@@ -22,7 +22,7 @@ from math import inf
 from statistics import quantiles
 from typing import Final
 
-from tests.bench.load.work import Batch, count_successes
+from tests.bench.load.work import FrameBatch, count_successes
 
 SILENCE_S: Final = 60.0
 _PIECE_BYTES: Final = 256 * 1024
@@ -58,7 +58,7 @@ class _Stream:
     def __init__(
         self,
         connection: socket.socket,
-        batches: Sequence[Batch],
+        batches: Sequence[FrameBatch],
         window: int,
         interval_s: float,
     ) -> None:
@@ -131,7 +131,7 @@ class _Stream:
 
 def run(
     address: tuple[str, int],
-    work: Sequence[Sequence[Batch]],
+    work: Sequence[Sequence[FrameBatch]],
     *,
     window: int = 2**31,
     interval_s: float = 0.0,

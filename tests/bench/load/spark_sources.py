@@ -45,7 +45,7 @@ def batches(schema: StructType, rows: int, size: int) -> Iterator["pa.RecordBatc
         yield batch.slice(0, min(count, rows - first))
 
 
-class _Batch(DataSourceReader):
+class _MicroBatch(DataSourceReader):
     def __init__(self, schema: StructType, rows: int, size: int) -> None:
         self._schema, self._rows, self._size = schema, rows, size
 
@@ -90,7 +90,7 @@ class Generated(DataSource):
         return schema_of(COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _Batch(schema, *self._sizes())
+        return _MicroBatch(schema, *self._sizes())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return _Stream(schema, *self._sizes())

@@ -27,7 +27,7 @@ _V2_BATCH_READ_REPLY_HEAD_BYTES: Final = 36
 _ENTRY_SIZE_BYTES: Final = 4
 
 
-class Batch(NamedTuple):
+class FrameBatch(NamedTuple):
     frames: bytes
     reply_bytes: int
     entries: int
@@ -51,11 +51,11 @@ def add_batches(
     version: int = 2,
     first_entry: int = 0,
     in_a_row: int = 1,
-) -> list[Batch]:
+) -> list[FrameBatch]:
     """`entries` adds of one connection, to its ledgers in turn, `in_a_row` to each."""
     packers = [_packer(version, ledger_id) for ledger_id in ledger_ids]
     payload = b"x" * payload_bytes
-    batches: list[Batch] = []
+    batches: list[FrameBatch] = []
     frames: list[bytes] = []
     size = 0
     for number in range(entries):
@@ -82,7 +82,7 @@ def _packer(version: int, ledger_id: int) -> AddPacker:
     return v3_adds.V3AddPacker(KEY, digest_of(ledger_id), _txn_ids)
 
 
-def _add_batch(frames: bytes, count: int) -> Batch:
+def _add_batch(frames: bytes, count: int) -> FrameBatch:
     heard = RequestDecoder().feed(frames)
     reply_bytes = sum(
         len(group.pack_replies())
@@ -90,16 +90,16 @@ def _add_batch(frames: bytes, count: int) -> Batch:
         if isinstance(adds, Adds)
         for group in adds.groups
     )
-    return Batch(frames, reply_bytes, count)
+    return FrameBatch(frames, reply_bytes, count)
 
 
 def read_batches(
     ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
-) -> list[Batch]:
+) -> list[FrameBatch]:
     """Single reads of version 2, some sent together."""
     reply = _V2_READ_REPLY_HEAD_BYTES + entry_bytes(payload_bytes)
     return [
-        Batch(
+        FrameBatch(
             b"".join(
                 v2.pack_request(Read(LedgerId(ledger_id), EntryId(entry_id)))
                 for entry_id in range(start, min(start + batch_entries, entries))
@@ -113,11 +113,11 @@ def read_batches(
 
 def batch_read_batches(
     ledger_id: int, entries: int, payload_bytes: int, batch_entries: int
-) -> list[Batch]:
+) -> list[FrameBatch]:
     """One BATCH_READ each."""
     each = _ENTRY_SIZE_BYTES + entry_bytes(payload_bytes)
     return [
-        Batch(
+        FrameBatch(
             v2.pack_request(
                 BatchRead(LedgerId(ledger_id), EntryId(start), start, batch_entries, 2**22)
             ),

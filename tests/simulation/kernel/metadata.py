@@ -38,7 +38,7 @@ from rollbook.proto.metastore.core.messages import (
     Told,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import Batch, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.metastore.service_host import Host
 from rollbook.proto.ports import Address, SessionId, Transport
@@ -381,7 +381,7 @@ class SimulatedMetadata:
         """Followers and the next life of the service are told what it commits."""
         take_batch = service.take_batch
 
-        def take_and_note() -> Batch | None:
+        def take_and_note() -> CommitGroup | None:
             batch = take_batch()
             if batch is not None:
                 self._note(batch)
@@ -389,7 +389,7 @@ class SimulatedMetadata:
 
         service.take_batch = take_and_note  # type: ignore[method-assign]  # It has no such hook.
 
-    def _note(self, batch: Batch) -> None:
+    def _note(self, batch: CommitGroup) -> None:
         ended = tuple(id_ for id_, timeout_ms in batch.timeouts_ms.items() if timeout_ms is None)
         self.commits.append(Commit(batch.last_txn, self.now(), batch.rows, ended))
         if self.on_commit is not None:

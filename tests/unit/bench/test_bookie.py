@@ -11,7 +11,7 @@ from rollbook.proto.errors import BadFrame
 from tests.bench import bookie
 from tests.bench.load import generator
 from tests.bench.load.generator import Stalled
-from tests.bench.load.work import Batch, add_batches, entry_bytes, read_batches
+from tests.bench.load.work import FrameBatch, add_batches, entry_bytes, read_batches
 from tests.support import processes
 
 
@@ -89,7 +89,7 @@ def test_generator_is_woken_by_a_short_answer_behind_the_rest_of_a_long_one() ->
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        batches = [Batch(b"?", size, 1) for size in (300_000, 1_000)]
+        batches = [FrameBatch(b"?", size, 1) for size in (300_000, 1_000)]
         stream = generator._Stream(ours, batches, window=1, interval_s=0)
         stream.send()
         for size, missing in ((130_000, 170_000), (130_000, 40_000), (40_000, 0)):

@@ -191,7 +191,7 @@ class Caller:
 
 
 @dataclass(eq=False)
-class _Batch:
+class _SubmittedBatch:
     log: str
     seq: int
     values: list[str]
@@ -761,8 +761,8 @@ class _Sink:
         self._epoch = self._seq = 0
         self._begin_epoch()
         self._is_over = False  # The log takes none of its batches, now or ever.
-        self._pending: deque[_Batch] = deque()
-        self._acked: _Batch | None = None
+        self._pending: deque[_SubmittedBatch] = deque()
+        self._acked: _SubmittedBatch | None = None
         self._news = asyncio.Event()
         self._chance = random.Random(node.randomness.getrandbits(64))
         self._key = f"{node.name} {log}"
@@ -783,11 +783,11 @@ class _Sink:
         self._epoch = epochs[name] = epochs.get(name, -1) + 1
         self._seq = 0
 
-    def _numbered(self, values: list[str]) -> _Batch:
+    def _numbered(self, values: list[str]) -> _SubmittedBatch:
         producer = ProducerRef(self._node.name.encode(), self._epoch, self._seq)
         block = bytes(pack_block([value.encode() for value in values], producer=producer))
         self._seq += 1
-        return _Batch(self._log, producer.seq, values, block)
+        return _SubmittedBatch(self._log, producer.seq, values, block)
 
     def send_again(self) -> None:
         """By itself, and anywhere: it was acked, or is under way, and is there once all the same."""
@@ -799,7 +799,7 @@ class _Sink:
         if batch is not None:
             self._loop.create_task(self._send_again(batch))
 
-    async def _send_again(self, batch: _Batch) -> None:
+    async def _send_again(self, batch: _SubmittedBatch) -> None:
         request = service_words.Append(self._name, batch.block)
         try:
             ack = await self._caller.settle(self._log, "append", request, may_repeat=True)
@@ -837,7 +837,7 @@ class _Sink:
         bind: tuple[service_words.Bind, ...] = (
             service_words.Bind(0, self._name, True, self._sums.uids[self._log]),
         )
-        sent: deque[_Batch] = deque()
+        sent: deque[_SubmittedBatch] = deque()
         try:
             await self._send_all(line, server, bind, sent)
         except RollbookError as error:
@@ -852,7 +852,7 @@ class _Sink:
         line: DoorConnection,
         server: str,
         bind: tuple[service_words.Bind, ...],
-        sent: deque[_Batch],
+        sent: deque[_SubmittedBatch],
     ) -> None:
         """`sent`: those whose result is not known yet."""
         while self._pending:
@@ -884,14 +884,14 @@ class _Sink:
                 self._on_failed(batch, result.error)
                 raise result.error
 
-    def _on_acked(self, batch: _Batch, ack: AppendAck) -> None:
+    def _on_acked(self, batch: _SubmittedBatch, ack: AppendAck) -> None:
         self._pending.popleft()
         self._acked = batch
         self._sums.waiting[self._key] = len(self._pending)
         self._sums.tell(f"{self._node.name}: {batch.values[0]} is acked at {ack.first_offset}")
         self._sums.records.on_acked(self._log, batch.values, ack)
 
-    def _on_failed(self, batch: _Batch, error: RollbookError) -> None:
+    def _on_failed(self, batch: _SubmittedBatch, error: RollbookError) -> None:
         """Sealed: it is asked first whether it was appended before, so none of these was."""
         is_in_doubt = any(each.is_doubtful for each in self._pending)
         if begins_epoch(error, is_in_doubt=is_in_doubt):

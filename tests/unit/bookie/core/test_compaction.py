@@ -7,8 +7,8 @@ import pytest
 from rollbook.bookie.core.catalog import Held, Log, Use
 from rollbook.bookie.core.compaction import (
     TARGET_BYTES,
-    Batch,
     Candidate,
+    CompactionGroup,
     Kind,
     Schedule,
     candidate,
@@ -51,7 +51,7 @@ def test_a_log_that_was_just_rewritten_is_full(entries: int, entry_bytes: int) -
 
 
 def test_a_batch_is_bounded_in_bytes_and_by_the_room_there_is() -> None:
-    batch = Batch(log(1, 20))
+    batch = CompactionGroup(log(1, 20))
     assert batch.has_room_for(log(2, 20), TARGET_BYTES)
     assert not batch.has_room_for(log(2, 20), 30 * MIB)
     assert not batch.has_room_for(log(2, 240), 10**12)
@@ -67,7 +67,7 @@ def test_a_batch_is_bounded_in_bytes_and_by_the_room_there_is() -> None:
 
 def test_a_batch_is_bounded_in_logs() -> None:
     """Each is an open file."""
-    batch = Batch(log(1, 1))
+    batch = CompactionGroup(log(1, 1))
     while not batch.is_full:
         assert batch.has_room_for(log(2, 1), TARGET_BYTES)
         batch.add(log(2, 1))

@@ -9,7 +9,7 @@ from rollbook.logservice.ids import ProducerRef
 
 
 @dataclass(frozen=True)
-class Batch:
+class BlockSource:
     values: list[bytes]
     keys: list[bytes | None] | None
     headers: list[Headers | None] | None
@@ -40,14 +40,14 @@ _TIMES = st.none() | st.integers(-(2**63) + 1, 2**63 - 1)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> Batch:
+def batches(draw: st.DrawFn) -> BlockSource:
     values = draw(st.lists(st.binary(max_size=40), min_size=1, max_size=20))
     count = len(values)
 
     def column(items: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
         return st.none() | st.lists(items, min_size=count, max_size=count)
 
-    return Batch(
+    return BlockSource(
         values,
         draw(column(st.none() | st.binary(max_size=8))),  # type: ignore[arg-type]  # Lists are invariant.
         draw(column(_HEADERS)),  # type: ignore[arg-type]  # Lists are invariant.

@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
     InvalidBlock,
     UnsupportedVersion,
 )
-from tests.unit.logservice.core.blocks import Batch, batches, stamped_at
+from tests.unit.logservice.core.blocks import BlockSource, batches, stamped_at
 from tests.unit.logservice.core.hostile import (
     Field,
     directory_fields,
@@ -145,7 +145,9 @@ def test_a_bit_that_flips_on_the_way_is_noticed(block: bytes) -> None:
 
 
 @given(batches(), st.data())
-def test_whatever_is_changed_is_refused_or_harmless(batch: Batch, data: st.DataObject) -> None:
+def test_whatever_is_changed_is_refused_or_harmless(
+    batch: BlockSource, data: st.DataObject
+) -> None:
     block = bytearray(batch.pack())
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(40, len(block) - 1))

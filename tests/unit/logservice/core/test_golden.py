@@ -31,7 +31,7 @@ from rollbook.logservice.core.cursors import (
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.core.log_format import pack_log_node, unpack_log_node
 from rollbook.logservice.core.log_state import LogMemory
-from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import (
     CEILING,
     Block,
@@ -121,7 +121,7 @@ def _memory(attempt: str = "") -> LogMemory:
     memory = LogMemory()
     memory.tail, memory.timestamp_us = Offset(2**40), 1_767_225_600_000_000
     memory.on_acquired(WriterAcquired(WriterEpoch(5), "Kasse-ü", 30_000, attempt))
-    batch = Batch(
+    batch = AppendedBatch(
         *(Offset(2**40), Offset(2**40 + 3), memory.timestamp_us + 1, LedgerId(7), EntryId(41))
     )
     memory.producers.on_batch(ProducerRef(b"till-7", 3, 0), batch, 0)

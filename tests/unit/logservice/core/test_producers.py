@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.logservice.core import producers as module
 from rollbook.logservice.core.producer_memory import ProducerMemory
-from rollbook.logservice.core.producers import Batch, Producers
+from rollbook.logservice.core.producers import AppendedBatch, Producers
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
@@ -26,8 +26,8 @@ A: Final = b"a"
 CRC: Final = 16
 
 
-def batch(offset: int, timestamp_us: int = 0, records: int = 1) -> Batch:
-    return Batch(
+def batch(offset: int, timestamp_us: int = 0, records: int = 1) -> AppendedBatch:
+    return AppendedBatch(
         Offset(offset), Offset(offset + records), timestamp_us, LedgerId(7), EntryId(offset)
     )
 
@@ -162,7 +162,11 @@ def test_a_replay_knows_what_was_known(seed: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "BATCHES_MAX", 20)
     chance = random.Random(seed)
     config = replace(LogConfig(), dedupe_batches=3, dedupe_age_s=1)
-    known, written, packed = Producers(config), list[tuple[ProducerRef, Batch]](), list[bytes]()
+    known, written, packed = (
+        Producers(config),
+        list[tuple[ProducerRef, AppendedBatch]](),
+        list[bytes](),
+    )
     seqs: dict[bytes, tuple[int, int]] = {}
     now_us = 0
     for offset in range(200):

@@ -26,11 +26,11 @@ from rollbook.logservice.core.record_block import (
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import BadChecksum, BlockCorrupt, EntryTooLarge, InvalidRequest
-from tests.unit.logservice.core.blocks import Batch, batches, stamped_at
+from tests.unit.logservice.core.blocks import BlockSource, batches, stamped_at
 
 
 @given(batches())
-def test_what_was_packed_is_read(batch: Batch) -> None:
+def test_what_was_packed_is_read(batch: BlockSource) -> None:
     packed = batch.pack()
     info = check_block(packed, CEILING)
     assert (info.count, info.producer, info.bytes) == (
@@ -60,7 +60,9 @@ def test_what_was_packed_is_read(batch: Batch) -> None:
 
 
 @given(batches(), st.data())
-def test_a_run_of_records_is_what_all_of_them_have_there(batch: Batch, data: st.DataObject) -> None:
+def test_a_run_of_records_is_what_all_of_them_have_there(
+    batch: BlockSource, data: st.DataObject
+) -> None:
     block = Block(stamped_at(batch.pack(), 1000))
     start = data.draw(st.integers(0, block.count))
     end = data.draw(st.integers(start, block.count))
@@ -104,7 +106,7 @@ def test_strings_whose_sizes_make_up_for_each_other_are_not_of_one_size(codec: C
 
 
 @given(batches())
-def test_the_server_writes_its_half_and_nothing_else(batch: Batch) -> None:
+def test_the_server_writes_its_half_and_nothing_else(batch: BlockSource) -> None:
     packed = batch.pack()
     block = stamped(
         packed,

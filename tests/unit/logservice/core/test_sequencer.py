@@ -14,7 +14,7 @@ from rollbook.logservice.core.control_blocks import (
     pack_control,
 )
 from rollbook.logservice.core.log_state import LogMemory, snapshot_in
-from rollbook.logservice.core.producers import Batch
+from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import Block, BlockInfo, Codec, pack_block, stamped
 from rollbook.logservice.core.sequencer import BlockStamp, Sequencer
 from rollbook.logservice.ids import TIMESTAMP_US_MAX, Offset, OwnerEpoch, ProducerRef, WriterEpoch
@@ -51,7 +51,7 @@ class Log:
         producer: ProducerRef | None = None,
         condition: Condition | None = None,
         wall_us: int = 0,
-    ) -> BlockStamp | Batch:
+    ) -> BlockStamp | AppendedBatch:
         info = BlockInfo(count, producer, Codec.NONE, 100, 100, count)
         return self.sequencer.decide(info, condition, wall_us)
 
@@ -127,7 +127,7 @@ def test_the_retry_of_an_applied_append_is_no_mismatch() -> None:
     condition = Condition(expected_offset=Offset(0), must_be_empty=True)
     first = log.append(2, producer=ref(0), condition=condition)
     again = log.decide(2, producer=ref(0), condition=condition)
-    assert again == Batch(*first, L1, EntryId(0))
+    assert again == AppendedBatch(*first, L1, EntryId(0))
 
 
 def test_the_retry_of_an_applied_append_is_answered_though_its_writer_was_fenced() -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rollbook.proto.metastore.client import StoreClient
-from rollbook.proto.metastore.core.service import Batch, Kept
+from rollbook.proto.metastore.core.service import CommitGroup, Kept
 from rollbook.proto.metastore.core.tree import Tree
 from rollbook.proto.metastore.memory import MemoryLine
 from rollbook.proto.metastore.service_host import Host
@@ -17,11 +17,11 @@ class Disk:
     """Keeps a batch when it is told to."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[CommitGroup] = []
         self.go = asyncio.Event()
         self.go.set()
 
-    async def keep(self, batch: Batch) -> None:
+    async def keep(self, batch: CommitGroup) -> None:
         await self.go.wait()
         self.batches.append(batch)
 
@@ -77,7 +77,7 @@ async def test_after_a_failure_nothing_is_kept_or_said() -> None:
     disk = Disk()
     host, store = await open_store(disk)
 
-    async def fail(batch: Batch) -> None:
+    async def fail(batch: CommitGroup) -> None:
         raise OSError("no space left")
 
     host._keep = fail

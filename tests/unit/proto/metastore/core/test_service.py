@@ -30,7 +30,7 @@ from rollbook.proto.metastore.core.messages import (
     Transact,
     Welcome,
 )
-from rollbook.proto.metastore.core.service import Batch, Kept, Service
+from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
 from rollbook.proto.metastore.core.sessions import TICK_NS
 from rollbook.proto.metastore.core.tree import Row, Tree
 from rollbook.proto.ports import (
@@ -64,7 +64,7 @@ class World:
         self.service = Service(kept, self.now_ns)
         self.heard: dict[int, list[FromService | HangUp]] = {}
 
-    def keep(self) -> Batch | None:
+    def keep(self) -> CommitGroup | None:
         batch = self.service.take_batch()
         if batch is None:
             return None

@@ -28,7 +28,7 @@ from rollbook.proto.errors import (
     UnsupportedVersion,
 )
 from rollbook.proto.metastore.client import CLOSE_TIMEOUT_S, StoreClient
-from rollbook.proto.metastore.core.service import Batch
+from rollbook.proto.metastore.core.service import CommitGroup
 from rollbook.proto.ports import (
     CreateMode,
     EventKind,
@@ -198,7 +198,7 @@ async def test_a_slow_disk_of_this_process_is_not_told_as_somebody_who_is_silent
 ) -> None:
     is_synced = asyncio.Event()
 
-    async def keep_late(_file: StoreFile, _batch: Batch) -> None:
+    async def keep_late(_file: StoreFile, _batch: CommitGroup) -> None:
         await is_synced.wait()
 
     store = await open_metadata_store(f"sqlite://{path}", create=True, serve=True)
@@ -594,7 +594,7 @@ async def test_a_failed_commit_is_fatal_at_once(path: str) -> None:
     store = await StoreClient(connector, random.Random(0)).open()
     assert connector._owner is not None
 
-    async def fail(batch: Batch) -> None:
+    async def fail(batch: CommitGroup) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     connector._owner._file.keep = fail  # type: ignore[method-assign]  # A disk that fails.
@@ -659,7 +659,7 @@ async def test_a_close_that_is_cut_off_still_leaves_the_store(
     begun, disk = threading.Event(), threading.Event()
     keep = StoreFile._keep
 
-    def keep_late(file: StoreFile, batch: Batch) -> None:
+    def keep_late(file: StoreFile, batch: CommitGroup) -> None:
         begun.set()
         disk.wait()
         keep(file, batch)
