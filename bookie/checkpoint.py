@@ -21,7 +21,7 @@ from rollbook.bookie.background_yield import Background
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Log, Mark
+from rollbook.bookie.core.catalog import Log, ReplayStart
 from rollbook.bookie.core.disk_usage import pick_directory
 from rollbook.bookie.core.entry_log_format import FooterBuilder
 from rollbook.bookie.core.journal_index import Columns
@@ -78,7 +78,7 @@ class Checkpointer:
         news += self._settle_doubts(file)  # What rot took of these very entries comes behind it.
         for doubt in (*file.doubts, *(new.doubts if new else ())):
             news.append(changes.pack_doubt(*doubt))
-        news.append(changes.pack_mark(Mark(file.number + 1, file.packer.next_sequence)))
+        news.append(changes.pack_mark(ReplayStart(file.number + 1, file.packer.next_sequence)))
         await self._catalog.commit_latest(lambda: [*facts(), *news])
         return new.records if new else None
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from rollbook.api.client.sync import SyncLog
 from rollbook.api.spark.channel import Channel
-from rollbook.api.spark.core.batch_blocks import Mark, Written, cut, rows_written
+from rollbook.api.spark.core.batch_blocks import LastBatch, Written, cut, rows_written
 from rollbook.api.spark.frames import Rows
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, Codec
@@ -112,7 +112,7 @@ class LogSink:
             return False
         return True
 
-    def _complete(self, rows: Rows, mark: Mark) -> None:
+    def _complete(self, rows: Rows, mark: LastBatch) -> None:
         written, last_seq = self._written(mark.looks_from(self._batch.number, self._name))
         blocks: dict[int, Block] = {block.base_offset: block for block in written}
         found = [Written(block.base_offset, block.count, _ref_of(block).seq) for block in written]
@@ -211,7 +211,7 @@ class LogSink:
 
     # --- The mark -----------------------------------------------------------------------------
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> LastBatch:
         """Made at the tail, before anything is appended, if there is none."""
         cursor = self._log.cursor(self._batch.cursor)
         try:
@@ -219,7 +219,7 @@ class LogSink:
         except NoSuchCursor:
             pass
         tail = self._channel.patiently(lambda: self._log.tail_offset("read_barrier"))
-        blob = _blob_of(Mark(-1, tail, tail))
+        blob = _blob_of(LastBatch(-1, tail, tail))
         try:
             return _mark_of(cursor.commit(tail, blob=blob, version=-1))
         except MetadataConflict:
@@ -228,7 +228,7 @@ class LogSink:
     def _on_whole(self) -> None:
         number = self._batch.number
         if self._end >= 0:
-            mark = Mark(number, self._first, self._end)
+            mark = LastBatch(number, self._first, self._end)
             cursor = self._log.cursor(self._batch.cursor)
             try:
                 cursor.commit(mark.end, blob=_blob_of(mark), may_rewind=True)
@@ -248,10 +248,10 @@ def _ref_of(block: Block) -> ProducerRef:
     return block.producer
 
 
-def _blob_of(mark: Mark) -> bytes:
+def _blob_of(mark: LastBatch) -> bytes:
     return json.dumps({"batch": mark.batch, "start": mark.start}).encode()
 
 
-def _mark_of(cursor: messages.Cursor) -> Mark:
+def _mark_of(cursor: messages.Cursor) -> LastBatch:
     told = json.loads(cursor.blob or b'{"batch": -1}')
-    return Mark(int(told["batch"]), int(told.get("start", cursor.offset)), cursor.offset)
+    return LastBatch(int(told["batch"]), int(told.get("start", cursor.offset)), cursor.offset)

@@ -93,7 +93,7 @@ class Change(IntEnum):
 _FENCED, _HAS_PACKET, _DELETED = 1, 2, 4
 
 
-class Mark(NamedTuple):
+class ReplayStart(NamedTuple):
     """Where replay starts."""
 
     journal: int
@@ -161,7 +161,7 @@ def pack_unlog(number: int) -> bytes:
     return _ID.pack(Change.UNLOG, number)
 
 
-def pack_mark(mark: Mark) -> bytes:
+def pack_mark(mark: ReplayStart) -> bytes:
     return _MARK.pack(Change.MARK, *mark)
 
 
@@ -202,7 +202,7 @@ class Catalog:
         self.facts: dict[int, LedgerFacts] = {}
         self.logs: dict[int, Log] = {}
         self.doubts = Doubts()
-        self.mark = Mark(1, 1)
+        self.mark = ReplayStart(1, 1)
         self.opened = 0  # The highest journal file that may have records.
         self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
         self.scrubbed = 0
@@ -322,7 +322,7 @@ class Catalog:
             case Change.MARK:
                 _, journal, first_sequence = _MARK.unpack_from(body, at)
                 assert (journal, first_sequence) >= self.mark, "a mark went back"
-                self.mark = Mark(journal, first_sequence)
+                self.mark = ReplayStart(journal, first_sequence)
                 self.lost = {number: None for number in self.lost if number >= journal}
                 return _MARK.size
             case Change.DOUBT_ALL:

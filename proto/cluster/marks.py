@@ -50,7 +50,7 @@ from rollbook.proto.formats.replication import (
     LOST_BOOKIE_DELAY,
     MARKS,
     ROOT,
-    Mark,
+    UnderreplicatedMark,
     check_replication_layout,
     ledger_of_mark,
     mark_name,
@@ -83,7 +83,7 @@ _RACES_MAX: Final = 20  # With others that mark the same ledger.
 @dataclass(frozen=True, slots=True)
 class StoredMark:
     ledger_id: LedgerId
-    mark: Mark
+    mark: UnderreplicatedMark
     version: int
 
 
@@ -120,7 +120,11 @@ class MarkTree:
     async def mark(self, ledger_id: LedgerId, missing: Iterable[BookieId], now_ms: int) -> bool:
         """Whether anything was new (MK1). Raises `BadMetadata` if the mark that is there cannot be read."""
         path, missing = self.path(ledger_id), tuple(missing)
-        new = pack_mark(Mark(()).with_missing(missing, now_ms) if missing else Mark((), now_ms))
+        new = pack_mark(
+            UnderreplicatedMark(()).with_missing(missing, now_ms)
+            if missing
+            else UnderreplicatedMark((), now_ms)
+        )
         for _ in range(_RACES_MAX):
             try:
                 await self._create(path, new)
@@ -144,7 +148,10 @@ class MarkTree:
 
         False: one of them is marked, or a folder above is not there, or the reply was lost. Then `mark` each by itself.
         """
-        packed = {each: pack_mark(Mark(each, now_ms)) for each in dict.fromkeys(missing.values())}
+        packed = {
+            each: pack_mark(UnderreplicatedMark(each, now_ms))
+            for each in dict.fromkeys(missing.values())
+        }
         ops: list[Op] = []
         for ledger_id, bookies in missing.items():
             path = self.path(ledger_id)

@@ -60,7 +60,7 @@ _LAYOUT: Final = ("BASIC", 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class UnderreplicatedMark:
     """These bookies' copies of a ledger are missing; in the order in which they were found so."""
 
     missing: tuple[BookieId, ...]
@@ -92,13 +92,13 @@ def ledger_of_mark(name: str) -> LedgerId | None:
     return LedgerId(value) if mark_name(LedgerId(value)) == name else None
 
 
-def pack_mark(mark: Mark) -> bytes:
+def pack_mark(mark: UnderreplicatedMark) -> bytes:
     return pack_text(UnderreplicatedLedgerFormat(replica=mark.missing, ctime=mark.marked_ms))
 
 
-def unpack_mark(data: bytes) -> Mark:
+def unpack_mark(data: bytes) -> UnderreplicatedMark:
     message = unpack_text(UnderreplicatedLedgerFormat, data)
-    return Mark(
+    return UnderreplicatedMark(
         tuple(dict.fromkeys(map(as_bookie_id, message.replica))),
         message.ctime if message.HasField("ctime") else None,
     )

@@ -15,7 +15,7 @@ from typing import Any, Final
 from unittest import mock
 
 from rollbook.bookie import catalog, checkpoint, startup
-from rollbook.bookie.core.catalog import Mark
+from rollbook.bookie.core.catalog import ReplayStart
 from rollbook.bookie.core.fencing import Ledger
 from rollbook.bookie.journal import Journal, OnDone
 from rollbook.bookie.storage import Storage
@@ -68,10 +68,10 @@ def forgets_lacs() -> None:
 def marks_too_much_as_done() -> None:
     """The mark passes the file behind the one that was checkpointed, too."""
 
-    def too_far(journal: int, first_sequence: int) -> Mark:
-        return Mark(journal + 1, first_sequence)
+    def too_far(journal: int, first_sequence: int) -> ReplayStart:
+        return ReplayStart(journal + 1, first_sequence)
 
-    _patch(checkpoint, "Mark", too_far)
+    _patch(checkpoint, "ReplayStart", too_far)
 
 
 def only_syncs_what_it_read() -> None:

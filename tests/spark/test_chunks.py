@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rollbook.api.spark.core.batch_blocks import Mark, Written, cut, rows_written
+from rollbook.api.spark.core.batch_blocks import LastBatch, Written, cut, rows_written
 from rollbook.api.spark.frames import SCHEMA, Rows, by_log
 from rollbook.logservice.core.record_block import HEADER_BYTES, Block, Codec, Limits, check_block
 from rollbook.logservice.ids import ProducerRef
@@ -54,7 +54,7 @@ def test_blocks_of_a_batch_hold_its_first_rows() -> None:
 
 
 def test_a_batch_is_looked_for_after_the_last_whole_one() -> None:
-    mark = Mark(4, 100, 120)
+    mark = LastBatch(4, 100, 120)
     assert (mark.looks_from(5, "ns/a"), mark.looks_from(4, "ns/a")) == (120, 100)
     with pytest.raises(SinkReplayDiverged, match="batch 3 is written to ns/a after batch 4"):
         mark.looks_from(3, "ns/a")

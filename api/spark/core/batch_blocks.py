@@ -28,7 +28,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LastBatch:
     """The last batch that is in the log as a whole: its number, and where it starts and ends."""
 
     batch: int

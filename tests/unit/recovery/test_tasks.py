@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rollbook.proto.cluster.cluster import Cluster, initialise
-from rollbook.proto.formats.replication import Mark
+from rollbook.proto.formats.replication import UnderreplicatedMark
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.recovery.core.failures import after_failure
@@ -31,7 +31,7 @@ async def test_drain_tasks_lie_where_java_does_not_look(
     await tasks.mark(L7, [B2], 2)
     found = await tasks.read(L7)
     assert found is not None
-    assert found.mark == Mark((B1, B2), 2)
+    assert found.mark == UnderreplicatedMark((B1, B2), 2)
     assert await rival.get("/rollbook/drain/0000/0000/0000/0007/urL0000000007") is not None
     assert "underreplication" not in await rival.children("/ledgers")
 

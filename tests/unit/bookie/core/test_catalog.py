@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from rollbook.bookie.core import catalog as changes
-from rollbook.bookie.core.catalog import Catalog, Log, Mark, Use
+from rollbook.bookie.core.catalog import Catalog, Log, ReplayStart, Use
 from rollbook.bookie.core.entry_log_format import Extent
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import TornRecord
@@ -53,7 +53,7 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
     if kind == 8:
         some = changes.DOUBT_ALL, changes.TRUST_ALL, changes.pack_trust(ledger_id, -1, 2**63 - 1)
         return chance.choice(some) + changes.pack_scrubbed(number)
-    mark = Mark(known.mark.journal + chance.randint(0, 1), known.mark.first_sequence + 5)
+    mark = ReplayStart(known.mark.journal + chance.randint(0, 1), known.mark.first_sequence + 5)
     return b"".join(
         (
             *(changes.pack_mark(mark), changes.pack_opened(number), changes.pack_lost(number + 1)),
@@ -219,9 +219,9 @@ def test_many_ledgers_take_several_records_of_a_new_generation() -> None:
 def test_a_mark_never_goes_back() -> None:
     """B5."""
     catalog = Catalog()
-    catalog.apply(changes.pack_mark(Mark(5, 100)))
+    catalog.apply(changes.pack_mark(ReplayStart(5, 100)))
     with pytest.raises(AssertionError):
-        catalog.apply(changes.pack_mark(Mark(4, 50)))
+        catalog.apply(changes.pack_mark(ReplayStart(4, 50)))
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.proto.cluster.marks import Checked, Lock, Marks
 from rollbook.proto.errors import BadMetadata, NoSuchNode, OutcomeUnknown, SessionExpired
-from rollbook.proto.formats.replication import Mark, pack_mark
+from rollbook.proto.formats.replication import UnderreplicatedMark, pack_mark
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
@@ -76,7 +76,7 @@ async def test_marking_twice_adds_what_is_new(marks: Marks) -> None:
     assert await marks.mark(L7, [B3, B1], 3)
     found = await marks.read(L7)
     assert found is not None
-    assert (found.mark, found.version) == (Mark((B1, B3), 3), 1)
+    assert (found.mark, found.version) == (UnderreplicatedMark((B1, B3), 3), 1)
 
 
 async def test_a_mark_without_bookies_is_about_placement(marks: Marks) -> None:
@@ -84,7 +84,7 @@ async def test_a_mark_without_bookies_is_about_placement(marks: Marks) -> None:
     assert not await marks.mark(L7, [], 6)
     found = await marks.read(L7)
     assert found is not None
-    assert found.mark == Mark((), 5)
+    assert found.mark == UnderreplicatedMark((), 5)
 
 
 @pytest.mark.parametrize("row", list(product(LOST, repeat=2)))
@@ -100,7 +100,7 @@ async def test_a_mark_is_made_whatever_is_lost(
     await marks.mark(L7, [B2], 2)
     found = await marks.read(L7)
     assert found is not None
-    assert found.mark == Mark((B1, B2) if exists else (B2,), 2)
+    assert found.mark == UnderreplicatedMark((B1, B2) if exists else (B2,), 2)
 
 
 async def test_new_marks_are_made_together(
@@ -111,8 +111,10 @@ async def test_new_marks_are_made_together(
     store.writes = 0
     assert await marks.mark_new({L7: (B1, B2), L8: (B2,)}, 1700)
     assert store.writes == 1
-    assert await value_at(rival, MARK_7) == pack_mark(Mark((B1, B2), 1700))
-    assert await value_at(rival, MARK_7.replace("7", "8")) == pack_mark(Mark((B2,), 1700))
+    assert await value_at(rival, MARK_7) == pack_mark(UnderreplicatedMark((B1, B2), 1700))
+    assert await value_at(rival, MARK_7.replace("7", "8")) == pack_mark(
+        UnderreplicatedMark((B2,), 1700)
+    )
 
 
 @pytest.mark.parametrize("fate", [Fate.OK, *LOST, Fate.EXPIRED])
@@ -127,7 +129,10 @@ async def test_marks_that_are_there_are_left_to_be_marked_one_by_one(
     for ledger_id, bookies in missing.items():
         await marks.mark(ledger_id, bookies, 2)
     found = [await marks.read(each) for each in (L7, L8)]
-    assert [each and each.mark for each in found] == [Mark((B1, B2), 2), Mark((B2,), 2)]
+    assert [each and each.mark for each in found] == [
+        UnderreplicatedMark((B1, B2), 2),
+        UnderreplicatedMark((B2,), 2),
+    ]
 
 
 async def test_new_marks_without_folders_above_are_left_too(marks: Marks) -> None:
@@ -325,5 +330,5 @@ async def test_a_mark_loses_its_folder_and_is_made_all_the_same(
     store.writes = 0
     store.before_write[2] = [folder_goes]  # 1: with its folder, which is there; 2: the mark alone.
     assert await marks.mark(L7, [B1], 1)
-    assert await value_at(rival, MARK_7) == pack_mark(Mark((B1,), 1))
+    assert await value_at(rival, MARK_7) == pack_mark(UnderreplicatedMark((B1,), 1))
     assert store.writes == 4, "and 3: its folder, 4: the mark"

@@ -4,12 +4,12 @@ import pytest
 
 from rollbook.proto.errors import BadMetadata
 from rollbook.proto.formats import replication
-from rollbook.proto.formats.replication import Mark
+from rollbook.proto.formats.replication import UnderreplicatedMark
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId
 from tests.golden import metadata as golden
 
 B1, B2, B3 = (BookieId(f"127.0.0.1:{port}") for port in (3181, 3182, 3183))
-MARK = Mark((B1, B2), 1_700_000_000_000)
+MARK = UnderreplicatedMark((B1, B2), 1_700_000_000_000)
 
 
 def test_a_mark_is_written_and_read_as_java_does() -> None:
@@ -19,7 +19,7 @@ def test_a_mark_is_written_and_read_as_java_does() -> None:
 
 def test_marking_twice_adds_what_is_new_at_the_end() -> None:
     later = MARK.marked_ms + 5000 if MARK.marked_ms else 0
-    assert MARK.with_missing([B3, B1, B3], later) == Mark((B1, B2, B3), later)
+    assert MARK.with_missing([B3, B1, B3], later) == UnderreplicatedMark((B1, B2, B3), later)
 
 
 def test_marking_what_is_marked_changes_nothing() -> None:
@@ -27,8 +27,8 @@ def test_marking_what_is_marked_changes_nothing() -> None:
 
 
 def test_a_mark_without_a_time_is_read() -> None:
-    assert replication.unpack_mark(b'replica: "b"\n') == Mark((BookieId("b"),))
-    assert replication.pack_mark(Mark((BookieId("b"),))) == b'replica: "b"\n'
+    assert replication.unpack_mark(b'replica: "b"\n') == UnderreplicatedMark((BookieId("b"),))
+    assert replication.pack_mark(UnderreplicatedMark((BookieId("b"),))) == b'replica: "b"\n'
 
 
 @pytest.mark.parametrize(("ledger_id", "path"), golden.MARK_PATHS.items())
