@@ -27,7 +27,7 @@ ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
 """Consecutive entries: the first id, how many at most (at least one is returned), and about how many bytes."""
 
 
-class _Run:
+class _PendingRead:
     __slots__ = ("end", "first_entry", "task")
 
     def __init__(self, first_entry: EntryId, end: int, task: "asyncio.Task[list[Entry]]") -> None:
@@ -72,7 +72,7 @@ class EntryStream(AsyncIterator[Entry]):
         self._window_bytes = window_bytes
         self._tasks = tasks
         self._require_open = require_open
-        self._runs: deque[_Run] = deque()
+        self._runs: deque[_PendingRead] = deque()
         self._run_bytes = min(_FIRST_BYTES, batch_bytes)
         self._taken_bytes = 0
         self._ready: deque[Entry] = deque()
@@ -136,7 +136,7 @@ class EntryStream(AsyncIterator[Entry]):
             self._runs.append(self._start(self._next_to_ask, end))
             self._next_to_ask = EntryId(end)
 
-    def _start(self, first_entry: EntryId, end: int) -> _Run:
+    def _start(self, first_entry: EntryId, end: int) -> _PendingRead:
         run_bytes = self._run_bytes
 
         async def read() -> list[Entry]:
@@ -145,7 +145,7 @@ class EntryStream(AsyncIterator[Entry]):
         task = self._loop.create_task(read())
         self._tasks[task] = None
         task.add_done_callback(self._on_read)
-        return _Run(first_entry, end, task)
+        return _PendingRead(first_entry, end, task)
 
     def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
         del self._tasks[task]

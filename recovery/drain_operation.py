@@ -25,7 +25,7 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.core.drain_batches import DRAINED, NO_NODE, DrainNotes, next_drains
-from rollbook.recovery.operation_runner import Run
+from rollbook.recovery.operation_runner import OperationProgress
 from rollbook.recovery.process_status import PresenceNodes
 
 _LOOK_AGAIN_S: Final = 1.0
@@ -38,7 +38,7 @@ class DrainOperation:
         self._departures = departures
         self._presence = presence
 
-    async def work(self, run: Run) -> Mapping[str, Any]:
+    async def work(self, run: OperationProgress) -> Mapping[str, Any]:
         """Raises `OperationIncomplete`."""
         bookies = [parse_bookie_id(each) for each in run.about["bookies"]]
         notes = DrainNotes.of(run.notes)
@@ -77,7 +77,7 @@ class DrainOperation:
         return ""
 
     async def _tell(
-        self, run: Run, notes: DrainNotes, stored: Mapping[BookieId, StoredLifecycle]
+        self, run: OperationProgress, notes: DrainNotes, stored: Mapping[BookieId, StoredLifecycle]
     ) -> None:
         left = await self._presence.drains()
         done = 0
@@ -89,7 +89,7 @@ class DrainOperation:
                 done += max(ledgers - left[bookie], 0)
         run.on_progress(done, sum(notes.ledgers.values()))
 
-    async def undo(self, run: Run) -> None:
+    async def undo(self, run: OperationProgress) -> None:
         """Those that were begun and still drain are Active again; what was copied stays copied."""
         notes = DrainNotes.of(run.notes)
         begun = [BookieId(each) for each in notes.began if each not in notes.ended]

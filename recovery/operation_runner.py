@@ -43,7 +43,7 @@ _RETRY_PAUSE_S: Final = 0.5
 _FORGET_MS: Final = 3_600_000
 
 
-class Run:
+class OperationProgress:
     """What work hears of its operation, and says of it."""
 
     def __init__(self, operation: LastingOperation, keep: Callable[[Facts], Awaitable[None]]):
@@ -63,8 +63,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class OperationKind:
-    work: Callable[[Run], Awaitable[Facts]]
-    undo: Callable[[Run], Awaitable[None]] | None = None  # After a cancelled one has stopped.
+    work: Callable[[OperationProgress], Awaitable[Facts]]
+    undo: Callable[[OperationProgress], Awaitable[None]] | None = (
+        None  # After a cancelled one has stopped.
+    )
 
 
 class OperationRunner:
@@ -162,7 +164,7 @@ class OperationRunner:
             await change(lambda each: each.with_notes(notes))
 
         operation = await change(lambda each: each.begun(self._now_ms()))
-        run, kind = Run(operation, keep), self._kinds.get(operation.kind)
+        run, kind = OperationProgress(operation, keep), self._kinds.get(operation.kind)
 
         async def end(step: Callable[[LastingOperation], LastingOperation]) -> LastingOperation:
             """With its last progress, which may be younger than what was written last."""
@@ -201,7 +203,7 @@ class OperationRunner:
     async def _work(
         self,
         kind: OperationKind,
-        run: Run,
+        run: OperationProgress,
         change: Callable[[Callable[[LastingOperation], LastingOperation]], Awaitable[Any]],
     ) -> Facts:
         """Goes on after the metadata store was away."""

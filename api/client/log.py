@@ -25,7 +25,7 @@ from rollbook.api.client.reader import (
     records_of,
 )
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.shared_replay import AnyServer, Run, runs_of
+from rollbook.api.client.shared_replay import AnyServer, ReplayRange, runs_of
 from rollbook.api.client.single_append import Appender, Framed, Records
 from rollbook.api.client.sync_writer import SyncWriter
 from rollbook.api.client.writer import Writer
@@ -243,7 +243,7 @@ class Log:
         runs = runs_of(await self.segments(), first, behind)
         return [partial(self._reader_of, each) for each in runs]
 
-    def _reader_of(self, run: Run) -> EventReader:
+    def _reader_of(self, run: ReplayRange) -> EventReader:
         owners = self._client.owners
         whom = owners if run.segment is None else AnyServer(owners, self.name, run.segment)
         return self.events(run.start, until=run.end, whom=whom)

@@ -19,7 +19,7 @@ RUN_BYTES: Final = 64 * 1024 * 1024  # Larger: fewer streams, and coarser shares
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReplayRange:
     """Records of closed segments, or, without a segment, those that the owner has."""
 
     start: Offset
@@ -29,7 +29,7 @@ class Run:
 
 def runs_of(
     segments: Sequence[SegmentView], start: Offset, end: Offset, run_bytes: int = RUN_BYTES
-) -> Iterator[Run]:
+) -> Iterator[ReplayRange]:
     """They cover the range exactly, in order. `segments`: oldest first."""
     position = run_start = start
     first: SegmentId | None = None
@@ -47,12 +47,12 @@ def runs_of(
         position = min(behind, end)
         size += segment.bytes
         if size >= run_bytes:
-            yield Run(run_start, position, first)
+            yield ReplayRange(run_start, position, first)
             run_start, first, size = position, None, 0
     if position > run_start:
-        yield Run(run_start, position, first)
+        yield ReplayRange(run_start, position, first)
     if position < end:
-        yield Run(position, end, None)
+        yield ReplayRange(position, end, None)
 
 
 class AnyServer:

@@ -383,7 +383,7 @@ def scan(
     return found(position, is_ended=is_ended)
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Sound records, one behind the other."""
 
     records: list[tuple[Record, bytes]]  # With their bodies.
@@ -392,7 +392,7 @@ class Run(NamedTuple):
     is_ended: bool
 
 
-def sound_run(reader: RecordReader, position: int, sequence: int) -> Run:
+def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
     """As far as the reader's bytes go; what `scan` finds there, too, and at less cost."""
     records: list[tuple[Record, bytes]] = []
     while record := _record_at(reader, position, sequence):
@@ -403,8 +403,8 @@ def sound_run(reader: RecordReader, position: int, sequence: int) -> Run:
         records.append((record, body))
         position, sequence = record.end, sequence + 1
         if record.kind is Kind.END:
-            return Run(records, position, sequence, True)
-    return Run(records, position, sequence, False)
+            return RecordRun(records, position, sequence, True)
+    return RecordRun(records, position, sequence, False)
 
 
 def _record_at(reader: RecordReader, position: int, sequence: int) -> Record | None:

@@ -33,7 +33,7 @@ WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
 """An `AddGroup`'s fields before its columns."""
 
 
-class Run(NamedTuple):
+class AddColumns(NamedTuple):
     """The columns of adds of one size that follow one another, and so do their entries."""
 
     entry_ids: Sequence[EntryId]
@@ -55,10 +55,10 @@ def count_run(count_like: Callable[[int], int], rows: int) -> int:
 
 def run_at(
     buffer: bytes, entry_start: int, entry_end: int, size: int, rows: int, entry_id: int
-) -> Run:
+) -> AddColumns:
     """Of `rows` adds of `size` bytes, which are known to be alike; the first has its entry there."""
     by = rows * size
-    return Run(
+    return AddColumns(
         cast(Sequence[EntryId], range(entry_id, entry_id + rows)),
         cast(Sequence[EntryId], unpack_int64s(buffer, entry_start + _LAC_AT, size, rows)),
         range(entry_start, entry_start + by, size),

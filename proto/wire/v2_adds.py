@@ -21,11 +21,11 @@ from rollbook.proto.wire.adds import (
     RUN_MAX,
     RUN_MIN,
     WRITERS_MAX,
+    AddColumns,
     AddGroup,
     AddPacker,
     AddReplies,
     Adds,
-    Run,
     WriterFields,
     count_run,
     run_at,
@@ -60,7 +60,7 @@ _REPLY_BODY_BYTES: Final = _REPLY.size - LENGTH_BYTES
 class _AddGroup(AddGroup):
     version: int = v2.VERSION
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: AddColumns) -> None:
         if not self.entry_ids:
             self.entry_ids, self.lacs, self.starts, self.ends = run
         else:
@@ -134,7 +134,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
     return Adds(buffer, first, position, list(groups.values())), position
 
 
-def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> Run | None:
+def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> AddColumns | None:
     """The add at `position` and those behind it that are like it, but for payloads, and count on; None if
     these are not worth it.
     """

@@ -26,11 +26,11 @@ from rollbook.proto.wire.adds import (
     RUN_MAX,
     RUN_MIN,
     WRITERS_MAX,
+    AddColumns,
     AddGroup,
     AddPacker,
     AddReplies,
     Adds,
-    Run,
     WriterFields,
     count_run,
     run_at,
@@ -103,8 +103,8 @@ class _Lists(NamedTuple):
     entry_varints: list[bytes]  # these, too.
 
 
-class _Run(NamedTuple):
-    columns: Run
+class _V3AddColumns(NamedTuple):
+    columns: AddColumns
     txn_columns: list[bytes]  # What is echoed, byte by byte.
     entry_columns: list[bytes]
 
@@ -118,10 +118,10 @@ class _Run(NamedTuple):
 @dataclass(slots=True)
 class _AddGroup(AddGroup):
     ledger_varint: bytes = b""
-    run: _Run | None = None  # All that it has, if so; else
+    run: _V3AddColumns | None = None  # All that it has, if so; else
     lists: _Lists = field(default_factory=lambda: _Lists([], [], [], [], [], []))
 
-    def add(self, run: _Run) -> None:
+    def add(self, run: _V3AddColumns) -> None:
         if self.run is None and not self.lists.entry_ids:
             self.run = run
         else:
@@ -153,7 +153,7 @@ class _AddGroup(AddGroup):
             replies += (before, txn_id, between, entry_id)
         return b"".join(replies)
 
-    def _pack_alike(self, run: _Run, status: bytes) -> bytes:
+    def _pack_alike(self, run: _V3AddColumns, status: bytes) -> bytes:
         txn_bytes, entry_bytes = len(run.txn_columns), len(run.entry_columns)
         before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
         reply = b"".join((before, bytes(txn_bytes), between, bytes(entry_bytes)))
@@ -268,7 +268,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
 def _take_run(
     buffer: bytes, position: int, size: int, places: _Places, entry_id: int
-) -> _Run | None:
+) -> _V3AddColumns | None:
     """The add at `position` and those behind it that are like it, as with `_take_alike`, and count on;
     None if these are not worth it.
     """
@@ -299,7 +299,7 @@ def _take_run(
     if rows < RUN_MIN:
         return None
     txn_columns, _ = varint_columns(buffer, txn_at, size, rows, txn_bytes)
-    return _Run(
+    return _V3AddColumns(
         run_at(buffer, entry_start, entry_end, size, rows, entry_id),
         txn_columns,
         pack_varints_on(entry_id, rows, entry_bytes),

@@ -78,7 +78,7 @@ def figures(
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TakeoverRun:
     away_s: Sequence[float]  # Of those whose owner was killed, in order.
     others_s: Sequence[float]  # Of those whose owner was not.
     steps_ms: dict[str, list[float]]
@@ -86,7 +86,7 @@ class _Run:
     lost: int  # Logs that did not come back.
 
 
-def _told(case: Case, found: Sequence[_Run]) -> Iterator[Figure]:
+def _told(case: Case, found: Sequence[_TakeoverRun]) -> Iterator[Figure]:
     what = case.what
     assert not any(each.lost for each in found), "there are logs that were not appended to again"
     yield judged(f"{what}: median log", "s", case.target_s, [median(e.away_s) for e in found])
@@ -101,7 +101,7 @@ def _told(case: Case, found: Sequence[_Run]) -> Iterator[Figure]:
         yield judged(f"  CPU for a log, {name}", "ms", None, [each.cpu_ms[name] for each in found])
 
 
-def _measure(case: Case, size: Size) -> _Run:
+def _measure(case: Case, size: Size) -> _TakeoverRun:
     with tempfile.TemporaryDirectory() as folder, log_processes.running(Path(folder)) as cluster:
         says = {}
         for number in range(case.servers):
@@ -111,7 +111,7 @@ def _measure(case: Case, size: Size) -> _Run:
         return _strike(case, size, cluster, list(says.values()))
 
 
-def _strike(case: Case, size: Size, cluster: LogProcesses, says: Sequence[Path]) -> _Run:
+def _strike(case: Case, size: Size, cluster: LogProcesses, says: Sequence[Path]) -> _TakeoverRun:
     worker = cluster.children.start_module("tests.bench.load.takeover_worker", cluster.url)
     servers = list(cluster.servers.values())
     killed, stopped = servers[0], servers[1 : 1 + case.stopped]
@@ -145,7 +145,7 @@ def _strike(case: Case, size: Size, cluster: LogProcesses, says: Sequence[Path])
     others = [log for log, owner in found["owners"].items() if owner not in still]
     pauses = found["pauses_s"]
     away = found["away_s"]
-    return _Run(
+    return _TakeoverRun(
         sorted(away[log] for log in mine if log in away),
         [pauses[log] for log in others if log in pauses and log not in set(mine)],
         _steps(says, set(mine)),

@@ -22,7 +22,7 @@ from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.drain_operation import DrainOperation
 from rollbook.recovery.manual_recovery import Evacuation, EvacuationOrder
-from rollbook.recovery.operation_runner import OperationKind, Run
+from rollbook.recovery.operation_runner import OperationKind, OperationProgress
 from rollbook.recovery.process_status import PresenceNodes
 
 _PROBLEMS_SHOWN = 20
@@ -34,7 +34,7 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
     departures = Departures(store, cluster, SystemClock(), random.SystemRandom())
     drain = DrainOperation(departures, PresenceNodes(store, cluster))
 
-    async def verify(run: Run) -> Mapping[str, Any]:
+    async def verify(run: OperationProgress) -> Mapping[str, Any]:
         ledger_id = LedgerId(run.about["ledger_id"])
         last_entry = (await ledgers.metadata(ledger_id)).metadata.last_entry
         done = 0
@@ -50,11 +50,11 @@ def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, Ope
         run.on_progress(total, total)
         return verdict_facts(ledger_id, verdict)
 
-    async def recover(run: Run) -> Mapping[str, Any]:
+    async def recover(run: OperationProgress) -> Mapping[str, Any]:
         run.on_progress(0, 1)
         return await recover_outside_logs(ledgers, run.about["ledger_id"])
 
-    async def recover_bookies(run: Run) -> Mapping[str, Any]:
+    async def recover_bookies(run: OperationProgress) -> Mapping[str, Any]:
         order = EvacuationOrder(
             [parse_bookie_id(each) for each in run.about["bookies"]],
             [parse_bookie_id(each) for each in run.about["to"]],

@@ -17,7 +17,7 @@ from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery import operations as module
 from rollbook.recovery.core.operations import LastingOperation, OperationState, id_of_key
-from rollbook.recovery.operation_runner import OperationKind, OperationRunner, Run
+from rollbook.recovery.operation_runner import OperationKind, OperationProgress, OperationRunner
 from rollbook.recovery.operations import RUNNER, OperationNodes
 from tests.unit.proto.cluster.faulty import FaultyStore
 from tests.unit.recovery.test_auditor import until
@@ -41,21 +41,21 @@ class Desk:
             "count": OperationKind(self.count),
         }
 
-    async def wait(self, run: Run) -> Mapping[str, Any]:
+    async def wait(self, run: OperationProgress) -> Mapping[str, Any]:
         self.runs.append(run.about["name"])
         if not run.notes:
             await run.note({"first": True})
         await self.may_finish.wait()
         return {"name": run.about["name"]}
 
-    async def count(self, run: Run) -> Mapping[str, Any]:
+    async def count(self, run: OperationProgress) -> Mapping[str, Any]:
         run.on_progress(5, 5)
         return {}
 
-    async def undo(self, run: Run) -> None:
+    async def undo(self, run: OperationProgress) -> None:
         self.undone.append(run.notes)
 
-    async def refuse(self, run: Run) -> Mapping[str, Any]:
+    async def refuse(self, run: OperationProgress) -> Mapping[str, Any]:
         run.on_progress(2, 5)
         raise InvalidRequest("no")
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rollbook.api.client.owner_cache import Owners
-from rollbook.api.client.shared_replay import AnyServer, Run, runs_of
+from rollbook.api.client.shared_replay import AnyServer, ReplayRange, runs_of
 from rollbook.logservice.ids import LogName, Offset, SegmentId
 from rollbook.logservice.messages import SegmentState, SegmentView
 from rollbook.proto.errors import ServerUnreachable
@@ -38,19 +38,19 @@ def segments_of(
     return found
 
 
-def runs(segments: list[SegmentView], start: int, end: int, run_bytes: int) -> list[Run]:
+def runs(segments: list[SegmentView], start: int, end: int, run_bytes: int) -> list[ReplayRange]:
     return list(runs_of(segments, Offset(start), Offset(end), run_bytes))
 
 
 def test_closed_segments_come_in_runs_and_the_rest_from_the_owner() -> None:
     segments = segments_of(10, 20, 30)
     assert runs(segments, 5, 35, 150) == [
-        Run(Offset(5), Offset(20), SegmentId(0)),
-        Run(Offset(20), Offset(30), SegmentId(2)),
-        Run(Offset(30), Offset(35), None),
+        ReplayRange(Offset(5), Offset(20), SegmentId(0)),
+        ReplayRange(Offset(20), Offset(30), SegmentId(2)),
+        ReplayRange(Offset(30), Offset(35), None),
     ]
-    assert runs(segments, 12, 18, 1) == [Run(Offset(12), Offset(18), SegmentId(1))]
-    assert runs(segments, 30, 31, 1) == [Run(Offset(30), Offset(31), None)]
+    assert runs(segments, 12, 18, 1) == [ReplayRange(Offset(12), Offset(18), SegmentId(1))]
+    assert runs(segments, 30, 31, 1) == [ReplayRange(Offset(30), Offset(31), None)]
     assert runs(segments, 7, 7, 1) == []
 
 
@@ -58,8 +58,8 @@ def test_a_lost_segment_is_for_the_owner_to_report() -> None:
     segments = segments_of(10, 20)
     lost = segments_of(10, 20, state=SegmentState.LOST)[1]
     assert runs([segments[0], lost, segments[2]], 0, 20, 1) == [
-        Run(Offset(0), Offset(10), SegmentId(0)),
-        Run(Offset(10), Offset(20), None),
+        ReplayRange(Offset(0), Offset(10), SegmentId(0)),
+        ReplayRange(Offset(10), Offset(20), None),
     ]
 
 
