@@ -24,7 +24,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.healing import Range
+from rollbook.recovery.core.healing import EntryRange
 from rollbook.recovery.ledger_healer import (
     LedgerHealer,
     LedgerHealing,
@@ -38,7 +38,7 @@ logger = structlog.get_logger()
 
 _PAGE: Final = 500
 _RACES_MAX: Final = 20  # With what comes into doubt meanwhile.
-_NOTHING: Final[Mapping[int, Sequence[Range]]] = {}
+_NOTHING: Final[Mapping[int, Sequence[EntryRange]]] = {}
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Healer:
         doubts: BookieDoubts,
         config: HealConfig,
         *,
-        accepted: Mapping[int, Sequence[Range]] = _NOTHING,
+        accepted: Mapping[int, Sequence[EntryRange]] = _NOTHING,
         includes_all: bool = False,
         is_rehearsal: bool = False,
         spares_writers: bool = False,
@@ -130,9 +130,9 @@ class Healer:
         )
         return healing
 
-    async def _look_at_all(self) -> tuple[DoubtsPage, dict[int, tuple[Range, ...]]]:
+    async def _look_at_all(self) -> tuple[DoubtsPage, dict[int, tuple[EntryRange, ...]]]:
         page = first = await self._page(-1, _PAGE)
-        doubted: dict[int, tuple[Range, ...]] = dict(page.ledgers)
+        doubted: dict[int, tuple[EntryRange, ...]] = dict(page.ledgers)
         while page.next_after is not None:
             page = await self._page(page.next_after, _PAGE)
             doubted.update(page.ledgers)
@@ -158,7 +158,7 @@ class Healer:
         return ids
 
     async def _heal(
-        self, ledger_id: LedgerId, first: DoubtsPage, doubted: Mapping[int, tuple[Range, ...]]
+        self, ledger_id: LedgerId, first: DoubtsPage, doubted: Mapping[int, tuple[EntryRange, ...]]
     ) -> LedgerHealing:
         found = LedgerHealing(ledger_id)
         ranges, stamp = doubted.get(ledger_id, ()), first.stamp
@@ -180,11 +180,11 @@ class Healer:
         return found
 
     def _healer_of(
-        self, found: LedgerHealing, ranges: tuple[Range, ...], stamp: str, everything: bool
+        self, found: LedgerHealing, ranges: tuple[EntryRange, ...], stamp: str, everything: bool
     ) -> LedgerHealer:
         ledger_id = found.ledger_id
 
-        async def settle(settled: Sequence[Range]) -> None:
+        async def settle(settled: Sequence[EntryRange]) -> None:
             await self._doubts.settle(stamp, ledger_id, list(settled))
 
         accepted = self._accepted.get(ledger_id, ())

@@ -40,7 +40,7 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import Copier, listed_in
 from rollbook.recovery.core.healing import (
     WHOLE,
-    Range,
+    EntryRange,
     as_if_closed,
     before_open_end,
     covers,
@@ -76,9 +76,9 @@ class LedgerHealing:
     has_been_closed: bool = False  # For it, or would be.
     entries: int = 0  # That were brought back, or would be.
     entry_bytes: int = 0
-    waiting: list[Range] = field(default_factory=list)
-    lost: list[Range] = field(default_factory=list)
-    given_up: list[Range] = field(default_factory=list)
+    waiting: list[EntryRange] = field(default_factory=list)
+    lost: list[EntryRange] = field(default_factory=list)
+    given_up: list[EntryRange] = field(default_factory=list)
     reason: str = ""  # Why it waits.
     next_step: str = ""
 
@@ -93,13 +93,13 @@ class Task:
     """One ledger, and what is in doubt about it."""
 
     ledger_id: LedgerId
-    doubted: tuple[Range, ...]  # By itself,
+    doubted: tuple[EntryRange, ...]  # By itself,
     is_wholly_doubted: bool  # and as everything is.
     includes_all: bool  # In doubt or not.
-    accepted: Sequence[Range]  # What may be given up.
+    accepted: Sequence[EntryRange]  # What may be given up.
 
     @property
-    def ranges(self) -> tuple[Range, ...]:
+    def ranges(self) -> tuple[EntryRange, ...]:
         return (WHOLE,) if self.is_wholly_doubted or self.includes_all else self.doubted
 
 
@@ -119,7 +119,7 @@ class _Means:
     verifier: Verifier
 
 
-Settle = Callable[[Sequence[Range]], Awaitable[None]]
+Settle = Callable[[Sequence[EntryRange]], Awaitable[None]]
 
 
 class LedgerHealer:
@@ -149,7 +149,7 @@ class LedgerHealer:
         self._window_bytes = window_bytes
         self._is_rehearsal = is_rehearsal
         self._writers = writers
-        self._not_needed: list[Range] = []  # Not reported yet.
+        self._not_needed: list[EntryRange] = []  # Not reported yet.
 
     async def heal(self) -> None:
         """Raises what keeps it from being healed now: nothing is lost by trying again."""
@@ -263,7 +263,7 @@ class LedgerHealer:
             await self._tell_settled([WHOLE] if self._task.is_wholly_doubted else tail)
         closed = await self._recover(ledger_id)
         assert closed.last_entry is not None
-        self.found.given_up += intersection(tail, [Range(closed.last_entry + 1, ENTRY_ID_MAX)])
+        self.found.given_up += intersection(tail, [EntryRange(closed.last_entry + 1, ENTRY_ID_MAX)])
         return closed
 
     async def _recover(self, ledger_id: LedgerId) -> LedgerMetadata:
@@ -303,7 +303,7 @@ class LedgerHealer:
     ) -> None:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
         # Reported with the first window: each report costs the bookie syncs.
-        self._not_needed = [Range(first, last) for first, last, where in pieces if where is None]
+        self._not_needed = [EntryRange(first, last) for first, last, where in pieces if where is None]
         for first, last, fragment in pieces:
             if fragment is None:
                 continue
@@ -312,7 +312,7 @@ class LedgerHealer:
                 window = range(start, min(start + step, last + 1))
                 goes_on = await self._heal_window(metadata, fragment, window, listed, means)
                 if not goes_on and window.stop <= last:
-                    self.found.waiting.append(Range(window.stop, last))
+                    self.found.waiting.append(EntryRange(window.stop, last))
                     break
         await self._settle([])
         if self.found.waiting:
@@ -379,7 +379,7 @@ class LedgerHealer:
         reply = await self._call(ListEntries(self._task.ledger_id))
         return listed_in(reply, self._task.ledger_id)
 
-    async def _settle(self, ranges: Sequence[Range]) -> None:
+    async def _settle(self, ranges: Sequence[EntryRange]) -> None:
         """As far as they are in doubt by themselves."""
         settled = intersection(self._task.doubted, [*ranges, *self._not_needed])
         self._not_needed = []

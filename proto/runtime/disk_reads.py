@@ -207,7 +207,7 @@ class _ThreadRead:
         pass
 
 
-class _Stretch:
+class _CachedRange:
     """Of a file: on its way, or here."""
 
     __slots__ = ("began_s", "file", "is_outdated", "length", "margin", "position", "read")
@@ -236,7 +236,7 @@ class Ahead:
         self._threads = Threads("disk-ahead", _AHEAD_THREADS)
         self._kernel: KernelReads | None = None  # From the first on that may use it.
         self._has_kernel = True
-        self._stretches: dict[tuple[object, int], _Stretch] = {}  # Oldest first.
+        self._stretches: dict[tuple[object, int], _CachedRange] = {}  # Oldest first.
         self._bytes = 0
 
     def has(self, file: object, position: int) -> bool:
@@ -256,7 +256,7 @@ class Ahead:
         by_kernel = self._start_by_kernel(direct, position, length) if direct else None
         margin = position % _BLOCK if by_kernel else 0
         how = by_kernel or _ThreadRead(self._threads, read)
-        self._stretches[file, position] = _Stretch(file, position, length, how, margin)
+        self._stretches[file, position] = _CachedRange(file, position, length, how, margin)
         self._bytes += length
 
     def _start_by_kernel(self, direct: Direct, position: int, length: int) -> KernelRead | None:
@@ -307,12 +307,12 @@ class Ahead:
             self._drop(stretches[0])
             stretches[0].read.let_go()
 
-    def _of(self, file: object) -> list[_Stretch]:
+    def _of(self, file: object) -> list[_CachedRange]:
         if not self._stretches:
             return []
         return [each for each in self._stretches.values() if each.file is file]
 
-    def _drop(self, stretch: _Stretch) -> None:
+    def _drop(self, stretch: _CachedRange) -> None:
         if self._stretches.get((stretch.file, stretch.position)) is stretch:
             del self._stretches[stretch.file, stretch.position]
             self._bytes -= stretch.length

@@ -19,7 +19,7 @@ _STRETCH_BYTES: Final = 256 * 1024  # Is let go of at one go, on the loop: some 
 _BUNCH_BYTES: Final = 2 * 1024 * 1024
 
 
-class _Stretch(NamedTuple):
+class _PageRange(NamedTuple):
     of: "Written"
     start: int
     end: int
@@ -32,12 +32,12 @@ class WrittenLately:
         """0: as the system likes."""
         self._bytes_max = bytes_max if _NOT_NEEDED is not None else 0
         self._bytes = 0
-        self._stretches: deque[_Stretch] = deque()  # Oldest first.
+        self._stretches: deque[_PageRange] = deque()  # Oldest first.
 
     def of(self, descriptor: int) -> "Written":
         return Written(self, descriptor)
 
-    def add(self, stretch: _Stretch) -> None:
+    def add(self, stretch: _PageRange) -> None:
         if not self._bytes_max:
             return
         self._stretches.append(stretch)
@@ -75,7 +75,7 @@ class Written:
         self._end = end
         if end - self._start >= _STRETCH_BYTES:
             whole = end - end % mmap.PAGESIZE
-            self._lately.add(_Stretch(self, self._start, whole))
+            self._lately.add(_PageRange(self, self._start, whole))
             self._start = whole
 
     def let_go(self, start: int, end: int) -> None:

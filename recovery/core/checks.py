@@ -25,7 +25,7 @@ from rollbook.proto.formats.bounds import check_size
 from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.healing import Range, covers, ranges_of
+from rollbook.recovery.core.healing import EntryRange, covers, ranges_of
 from rollbook.recovery.core.plan import Action, Seat
 
 _VERSION: Final = 1
@@ -158,13 +158,13 @@ class Judgement:
 # --- Entries whose copies are bad -------------------------------------------------------------
 
 
-BadRanges = Mapping[BookieId, tuple[Range, ...]]
+BadRanges = Mapping[BookieId, tuple[EntryRange, ...]]
 """By the bookie that has them. A mark has no room for entries, and an entry list shows such a copy as present."""
 
 
 def merged_bad(
     known: BadRanges, found: Mapping[BookieId, Sequence[EntryId]]
-) -> dict[BookieId, tuple[Range, ...]]:
+) -> dict[BookieId, tuple[EntryRange, ...]]:
     merged = dict(known)
     for bookie, entry_ids in found.items():
         before = merged.get(bookie, ())
@@ -182,7 +182,7 @@ def pack_bad(bad: BadRanges) -> bytes:
     return json.dumps(fields, sort_keys=True).encode("ascii")
 
 
-def unpack_bad(data: bytes) -> dict[BookieId, tuple[Range, ...]]:
+def unpack_bad(data: bytes) -> dict[BookieId, tuple[EntryRange, ...]]:
     """Raises `BadMetadata`, `UnsupportedVersion`."""
     check_size(data)
     try:
@@ -190,7 +190,7 @@ def unpack_bad(data: bytes) -> dict[BookieId, tuple[Range, ...]]:
         if fields["version"] != _VERSION:
             raise UnsupportedVersion(f"bad copies of version {fields['version']!r:.20}")
         bad = {
-            parse_bookie_id(bookie): tuple(Range(first, last) for first, last in parts)
+            parse_bookie_id(bookie): tuple(EntryRange(first, last) for first, last in parts)
             for bookie, parts in fields["bad"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidRequest):

@@ -31,17 +31,17 @@ _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
 _FIRST_ENTRY: Final = attrgetter("first_entry")
 
 
-class Range(NamedTuple):
+class EntryRange(NamedTuple):
     """Entries, both ends included; entry -1 is the explicit LAC."""
 
     first_entry: int
     last_entry: int
 
 
-WHOLE: Final = Range(NO_ENTRY, ENTRY_ID_MAX)
+WHOLE: Final = EntryRange(NO_ENTRY, ENTRY_ID_MAX)
 
 
-class Stretch(NamedTuple):
+class DoubtfulFragment(NamedTuple):
     """Entries in doubt that all lie in one fragment, or none of which is needed here."""
 
     first_entry: int
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
 
 
 def as_if_closed(
-    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[Range]
+    metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntryRange]
 ) -> LedgerMetadata | None:
     """For a ledger with a writer, which may go on: if all that is in doubt is confirmed, it is settled
     where that lies. Not so its explicit LAC, on which readers count as long as it is open.
@@ -75,14 +75,14 @@ def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadat
 
 
 def stretches(
-    metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[Range]
-) -> Iterator[Stretch]:
+    metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntryRange]
+) -> Iterator[DoubtfulFragment]:
     """All that is in doubt, in order, by what is to become of it."""
     assert metadata.is_closed
     for first, last in doubted:
         while first <= last:
             fragment, end = _piece(metadata, bookie, first)
-            yield Stretch(first, min(end, last), fragment)
+            yield DoubtfulFragment(first, min(end, last), fragment)
             first = end + 1
 
 
@@ -116,7 +116,7 @@ def expected(
 class Judgement:
     """Of one window."""
 
-    settled: list[Range] = field(default_factory=list)  # Of which there is no doubt any more.
+    settled: list[EntryRange] = field(default_factory=list)  # Of which there is no doubt any more.
     lost: list[EntryId] = field(default_factory=list)  # No copy anywhere: they stay in doubt.
     waiting: dict[EntryId, str] = field(default_factory=dict)  # Who said what; in doubt, too.
     given_up: list[EntryId] = field(
@@ -129,7 +129,7 @@ def judge(
     wanted: Iterable[EntryId],
     held: Collection[EntryId],
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
-    accepted: Sequence[Range],
+    accepted: Sequence[EntryRange],
 ) -> Judgement:
     """`wanted` is all that the bookie is to hold of the window, `held` what it holds, durably; of
     all others `said` has what every other member of the write set says.
@@ -148,10 +148,10 @@ def judge(
         else:
             found.lost.append(entry_id)
         if first < entry_id:
-            found.settled.append(Range(first, entry_id - 1))
+            found.settled.append(EntryRange(first, entry_id - 1))
         first = entry_id + 1
     if first < window.stop:
-        found.settled.append(Range(first, window.stop - 1))
+        found.settled.append(EntryRange(first, window.stop - 1))
     return found
 
 
@@ -161,40 +161,40 @@ def _describe(copies: Mapping[BookieId, Copy]) -> str:
 
 
 def tail_to_give_up(
-    metadata: LedgerMetadata, doubted: Sequence[Range], accepted: Sequence[Range]
-) -> list[Range]:
+    metadata: LedgerMetadata, doubted: Sequence[EntryRange], accepted: Sequence[EntryRange]
+) -> list[EntryRange]:
     """Of a ledger that cannot be closed: the ranges that recovery may take as absent.
 
     Entries of earlier fragments were confirmed; they are found or lost one by one, later.
     """
     assert not metadata.is_closed
-    tail = Range(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
+    tail = EntryRange(metadata.fragments[-1].first_entry, ENTRY_ID_MAX)
     return intersection(intersection(doubted, accepted), [tail])
 
 
 # --- Ranges -----------------------------------------------------------------------------------
 
 
-def covers(ranges: Sequence[Range], entry_id: int) -> bool:
+def covers(ranges: Sequence[EntryRange], entry_id: int) -> bool:
     return any(first <= entry_id <= last for first, last in ranges)
 
 
-def intersection(some: Iterable[Range], others: Sequence[Range]) -> list[Range]:
+def intersection(some: Iterable[EntryRange], others: Sequence[EntryRange]) -> list[EntryRange]:
     """Ascending, if both are."""
     return [
-        Range(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
+        EntryRange(max(a.first_entry, b.first_entry), min(a.last_entry, b.last_entry))
         for a in some
         for b in others
         if max(a.first_entry, b.first_entry) <= min(a.last_entry, b.last_entry)
     ]
 
 
-def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[Range]:
+def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntryRange]:
     """Of ascending ids; those that are no more than `gap` apart are in one."""
-    found: list[Range] = []
+    found: list[EntryRange] = []
     for each in entry_ids:
         if found and each <= found[-1].last_entry + gap:
-            found[-1] = Range(found[-1].first_entry, each)
+            found[-1] = EntryRange(found[-1].first_entry, each)
         else:
-            found.append(Range(each, each))
+            found.append(EntryRange(each, each))
     return found

@@ -21,7 +21,7 @@ from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
-from rollbook.recovery.core.healing import Range, covers
+from rollbook.recovery.core.healing import EntryRange, covers
 
 _WINDOW: Final = 4096  # Entries that are looked at together.
 
@@ -170,7 +170,7 @@ def sources_of(
 
 
 def lacking(
-    quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[Range] = ()
+    quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[EntryRange] = ()
 ) -> Iterator[EntryId]:
     """Of the seat's share what its bookie does not list, or has in bad bytes; ascending."""
     for window in windows(seat):
@@ -185,7 +185,7 @@ def windows(seat: Seat) -> Iterator[range]:
 
 
 def lacking_in(
-    window: range, quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[Range] = ()
+    window: range, quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[EntryRange] = ()
 ) -> list[EntryId]:
     if not bad and _lists_all(listed, window):
         return []

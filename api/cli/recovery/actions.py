@@ -15,7 +15,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import BadConfig, BookieUnreachable, InvalidRequest
 from rollbook.proto.ids import LEDGER_ID_MAX, BookieId, LedgerId, parse_bookie_id
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.healing import WHOLE, Range
+from rollbook.recovery.core.healing import WHOLE, EntryRange
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import LedgerHealing, Outcome
 from rollbook.recovery.possible_losses import DoubtsPage
@@ -39,7 +39,7 @@ class AdminDoubts:
         found = await asyncio.to_thread(self.client.get, _PATH, after=after, limit=limit)
         return _page_of(found)
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
         for start in range(0, len(ranges), _RANGES):
             parts = [part._asdict() for part in ranges[start : start + _RANGES]]
             await self._tell(stamp=stamp, ledger_id=ledger_id, ranges=parts)
@@ -72,7 +72,7 @@ class LocalDoubts:
     async def page(self, after: int, limit: int) -> DoubtsPage:
         return _page_of(self.admin.doubts(after, limit))
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
         await self.admin.settle_doubts(stamp, ledger_id, ranges)
 
     async def settle_everything(self, stamp: str) -> None:
@@ -87,7 +87,7 @@ def _page_of(found: Mapping[str, Any]) -> DoubtsPage:
         everything=found["everything"],
         ledgers={
             each["ledger_id"]: tuple(
-                Range(part["first_entry"], part["last_entry"]) for part in each["ranges"]
+                EntryRange(part["first_entry"], part["last_entry"]) for part in each["ranges"]
             )
             for each in found["ledgers"]
         },
@@ -133,9 +133,9 @@ def heal_bookie(
     return _LOST if healing.ledgers[Outcome.LOST] else 0
 
 
-def accepted_of(texts: Sequence[str]) -> dict[int, list[Range]]:
+def accepted_of(texts: Sequence[str]) -> dict[int, list[EntryRange]]:
     """What `--accept-loss` says, by ledger. Raises `InvalidRequest`."""
-    found: dict[int, list[Range]] = {}
+    found: dict[int, list[EntryRange]] = {}
     for text in texts:
         match = _ACCEPTED.fullmatch(text)
         if match is None or max(int(each) for each in match.groups("0")) > LEDGER_ID_MAX:
@@ -143,7 +143,7 @@ def accepted_of(texts: Sequence[str]) -> dict[int, list[Range]]:
                 f"--accept-loss has {text!r}", next_step="write LEDGER or LEDGER:FIRST-LAST"
             )
         ledger_id, first, last = match.groups()
-        accepted = WHOLE if first is None else Range(int(first), int(last))
+        accepted = WHOLE if first is None else EntryRange(int(first), int(last))
         if accepted.first_entry > accepted.last_entry:
             raise InvalidRequest(f"--accept-loss has {text!r}, which ends before it begins")
         found.setdefault(int(ledger_id), []).append(accepted)
@@ -193,7 +193,7 @@ def _facts_of(healed: LedgerHealing) -> dict[str, Any]:
     }
 
 
-def _text(entries: Range) -> str:
+def _text(entries: EntryRange) -> str:
     first, last = entries
     if entries == WHOLE:
         return "all"

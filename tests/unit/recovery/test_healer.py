@@ -26,7 +26,7 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.wire.digest import DigestType
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.config import HealConfig
-from rollbook.recovery.core.healing import WHOLE, Range
+from rollbook.recovery.core.healing import WHOLE, EntryRange
 from rollbook.recovery.healer import Healer, Healing
 from rollbook.recovery.ledger_healer import LedgerHealer, Outcome
 from rollbook.recovery.possible_losses import DoubtsPage
@@ -65,7 +65,7 @@ async def reborn(cluster: LocalCluster) -> None:
 async def heal(
     cluster: LocalCluster,
     ledgers: Ledgers,
-    accepted: Mapping[int, Sequence[Range]] = {},
+    accepted: Mapping[int, Sequence[EntryRange]] = {},
     doubts: DirectDoubts | None = None,
     **how: bool,
 ) -> Healing:
@@ -261,7 +261,7 @@ async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) 
         assert other.ledgers == {Outcome.WAITING: 1}
 
         # Recovery may be told that there is nothing above the first one; about that nobody knows yet.
-        some = [Range(share[0] + 1, 2**63 - 1)]
+        some = [EntryRange(share[0] + 1, 2**63 - 1)]
         assert (await heal(cluster, ledgers, {ledger_id: some})).ledgers == {Outcome.WAITING: 1}
         with pytest.raises(EntryStateUnknown):
             await cluster.bookies[HURT].storage.read(ledger_id, share[0])
@@ -269,7 +269,7 @@ async def test_only_what_is_accepted_by_name_is_given_up(cluster: LocalCluster) 
         healing = await heal(cluster, ledgers, {ledger_id: [WHOLE]})
         assert healing.ledgers == {Outcome.HEALED: 1}
         (found,) = healing.remarkable
-        assert found.given_up == [Range(share[0], share[0])]  # The rest was given up before.
+        assert found.given_up == [EntryRange(share[0], share[0])]  # The rest was given up before.
         assert not is_in_doubt(cluster)
         async with await ledgers.open_recover(ledger_id) as reader:
             assert reader.last_add_confirmed == share[0] - 1
@@ -290,7 +290,7 @@ async def test_entries_without_any_copy_are_lost_one_by_one(cluster: LocalCluste
         assert [first for first, _ in lost] == share
         assert storage.catalog.doubts.of(ledger_id) == tuple((each, each) for each in share)
 
-        some = [Range(share[0], share[1])]
+        some = [EntryRange(share[0], share[1])]
         healing = await heal(cluster, ledgers, {ledger_id: some})
         assert healing.ledgers == {Outcome.LOST: 1}
         assert [first for first, _ in healing.remarkable[0].given_up] == share[:2]
@@ -325,7 +325,7 @@ class Dying(DirectDoubts):
         self._left = settles
         self._is_heard = is_heard
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
         self._left -= 1
         if self._left >= 0 or self._is_heard:
             await super().settle(stamp, ledger_id, ranges)
@@ -376,7 +376,7 @@ class Rotting(DirectDoubts):
         self.pages += 1
         return await super().page(after, limit)
 
-    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[Range]) -> None:
+    async def settle(self, stamp: str, ledger_id: LedgerId, ranges: list[EntryRange]) -> None:
         if not self._has_rotted:
             self._has_rotted = True
             await self.storage.doubt([(ledger_id, 5, 5)])
