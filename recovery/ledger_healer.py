@@ -303,7 +303,9 @@ class LedgerHealer:
     ) -> None:
         pieces = list(stretches(metadata, self._bookie, self._task.ranges))
         # Reported with the first window: each report costs the bookie syncs.
-        self._not_needed = [EntryRange(first, last) for first, last, where in pieces if where is None]
+        self._not_needed = [
+            EntryRange(first, last) for first, last, where in pieces if where is None
+        ]
         for first, last, fragment in pieces:
             if fragment is None:
                 continue

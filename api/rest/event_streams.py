@@ -68,7 +68,7 @@ _HEADERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamEvent:
     kind: str
     start: Offset  # Where to go on if it is not sent,
     next_offset: Offset  # and if it is.
@@ -175,7 +175,7 @@ class Follow(Response):
             assert self._events is not None
             event = await anext(self._events, None)
 
-    async def _tell_piece(self, piece: Told, send: Send) -> Offset | None:
+    async def _tell_piece(self, piece: StreamEvent, send: Send) -> Offset | None:
         """Where to go on when the client reads again; None: it does. Raises `_TooSlow`."""
         next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
         text = self._write(piece.kind, next_offset, piece.facts)
@@ -216,43 +216,43 @@ def _is_much(event: Any) -> bool:
     return isinstance(event, Records) and sum(map(len, event.blocks)) > PIECE_BYTES
 
 
-def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[Told, None, None]:
+def told(event: Any, encoding: Encoding, stands: Offset) -> Generator[StreamEvent, None, None]:
     """`stands`: the end of what was sent before."""
     if isinstance(event, Records):
         return _pieces(event.blocks, event.base_offset, event.next_offset, encoding)
     return _alone(event, stands)
 
 
-def _alone(event: Any, stands: Offset) -> Generator[Told, None, None]:
+def _alone(event: Any, stands: Offset) -> Generator[StreamEvent, None, None]:
     facts = dumped(to_json(event))
     match event:
         case CaughtUp(tail):
-            yield Told("caught_up", tail, tail, facts)
+            yield StreamEvent("caught_up", tail, tail, facts)
         case FellBehind():  # Its tail is the log's, which the reader has yet to reach.
-            yield Told("fell_behind", stands, stands, facts)
+            yield StreamEvent("fell_behind", stands, stands, facts)
         case Progress(position=position):
-            yield Told("progress", position, position, facts)
+            yield StreamEvent("progress", position, position, facts)
         case Gap(end=end):
-            yield Told("gap", end, end, facts)
+            yield StreamEvent("gap", end, end, facts)
         case Sealed(tail):
-            yield Told("sealed", tail, tail, facts)
+            yield StreamEvent("sealed", tail, tail, facts)
         case Moving(resume_offset=offset):
-            yield Told("moving", offset, offset, facts)
+            yield StreamEvent("moving", offset, offset, facts)
         case Stopped(offset):
-            yield Told("stopped", offset, offset, facts)
+            yield StreamEvent("stopped", offset, offset, facts)
         case Tails():
-            yield Told("tails", stands, stands, facts)
+            yield StreamEvent("tails", stands, stands, facts)
         case LogTail(tail=tail, is_sealed=is_sealed):
-            yield Told("tail", tail, tail, facts)
+            yield StreamEvent("tail", tail, tail, facts)
             if is_sealed:
-                yield Told("sealed", tail, tail, dumped(to_json(Sealed(tail))))
+                yield StreamEvent("sealed", tail, tail, dumped(to_json(Sealed(tail))))
 
 
 def _pieces(
     blocks: tuple[bytes, ...], start: Offset, end: Offset, encoding: Encoding
-) -> Generator[Told, None, None]:
+) -> Generator[StreamEvent, None, None]:
     for piece in pieces(blocks, start, end, encoding):
-        told_next = Told(
+        told_next = StreamEvent(
             "records", piece.start, piece.next_offset, b'{"records":%s}' % piece.records
         )
         del piece  # It is there once.

@@ -28,7 +28,9 @@ class Doubts:
         self.everything = False
         self.news = 0  # How often anything came into doubt: who settles must have seen it all.
         self._settled: dict[int, None] = {}  # Ledgers apart from everything.
-        self._ranges: dict[int, list[LedgerRange]] = {}  # Ascending, neither touching nor overlapping.
+        self._ranges: dict[
+            int, list[LedgerRange]
+        ] = {}  # Ascending, neither touching nor overlapping.
 
     def __bool__(self) -> bool:
         return self.everything or bool(self._ranges)

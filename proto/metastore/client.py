@@ -39,8 +39,8 @@ from rollbook.proto.metastore.core.messages import (
     StartWatch,
     StopWatch,
     Sync,
-    Told,
     Transact,
+    WatchNotice,
     Welcome,
 )
 from rollbook.proto.metastore.core.ops import check_ops, check_path
@@ -428,7 +428,7 @@ class StoreClient:
             case Answer(request_id, commit, result):
                 self._heard_commit = commit
                 self._on_answer(line, request_id, result)
-            case Told(watch_id, commit, event):
+            case WatchNotice(watch_id, commit, event):
                 self._heard_commit = commit
                 if (watch := self._watches.get(watch_id)) is not None:
                     watch.stream.offer(event)

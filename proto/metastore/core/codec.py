@@ -55,8 +55,8 @@ from rollbook.proto.metastore.core.messages import (
     StartWatch,
     StopWatch,
     Sync,
-    Told,
     Transact,
+    WatchNotice,
     Welcome,
 )
 from rollbook.proto.ports import (
@@ -178,7 +178,7 @@ def pack_from_service(message: FromService) -> bytes:
     match message:
         case Answer(request_id, commit, result):
             return _pack_answer(request_id, commit, result)
-        case Told(watch_id, commit, event):
+        case WatchNotice(watch_id, commit, event):
             return _pack(["told", watch_id, commit, event.kind.value, event.path])
         case Welcome(store, session, timeout_ms, commit):
             return _pack(["welcome", store, session, timeout_ms, commit])
@@ -223,7 +223,7 @@ def _from_service(head: object, values: "_Values") -> FromService:
         case ["told", int(watch_id), int(commit), str(kind), str(path)]:
             if kind not in _EVENT_KINDS:
                 raise _bad()
-            return Told(watch_id, commit, WatchEvent(_EVENT_KINDS[kind], path))
+            return WatchNotice(watch_id, commit, WatchEvent(_EVENT_KINDS[kind], path))
         case ["welcome", str(store), int(session), int(timeout_ms), int(commit)]:
             return Welcome(store, session, timeout_ms, commit)
         case ["expired", int(session)]:

@@ -100,7 +100,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WatchNotice:
     watch_id: int
     commit: int
     event: WatchEvent
@@ -113,4 +113,4 @@ class HangUp:
     reason: str
 
 
-FromService = Welcome | Expired | Answer | Told
+FromService = Welcome | Expired | Answer | WatchNotice

@@ -31,8 +31,8 @@ from rollbook.proto.metastore.core.messages import (
     StartWatch,
     StopWatch,
     Sync,
-    Told,
     Transact,
+    WatchNotice,
     Welcome,
 )
 from rollbook.proto.metastore.core.ops import check_ops, check_path
@@ -208,7 +208,7 @@ class Service:
         self._watches.add((connection, watch.watch_id), watch.path, recursive=watch.recursive)
         if watch.since is not None and watch.since != self._applied_txn:  # MS5.
             resync = WatchEvent(EventKind.RESYNC, watch.path)
-            self._say(connection, Told(watch.watch_id, self._applied_txn, resync))
+            self._say(connection, WatchNotice(watch.watch_id, self._applied_txn, resync))
 
     def _end_session(self, session: SessionId, now_ms: int) -> None:
         applied = self.tree.end_session(session, self._applied_txn + 1, now_ms)
@@ -225,7 +225,7 @@ class Service:
         self._batch.rows.update(applied.rows)
         for event in applied.events:
             for connection, watch_id in self._watches.watching(event):
-                self._say(connection, Told(watch_id, txn, event))
+                self._say(connection, WatchNotice(watch_id, txn, event))
 
     def _next_txn(self) -> int:
         self._applied_txn += 1

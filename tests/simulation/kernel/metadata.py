@@ -35,7 +35,7 @@ from rollbook.proto.metastore.core.messages import (
     Question,
     Result,
     Sync,
-    Told,
+    WatchNotice,
     Welcome,
 )
 from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
@@ -182,7 +182,9 @@ class _ServiceEnd(asyncio.Protocol):
         self._connection = 0
         self._reads: dict[int, Get | Children] = {}  # Asked, not answered.
         self._follower: _Follower | None = None
-        self._held: deque[tuple[float, Told]] = deque()  # Events, in order, and when each is due.
+        self._held: deque[tuple[float, WatchNotice]] = (
+            deque()
+        )  # Events, in order, and when each is due.
         self.node = ""
         self._opener = ""
 
@@ -227,12 +229,12 @@ class _ServiceEnd(asyncio.Protocol):
                 case HangUp():
                     self._transport.close()
                     return
-                case Told() if self._metadata.lag_s is not None:
+                case WatchNotice() if self._metadata.lag_s is not None:
                     self._hold(message, self._metadata.lag_s)
                     continue
                 case Answer(request_id) if (read := self._reads.pop(request_id, None)) is not None:
                     message = self._read(message, read)
-                case Answer() | Told():
+                case Answer() | WatchNotice():
                     self._bring_to(message.commit)
                 case Welcome(_, session):
                     self._metadata.sessions[session] = self.node
@@ -265,7 +267,7 @@ class _ServiceEnd(asyncio.Protocol):
             result = error
         return Answer(answer.request_id, self._follower.commit, result)
 
-    def _hold(self, told: Told, lag_s: Span) -> None:
+    def _hold(self, told: WatchNotice, lag_s: Span) -> None:
         if self._follower is None:  # It knows what was before this, and perhaps a little more.
             self._follower = _Follower(self._metadata)
         due = self._metadata.now() + self._metadata.chance.uniform(*lag_s)

@@ -34,7 +34,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Notice:
     number: int
     answer: Any  # Or the `RollbookError` that it raised.
 
@@ -106,7 +106,7 @@ class Door(asyncio.Protocol):
             answer = await getattr(self._service, ask.method)(ask.request, due)
         except RollbookError as error:
             answer = error
-        self._write(Told(ask.number, answer))
+        self._write(Notice(ask.number, answer))
 
     async def _tell_results(self) -> None:
         while True:
@@ -117,9 +117,9 @@ class Door(asyncio.Protocol):
         stream = self._service.read_stream(listen.request)
         try:
             async for event in stream:
-                self._write(Told(listen.number, event))
+                self._write(Notice(listen.number, event))
         except RollbookError as error:
-            self._write(Told(listen.number, error))
+            self._write(Notice(listen.number, error))
         finally:
             await stream.aclose()  # type: ignore[attr-defined]  # It is a generator.
 
@@ -243,4 +243,4 @@ class Peers:
             line.close()
 
 
-__all__ = ("Door", "DoorConnection", "Peers", "Submit", "Told", "connect")
+__all__ = ("Door", "DoorConnection", "Notice", "Peers", "Submit", "connect")

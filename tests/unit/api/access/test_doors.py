@@ -248,7 +248,7 @@ async def test_pages_of_a_list_tell_of_nothing_hidden(there: Site) -> None:
 # --- Streams of appends -------------------------------------------------------------------------
 
 
-class Told:
+class RecordedResults:
     def __init__(self) -> None:
         self.results: asyncio.Queue[tuple[Any, RollbookError | None]] = asyncio.Queue()
 
@@ -262,7 +262,7 @@ class Told:
 
 async def test_one_stream_to_several_logs(there: Site) -> None:
     """A log without a right is refused, and the rest of the stream goes on."""
-    line, mine, others = there.line("appender"), Told(), Told()
+    line, mine, others = there.line("appender"), RecordedResults(), RecordedResults()
     ref = line.bind(LOG, is_ordered=True)
     other = line.bind(LogName("ns", "unseen"), is_ordered=True)
     for _ in range(3):
@@ -331,7 +331,7 @@ async def test_refusals_that_nobody_takes_hold_the_stream(there: Site) -> None:
 async def test_a_stream_ends_with_its_rights(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """G4: a token that is gone opens nothing more, not even what it has opened."""
     monkeypatch.setattr(module, "_LOOK_NS", 0)
-    line, told = there.line("appender"), Told()
+    line, told = there.line("appender"), RecordedResults()
     ref = line.bind(LOG, is_ordered=True)
     line.submit(ref, pack_block([b"z"]), None, told.on_result)
     assert (await told.next())[1] is None

@@ -129,7 +129,10 @@ def test_who_may_not_or_cannot_is_told(cluster: Cluster) -> None:
 
 def test_what_is_accepted_is_said_by_ledger() -> None:
     assert accepted_of(()) == {}
-    assert accepted_of(("7", "8:0-9", "8:20-20")) == {7: [WHOLE], 8: [EntryRange(0, 9), EntryRange(20, 20)]}
+    assert accepted_of(("7", "8:0-9", "8:20-20")) == {
+        7: [WHOLE],
+        8: [EntryRange(0, 9), EntryRange(20, 20)],
+    }
     for text in ("", "x", "7:", "7:3", "7:9-3", "-1", "9999999999999999999"):
         with pytest.raises(InvalidRequest):
             accepted_of((text,))

@@ -203,7 +203,10 @@ def test_ranges() -> None:
     assert ranges_of([]) == []
     assert ranges_of([1, 2, 3, 5]) == [(1, 3), (5, 5)]
     assert ranges_of([1, 3, 5, 8], gap=2) == [(1, 5), (8, 8)]
-    assert intersection([EntryRange(0, 5), EntryRange(7, 9)], [EntryRange(4, 7)]) == [(4, 5), (7, 7)]
+    assert intersection([EntryRange(0, 5), EntryRange(7, 9)], [EntryRange(4, 7)]) == [
+        (4, 5),
+        (7, 7),
+    ]
     assert intersection([WHOLE], [EntryRange(4, 7)]) == [(4, 7)]
 
 

@@ -23,7 +23,7 @@ def entry(entry_id: int, payload: bytes = b"payload") -> bytes:
     return DIGEST.pack_entry(EntryId(entry_id), EntryId(entry_id - 1), 0, payload)
 
 
-class Told:
+class CheckedHistory:
     """A checker, and what it found."""
 
     def __init__(self) -> None:
@@ -43,114 +43,114 @@ class Told:
         self.checker.on_failure(asked, entry_id, error)
 
 
-def absent_after_ack(told: Told) -> None:
+def absent_after_ack(told: CheckedHistory) -> None:
     told.ack(0)
     told.fail(0, NoSuchEntry)
 
 
-def last_is_absent_after_ack(told: Told) -> None:
+def last_is_absent_after_ack(told: CheckedHistory) -> None:
     told.ack(0)
     told.fail(NO_ENTRY, NoSuchLedger)
 
 
-def unknown_on_a_sound_disk(told: Told) -> None:
+def unknown_on_a_sound_disk(told: CheckedHistory) -> None:
     told.ack(0)
     told.fail(0, EntryStateUnknown)
 
 
-def absent_on_a_damaged_disk(told: Told) -> None:
+def absent_on_a_damaged_disk(told: CheckedHistory) -> None:
     told.checker.on_damaged("b1")
     told.ack(0)
     told.fail(0, NoSuchEntry)
 
 
-def older_last_entry(told: Told) -> None:
+def older_last_entry(told: CheckedHistory) -> None:
     told.ack(0)
     told.ack(5)
     told.checker.on_entry(told.checker.on_asked("b1", 7), NO_ENTRY, entry(0))
 
 
-def not_listed(told: Told) -> None:
+def not_listed(told: CheckedHistory) -> None:
     told.ack(0)
     told.ack(1)
     told.checker.on_listed(told.checker.on_asked("b1", 7), [0])
 
 
-def forced_and_gone(told: Told) -> None:
+def forced_and_gone(told: CheckedHistory) -> None:
     add = told.send(0, is_deferred=True)
     told.checker.on_add_answer(add, None)
     told.checker.on_forced([add])
     told.fail(0, NoSuchEntry)
 
 
-def other_bytes(told: Told) -> None:
+def other_bytes(told: CheckedHistory) -> None:
     told.ack(0)
     told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(0, b"other"))
 
 
-def another_entry(told: Told) -> None:
+def another_entry(told: CheckedHistory) -> None:
     told.ack(0)
     told.ack(1)
     told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(1))
 
 
-def listed_by_nobody(told: Told) -> None:
+def listed_by_nobody(told: CheckedHistory) -> None:
     told.checker.on_listed(told.checker.on_asked("b1", 7), [3])
 
 
-def accepted_behind_a_fence(told: Told) -> None:
+def accepted_behind_a_fence(told: CheckedHistory) -> None:
     told.fail(0, NoSuchEntry, is_fencing=True)
     told.ack(5)
 
 
-def denied_and_accepted(told: Told) -> None:
+def denied_and_accepted(told: CheckedHistory) -> None:
     add = told.send(0)
     told.fail(0, NoSuchEntry, is_fencing=True)
     told.checker.on_add_answer(add, None)
 
 
-def fenced_by_nobody(told: Told) -> None:
+def fenced_by_nobody(told: CheckedHistory) -> None:
     told.checker.on_add_answer(told.send(0), LedgerFenced)
 
 
-def lac_of_nobody(told: Told) -> None:
+def lac_of_nobody(told: CheckedHistory) -> None:
     told.ack(3)
     told.checker.on_lac(told.checker.on_asked("b1", 7), 3)
 
 
-def falling_lac(told: Told) -> None:
+def falling_lac(told: CheckedHistory) -> None:
     told.ack(3)
     told.checker.on_lac(told.checker.on_asked("b1", 7), 1)
 
 
-def lost_packet(told: Told) -> None:
+def lost_packet(told: CheckedHistory) -> None:
     told.checker.on_lac_written(told.checker.on_lac_sent("b1", 7, 4), 4)
     told.checker.on_packet(told.checker.on_asked("b1", 7), None)
 
 
-def packet_of_nobody(told: Told) -> None:
+def packet_of_nobody(told: CheckedHistory) -> None:
     told.checker.on_packet(told.checker.on_asked("b1", 7), 4)
 
 
-def back_after_deletion(told: Told) -> None:
+def back_after_deletion(told: CheckedHistory) -> None:
     told.ack(0)
     told.checker.on_doomed(7)
     told.fail(0, NoSuchLedger)
     told.ack(1)
 
 
-def read_after_deletion(told: Told) -> None:
+def read_after_deletion(told: CheckedHistory) -> None:
     told.ack(0)
     told.checker.on_doomed(7)
     told.fail(0, NoSuchLedger)
     told.checker.on_entry(told.checker.on_asked("b1", 7), 0, entry(0))
 
 
-def strange_answer(told: Told) -> None:
+def strange_answer(told: CheckedHistory) -> None:
     told.checker.on_add_answer(told.send(0), Unauthorized)
 
 
-BROKEN: tuple[tuple[Callable[[Told], None], str], ...] = (
+BROKEN: tuple[tuple[Callable[[CheckedHistory], None], str], ...] = (
     (absent_after_ack, "acked"),
     (last_is_absent_after_ack, "acked"),
     (unknown_on_a_sound_disk, "acked"),
@@ -175,14 +175,14 @@ BROKEN: tuple[tuple[Callable[[Told], None], str], ...] = (
 
 
 @pytest.mark.parametrize(("play", "rule"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
-def test_each_rule_can_be_broken(play: Callable[[Told], None], rule: str) -> None:
-    told = Told()
+def test_each_rule_can_be_broken(play: Callable[[CheckedHistory], None], rule: str) -> None:
+    told = CheckedHistory()
     play(told)
     assert told.broken[:1] == [rule]
 
 
 def test_what_is_right_passes() -> None:
-    told = Told()
+    told = CheckedHistory()
     told.ack(0)
     early = told.send(1)
     asked_before = told.checker.on_asked("b1", 7)

@@ -36,8 +36,8 @@ from rollbook.proto.metastore.core.messages import (
     StartWatch,
     StopWatch,
     Sync,
-    Told,
     Transact,
+    WatchNotice,
     Welcome,
 )
 from rollbook.proto.metastore.core.ops import REQUEST_BYTES_MAX, check_ops
@@ -86,7 +86,7 @@ FROM_SERVICE: list[FromService] = [
     Answer(2, 5, Node(b"value", STAT)),
     Answer(3, 5, ["a", "b"]),
     Answer(4, 5, ["/path", STAT, None]),
-    *(Told(6, 5, WatchEvent(kind, "/a")) for kind in EventKind),
+    *(WatchNotice(6, 5, WatchEvent(kind, "/a")) for kind in EventKind),
 ]
 
 

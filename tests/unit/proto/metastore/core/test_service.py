@@ -26,8 +26,8 @@ from rollbook.proto.metastore.core.messages import (
     StartWatch,
     StopWatch,
     Sync,
-    Told,
     Transact,
+    WatchNotice,
     Welcome,
 )
 from rollbook.proto.metastore.core.service import CommitGroup, Kept, Service
@@ -141,7 +141,7 @@ def error_of(message: FromService | HangUp) -> RollbookError:
         (Transact((Set("/a", b"", version=9),)), Answer),  # A conflict tells of the version.
         (Transact((Create("/a"),)), Answer),
         (StartWatch(1, "/a", recursive=False, since=None), Answer),
-        (StartWatch(1, "/a", recursive=False, since=0), Told),
+        (StartWatch(1, "/a", recursive=False, since=0), WatchNotice),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -198,8 +198,8 @@ def test_events_come_before_the_answer_that_knows_of_them(world: World) -> None:
     world.keep()
     *events, answer = world.listen(1)
     assert events == [
-        Told(7, 2, WatchEvent(EventKind.CREATED, "/a")),
-        Told(7, 2, WatchEvent(EventKind.CHANGED, "/a")),
+        WatchNotice(7, 2, WatchEvent(EventKind.CREATED, "/a")),
+        WatchNotice(7, 2, WatchEvent(EventKind.CHANGED, "/a")),
     ]
     assert isinstance(answer, Answer)
     assert answer.commit == 2
@@ -305,7 +305,7 @@ def test_a_watch_that_comes_back_is_told_if_the_store_moved_on(world: World) -> 
     world.start()
     world.connect(3, session)
     world.say(3, Ask(1, StartWatch(7, "/a", recursive=False, since=seen.commit)))
-    assert world.listen(3)[0] == Told(7, 2, WatchEvent(EventKind.RESYNC, "/a"))
+    assert world.listen(3)[0] == WatchNotice(7, 2, WatchEvent(EventKind.RESYNC, "/a"))
 
 
 def test_a_stopped_watch_is_silent(world: World) -> None:
