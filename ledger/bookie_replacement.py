@@ -9,7 +9,7 @@ from typing import Final
 
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
-from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.metadata_writer import LedgerTail
@@ -24,13 +24,13 @@ _PAUSE_S_MIN: Final = 0.01
 _PAUSE_S_MAX: Final = 1.0
 
 
-class StandIns:
+class BookieReplacement:
     """Starts changes by itself, as a task; what comes of them the callbacks hear."""
 
     def __init__(
         self,
         quorum: Quorum,
-        seating: Seating,
+        seating: OpenEnsemble,
         pipeline: Pipeline,
         tail: LedgerTail,
         placement: Placement,

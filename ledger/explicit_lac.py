@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.core.add_pipeline import Pipeline
-from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.messages import Reply, WriteLac, WriteLacReply
@@ -27,7 +27,7 @@ class ExplicitLac:
     def __init__(
         self,
         pipeline: Pipeline,
-        seating: Seating,
+        seating: OpenEnsemble,
         bookies: Bookies,
         make_request: Callable[[EntryId], WriteLac],
         may_send: Callable[[], bool],

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import MetadataConflict, OutcomeUnknown, Unavailable
 from rollbook.proto.ids import BookieId, EntryId
@@ -26,7 +26,7 @@ class LedgerTail:
     def __init__(
         self,
         stored: StoredLedger,
-        seating: Seating,
+        seating: OpenEnsemble,
         nodes: LedgerNodes,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,

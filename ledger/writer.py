@@ -21,10 +21,10 @@ from typing import Any, Final, Self
 import structlog
 
 from rollbook.ledger.bookie_pool import AddChannel, Bookies
-from rollbook.ledger.bookie_replacement import StandIns
+from rollbook.ledger.bookie_replacement import BookieReplacement
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
-from rollbook.ledger.core.ensemble_change import Seating, Verdict, judge
+from rollbook.ledger.core.ensemble_change import OpenEnsemble, Verdict, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
@@ -104,10 +104,10 @@ class LedgerWriter:
             config.writer_window_bytes,
             config.writer_window_entries,
         )
-        self._seating = Seating(metadata.quorum, metadata.fragments[-1])
+        self._seating = OpenEnsemble(metadata.quorum, metadata.fragments[-1])
         self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
         self._tick_s = bookies.tick_s
-        self._stand_ins = StandIns(
+        self._stand_ins = BookieReplacement(
             *(metadata.quorum, self._seating, self._pipeline, self._tail),
             *(placement, health, bookies, clock),
             question_s=LAGGARD_TICKS * self._tick_s,

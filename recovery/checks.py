@@ -54,7 +54,7 @@ from rollbook.recovery.core.checks import (
     closed_seats,
     pick_sample,
 )
-from rollbook.recovery.core.plan import Seat, lacking_in, windows
+from rollbook.recovery.core.plan import SlotRepair, lacking_in, windows
 from rollbook.recovery.ledger_repair import mean_entry_bytes, pick_for_racks
 from rollbook.recovery.metadata_outages import AWAY, LOOK_AGAIN_S, patiently, until_done
 from rollbook.recovery.tasks import BadCopies, CheckTimes
@@ -339,9 +339,9 @@ class Checks:
             logger.error("copies_differ", ledger_id=ledger_id, entry_ids=list(first.differing[:10]))
         return not first.silent
 
-    def _registered_seats(self, metadata: LedgerMetadata) -> dict[BookieId, list[Seat]]:
+    def _registered_seats(self, metadata: LedgerMetadata) -> dict[BookieId, list[SlotRepair]]:
         live = self._ledgers.live()
-        seats: dict[BookieId, list[Seat]] = {}
+        seats: dict[BookieId, list[SlotRepair]] = {}
         for seat in closed_seats(metadata):
             if live.find(seat.bookie):
                 seats.setdefault(seat.bookie, []).append(seat)
@@ -396,7 +396,7 @@ class Checks:
             return found  # So old that it does not say how its entries are protected.
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
-        fragments: dict[EntryId, list[Seat]] = {}
+        fragments: dict[EntryId, list[SlotRepair]] = {}
         for seats in self._registered_seats(metadata).values():
             for seat in seats:
                 fragments.setdefault(seat.first_entry, []).append(seat)
@@ -412,7 +412,7 @@ class Checks:
         return found
 
     async def _read_sample(
-        self, metadata: LedgerMetadata, verifier: Verifier, seat: Seat, start: float
+        self, metadata: LedgerMetadata, verifier: Verifier, seat: SlotRepair, start: float
     ) -> dict[EntryId, Copy]:
         percent = self._config.ledgers_check_percent
         found: dict[EntryId, Copy] = {}
@@ -427,7 +427,7 @@ class Checks:
         return found
 
 
-async def _is_short(metadata: LedgerMetadata, seats: list[Seat], listed: EntryList) -> bool:
+async def _is_short(metadata: LedgerMetadata, seats: list[SlotRepair], listed: EntryList) -> bool:
     for seat in seats:
         for window in windows(seat):
             if lacking_in(window, metadata.quorum, seat, listed):

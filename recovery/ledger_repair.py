@@ -49,7 +49,7 @@ from rollbook.recovery.core.plan import (
     FirstStep,
     Presence,
     RepairPlan,
-    Seat,
+    SlotRepair,
     lacking,
     plan_repair,
     sources_of,
@@ -219,7 +219,7 @@ class LedgerRepair:
         outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
         return SeatOutcome.CHANGED in outcomes
 
-    async def _repair_seat(self, metadata: LedgerMetadata, seat: Seat) -> SeatOutcome:
+    async def _repair_seat(self, metadata: LedgerMetadata, seat: SlotRepair) -> SeatOutcome:
         may_be_present = seat.bookie in self._draining
         if seat.action is Action.RESTORE:
             try:
@@ -253,7 +253,7 @@ class LedgerRepair:
                     "no bookie of another rack can take a seat", ledger_id=metadata.ledger_id
                 )
             slot, target = found
-            seat = Seat(fragment, last_entry, slot, Action.REPLACE)
+            seat = SlotRepair(fragment, last_entry, slot, Action.REPLACE)
             checks = await self._checks_of(target)
             if not self._judge(await self._copy(metadata, seat, target)):
                 return False
@@ -262,7 +262,7 @@ class LedgerRepair:
         return False
 
     async def _replace(
-        self, metadata: LedgerMetadata, seat: Seat, *, may_be_present: bool
+        self, metadata: LedgerMetadata, seat: SlotRepair, *, may_be_present: bool
     ) -> SeatOutcome:
         excluded: list[BookieId] = []
         while True:
@@ -287,7 +287,7 @@ class LedgerRepair:
             return SeatOutcome.CHANGED
 
     async def _swap(
-        self, seat: Seat, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
+        self, seat: SlotRepair, target: BookieId, checks: Sequence[Check], *, may_be_present: bool
     ) -> None:
         """The target has the seat, or the next plan knows why not.
 
@@ -327,13 +327,15 @@ class LedgerRepair:
             )
             return
 
-    def _on_unchecked(self, seat: Seat, checks: Sequence[Check], error: RollbookError) -> None:
+    def _on_unchecked(
+        self, seat: SlotRepair, checks: Sequence[Check], error: RollbookError
+    ) -> None:
         """The target is not the one that was copied to (RP3), or the bookie does not drain any more (RP2)."""
         if error.ids.get("op") == len(checks) and self._draining.get(seat.bookie) is checks[-1]:
             del self._draining[seat.bookie]
             self._looked_at[seat.bookie] = None
 
-    async def _copy(self, metadata: LedgerMetadata, seat: Seat, target: BookieId) -> Copied:
+    async def _copy(self, metadata: LedgerMetadata, seat: SlotRepair, target: BookieId) -> Copied:
         password, kind = credentials(metadata, None, None)
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         listed = await self._list(target)

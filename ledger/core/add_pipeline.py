@@ -55,7 +55,7 @@ _WAIT: Final = "wait until it is ready"
 
 
 @dataclass(slots=True)
-class Seat:
+class SlotProgress:
     """What one slot of the ensemble has been given."""
 
     sent: EntryId  # Everything below that it is to hold was handed over, on this connection.
@@ -95,7 +95,7 @@ class Pipeline:
         self._released_bytes = 0  # Of `appended_bytes`.
         self._full_at_bytes = window_bytes  # At which `appended_bytes`,
         self._full_at_entry = FIRST_ENTRY + window_entries  # and at which entry.
-        self._seats = [Seat(FIRST_ENTRY) for _ in range(quorum.ensemble)]
+        self._seats = [SlotProgress(FIRST_ENTRY) for _ in range(quorum.ensemble)]
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
         self._ages: deque[tuple[int, EntryId]] = deque()  # At which tick which entries existed.
@@ -338,7 +338,7 @@ class Pipeline:
 
     def _seat(self, slot: int) -> None:
         mark = self.acks.mark(slot)
-        self._seats[slot] = Seat(
+        self._seats[slot] = SlotProgress(
             max(mark, self._first), since=self.tick, mark_seen=mark, last_sign=self.tick
         )
 
@@ -407,7 +407,7 @@ class Pipeline:
             return 0
         return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
-    def _is_laggard(self, seat: Seat) -> bool:
+    def _is_laggard(self, seat: SlotProgress) -> bool:
         """Who was busy has said something, and it is our turn then: that never counts before the
         deadline (WR8).
         """

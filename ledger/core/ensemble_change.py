@@ -62,7 +62,7 @@ class _Down:
     ends_when_open: bool  # It had no connection, and nothing else was wrong with it.
 
 
-class Seating:
+class OpenEnsemble:
     """Who sits in the open fragment, and who of them has failed."""
 
     def __init__(self, quorum: Quorum, tail: Fragment) -> None:

@@ -26,7 +26,7 @@ from rollbook.proto.ids import BookieId, EntryId, parse_bookie_id
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.recovery.core.healing import EntryRange, covers, ranges_of
-from rollbook.recovery.core.plan import Action, Seat
+from rollbook.recovery.core.plan import Action, SlotRepair
 
 _VERSION: Final = 1
 _BAD_RANGES_MAX: Final = 1000  # Of one bookie; further ones are found once these are made good.
@@ -88,7 +88,7 @@ class Requests:
 # --- Copies -----------------------------------------------------------------------------------
 
 
-def closed_seats(metadata: LedgerMetadata) -> Iterator[Seat]:
+def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
     """Places whose whole share is known. While a ledger is in recovery nothing of it is judged (LM3)."""
     if metadata.state is LedgerState.IN_RECOVERY:
         return
@@ -96,10 +96,12 @@ def closed_seats(metadata: LedgerMetadata) -> Iterator[Seat]:
         last_entry = metadata.last_entry_of(index)
         if last_entry is not None and last_entry >= fragment.first_entry:
             for slot in range(len(fragment.ensemble)):
-                yield Seat(fragment, last_entry, slot, Action.RESTORE)
+                yield SlotRepair(fragment, last_entry, slot, Action.RESTORE)
 
 
-def pick_sample(quorum: Quorum, seat: Seat, percent: float, start: float) -> list[list[EntryId]]:
+def pick_sample(
+    quorum: Quorum, seat: SlotRepair, percent: float, start: float
+) -> list[list[EntryId]]:
     """Runs of the seat's share to be read: its first and last entry, and one run of this percentage in between,
     which begins at that fraction of the room for it.
     """

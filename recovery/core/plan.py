@@ -49,7 +49,7 @@ class FirstStep(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class SlotRepair:
     """One place in the ensemble of one fragment, and what is to be done there."""
 
     fragment: Fragment
@@ -75,7 +75,7 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
     first_step: FirstStep
-    seats: tuple[Seat, ...]  # Those with the fewest other members present come first.
+    seats: tuple[SlotRepair, ...]  # Those with the fewest other members present come first.
     open_seats: tuple[int, ...] = ()  # Slots of the open fragment that are in question.
 
     @property
@@ -96,7 +96,7 @@ def plan_repair(
     are present; `looked_at` may lack copies and keep their seats. So do all others, lost or not: their time has not
     come (RP2).
     """
-    seats: list[Seat] = []
+    seats: list[SlotRepair] = []
     open_seats: tuple[int, ...] = ()
     for index, fragment in enumerate(metadata.fragments):
         last_entry = metadata.last_entry_of(index)
@@ -108,7 +108,7 @@ def plan_repair(
         if last_entry is None:
             open_seats = tuple(slot for slot, action in slots if action is Action.REPLACE)
         else:
-            seats += [Seat(fragment, last_entry, slot, action) for slot, action in slots]
+            seats += [SlotRepair(fragment, last_entry, slot, action) for slot, action in slots]
     seats.sort(key=lambda seat: (_others_present(seat, presence), seat.first_entry, seat.slot))
     return RepairPlan(_first_step(metadata, open_seats, is_unclaimed), tuple(seats), open_seats)
 
@@ -127,7 +127,7 @@ def _action(
     return Action.REPLACE if presence(bookie) is Presence.LOST else Action.RESTORE
 
 
-def _others_present(seat: Seat, presence: Callable[[BookieId], Presence]) -> int:
+def _others_present(seat: SlotRepair, presence: Callable[[BookieId], Presence]) -> int:
     return sum(
         presence(bookie) is not Presence.LOST
         for slot, bookie in enumerate(seat.fragment.ensemble)
@@ -147,7 +147,7 @@ def _first_step(
 
 def sources_of(
     quorum: Quorum,
-    seat: Seat,
+    seat: SlotRepair,
     entry_id: EntryId,
     presence: Callable[[BookieId], Presence],
 ) -> list[BookieId]:
@@ -170,14 +170,14 @@ def sources_of(
 
 
 def lacking(
-    quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[EntryRange] = ()
+    quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntryRange] = ()
 ) -> Iterator[EntryId]:
     """Of the seat's share what its bookie does not list, or has in bad bytes; ascending."""
     for window in windows(seat):
         yield from lacking_in(window, quorum, seat, listed, bad)
 
 
-def windows(seat: Seat) -> Iterator[range]:
+def windows(seat: SlotRepair) -> Iterator[range]:
     """Of its fragment, so that nobody looks at a million entries in one step of the loop."""
     end = seat.last_entry + 1
     for start in range(seat.first_entry, end, _WINDOW):
@@ -185,7 +185,11 @@ def windows(seat: Seat) -> Iterator[range]:
 
 
 def lacking_in(
-    window: range, quorum: Quorum, seat: Seat, listed: EntryList, bad: Sequence[EntryRange] = ()
+    window: range,
+    quorum: Quorum,
+    seat: SlotRepair,
+    listed: EntryList,
+    bad: Sequence[EntryRange] = (),
 ) -> list[EntryId]:
     if not bad and _lists_all(listed, window):
         return []

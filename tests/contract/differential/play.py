@@ -42,7 +42,7 @@ from tests.contract.differential.plan import (
     Transact,
     Watch,
 )
-from tests.contract.differential.stages import Seat, Stage
+from tests.contract.differential.stages import Stage, StoreClient
 
 WATCHES_MAX: Final = 3  # Per client.
 _WAIT_S: Final = 60.0  # For anything at all; a store that needs longer hangs.
@@ -90,7 +90,7 @@ async def play(plan: Plan, stage: Stage, root: str) -> Transcript:
     return _with_order_of_txns(transcript)
 
 
-async def _walk(seat: Seat, root: str) -> list[tuple[str, Node]]:
+async def _walk(seat: StoreClient, root: str) -> list[tuple[str, Node]]:
     """Every node from there on, parents first."""
     found = []
     paths = [root]
@@ -132,7 +132,7 @@ def _txns(value: Any) -> Iterator[_Txn]:
 
 
 class _Client:
-    def __init__(self, index: int, seat: Seat, terms: "_Terms") -> None:
+    def __init__(self, index: int, seat: StoreClient, terms: "_Terms") -> None:
         self.index = index
         self.seat = seat
         self._terms = terms

@@ -22,7 +22,7 @@ from tests.support.zookeeper import ZooKeeperServer, end_session
 SESSION_TIMEOUT_S: Final = 10.0  # ZooKeeper's longest at the ticks of the tests: no accidents.
 
 
-class Seat(Protocol):
+class StoreClient(Protocol):
     """A client, and the line between it and its store."""
 
     @property
@@ -50,7 +50,7 @@ class Seat(Protocol):
 class Stage(Protocol):
     name: str
 
-    async def seat(self) -> Seat: ...
+    async def seat(self) -> StoreClient: ...
 
 
 # --- Memory -------------------------------------------------------------------------------------

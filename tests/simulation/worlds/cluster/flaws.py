@@ -32,7 +32,7 @@ from rollbook.recovery.core.drains import DrainFacts, Step, is_final
 from rollbook.recovery.core.failures import Failure, after_failure
 from rollbook.recovery.core.healing import WHOLE, judge
 from rollbook.recovery.core.lifecycle import finish
-from rollbook.recovery.core.plan import Action, Seat
+from rollbook.recovery.core.plan import Action, SlotRepair
 from rollbook.recovery.doubt_healing import DoubtHealing
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.ledger_healer import LedgerHealer
@@ -96,14 +96,14 @@ _repair_seat = LedgerRepair._repair_seat
 
 
 async def _believe_those_present(
-    self: LedgerRepair, metadata: LedgerMetadata, seat: Seat
+    self: LedgerRepair, metadata: LedgerMetadata, seat: SlotRepair
 ) -> SeatOutcome:
     if seat.action is Action.RESTORE:
         return SeatOutcome.WHOLE
     return await _repair_seat(self, metadata, seat)
 
 
-def _shift_stripes(self: Seat, quorum: Quorum, window: range) -> list[EntryId]:
+def _shift_stripes(self: SlotRepair, quorum: Quorum, window: range) -> list[EntryId]:
     slot = (self.slot + 1) % quorum.ensemble
     return [EntryId(each) for each in window if quorum.holds(slot, EntryId(each))]
 
@@ -384,7 +384,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-wrong-stripe",
         "Of a striped ledger another seat's share is copied.",
         _BUDGET,
-        ((Seat, "share", _shift_stripes),),
+        ((SlotRepair, "share", _shift_stripes),),
         drill="loss",
     ),
     ClusterMutant(

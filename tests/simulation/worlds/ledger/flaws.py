@@ -23,7 +23,7 @@ from rollbook.ledger import recovery
 from rollbook.ledger import recovery_writer as write_backs
 from rollbook.ledger.concurrent_calls import error_of
 from rollbook.ledger.core.acks import AckTracker
-from rollbook.ledger.core.ensemble_change import Seating
+from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.read_plan import CopySearch
 from rollbook.ledger.core.tail_search import Ask, TailSearch
@@ -112,7 +112,7 @@ def _write_anyhow(self: LedgerMetadata, first_entry: EntryId, ensemble: Ensemble
     return replace(self, fragments=self._tailed((Fragment(first_entry, ensemble),)))
 
 
-def _find_nothing(self: Seating, found: LedgerMetadata, attempts: Sequence[Fragment]) -> None:
+def _find_nothing(self: OpenEnsemble, found: LedgerMetadata, attempts: Sequence[Fragment]) -> None:
     return None
 
 
@@ -415,7 +415,7 @@ LEDGER_MUTANTS: Final = (
         _BUDGET,
         (
             (LedgerMetadata, "with_writer_ensemble", _write_anyhow),
-            (Seating, "find_made", _find_nothing),
+            (OpenEnsemble, "find_made", _find_nothing),
         ),
         drill="duel",
     ),

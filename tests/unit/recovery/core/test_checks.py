@@ -18,16 +18,16 @@ from rollbook.recovery.core.checks import (
     unpack_bad,
 )
 from rollbook.recovery.core.healing import EntryRange
-from rollbook.recovery.core.plan import Action, Seat, lacking
+from rollbook.recovery.core.plan import Action, SlotRepair, lacking
 
 B = [BookieId(f"b{number}:3181") for number in range(6)]
 COPIES = CheckKind.COPIES
 Q332, Q532 = Quorum(3, 3, 2), Quorum(5, 3, 2)
 
 
-def seat(quorum: Quorum, first: int, last: int, slot: int = 0) -> Seat:
+def seat(quorum: Quorum, first: int, last: int, slot: int = 0) -> SlotRepair:
     ensemble = tuple(B[: quorum.ensemble])
-    return Seat(Fragment(EntryId(first), ensemble), EntryId(last), slot, Action.RESTORE)
+    return SlotRepair(Fragment(EntryId(first), ensemble), EntryId(last), slot, Action.RESTORE)
 
 
 # --- When ---------------------------------------------------------------------------------------

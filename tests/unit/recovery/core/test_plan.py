@@ -8,7 +8,14 @@ import pytest
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
-from rollbook.recovery.core.plan import Action, FirstStep, Presence, Seat, plan_repair, sources_of
+from rollbook.recovery.core.plan import (
+    Action,
+    FirstStep,
+    Presence,
+    SlotRepair,
+    plan_repair,
+    sources_of,
+)
 
 A, B, C, D, E, F = (BookieId(name) for name in "abcdef")
 
@@ -133,7 +140,7 @@ def test_shares_and_sources_agree_with_the_write_sets(seed: int) -> None:
     quorum = Quorum(size, chance.randint(1, size), 1)
     fragment = Fragment(EntryId(0), (A, B, C, D, E, F)[:size])
     action = chance.choice(list(Action))
-    seat = Seat(fragment, EntryId(29), chance.randrange(size), action)
+    seat = SlotRepair(fragment, EntryId(29), chance.randrange(size), action)
     share = seat.share(quorum, range(30))
     for entry_id in map(EntryId, range(30)):
         members = quorum.write_set(entry_id, fragment.ensemble)
@@ -148,7 +155,7 @@ def test_shares_and_sources_agree_with_the_write_sets(seed: int) -> None:
 
 
 def test_one_source_serves_a_whole_fragment() -> None:
-    seat = Seat(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
+    seat = SlotRepair(Fragment(EntryId(0), (A, B, C)), EntryId(99), 0, Action.RESTORE)
     first = {sources_of(Quorum(3, 3, 2), seat, EntryId(e), presence_of())[0] for e in range(100)}
     assert len(first) == 1
 
