@@ -55,7 +55,7 @@ class ScrubState:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScrubResult:
     """What became of one ledger's entries here."""
 
     ledger_id: int
@@ -219,7 +219,7 @@ class Scrubber:
 
     # --- One ledger ---------------------------------------------------------------------------
 
-    async def verify(self, ledger_id: int) -> Verdict:
+    async def verify(self, ledger_id: int) -> ScrubResult:
         """All of it that lies in entry logs, read from the disk now.
 
         Raises `NoSuchLedger`, `OSError`.
@@ -240,7 +240,7 @@ class Scrubber:
                     damaged.append((ledger_id, held.first_entry, held.last_entry))
         finally:
             await logs.close()
-        return Verdict(
+        return ScrubResult(
             *(ledger_id, entries, sum(held.entry_bytes for held in held_by_log)),
             tuple((first, last) for _, first, last in _joined(damaged)[:_DAMAGES_TOLD_MAX]),
             tuple((first, last) for first, last in self._storage.catalog.doubts.of(ledger_id)),

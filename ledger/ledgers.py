@@ -21,7 +21,7 @@ from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
-from rollbook.ledger.core.verification import Verdict
+from rollbook.ledger.core.verification import LedgerVerification
 from rollbook.ledger.pardon import pardon_those_that_answer
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.recovery import Recovery
@@ -309,7 +309,7 @@ class Ledgers:
         *,
         digest: DigestType | None = None,
         on_progress: Callable[[int], None] = lambda _: None,
-    ) -> Verdict:
+    ) -> LedgerVerification:
         """Reads every copy from every bookie that should have one; mends nothing.
 
         Of an open ledger what is confirmed; copies of its last entries may still be on their way.

@@ -16,7 +16,7 @@ from rollbook.ledger.bookie_pool import Bookies
 from rollbook.ledger.concurrent_calls import BUSY_OR_BROKEN, Calls, error_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.entry_checks import unpack_batch
-from rollbook.ledger.core.verification import Copy, CopyState, Verdict, state_after
+from rollbook.ledger.core.verification import Copy, CopyState, LedgerVerification, state_after
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.formats.service_info import BATCH_READ
 from rollbook.proto.ids import BookieId, EntryId
@@ -45,9 +45,9 @@ class Verifier:
 
     async def verify(
         self, last_entry: EntryId, on_progress: Callable[[int], None] = lambda _: None
-    ) -> Verdict:
+    ) -> LedgerVerification:
         """Of all entries up to `last_entry`; `on_progress` hears how many more are done."""
-        verdict = Verdict(self._quorum)
+        verdict = LedgerVerification(self._quorum)
         fragments = self._metadata.fragments
         for index, fragment in enumerate(fragments):
             end = last_entry + 1
@@ -59,7 +59,9 @@ class Verifier:
                 on_progress(len(window))
         return verdict
 
-    async def _verify_window(self, fragment: Fragment, window: range, verdict: Verdict) -> None:
+    async def _verify_window(
+        self, fragment: Fragment, window: range, verdict: LedgerVerification
+    ) -> None:
         shares = [
             [EntryId(e) for e in window if self._quorum.holds(slot, EntryId(e))]
             for slot in range(self._quorum.ensemble)

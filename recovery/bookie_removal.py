@@ -34,7 +34,7 @@ _LEDGERS_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RemovalCheck:
     """Whether bookies may go, all of them together."""
 
     bookies: tuple[BookieId, ...]
@@ -134,7 +134,7 @@ class Departures:
     async def status(self, bookies: Collection[BookieId]) -> dict[BookieId, StoredLifecycle]:
         return {bookie: await self._lifecycles.read(bookie) for bookie in bookies}
 
-    async def judge(self, bookies: Sequence[BookieId]) -> Verdict:
+    async def judge(self, bookies: Sequence[BookieId]) -> RemovalCheck:
         """Whether all of them may go together, as metadata is now (RM1). Bookies that are not registered count as
         gone.
         """
@@ -147,7 +147,7 @@ class Departures:
             bookies,
             lambda metadata: damage.on_ledger(metadata, bookies, registered),
         )
-        return Verdict(
+        return RemovalCheck(
             tuple(bookies),
             {each.bookie: each.lifecycle.state for each in stored},
             census.naming,
@@ -159,7 +159,7 @@ class Departures:
 
     async def remove(
         self, bookies: Sequence[BookieId], *, ledgers_given_up: int | None = None
-    ) -> Verdict:
+    ) -> RemovalCheck:
         """Takes their cookies and lifecycles along, unless ledgers still name them.
 
         `ledgers_given_up`: the number of ledgers that would fall below their ack quorum, as the caller was shown it;

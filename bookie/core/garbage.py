@@ -21,7 +21,7 @@ _NOT_AGREED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GarbageDecision:
     garbage: IntArray  # Ascending.
     is_braked: bool
 
@@ -76,12 +76,12 @@ class Suspects:
         self._first_ended_ns = array("q", [self._first_ended_ns[at] for at in kept])
         self._agreed_ns = array("q", [self._agreed_ns[at] for at in kept])
 
-    def judge(self, now_ns: int, *, force: bool) -> Verdict:
+    def judge(self, now_ns: int, *, force: bool) -> GarbageDecision:
         """`force` is an operator's: it passes brake and quarantine, not the second scan."""
         agreed = self.agreed
         is_many = agreed > max(_BRAKE_LEDGERS_MIN, self._brake_share * self.ledgers)
         if is_many and not force:
-            return Verdict(array("q"), is_braked=True)
+            return GarbageDecision(array("q"), is_braked=True)
         due_ns = now_ns if force else now_ns - self._quarantine_ns
         garbage = array(
             "q",
@@ -91,4 +91,4 @@ class Suspects:
                 if agreed_ns != _NOT_AGREED and agreed_ns <= due_ns
             ],
         )
-        return Verdict(garbage, is_braked=False)
+        return GarbageDecision(garbage, is_braked=False)

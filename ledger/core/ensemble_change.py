@@ -37,7 +37,7 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 
 
-class Verdict(Enum):
+class Refusal(Enum):
     """What a refused add means."""
 
     RETRY = "retry"
@@ -46,14 +46,14 @@ class Verdict(Enum):
     STOP = "stop"
 
 
-def judge(refusal: type[RollbookError]) -> Verdict:
+def judge(refusal: type[RollbookError]) -> Refusal:
     if issubclass(refusal, Overloaded):
-        return Verdict.RETRY
+        return Refusal.RETRY
     if issubclass(refusal, BookieReadOnly):
-        return Verdict.RELIEVE
+        return Refusal.RELIEVE
     if issubclass(refusal, LedgerFenced | Unauthorized):
-        return Verdict.STOP
-    return Verdict.REPLACE
+        return Refusal.STOP
+    return Refusal.REPLACE
 
 
 @dataclass(slots=True)

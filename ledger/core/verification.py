@@ -61,7 +61,7 @@ class Flaw:
 
 
 @dataclass(slots=True)
-class Verdict:
+class LedgerVerification:
     """Of a whole ledger, or of as much as was looked at."""
 
     quorum: Quorum

@@ -30,7 +30,7 @@ TABLE: Final = Path(__file__).with_name("DEFECTS.md")
 _LACKS: Final = ("AttributeError", "ImportError", "ModuleNotFoundError", "NameError", "TypeError")
 
 
-class Verdict(Enum):
+class BaseVerdict(Enum):
     FAILED = "fails"
     PASSED = "PASSES"
     NOT_RUN = "CANNOT BE RUN"
@@ -45,35 +45,37 @@ def case_of(nodeid: str) -> Case:
     return path.removesuffix(".py").replace("/", "."), name
 
 
-def verdicts(report: str) -> dict[Case, Verdict]:
+def verdicts(report: str) -> dict[Case, BaseVerdict]:
     """From JUnit's XML, by test."""
-    found: dict[Case, Verdict] = {}
+    found: dict[Case, BaseVerdict] = {}
     for case in ET.fromstring(report).iter("testcase"):  # Our own pytest wrote it.
         name = case.get("classname", ""), case.get("name", "")
         failure = case.find("failure")
         if failure is not None:
             found[name] = _verdict_on(failure.text or "")
         elif case.find("error") is not None or case.find("skipped") is not None:
-            found[name] = Verdict.NOT_RUN
+            found[name] = BaseVerdict.NOT_RUN
         else:
-            found[name] = Verdict.PASSED
+            found[name] = BaseVerdict.PASSED
     return found
 
 
-def _verdict_on(traceback: str) -> Verdict:
+def _verdict_on(traceback: str) -> BaseVerdict:
     """Its last line of the form `file:line: error` says where the test failed."""
     ends = [line for line in traceback.splitlines() if line[:1].isalpha() or line[:1] == "/"]
     where, _, error = ends[-1].rpartition(": ") if ends else ("", "", "")
     is_in_helper = where.startswith("tests/") and not where.startswith("tests/regressions/test_")
-    return Verdict.NOT_RUN if is_in_helper and error in _LACKS else Verdict.FAILED
+    return BaseVerdict.NOT_RUN if is_in_helper and error in _LACKS else BaseVerdict.FAILED
 
 
-def judge(register: Register, found: Mapping[Case, Verdict]) -> Sequence[tuple[Defect, Verdict]]:
+def judge(
+    register: Register, found: Mapping[Case, BaseVerdict]
+) -> Sequence[tuple[Defect, BaseVerdict]]:
     """By defect: it shows if one of its tests fails."""
-    of_defect: dict[str, list[Verdict]] = defaultdict(list)
+    of_defect: dict[str, list[BaseVerdict]] = defaultdict(list)
     for nodeid, name in register.of_test.items():
-        of_defect[name].append(found.get(case_of(nodeid), Verdict.NOT_RUN))
-    order = (Verdict.FAILED, Verdict.PASSED, Verdict.NOT_RUN)
+        of_defect[name].append(found.get(case_of(nodeid), BaseVerdict.NOT_RUN))
+    order = (BaseVerdict.FAILED, BaseVerdict.PASSED, BaseVerdict.NOT_RUN)
     return [
         (register.defects[name], min(of_defect[name], key=order.index))
         for name in sorted(of_defect)
@@ -97,14 +99,14 @@ def run(commit: str, register: Register, *pytest_arguments: str, keeps: bool) ->
         judged = judge(register, verdicts(told))
     for each, verdict in judged:
         sys.stdout.write(f"{verdict.value:<15}{each.name}: {each.seen}\n")
-        tally.passed += verdict is Verdict.FAILED
-        tally.failed += verdict is not Verdict.FAILED
+        tally.passed += verdict is BaseVerdict.FAILED
+        tally.failed += verdict is not BaseVerdict.FAILED
     if keeps:
         TABLE.write_text(table(full_commit, judged))
     return tally
 
 
-def table(commit: str, judged: Sequence[tuple[Defect, Verdict]]) -> str:
+def table(commit: str, judged: Sequence[tuple[Defect, BaseVerdict]]) -> str:
     rows = "".join(
         f"| `{each.name}` | {each.seen} | {verdict.value} |\n" for each, verdict in judged
     )

@@ -18,7 +18,7 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.recovery.bookie_removal import Departures, Verdict
+from rollbook.recovery.bookie_removal import Departures, RemovalCheck
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ def _show(found: Sequence[StoredLifecycle], output: str) -> None:
     show_rows(_COLUMNS, rows, output)
 
 
-def facts_of(verdict: Verdict) -> dict[str, Any]:
+def facts_of(verdict: RemovalCheck) -> dict[str, Any]:
     return {
         "safe_to_remove": verdict.is_safe,
         "bookies": [

@@ -7,7 +7,7 @@ import click
 
 from rollbook.api.cli.ledger.connection import Access, bar, password_of, print_bytes
 from rollbook.api.cli.output import show_rows
-from rollbook.ledger.core.verification import Verdict
+from rollbook.ledger.core.verification import LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import InvalidRequest, NoSuchLedger
 
@@ -56,14 +56,14 @@ def verify_ledgers(
 
 async def _verify_one(
     ledgers: Ledgers, ledger_id: int, password: str | None, number: int, total: int
-) -> Verdict:
+) -> LedgerVerification:
     stored = await ledgers.metadata(ledger_id)
     expected = 0 if stored.metadata.last_entry is None else stored.metadata.last_entry + 1
     with bar(f"ledger {ledger_id} ({number} of {total})", expected) as advance:
         return await ledgers.verify(ledger_id, password_of(password), on_progress=advance)
 
 
-def verdict_facts(ledger_id: int, verdict: Verdict) -> dict[str, Any]:
+def verdict_facts(ledger_id: int, verdict: LedgerVerification) -> dict[str, Any]:
     word = "sound" if verdict.is_sound else "degraded"
     if verdict.in_doubt:
         word = "in doubt"

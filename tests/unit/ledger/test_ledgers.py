@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.verification import CopyState, Verdict
+from rollbook.ledger.core.verification import CopyState, LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.open_client import connect
 from rollbook.ledger.writer import LedgerWriter
@@ -315,7 +315,7 @@ async def test_what_has_a_writer_or_is_recovered_is_not_claimed(cluster: LocalCl
 # --- Every copy ---------------------------------------------------------------------------------
 
 
-def flaws_of(verdict: Verdict) -> list[tuple[str, str, int, int, int]]:
+def flaws_of(verdict: LedgerVerification) -> list[tuple[str, str, int, int, int]]:
     return [
         (flaw.bookie, flaw.state.value, flaw.first_entry, flaw.last_entry, flaw.count)
         for flaw in verdict.flaws

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.regressions.before import Verdict, case_of, judge, table, verdicts
+from tests.regressions.before import BaseVerdict, case_of, judge, table, verdicts
 from tests.regressions.defects import Defect, Register
 
 CASE = '<testsuite><testcase classname="tests.regressions.test_a" name="test_x[1]">{}</testcase></testsuite>'
@@ -11,23 +11,23 @@ CASE = '<testsuite><testcase classname="tests.regressions.test_a" name="test_x[1
 @pytest.mark.parametrize(
     ("inside", "verdict"),
     [
-        ("", Verdict.PASSED),
-        ('<error message="no fixture"/>', Verdict.NOT_RUN),
-        ('<skipped message="no disk"/>', Verdict.NOT_RUN),
+        ("", BaseVerdict.PASSED),
+        ('<error message="no fixture"/>', BaseVerdict.NOT_RUN),
+        ('<skipped message="no disk"/>', BaseVerdict.NOT_RUN),
         (
             "<failure>E  x\n\ntests/regressions/test_a.py:9: AttributeError</failure>",
-            Verdict.FAILED,
+            BaseVerdict.FAILED,
         ),
-        ("<failure>\n/usr/lib/timeouts.py:1: TimeoutError</failure>", Verdict.FAILED),
-        ("<failure>\ntests/support/processes.py:86: ChildFailed</failure>", Verdict.FAILED),
-        ("<failure>\ntests/support/pages.py:8: AttributeError</failure>", Verdict.NOT_RUN),
+        ("<failure>\n/usr/lib/timeouts.py:1: TimeoutError</failure>", BaseVerdict.FAILED),
+        ("<failure>\ntests/support/processes.py:86: ChildFailed</failure>", BaseVerdict.FAILED),
+        ("<failure>\ntests/support/pages.py:8: AttributeError</failure>", BaseVerdict.NOT_RUN),
         (
             "<failure>\ntests/unit/x.py:8: TypeError\n--- Captured log ---\n2026 started</failure>",
-            Verdict.NOT_RUN,
+            BaseVerdict.NOT_RUN,
         ),
     ],
 )
-def test_what_a_helper_lacks_shows_nothing(inside: str, verdict: Verdict) -> None:
+def test_what_a_helper_lacks_shows_nothing(inside: str, verdict: BaseVerdict) -> None:
     nodeid = "tests/regressions/test_a.py::test_x[1]"
     assert verdicts(CASE.format(inside)) == {case_of(nodeid): verdict}
 
@@ -42,7 +42,15 @@ def test_a_defect_shows_if_one_of_its_tests_fails() -> None:
         "t.py::c": "mended",
         "t.py::d": "unknown",
     }
-    found = {("t", "a"): Verdict.PASSED, ("t", "b"): Verdict.FAILED, ("t", "c"): Verdict.PASSED}
+    found = {
+        ("t", "a"): BaseVerdict.PASSED,
+        ("t", "b"): BaseVerdict.FAILED,
+        ("t", "c"): BaseVerdict.PASSED,
+    }
     judged = judge(register, found)
-    assert [verdict for _, verdict in judged] == [Verdict.PASSED, Verdict.FAILED, Verdict.NOT_RUN]
+    assert [verdict for _, verdict in judged] == [
+        BaseVerdict.PASSED,
+        BaseVerdict.FAILED,
+        BaseVerdict.NOT_RUN,
+    ]
     assert "| `seen` | Somebody met seen. | fails |" in table("0123456789", judged)

@@ -23,7 +23,7 @@ from rollbook.proto.ports import Delete, EventKind, Set
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery import checks, doubt_healing, ledger_healer, steward, worker
-from rollbook.recovery.bookie_removal import Verdict
+from rollbook.recovery.bookie_removal import RemovalCheck
 from rollbook.recovery.checks import Checks
 from rollbook.recovery.copier import Copied
 from rollbook.recovery.core.audit import Losses
@@ -317,7 +317,7 @@ def _do_not_wait(facts: DrainFacts) -> Step:
     return Step.COPY if facts.named else Step.VERIFY
 
 
-def _is_safe_if_drained(self: Verdict) -> bool:
+def _is_safe_if_drained(self: RemovalCheck) -> bool:
     return all(state is LifecycleState.DRAINED for state in self.states.values())
 
 
@@ -534,7 +534,7 @@ CLUSTER_MUTANTS: Final = (
         "cluster-safe-if-drained",
         "A drained bookie may go, though a ledger was made on it after the walk.",
         _BUDGET,
-        ((Verdict, "is_safe", property(_is_safe_if_drained)),),
+        ((RemovalCheck, "is_safe", property(_is_safe_if_drained)),),
         drill="late_creation",
     ),
     ClusterMutant(

@@ -49,12 +49,12 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ModelVerdict:
     states: int
     broken: State | None
 
 
-def explore(rules: Rules) -> Verdict:
+def explore(rules: Rules) -> ModelVerdict:
     """All reachable states, or those up to the first in which the promise is broken."""
     start = State()
     seen = {start}
@@ -62,12 +62,12 @@ def explore(rules: Rules) -> Verdict:
     while pending:
         state = pending.pop()
         if state.last != NOT_CLOSED and confirmed(state) > state.last:
-            return Verdict(len(seen), state)
+            return ModelVerdict(len(seen), state)
         for after in successors(state, rules):
             if after not in seen:
                 seen.add(after)
                 pending.append(after)
-    return Verdict(len(seen), None)
+    return ModelVerdict(len(seen), None)
 
 
 def confirmed(state: State) -> int:
