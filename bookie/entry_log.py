@@ -28,7 +28,7 @@ from rollbook.bookie.core.journal_index import (
     LedgerRows,
     Memtable,
 )
-from rollbook.bookie.core.possible_losses import EVERYTHING, Doubts, LedgerRange
+from rollbook.bookie.core.possible_losses import EVERYTHING, Doubts, LossRange
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -112,7 +112,7 @@ class EntryLog:
         rows = self._memtable.ledgers.get(ledger_id)
         return rows.sorted_columns().entry_ids if rows else array("q")
 
-    async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LedgerRange, ...]]:
+    async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LossRange, ...]]:
         """Where all its entries lie, ascending, and which others may be there and cannot be found."""
         if self._memtable is None:
             try:

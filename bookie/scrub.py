@@ -19,7 +19,7 @@ from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.catalog import Held
 from rollbook.bookie.core.journal_index import EntryLocation
-from rollbook.bookie.core.possible_losses import EVERYTHING, LedgerRange
+from rollbook.bookie.core.possible_losses import EVERYTHING, LossRange
 from rollbook.bookie.entry_log import EntryLog
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.storage import Storage
@@ -275,7 +275,7 @@ async def _proves_itself(
     return True
 
 
-def _within(extent: Held, ranges: Sequence[LedgerRange], ledger_id: int) -> list[Doubt]:
+def _within(extent: Held, ranges: Sequence[LossRange], ledger_id: int) -> list[Doubt]:
     return [
         (ledger_id, max(first, extent.first_entry), min(last, extent.last_entry))
         for first, last in ranges

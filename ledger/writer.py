@@ -24,7 +24,7 @@ from rollbook.ledger.bookie_pool import AddChannel, Bookies
 from rollbook.ledger.bookie_replacement import BookieReplacement
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
-from rollbook.ledger.core.ensemble_change import OpenEnsemble, Refusal, judge
+from rollbook.ledger.core.ensemble_change import OpenEnsemble, RefusalAction, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.explicit_lac import ExplicitLac
@@ -451,14 +451,14 @@ class LedgerWriter:
         bookie = self._seating.ensemble[slot]
         error = refusal("it refuses adds", ledger_id=self.ledger_id, bookie=bookie)
         match judge(refusal):
-            case Refusal.RETRY:
+            case RefusalAction.RETRY:
                 if self._pipeline.on_busy(slot, entry_ids):
                     self._pause(slot)
-            case Refusal.STOP:
+            case RefusalAction.STOP:
                 self._stop(error)
-            case Refusal.REPLACE:
+            case RefusalAction.REPLACE:
                 self._on_failure(slot, error)
-            case Refusal.RELIEVE:
+            case RefusalAction.RELIEVE:
                 if self._seating.on_failure(slot, error):
                     self._on_down(slot)
 

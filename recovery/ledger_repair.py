@@ -212,7 +212,7 @@ class LedgerRepair:
             return  # It was claimed in this moment: it has a writer now.
         self.found.seats += len(plan.open_seats)
 
-    # --- Seat by seat -------------------------------------------------------------------------
+    # --- Slot by slot -------------------------------------------------------------------------
 
     async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
         """Whether the ledger has to be planned again: unless all that is left is whole where it is, or cannot be had."""

@@ -15,12 +15,12 @@ from rollbook.bookie.core.journal_index import run_end
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 
 
-class LedgerRange(NamedTuple):
+class LossRange(NamedTuple):
     first_entry: int
     last_entry: int
 
 
-EVERYTHING: Final = (LedgerRange(NO_ENTRY, LEDGER_ID_MAX),)
+EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 
 
 class Doubts:
@@ -29,7 +29,7 @@ class Doubts:
         self.news = 0  # How often anything came into doubt: who settles must have seen it all.
         self._settled: dict[int, None] = {}  # Ledgers apart from everything.
         self._ranges: dict[
-            int, list[LedgerRange]
+            int, list[LossRange]
         ] = {}  # Ascending, neither touching nor overlapping.
 
     def __bool__(self) -> bool:
@@ -39,16 +39,16 @@ class Doubts:
         """Whether that is news."""
         self.news += 1
         ranges = self._ranges.setdefault(ledger_id, [])
-        at = bisect_right(ranges, LedgerRange(first_entry, LEDGER_ID_MAX))
+        at = bisect_right(ranges, LossRange(first_entry, LEDGER_ID_MAX))
         if at and ranges[at - 1].last_entry >= last_entry:
             return False
         start = at - (at > 0 and ranges[at - 1].last_entry + 1 >= first_entry)
         end = at
         while end < len(ranges) and ranges[end].first_entry <= last_entry + 1:
             end += 1
-        merged = [LedgerRange(first_entry, last_entry), *ranges[start:end]]
+        merged = [LossRange(first_entry, last_entry), *ranges[start:end]]
         ranges[start:end] = [
-            LedgerRange(min(r.first_entry for r in merged), max(r.last_entry for r in merged))
+            LossRange(min(r.first_entry for r in merged), max(r.last_entry for r in merged))
         ]
         return True
 
@@ -57,12 +57,12 @@ class Doubts:
         ranges = self._ranges.pop(ledger_id, None)
         if ranges is None:
             return
-        kept: list[LedgerRange] = []
+        kept: list[LossRange] = []
         for first, last in ranges:
             if first < first_entry:
-                kept.append(LedgerRange(first, min(last, first_entry - 1)))
+                kept.append(LossRange(first, min(last, first_entry - 1)))
             if last > last_entry:
-                kept.append(LedgerRange(max(first, last_entry + 1), last))
+                kept.append(LossRange(max(first, last_entry + 1), last))
         if kept:
             self._ranges[ledger_id] = kept
 
@@ -96,7 +96,7 @@ class Doubts:
         ranges = self._ranges.get(ledger_id)
         if not ranges:
             return False
-        at = bisect_right(ranges, LedgerRange(entry_id, LEDGER_ID_MAX))
+        at = bisect_right(ranges, LossRange(entry_id, LEDGER_ID_MAX))
         return at > 0 and ranges[at - 1].last_entry >= entry_id
 
     def covers(self, ledger_id: int, first_entry: int, last_entry: int) -> bool:
@@ -118,16 +118,16 @@ class Doubts:
         """How many have doubts of their own."""
         return len(self._ranges)
 
-    def of(self, ledger_id: int) -> tuple[LedgerRange, ...]:
+    def of(self, ledger_id: int) -> tuple[LossRange, ...]:
         return tuple(self._ranges.get(ledger_id, ()))
 
-    def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LedgerRange]:
+    def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LossRange]:
         """Which of these (ascending) were in doubt, as runs: they are here, so nobody need ask."""
         for first, last in self._ranges.get(ledger_id, ()):
             start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)
             while start < end:
                 run = run_end(entry_ids, entry_ids[start], start, end - start)
-                yield LedgerRange(entry_ids[start], entry_ids[run - 1])
+                yield LossRange(entry_ids[start], entry_ids[run - 1])
                 start = run
 
     @property
@@ -138,7 +138,7 @@ class Doubts:
     def ledger_ids(self) -> list[int]:
         return list(self._ranges)
 
-    def __iter__(self) -> Iterator[tuple[int, LedgerRange]]:
+    def __iter__(self) -> Iterator[tuple[int, LossRange]]:
         for ledger_id, ranges in self._ranges.items():
             for each in ranges:
                 yield ledger_id, each

@@ -37,7 +37,7 @@ from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Ensemble, Quorum, Slots
 
 
-class Refusal(Enum):
+class RefusalAction(Enum):
     """What a refused add means."""
 
     RETRY = "retry"
@@ -46,14 +46,14 @@ class Refusal(Enum):
     STOP = "stop"
 
 
-def judge(refusal: type[RollbookError]) -> Refusal:
+def judge(refusal: type[RollbookError]) -> RefusalAction:
     if issubclass(refusal, Overloaded):
-        return Refusal.RETRY
+        return RefusalAction.RETRY
     if issubclass(refusal, BookieReadOnly):
-        return Refusal.RELIEVE
+        return RefusalAction.RELIEVE
     if issubclass(refusal, LedgerFenced | Unauthorized):
-        return Refusal.STOP
-    return Refusal.REPLACE
+        return RefusalAction.STOP
+    return RefusalAction.REPLACE
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ def _find_call() -> Callable[..., int] | None:
 call: Final = _find_call()
 
 
-class _Range(ctypes.Structure):
+class _FileRange(ctypes.Structure):
     _fields_ = (("position", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
@@ -45,7 +45,7 @@ def cached_pages(descriptor: int, position: int, length: int) -> int | None:
     """How many the page cache has, or is about to have; None: one cannot ask. Brings none there."""
     if call is None:
         return None
-    asked, found = _Range(position, length), _Pages()
+    asked, found = _FileRange(position, length), _Pages()
     addresses = ctypes.addressof(asked), ctypes.addressof(found)
     if call(_CACHESTAT, descriptor, *addresses, 0, 0) < 0:
         return None
