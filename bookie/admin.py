@@ -12,7 +12,7 @@ from heapq import nsmallest
 from typing import Final
 
 from rollbook import __version__
-from rollbook.bookie.bookie import Bookie, State
+from rollbook.bookie.bookie import Bookie, BookieState
 from rollbook.bookie.compaction import Stopped
 from rollbook.bookie.ledger_reports import View, sorted_ids
 from rollbook.bookie.stats import Stats
@@ -50,7 +50,7 @@ class Admin:
 
     def why_not_ready(self) -> str | None:
         state = self._bookie.state
-        if state is not State.SERVING:
+        if state is not BookieState.SERVING:
             return f"the bookie is {state.value}"
         if not self.stats.registered():
             return "the bookie is not registered: its metadata store does not answer"
@@ -58,7 +58,7 @@ class Admin:
 
     def state(self) -> View:
         bookie = self._bookie
-        is_closing = bookie.state is State.CLOSING
+        is_closing = bookie.state is BookieState.CLOSING
         works = self.failure() is None
         return {
             "running": works and not is_closing,
@@ -85,7 +85,9 @@ class Admin:
         if failure:
             state = "failed"
         elif reason:
-            state = bookie.state.value if bookie.state is not State.SERVING else "unregistered"
+            state = (
+                bookie.state.value if bookie.state is not BookieState.SERVING else "unregistered"
+            )
         else:
             state = "read-only" if self._is_read_only else "writable"
         hits, misses = stats.cache_hits(), stats.cache_misses()

@@ -33,7 +33,7 @@ from rollbook.proto.cluster.cluster import Cluster, ensure_layout, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.lifecycle_nodes import LifecycleNodes
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import (
     BadConfig,
     OlderMetadata,
@@ -97,7 +97,7 @@ class Settings:
     space: SpaceConfig = field(default_factory=SpaceConfig)
 
 
-class State(Enum):
+class BookieState(Enum):
     STARTING = "starting"
     SERVING = "serving"
     CLOSING = "closing"
@@ -158,7 +158,7 @@ class Bookie:
         self.config = settings
         self.cluster = cluster
         self.stats = Stats()
-        self.state = State.STARTING
+        self.state = BookieState.STARTING
         self.identity = Identity(
             machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id
         )
@@ -324,7 +324,7 @@ class Bookie:
         self._begin(self._follow_standing())
         self._begin(self.leaving.follow(self._on_leaving))
         self._begin(self._follow_sessions(self._store.session))
-        self.state = State.SERVING
+        self.state = BookieState.SERVING
 
     def _info(self, advertised: Address) -> BookieServiceInfo:
         return describe_bookie(
@@ -404,8 +404,8 @@ class Bookie:
                     session = found
 
     @property
-    def _standing(self) -> Standing:
-        return Standing.READ_ONLY if self.is_read_only else Standing.WRITABLE
+    def _standing(self) -> RegisteredMode:
+        return RegisteredMode.READ_ONLY if self.is_read_only else RegisteredMode.WRITABLE
 
     async def settle_everything(self, stamp: str) -> None:
         """Raises like `Storage.settle_everything`, and what the metadata store raises."""
@@ -422,9 +422,9 @@ class Bookie:
 
     async def leave(self) -> None:
         """Out of sight at once (B9), and still serving."""
-        if self.state is State.CLOSING:
+        if self.state is BookieState.CLOSING:
             return
-        self.state = State.CLOSING
+        self.state = BookieState.CLOSING
         for leave in self._leavers:
             leave()
         for task in self._tasks:

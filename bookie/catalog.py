@@ -23,8 +23,8 @@ from rollbook.bookie.core.record_format import (
     ID_BYTES,
     RECORD_OVERHEAD_BYTES,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
     RecordReader,
     Scan,
     align,
@@ -94,7 +94,7 @@ class _Generation:
 
     async def append(self, body: bytes) -> None:
         for file, packer in self.files:
-            write = packer.pack_body(Kind.CHANGES, body)
+            write = packer.pack_body(RecordKind.CHANGES, body)
             await file.write_and_sync(write.position, write.buffers)
             packer.on_synced(write)
             self.bytes = write.end
@@ -103,7 +103,7 @@ class _Generation:
         """Nothing claims that it is durable until `sync`; but not too much is left for that."""
         await self.reserve(len(body))
         for file, packer in self.files:
-            write = packer.pack_body(Kind.CHANGES, body)
+            write = packer.pack_body(RecordKind.CHANGES, body)
             await file.write_at(write.position, write.buffers)
             self.bytes = self.bytes_at_first = write.end
         self._unsynced += len(body)
@@ -272,7 +272,7 @@ class CatalogFiles:
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
             # What came to the other copy only: it has its place here, even on a full disk.
             while body := bodies.get(packer.next_sequence):
-                write = packer.pack_body(Kind.CHANGES, body)
+                write = packer.pack_body(RecordKind.CHANGES, body)
                 await file.write_and_sync(write.position, write.buffers)
                 packer.on_synced(write)
             # From where the records end: what was reserved behind them may differ by file.

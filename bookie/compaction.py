@@ -26,7 +26,7 @@ from rollbook.bookie.core.catalog import COMPACTED, Held
 from rollbook.bookie.core.compaction import (
     Candidate,
     CompactionGroup,
-    Kind,
+    CompactionKind,
     Schedule,
     candidate,
     hides_younger,
@@ -112,12 +112,16 @@ class Compactor:
         self._pace = Pace(config.compaction_bytes_per_s)
         self._background = Background(clock, lambda: storage.has_filled_files)
         self.schedule = Schedule(
-            Kind("minor", config.minor_compaction_threshold, config.minor_compaction_interval_s),
-            Kind("major", config.major_compaction_threshold, config.major_compaction_interval_s),
+            CompactionKind(
+                "minor", config.minor_compaction_threshold, config.minor_compaction_interval_s
+            ),
+            CompactionKind(
+                "major", config.major_compaction_threshold, config.major_compaction_interval_s
+            ),
             clock.monotonic_ns(),
         )
         self._turn = asyncio.Lock()
-        self._running: Kind | None = None
+        self._running: CompactionKind | None = None
         self._is_closing = False
         self._ended_ms = {"minor": 0, "major": 0}
         self._logs_removed = 0
@@ -209,7 +213,7 @@ class Compactor:
         self._stats.gc_freed_bytes += freed
         logger.info("empty_logs_removed", logs=len(empty), bytes=freed)
 
-    async def _rewrite_all(self, kind: Kind) -> None:
+    async def _rewrite_all(self, kind: CompactionKind) -> None:
         # For now: what lies in them is neither given up nor moved.
         unreadable: dict[int, None] = {}
         while batch := await self._pick(kind, unreadable):
@@ -221,7 +225,9 @@ class Compactor:
                 self._stats.compaction_failures += 1
                 unreadable[error.number] = None
 
-    async def _pick(self, kind: Kind, unreadable: dict[int, None]) -> CompactionGroup | None:
+    async def _pick(
+        self, kind: CompactionKind, unreadable: dict[int, None]
+    ) -> CompactionGroup | None:
         catalog = self._storage.catalog
         spaces = [await self._disk.space(path) for path in self._directories]
         room = max(space.free_bytes for space in spaces) - _ROOM_BYTES
@@ -265,7 +271,7 @@ class Compactor:
 
     # --- One new log --------------------------------------------------------------------------
 
-    async def _rewrite(self, kind: Kind, batch: CompactionGroup) -> None:
+    async def _rewrite(self, kind: CompactionKind, batch: CompactionGroup) -> None:
         catalog = self._storage.catalog
         number, numbers = next(self._numbers), batch.numbers
         bytes_before = sum(catalog.logs[each].file_bytes for each in numbers)

@@ -45,7 +45,7 @@ _RETRY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WriteMode:
     """Whether the bookie takes new entries, and why not."""
 
     is_read_only: bool
@@ -125,10 +125,10 @@ class Space:
         await self.compactor.close()
         await self.scrubber.close()
 
-    # --- Standing -----------------------------------------------------------------------------
+    # --- Write mode ---------------------------------------------------------------------------
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> WriteMode:
         reason = ""
         if self._is_told_read_only:
             reason = "an operator wants it so"
@@ -144,7 +144,7 @@ class Space:
             )
         elif self._storage.is_read_only:
             reason = "the journal has no room for another file, or checkpoints fail"
-        return Standing(bool(reason), reason, tuple(self._usage.directories.values()))
+        return WriteMode(bool(reason), reason, tuple(self._usage.directories.values()))
 
     def set_read_only(self, is_read_only: bool) -> None:
         """An operator's word; it lasts until the next start."""

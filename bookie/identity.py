@@ -30,10 +30,10 @@ from rollbook.bookie.core.identity import (
     Directory,
     DirectoryId,
     Found,
+    MembershipState,
     Problem,
     Stamp,
-    Standing,
-    State,
+    StartDecision,
     can_rejoin,
     can_write_off,
     condition_of,
@@ -124,7 +124,7 @@ class Identity:
     async def diagnose(self) -> Diagnosis:
         """Changes nothing."""
         diagnosis = await self._judge()
-        if diagnosis.standing not in (Standing.MEMBER, Standing.JOINED):
+        if diagnosis.standing not in (StartDecision.MEMBER, StartDecision.JOINED):
             return diagnosis
         try:
             locks = await lock_directories(self._disk, self._config)
@@ -135,7 +135,7 @@ class Identity:
         finally:
             await _release(locks)
         if problems:
-            return replace(diagnosis, standing=Standing.REFUSED, problems=tuple(problems))
+            return replace(diagnosis, standing=StartDecision.REFUSED, problems=tuple(problems))
         return diagnosis
 
     async def _judge(self) -> Diagnosis:
@@ -167,7 +167,7 @@ class Identity:
         or `WrongCluster`, with the one thing to do about it, and `DirectoryInUse`.
         """
         standing = await self._require_fit()  # Before a directory is made where no disk is mounted.
-        if standing is Standing.NEW and before_making:
+        if standing is StartDecision.NEW and before_making:
             await before_making()
         locks = await self._lock()
         try:
@@ -177,9 +177,9 @@ class Identity:
             raise
         return locks
 
-    async def _require_fit(self) -> Standing:
+    async def _require_fit(self) -> StartDecision:
         diagnosis = await self._judge()
-        if diagnosis.standing is Standing.REFUSED:
+        if diagnosis.standing is StartDecision.REFUSED:
             raise _refusal(diagnosis.problems)
         return diagnosis.standing
 
@@ -187,17 +187,17 @@ class Identity:
         found, member = await self._look()
         diagnosis = diagnose(found, self.cookie)
         match diagnosis.standing:
-            case Standing.REFUSED:
+            case StartDecision.REFUSED:
                 raise _refusal(diagnosis.problems)
-            case Standing.NEW:
+            case StartDecision.NEW:
                 incarnation = self._draw_incarnation()
-                await self._begin(incarnation, State.JOINING, member)
+                await self._begin(incarnation, MembershipState.JOINING, member)
                 logger.info("bookie_made", bookie=self.bookie_id, incarnation=incarnation)
             case _:
                 incarnation = diagnosis.incarnation
-        if diagnosis.standing is Standing.JOINED:
+        if diagnosis.standing is StartDecision.JOINED:
             assert member.record
-            await self._stamp_all(member.record, State.MEMBER)
+            await self._stamp_all(member.record, MembershipState.MEMBER)
         self.incarnation = incarnation
 
     async def begin(self) -> bool:
@@ -208,11 +208,11 @@ class Identity:
         """
         found, member = await self._look()
         diagnosis = diagnose(found, self.cookie)
-        if diagnosis.standing is Standing.REFUSED:
+        if diagnosis.standing is StartDecision.REFUSED:
             raise _refusal(diagnosis.problems)
         record = self._draw_record(self.incarnation, found.next_start)
         try:
-            await self._stamp_all(record, State.MEMBER)
+            await self._stamp_all(record, MembershipState.MEMBER)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -245,7 +245,7 @@ class Identity:
             old_below = await self._draw_ledger_id()
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
             incarnation = self._draw_incarnation()
-            await self._begin(incarnation, State.FORMATTING, member, doubted, old_below)
+            await self._begin(incarnation, MembershipState.FORMATTING, member, doubted, old_below)
         finally:
             await _release(locks)
         logger.warning("bookie_formatted", bookie=self.bookie_id, incarnation=incarnation)
@@ -264,7 +264,7 @@ class Identity:
                 raise _refusal(diagnose(found, self.cookie).problems)
             incarnation = found.stamps[0].incarnation
             record = self._draw_record(incarnation, found.next_start)
-            await self._stamp_all(record, State.MEMBER)
+            await self._stamp_all(record, MembershipState.MEMBER)
             await self._nodes.write(member, self.cookie, record)
         finally:
             await _release(locks)
@@ -288,7 +288,7 @@ class Identity:
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
             # A start, too: else another copy might go on as if nothing had happened.
             record = self._draw_record(incarnation, found.next_start)
-            await self._stamp_all(record, State.WRITING_OFF)
+            await self._stamp_all(record, MembershipState.WRITING_OFF)
         except BaseException:
             await _release(locks)
             raise
@@ -298,7 +298,7 @@ class Identity:
         try:
             await storage.distrust(doubted, old_below)
             await self._nodes.write(member, self.cookie, record)
-            await self._stamp_all(record, State.MEMBER)
+            await self._stamp_all(record, MembershipState.MEMBER)
             doubts = storage.catalog.doubts
             written_off = Formatted(incarnation, ledgers, doubts.ledgers, doubts.everything)
         finally:
@@ -314,7 +314,7 @@ class Identity:
     async def _begin(
         self,
         incarnation: str,
-        state: State,
+        state: MembershipState,
         member: Member,
         doubted: Sequence[int] = (),
         old_below: int = 0,
@@ -334,7 +334,7 @@ class Identity:
                 bookie=self.bookie_id,
                 next_step="give this one an id of its own",
             ) from None
-        await self._stamp_all(record, State.MEMBER)
+        await self._stamp_all(record, MembershipState.MEMBER)
 
     # --- The directories ----------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class Identity:
         except BadMetadata:
             return Directory(path, place, Condition.DAMAGED)
 
-    async def _stamp_all(self, record: BookieRecord, state: State) -> None:
+    async def _stamp_all(self, record: BookieRecord, state: MembershipState) -> None:
         for place, path in places_of(self.cookie):
             stamp = Stamp(
                 self.cookie, record.incarnation, place, state, record.start, record.starter

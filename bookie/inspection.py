@@ -28,8 +28,8 @@ from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
     FileHeader,
-    Kind,
     Record,
+    RecordKind,
     RecordReader,
     Rot,
     Scan,
@@ -461,7 +461,7 @@ def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[Record]:
     while (record := reader.next_after(position, sequence)) and record.position < end:
         yield record
         position, sequence = record.end, record.sequence + 1
-        if record.kind is Kind.END:
+        if record.kind is RecordKind.END:
             return
 
 

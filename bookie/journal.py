@@ -31,8 +31,8 @@ from rollbook.bookie.core.record_format import (
     ID_BYTES,
     SECTOR,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
     Row,
     align,
 )
@@ -268,7 +268,7 @@ class Journal:
         if self._has_unsaid:
             if self._has_unsynced:  # Two syncs: the record must not claim what it brings along.
                 await self._sync()
-            await self._write(self.active.packer.pack_empty(Kind.IDLE))
+            await self._write(self.active.packer.pack_empty(RecordKind.IDLE))
             self._has_unsaid = False
         self._is_silent = False
 
@@ -396,7 +396,7 @@ class Journal:
         """Ends the active file."""
         if self._has_unsynced:
             await self._sync()
-        await self._write(self.active.packer.pack_empty(Kind.END))
+        await self._write(self.active.packer.pack_empty(RecordKind.END))
         self._has_unsaid = False
 
     def _begin(self, records: RecordFile, next_sequence: int) -> JournalFile:

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import OutcomeUnknown, SessionExpired, Unavailable
 from rollbook.proto.formats.service_info import BookieServiceInfo
 from rollbook.proto.tasks import first_failure
@@ -20,19 +20,19 @@ _RETRY_PAUSE_S: Final = 0.5
 
 
 class Membership:
-    def __init__(self, registration: BookieRegistration, standing: Standing) -> None:
+    def __init__(self, registration: BookieRegistration, standing: RegisteredMode) -> None:
         self._registration = registration
         self._wanted = standing
-        self._standing: Standing | None = None
+        self._standing: RegisteredMode | None = None
         self._has_news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> RegisteredMode | None:
         """As others were made to see it last; None before the first time."""
         return self._standing
 
-    def want(self, standing: Standing) -> None:
+    def want(self, standing: RegisteredMode) -> None:
         if standing is not self._wanted:
             self._wanted = standing
             self._has_news.set()

@@ -21,8 +21,8 @@ from rollbook.bookie.core.record_format import (
     HEAD_BYTES,
     ID_BYTES,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
     pack_rows,
 )
 from rollbook.bookie.record_file import Cache, RecordFile
@@ -148,7 +148,7 @@ class SortedWriter:
             return
         self.records.append(self._packer.position)
         rows = pack_rows([(ledger_id, *row) for ledger_id, row in self._rows.items()])
-        write = self._packer.pack_body(Kind.ENTRIES, b"".join(self._parts), rows)
+        write = self._packer.pack_body(RecordKind.ENTRIES, b"".join(self._parts), rows)
         self._parts, self._size, self._rows = [], 0, {}
         await self._appender.append(write.buffers)
         entries, self._entries = self._entries, 0
@@ -157,7 +157,7 @@ class SortedWriter:
     async def finish(self) -> int:
         """Returns where the footer goes."""
         await self.flush()
-        await self._appender.append(self._packer.pack_empty(Kind.END).buffers)
+        await self._appender.append(self._packer.pack_empty(RecordKind.END).buffers)
         return await self._appender.flush()
 
     def indexed(self) -> Indexed:

@@ -25,7 +25,7 @@ from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
-    Kind,
+    RecordKind,
     RecordReader,
     unpack_file_header,
 )
@@ -369,7 +369,7 @@ class _Boot:
         # Nothing may be built on what a power cut can still take, the claim of an END least of all.
         await write_again(file, found.unproven_at, found.end)
         if not found.is_ended:
-            end = packer.pack_empty(Kind.END)
+            end = packer.pack_empty(RecordKind.END)
             await file.write_and_sync(end.position, end.buffers)
             packer.on_synced(end)
         # What was allocated behind it is free again: a bookie may have to start on a full disk.

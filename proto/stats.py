@@ -66,7 +66,7 @@ class Histogram:
         return (low + part * (self.bounds[at] - low)) / self.per_unit
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     COUNTER = "counter"  # Only grows; its name ends in _total.
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -77,7 +77,7 @@ class Metric:
     """A name ends in its unit: _seconds, _bytes, _total."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     label: str = ""  # Its name, if there is one value for each of several things.
 
@@ -93,42 +93,42 @@ def _field(metric: Metric, make: Callable[[], object]) -> Any:
 
 def counter(name: str, help_text: str) -> Any:
     assert name.endswith("_total"), name
-    return field(default=0, metadata={_METRIC: Metric(name, Kind.COUNTER, help_text)})
+    return field(default=0, metadata={_METRIC: Metric(name, MetricKind.COUNTER, help_text)})
 
 
 def counters(name: str, help_text: str, label: str) -> Any:
     """One for each value of the label: there must be few of those, and none from outside."""
     assert name.endswith("_total"), name
-    return _field(Metric(name, Kind.COUNTER, help_text, label), dict)
+    return _field(Metric(name, MetricKind.COUNTER, help_text, label), dict)
 
 
 def gauge(name: str, help_text: str) -> Any:
-    return _field(Metric(name, Kind.GAUGE, help_text), lambda: _nothing)
+    return _field(Metric(name, MetricKind.GAUGE, help_text), lambda: _nothing)
 
 
 def counter_gauge(name: str, help_text: str) -> Any:
     """Somebody counts it already: a function like a gauge's."""
     assert name.endswith("_total"), name
-    return _field(Metric(name, Kind.COUNTER, help_text), lambda: _nothing)
+    return _field(Metric(name, MetricKind.COUNTER, help_text), lambda: _nothing)
 
 
 def gauges(name: str, help_text: str, label: str) -> Any:
-    return _field(Metric(name, Kind.GAUGE, help_text, label), lambda: _nothings)
+    return _field(Metric(name, MetricKind.GAUGE, help_text, label), lambda: _nothings)
 
 
 def sizes(name: str, help_text: str, bounds: Sequence[int] = SIZE_BOUNDS) -> Any:
-    return _field(Metric(name, Kind.HISTOGRAM, help_text), lambda: Histogram(bounds))
+    return _field(Metric(name, MetricKind.HISTOGRAM, help_text), lambda: Histogram(bounds))
 
 
 def latency(name: str, help_text: str) -> Any:
     """Of nanoseconds."""
     assert name.endswith("_seconds"), name
-    return _field(Metric(name, Kind.HISTOGRAM, help_text), new_latency)
+    return _field(Metric(name, MetricKind.HISTOGRAM, help_text), new_latency)
 
 
 def latencies(name: str, help_text: str, label: str, values: Sequence[str]) -> Any:
     assert name.endswith("_seconds"), name
-    metric = Metric(name, Kind.HISTOGRAM, help_text, label)
+    metric = Metric(name, MetricKind.HISTOGRAM, help_text, label)
     return _field(metric, lambda: {value: new_latency() for value in values})
 
 

@@ -126,7 +126,7 @@ def hides_younger(
     )
 
 
-class Kind(NamedTuple):
+class CompactionKind(NamedTuple):
     """Minor or major: what is rewritten, and how often one looks. Off if either is not above zero."""
 
     name: str
@@ -141,7 +141,7 @@ class Kind(NamedTuple):
 class Schedule:
     """When to compact how. Major does what minor does, and more."""
 
-    def __init__(self, minor: Kind, major: Kind, now_ns: int) -> None:
+    def __init__(self, minor: CompactionKind, major: CompactionKind, now_ns: int) -> None:
         self.minor, self.major = minor, major
         self._kinds = (major, minor)
         self._last_ns = {kind.name: now_ns for kind in self._kinds}
@@ -153,7 +153,9 @@ class Schedule:
     def suspend(self, name: str, is_suspended: bool) -> None:
         self._is_suspended[name] = is_suspended
 
-    def due(self, now_ns: int, *, is_short: bool = False, has_damage: bool = False) -> Kind | None:
+    def due(
+        self, now_ns: int, *, is_short: bool = False, has_damage: bool = False
+    ) -> CompactionKind | None:
         """Without waiting for its time: the most while space is short, the least on damage."""
         for kind in self._kinds:
             if self._is_suspended[kind.name]:
@@ -164,7 +166,7 @@ class Schedule:
                 return kind
         return None
 
-    def on_done(self, kind: Kind, now_ns: int) -> None:
+    def on_done(self, kind: CompactionKind, now_ns: int) -> None:
         self._last_ns[kind.name] = now_ns
         if kind == self.major:
             self._last_ns[self.minor.name] = now_ns

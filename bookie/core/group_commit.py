@@ -16,7 +16,7 @@ from rollbook.bookie.core.control_records import Control
 from rollbook.bookie.core.record_format import (
     HEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
-    Kind,
+    RecordKind,
     align,
     pack_record,
     pack_rows,
@@ -49,7 +49,7 @@ class PlacedFrames(NamedTuple):
 
 class PlacedRecord(NamedTuple):
     position: int
-    kind: Kind
+    kind: RecordKind
     body: bytes
     adds: tuple[PlacedFrames, ...]
     controls: tuple[Control, ...]
@@ -103,14 +103,14 @@ class RecordPacker:
             self._pack_controls(controls, buffers, records)
         return self._close(start, buffers, records)
 
-    def pack_empty(self, kind: Kind) -> Write:
+    def pack_empty(self, kind: RecordKind) -> Write:
         """IDLE or END: all that it says is `last_synced`."""
         start = self.position
         buffers: list[bytes] = []
         self._place(kind, b"", b"", buffers)
         return self._close(start, buffers, [])
 
-    def pack_body(self, kind: Kind, body: bytes, rows: bytes = b"") -> Write:
+    def pack_body(self, kind: RecordKind, body: bytes, rows: bytes = b"") -> Write:
         """One record."""
         start = self.position
         buffers: list[bytes] = []
@@ -132,8 +132,10 @@ class RecordPacker:
             placed.append(PlacedFrames(each.groups, at + each.moved))
             at += len(each.frames)
         rows = _rows_of(frames)
-        position = self._place(Kind.FRAMES, body, pack_rows(rows), buffers)
-        records.append(PlacedRecord(position, Kind.FRAMES, body, tuple(placed), (), len(rows)))
+        position = self._place(RecordKind.FRAMES, body, pack_rows(rows), buffers)
+        records.append(
+            PlacedRecord(position, RecordKind.FRAMES, body, tuple(placed), (), len(rows))
+        )
         frames.clear()
 
     def _pack_controls(
@@ -141,11 +143,11 @@ class RecordPacker:
     ) -> None:
         body = b"".join([control.pack() for control in controls])
         rows = b"".join([control.pack_row() for control in controls])
-        position = self._place(Kind.CONTROL, body, rows, buffers)
-        records.append(PlacedRecord(position, Kind.CONTROL, body, (), tuple(controls), 0))
+        position = self._place(RecordKind.CONTROL, body, rows, buffers)
+        records.append(PlacedRecord(position, RecordKind.CONTROL, body, (), tuple(controls), 0))
         controls.clear()
 
-    def _place(self, kind: Kind, body: bytes, rows: bytes, buffers: list[bytes]) -> int:
+    def _place(self, kind: RecordKind, body: bytes, rows: bytes, buffers: list[bytes]) -> int:
         position = self.position
         head, rest = pack_record(
             self._file_id, position, kind, self.next_sequence, self.last_synced, body, rows

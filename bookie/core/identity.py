@@ -67,7 +67,7 @@ _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{
 # --- The stamp --------------------------------------------------------------------------------
 
 
-class State(Enum):
+class MembershipState(Enum):
     JOINING = "joining"
     FORMATTING = "formatting"  # Joining under an id that was used before.
     MEMBER = "member"
@@ -89,7 +89,7 @@ class Stamp:
     cookie: Cookie
     incarnation: str
     place: DirectoryId
-    state: State
+    state: MembershipState
     start: int = 0
     starter: str = ""  # The start's token.
 
@@ -124,7 +124,7 @@ def unpack_stamp(data: bytes) -> Stamp:
     )
     cookie = unpack_cookie(data[: lines.start()])
     place = DirectoryId(kind, int(number))
-    return Stamp(cookie, incarnation, place, State(state), int(start), starter)
+    return Stamp(cookie, incarnation, place, MembershipState(state), int(start), starter)
 
 
 # --- What was found ---------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Found:
 # --- What it comes to -------------------------------------------------------------------------
 
 
-class Standing(Enum):
+class StartDecision(Enum):
     NEW = "new"  # Nothing anywhere, or nothing that was ever served: to be made.
     JOINED = "joined"  # Both nodes are there: its stamps are to become MEMBER.
     MEMBER = "member"
@@ -207,7 +207,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    standing: Standing
+    standing: StartDecision
     incarnation: str = ""
     problems: tuple[Problem, ...] = ()
     is_running: bool = False  # Some process has its directories.
@@ -217,14 +217,14 @@ def diagnose(found: Found, wanted: Cookie) -> Diagnosis:
     """Whether a bookie with this cookie may serve from what was found."""
     problems = tuple(_problems(found, wanted))
     if problems:
-        return Diagnosis(Standing.REFUSED, "", problems)
+        return Diagnosis(StartDecision.REFUSED, "", problems)
     stamps = found.stamps
-    if all(stamp.state is State.JOINING for stamp in stamps) and not found.was_used:
-        return Diagnosis(Standing.NEW)
+    if all(stamp.state is MembershipState.JOINING for stamp in stamps) and not found.was_used:
+        return Diagnosis(StartDecision.NEW)
     incarnation = stamps[0].incarnation
-    if all(stamp.state is State.MEMBER for stamp in stamps):
-        return Diagnosis(Standing.MEMBER, incarnation)
-    return Diagnosis(Standing.JOINED, incarnation)
+    if all(stamp.state is MembershipState.MEMBER for stamp in stamps):
+        return Diagnosis(StartDecision.MEMBER, incarnation)
+    return Diagnosis(StartDecision.JOINED, incarnation)
 
 
 def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
@@ -234,7 +234,7 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
         yield from strangers
         return
     stamps = found.stamps
-    if not found.was_used and all(stamp.state is State.JOINING for stamp in stamps):
+    if not found.was_used and all(stamp.state is MembershipState.JOINING for stamp in stamps):
         return
     if not stamps:
         yield Problem(
@@ -244,9 +244,9 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
         )
         return
     if len({stamp.incarnation for stamp in stamps}) > 1 or _is_cut_short(found):
-        if any(stamp.state is State.FORMATTING for stamp in stamps):
+        if any(stamp.state is MembershipState.FORMATTING for stamp in stamps):
             yield Problem(f"`{FORMAT}` was cut short", f"{FORMAT}, once more")
-        elif all(stamp.state is State.JOINING for stamp in stamps):
+        elif all(stamp.state is MembershipState.JOINING for stamp in stamps):
             yield Problem(
                 f"the cluster knows another bookie {wanted.bookie_id}",
                 f"give this one an id of its own; if the other is permanently lost: {FORMAT}",
@@ -275,12 +275,12 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
 def _is_cut_short(found: Found) -> bool:
     """Stamps that wait for nodes which another life has, or which are gone."""
     return found.incarnation != found.stamps[0].incarnation and any(
-        stamp.state is not State.MEMBER for stamp in found.stamps
+        stamp.state is not MembershipState.MEMBER for stamp in found.stamps
     )
 
 
 def _has_begun_write_off(found: Found) -> bool:
-    return any(stamp.state is State.WRITING_OFF for stamp in found.stamps)
+    return any(stamp.state is MembershipState.WRITING_OFF for stamp in found.stamps)
 
 
 def _strangers(found: Found, wanted: Cookie) -> Iterator[tuple[Problem, Directory]]:

@@ -75,7 +75,7 @@ class Purpose(IntEnum):
     CATALOG = 3
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     FRAMES = 1  # Add frames as they came.
     ENTRIES = 2  # `u32 length · entry`, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
@@ -145,7 +145,7 @@ def seed_of(file_id: bytes, position: int) -> int:
 def pack_record(
     file_id: bytes,
     position: int,
-    kind: Kind,
+    kind: RecordKind,
     sequence: int,
     last_synced: int,
     body: bytes = b"",
@@ -170,7 +170,7 @@ class Record:
     """One that was found, by its head or its tail. Its body need not be sound."""
 
     position: int
-    kind: Kind
+    kind: RecordKind
     sequence: int
     last_synced: int
     body_start: int
@@ -283,7 +283,14 @@ class RecordReader:
             return None
         body_start = position + HEAD_BYTES
         return Record(
-            *(position, Kind(kind), sequence, last_synced, body_start, body_start + body_bytes),
+            *(
+                position,
+                RecordKind(kind),
+                sequence,
+                last_synced,
+                body_start,
+                body_start + body_bytes,
+            ),
             *(end, rows_crc, body_crc),
         )
 
@@ -375,7 +382,7 @@ def scan(
                 return found(record.position, is_ended=False)
             rows = reader.rows(record)
             rot.append(Rot(record.position, None if rows is None else tuple(rows), record))
-        elif record.kind not in (Kind.IDLE, Kind.END):
+        elif record.kind not in (RecordKind.IDLE, RecordKind.END):
             records.append(record)
         sequence += 1
     if not is_ended and sequence <= durable_through:  # It stops before what is known to be in it.
@@ -402,7 +409,7 @@ def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
             break
         records.append((record, body))
         position, sequence = record.end, sequence + 1
-        if record.kind is Kind.END:
+        if record.kind is RecordKind.END:
             return RecordRun(records, position, sequence, True)
     return RecordRun(records, position, sequence, False)
 
@@ -436,7 +443,7 @@ def _pieces(
             return pieces, position, False
         pieces.append(piece)
         position, sequence = piece.record.end, piece.record.sequence + 1
-        if piece.record.kind is Kind.END:
+        if piece.record.kind is RecordKind.END:
             return pieces, position, True
 
 

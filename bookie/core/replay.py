@@ -17,7 +17,7 @@ from typing import Final
 from rollbook.bookie.core.control_records import Control, Operation, is_of_control, unpack_controls
 from rollbook.bookie.core.journal_adoption import Shape
 from rollbook.bookie.core.journal_index import IntArray, Memtable
-from rollbook.bookie.core.record_format import Kind, Record, RecordReader, Rot, Row, Scan
+from rollbook.bookie.core.record_format import Record, RecordKind, RecordReader, Rot, Row, Scan
 from rollbook.bookie.core.salvage import find_entries
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.wire.stored_adds import StoredAdds
@@ -74,15 +74,15 @@ def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
 
 def replay_record(result: Replayed, record: Record, body: bytes) -> None:
     """The next one, and sound. `settle` behind the last one."""
-    if record.kind is Kind.FRAMES:
+    if record.kind is RecordKind.FRAMES:
         result.gather(record, body)
         result.records.append(record.position)
         result.shape.on_record(len(body), record.ledgers)
         return
-    if record.kind is Kind.ENTRIES:
+    if record.kind is RecordKind.ENTRIES:
         result.settle()
         _replay_entries(result, record, body)
-    elif record.kind is Kind.CONTROL:
+    elif record.kind is RecordKind.CONTROL:
         for control in unpack_controls(body):
             result.controls.append(control)
             if control.operation in (Operation.DELETE, Operation.DROP):
@@ -115,7 +115,7 @@ def _replay_rot(result: Replayed, reader: RecordReader, rot: Rot) -> None:
         result.doubts.append(row)
         if is_of_control(row):
             result.fenced_by_damage.append(row.ledger_id)
-    if rot.record is None or rot.record.kind is not Kind.FRAMES:
+    if rot.record is None or rot.record.kind is not RecordKind.FRAMES:
         return
     body_start, body = rot.record.body_start, reader.damaged_body(rot.record)
     ledger_ids = dict.fromkeys(row.ledger_id for row in rot.rows)

@@ -54,7 +54,7 @@ _LOOK_AGAIN_S: Final = 0.5
 _RETRY_PAUSE_S: Final = 0.5
 
 
-class Standing(Enum):
+class RegisteredMode(Enum):
     WRITABLE = AVAILABLE
     READ_ONLY = READ_ONLY
 
@@ -103,9 +103,9 @@ class BookieRegistration:
         self._patience_s = session_timeout_s + _TICK_S
         self._looks = max(1, math.ceil(self._patience_s / _LOOK_AGAIN_S))
         self._holder = info.holder
-        self._standing: Standing | None = None  # As asked for last.
+        self._standing: RegisteredMode | None = None  # As asked for last.
         self.is_registered = False  # As far as one can know; a session may be over unheard.
-        self._told: Standing | None = None  # In the latest event.
+        self._told: RegisteredMode | None = None  # In the latest event.
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
@@ -120,14 +120,14 @@ class BookieRegistration:
         """
         for _ in range(ATTEMPTS):
             try:
-                for each in Standing:
+                for each in RegisteredMode:
                     await self._await_departure(self._path(each))
             except SessionExpired:
                 continue
             return
         raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
 
-    async def register(self, standing: Standing) -> None:
+    async def register(self, standing: RegisteredMode) -> None:
         """Returns when others can see the bookie stand so.
 
         Raises `NodeExists` if another process is registered under its id and stays. Cancelled,
@@ -150,7 +150,7 @@ class BookieRegistration:
         """
         has_news = asyncio.Event()
         hearing = [self._hear_session(has_news)]
-        hearing += [self._hear_node(self._path(each), has_news) for each in Standing]
+        hearing += [self._hear_node(self._path(each), has_news) for each in RegisteredMode]
         tasks = [asyncio.get_running_loop().create_task(each) for each in hearing]
         for task in tasks:
             task.add_done_callback(lambda _: has_news.set())
@@ -201,7 +201,7 @@ class BookieRegistration:
         async with self._turn:
             self._standing = None
             self.is_registered = False
-            for standing in Standing:
+            for standing in RegisteredMode:
                 await self._remove(standing)
 
     async def _restore(self) -> None:
@@ -217,9 +217,9 @@ class BookieRegistration:
                 )
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
-    async def _establish(self, standing: Standing) -> None:
+    async def _establish(self, standing: RegisteredMode) -> None:
         """Whatever is there now: one node of this session, in the right folder."""
-        for each in Standing:
+        for each in RegisteredMode:
             await self._await_departure(self._path(each))
         path = self._path(standing)
         try:
@@ -231,7 +231,7 @@ class BookieRegistration:
             except NoSuchNode:
                 raise NoSuchCluster(path=self._root) from None
         await self._correct(path)
-        for each in Standing:
+        for each in RegisteredMode:
             if each is not standing:
                 await self._remove(each)
         if not self.is_registered or self._told is not standing:
@@ -297,7 +297,7 @@ class BookieRegistration:
         if node is not None and self._is_ours(node) and node.value != self._data:
             await set_surely(self._store, path, self._data, node.stat.version)
 
-    async def _remove(self, standing: Standing) -> None:
+    async def _remove(self, standing: RegisteredMode) -> None:
         path = self._path(standing)
         if not await self._is_strangers(path):
             try:
@@ -309,5 +309,5 @@ class BookieRegistration:
         session = self._store.session
         return session != NO_SESSION and node.stat.owner == session
 
-    def _path(self, standing: Standing) -> str:
+    def _path(self, standing: RegisteredMode) -> str:
         return f"{self._root}/{standing.value}/{self._bookie_id}"

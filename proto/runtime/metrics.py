@@ -11,13 +11,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 
-from rollbook.proto.stats import Histogram, Kind, Metric, Value, read
+from rollbook.proto.stats import Histogram, Metric, MetricKind, Value, read
 
 NAMESPACE: Final = "rollbook"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _BUILD: Final = Metric(
-    f"{NAMESPACE}_build_info", Kind.GAUGE, "1: the release that runs.", "version"
+    f"{NAMESPACE}_build_info", MetricKind.GAUGE, "1: the release that runs.", "version"
 )
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 

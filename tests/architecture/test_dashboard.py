@@ -13,7 +13,7 @@ from prometheus_client.core import CollectorRegistry
 from rollbook.api.access.certificate_watch import TlsStats
 from rollbook.bookie.stats import Stats
 from rollbook.logservice.stats import NAMESPACE, LogStats
-from rollbook.proto.stats import Kind, Metric, metrics_of
+from rollbook.proto.stats import Metric, MetricKind, metrics_of
 from rollbook.recovery.stats import RecoveryStats
 from tests.architecture.source import ROOT
 
@@ -33,18 +33,18 @@ def known() -> dict[str, Metric]:
         ("rollbook_tls_", TlsStats),
     ):
         found |= {prefix + metric.name: metric for metric in metrics_of(stats)}
-    found["rollbook_build_info"] = Metric("rollbook_build_info", Kind.GAUGE, "", "version")
+    found["rollbook_build_info"] = Metric("rollbook_build_info", MetricKind.GAUGE, "", "version")
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     for family in registry.collect():
-        kind = Kind.COUNTER if family.type == "counter" else Kind.GAUGE
+        kind = MetricKind.COUNTER if family.type == "counter" else MetricKind.GAUGE
         name = family.name + ("_total" if family.type == "counter" else "")
         found[name] = Metric(name, kind, family.documentation)
     source = (ROOT / "api" / "spark" / "lag.py").read_text()  # To import it takes Spark.
     for kind, name in re.findall(r'(Gauge|Counter)\(\s*"(rollbook_spark_\w+)"', source):
         name += "_total" if kind == "Counter" else ""
-        found[name] = Metric(name, Kind(kind.lower()), "", "query")
+        found[name] = Metric(name, MetricKind(kind.lower()), "", "query")
     return found
 
 
@@ -66,9 +66,9 @@ def faults(expr: str, legend: str) -> list[str]:
         labels |= {metric.label}
         if name == "rollbook_spark_lag_records":
             labels.add("log")  # It has two.
-        if is_bucket != (metric.kind is Kind.HISTOGRAM):
+        if is_bucket != (metric.kind is MetricKind.HISTOGRAM):
             found.append(f"{name} is a {metric.kind.value}")
-        if (metric.kind is not Kind.GAUGE) != bool(
+        if (metric.kind is not MetricKind.GAUGE) != bool(
             re.search(rf"(?:rate|increase)\({name}\[", expr)
         ):
             found.append(f"{name}: rates are of what only grows")

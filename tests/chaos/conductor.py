@@ -29,7 +29,7 @@ from tests.chaos.plan import (
     ZOOKEEPER,
     Cast,
     Fault,
-    Kind,
+    FaultKind,
     draw,
 )
 from tests.chaos.report import Struck, describe
@@ -184,14 +184,14 @@ class Conductor:
 
     # --- Faults -------------------------------------------------------------------------------
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[FaultKind]:
         """Those that can be done here."""
         impossible = (
             *(() if self._network.can_cut else NEEDS_NETWORK),
             *(() if self._disk else NEEDS_DISK),
             *(() if self._server else NEEDS_ZOOKEEPER),
         )
-        return [kind for kind in Kind if kind not in impossible]
+        return [kind for kind in FaultKind if kind not in impossible]
 
     async def suffer(self, faults: list[Fault], seconds: float) -> None:
         started = time.monotonic()
@@ -219,39 +219,44 @@ class Conductor:
     @asynccontextmanager
     async def _fault(self, fault: Fault) -> AsyncIterator[None]:
         match fault.kind:
-            case Kind.STOP_ZOOKEEPER | Kind.STOP_ZOOKEEPER_LONG:
+            case FaultKind.STOP_ZOOKEEPER | FaultKind.STOP_ZOOKEEPER_LONG:
                 assert self._server
                 async with self._zookeeper_turn:
                     self._server.pause()
                     yield
                     self._server.resume()
-            case Kind.KILL_ZOOKEEPER:
+            case FaultKind.KILL_ZOOKEEPER:
                 assert self._server
                 async with self._zookeeper_turn:
                     self._server.kill()
                     yield
                     await asyncio.to_thread(self._server.start)
-            case Kind.SLOW_DISK:
+            case FaultKind.SLOW_DISK:
                 assert self._disk
                 self._disk.slow_sync(self.chance.choice((0.02, 0.2, 1.5)))
                 yield
                 self._disk.slow_sync(0)
-            case Kind.CUT | Kind.CUT_ONE_WAY | Kind.ISOLATE | Kind.LOSE_SESSION:
+            case FaultKind.CUT | FaultKind.CUT_ONE_WAY | FaultKind.ISOLATE | FaultKind.LOSE_SESSION:
                 numbers = [self._network.cut(*pair) for pair in self._pairs(fault)]
                 yield
                 for number in numbers:
                     self._network.mend(number)
-            case Kind.STOP_BOOKIE | Kind.STOP_LONG | Kind.STOP_WRITER | Kind.STOP_READER:
+            case (
+                FaultKind.STOP_BOOKIE
+                | FaultKind.STOP_LONG
+                | FaultKind.STOP_WRITER
+                | FaultKind.STOP_READER
+            ):
                 self.actors[fault.target].stop()
-                if fault.kind is Kind.STOP_WRITER:
+                if fault.kind is FaultKind.STOP_WRITER:
                     self._duel(fault.target)
                 yield
                 self.actors[fault.target].resume()
             case _:
-                targets = BOOKIES if fault.kind is Kind.KILL_ALL else (fault.target,)
+                targets = BOOKIES if fault.kind is FaultKind.KILL_ALL else (fault.target,)
                 for target in targets:
                     self.actors[target].kill()
-                if fault.kind is Kind.POWER_CUT:
+                if fault.kind is FaultKind.POWER_CUT:
                     assert self._disk
                     self._disk.forget(
                         keep=self.chance.choice((0.0, 0.5)), seed=self.chance.randrange(1 << 30)
@@ -263,12 +268,12 @@ class Conductor:
                     self.actors[target].start()
 
     def _pairs(self, fault: Fault) -> list[tuple[str, str]]:
-        if fault.kind is Kind.ISOLATE:
+        if fault.kind is FaultKind.ISOLATE:
             others = [ZOOKEEPER, *(name for name in self.actors if name != fault.target)]
         else:
             others = [fault.other]
         pairs = [(fault.target, other) for other in others]
-        if fault.kind is not Kind.CUT_ONE_WAY:
+        if fault.kind is not FaultKind.CUT_ONE_WAY:
             pairs += [(other, fault.target) for other in others]
         return pairs
 

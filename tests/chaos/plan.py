@@ -17,7 +17,7 @@ _BOOKIES_AWAY_MAX: Final = 2
 ZOOKEEPER: Final = "zookeeper"
 
 
-class Kind(Enum):
+class FaultKind(Enum):
     KILL_BOOKIE = "bookie killed"
     KILL_ALL = "all bookies killed"
     STOP_BOOKIE = "bookie stopped"
@@ -37,47 +37,60 @@ class Kind(Enum):
     KILL_ZOOKEEPER = "ZooKeeper killed"
 
 
-NEEDS_NETWORK: Final = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.ISOLATE, Kind.LOSE_SESSION})
-NEEDS_DISK: Final = frozenset({Kind.POWER_CUT, Kind.SLOW_DISK})
+NEEDS_NETWORK: Final = frozenset(
+    {FaultKind.CUT, FaultKind.CUT_ONE_WAY, FaultKind.ISOLATE, FaultKind.LOSE_SESSION}
+)
+NEEDS_DISK: Final = frozenset({FaultKind.POWER_CUT, FaultKind.SLOW_DISK})
 NEEDS_ZOOKEEPER: Final = frozenset(
-    {Kind.LOSE_SESSION, Kind.STOP_ZOOKEEPER, Kind.STOP_ZOOKEEPER_LONG, Kind.KILL_ZOOKEEPER}
+    {
+        FaultKind.LOSE_SESSION,
+        FaultKind.STOP_ZOOKEEPER,
+        FaultKind.STOP_ZOOKEEPER_LONG,
+        FaultKind.KILL_ZOOKEEPER,
+    }
 )
 
 _HOW_LONG_S: Final = {
-    Kind.KILL_BOOKIE: (0.0, 4.0),
-    Kind.KILL_ALL: (0.0, 0.5),
-    Kind.STOP_BOOKIE: (0.1, 3.0),
-    Kind.STOP_LONG: (5.0, 9.0),
-    Kind.POWER_CUT: (0.0, 3.0),
-    Kind.SLOW_DISK: (1.0, 8.0),
-    Kind.KILL_WRITER: (0.0, 1.0),
-    Kind.STOP_WRITER: (0.2, 14.0),
-    Kind.KILL_READER: (0.0, 1.0),
-    Kind.STOP_READER: (0.2, 14.0),
-    Kind.CUT: (0.5, 8.0),
-    Kind.CUT_ONE_WAY: (0.5, 8.0),
-    Kind.ISOLATE: (0.5, 7.0),
-    Kind.LOSE_SESSION: (5.0, 9.0),
-    Kind.STOP_ZOOKEEPER: (0.2, 2.0),
-    Kind.STOP_ZOOKEEPER_LONG: (5.0, 8.0),
-    Kind.KILL_ZOOKEEPER: (0.0, 3.0),
+    FaultKind.KILL_BOOKIE: (0.0, 4.0),
+    FaultKind.KILL_ALL: (0.0, 0.5),
+    FaultKind.STOP_BOOKIE: (0.1, 3.0),
+    FaultKind.STOP_LONG: (5.0, 9.0),
+    FaultKind.POWER_CUT: (0.0, 3.0),
+    FaultKind.SLOW_DISK: (1.0, 8.0),
+    FaultKind.KILL_WRITER: (0.0, 1.0),
+    FaultKind.STOP_WRITER: (0.2, 14.0),
+    FaultKind.KILL_READER: (0.0, 1.0),
+    FaultKind.STOP_READER: (0.2, 14.0),
+    FaultKind.CUT: (0.5, 8.0),
+    FaultKind.CUT_ONE_WAY: (0.5, 8.0),
+    FaultKind.ISOLATE: (0.5, 7.0),
+    FaultKind.LOSE_SESSION: (5.0, 9.0),
+    FaultKind.STOP_ZOOKEEPER: (0.2, 2.0),
+    FaultKind.STOP_ZOOKEEPER_LONG: (5.0, 8.0),
+    FaultKind.KILL_ZOOKEEPER: (0.0, 3.0),
 }
 _TWICE_IN_A_DECK: Final = (
-    *(Kind.KILL_BOOKIE, Kind.STOP_BOOKIE, Kind.CUT, Kind.CUT_ONE_WAY),
-    *(Kind.KILL_WRITER, Kind.STOP_WRITER),
+    *(FaultKind.KILL_BOOKIE, FaultKind.STOP_BOOKIE, FaultKind.CUT, FaultKind.CUT_ONE_WAY),
+    *(FaultKind.KILL_WRITER, FaultKind.STOP_WRITER),
 )
 _TAKES_BOOKIE_AWAY: Final = frozenset(
-    {Kind.KILL_BOOKIE, Kind.STOP_BOOKIE, Kind.STOP_LONG, Kind.POWER_CUT, Kind.ISOLATE}
+    {
+        FaultKind.KILL_BOOKIE,
+        FaultKind.STOP_BOOKIE,
+        FaultKind.STOP_LONG,
+        FaultKind.POWER_CUT,
+        FaultKind.ISOLATE,
+    }
 )
 _OF_ZOOKEEPER: Final = frozenset(
-    {Kind.STOP_ZOOKEEPER, Kind.STOP_ZOOKEEPER_LONG, Kind.KILL_ZOOKEEPER}
+    {FaultKind.STOP_ZOOKEEPER, FaultKind.STOP_ZOOKEEPER_LONG, FaultKind.KILL_ZOOKEEPER}
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    kind: Kind
+    kind: FaultKind
     target: str
     other: str  # The far side of a cut; else empty.
     for_s: float
@@ -90,7 +103,7 @@ class Cast:
     bookies: Sequence[str]
     writers: Sequence[str]
     readers: Sequence[str]  # Recoverers and tailers.
-    kinds: Sequence[Kind]  # Those that can be done here.
+    kinds: Sequence[FaultKind]  # Those that can be done here.
     slow_disk: str = ""  # The bookie whose disk can be slow, and forget.
 
 
@@ -98,7 +111,7 @@ def draw(seed: int, seconds: float, cast: Cast) -> list[Fault]:
     """In the order in which they begin; all end within `seconds`, or are ended then."""
     chance = random.Random(seed)
     faults: list[Fault] = []
-    deck: list[Kind] = []
+    deck: list[FaultKind] = []
     at_s = 0.0
     while True:
         is_rough = at_s % (_ROUGH_S + _CALM_S) < _ROUGH_S
@@ -116,23 +129,23 @@ def draw(seed: int, seconds: float, cast: Cast) -> list[Fault]:
                 break
 
 
-def _deal(kind: Kind, at_s: float, chance: random.Random, cast: Cast) -> Fault:
+def _deal(kind: FaultKind, at_s: float, chance: random.Random, cast: Cast) -> Fault:
     other = ""
     match kind:
-        case Kind.POWER_CUT | Kind.SLOW_DISK:
+        case FaultKind.POWER_CUT | FaultKind.SLOW_DISK:
             target = cast.slow_disk
-        case Kind.KILL_WRITER | Kind.STOP_WRITER:
+        case FaultKind.KILL_WRITER | FaultKind.STOP_WRITER:
             target = chance.choice(cast.writers)
-        case Kind.KILL_READER | Kind.STOP_READER:
+        case FaultKind.KILL_READER | FaultKind.STOP_READER:
             target = chance.choice(cast.readers)
-        case Kind.STOP_ZOOKEEPER | Kind.STOP_ZOOKEEPER_LONG | Kind.KILL_ZOOKEEPER:
+        case FaultKind.STOP_ZOOKEEPER | FaultKind.STOP_ZOOKEEPER_LONG | FaultKind.KILL_ZOOKEEPER:
             target = ZOOKEEPER
-        case Kind.CUT | Kind.CUT_ONE_WAY:
+        case FaultKind.CUT | FaultKind.CUT_ONE_WAY:
             target = chance.choice(cast.bookies)
             other = chance.choice((*cast.writers, *cast.readers))
             if chance.random() < 0.5:
                 target, other = other, target
-        case Kind.LOSE_SESSION:
+        case FaultKind.LOSE_SESSION:
             target = chance.choice((*cast.bookies, *cast.writers))
             other = ZOOKEEPER
         case _:
@@ -143,16 +156,16 @@ def _deal(kind: Kind, at_s: float, chance: random.Random, cast: Cast) -> Fault:
 def _is_too_much(fault: Fault, faults: Sequence[Fault], cast: Cast) -> bool:
     under_way = [each for each in faults if each.at_s + each.for_s > fault.at_s]
     away = [each for each in under_way if each.kind in _TAKES_BOOKIE_AWAY]
-    if any(each.kind is Kind.KILL_ALL for each in under_way):
+    if any(each.kind is FaultKind.KILL_ALL for each in under_way):
         return fault.target in cast.bookies
-    if fault.kind is Kind.KILL_ALL:
+    if fault.kind is FaultKind.KILL_ALL:
         return bool(away)
-    if fault.kind in _OF_ZOOKEEPER or fault.kind is Kind.SLOW_DISK:
+    if fault.kind in _OF_ZOOKEEPER or fault.kind is FaultKind.SLOW_DISK:
         return any(each.target == fault.target for each in under_way if not each.other)
     if fault.kind in _TAKES_BOOKIE_AWAY and len(away) >= _BOOKIES_AWAY_MAX:
         return True
-    is_of_process = not fault.other and fault.kind is not Kind.ISOLATE
+    is_of_process = not fault.other and fault.kind is not FaultKind.ISOLATE
     return is_of_process and any(
-        each.target == fault.target and not each.other and each.kind is not Kind.SLOW_DISK
+        each.target == fault.target and not each.other and each.kind is not FaultKind.SLOW_DISK
         for each in under_way
     )

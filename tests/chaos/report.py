@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from tests.chaos.checker import Judgement
 from tests.chaos.history import Event
-from tests.chaos.plan import Kind
+from tests.chaos.plan import FaultKind
 
 _WRITTEN: Final = ("append", "acked")
 
@@ -15,7 +15,7 @@ _WRITTEN: Final = ("append", "acked")
 class Struck(NamedTuple):
     """A fault, from its beginning to its end."""
 
-    kind: Kind
+    kind: FaultKind
     from_ns: int
     to_ns: int
 
@@ -66,7 +66,7 @@ def describe(
     recovering = _Spans(spans)
     by_kind = Counter(fault.kind for fault in struck)
     rows = [f"{'fault':<36}{'times':>6}{'over appends':>14}{'over recoveries':>17}"]
-    for kind in Kind:
+    for kind in FaultKind:
         same = [fault for fault in struck if fault.kind is kind]
         if same:
             appends = sum(writing.overlaps(each.from_ns, each.to_ns) for each in same)

@@ -2,16 +2,22 @@
 
 from itertools import pairwise
 
-from tests.chaos.plan import Cast, Kind, draw
+from tests.chaos.plan import Cast, FaultKind, draw
 
 CAST = Cast(
     bookies=("bk-1", "bk-2", "bk-3", "bk-4", "bk-5"),
     writers=("writer-1", "writer-2"),
     readers=("recoverer-1", "tailer-1"),
-    kinds=tuple(Kind),
+    kinds=tuple(FaultKind),
     slow_disk="bk-1",
 )
-AWAY = (Kind.KILL_BOOKIE, Kind.STOP_BOOKIE, Kind.STOP_LONG, Kind.POWER_CUT, Kind.ISOLATE)
+AWAY = (
+    FaultKind.KILL_BOOKIE,
+    FaultKind.STOP_BOOKIE,
+    FaultKind.STOP_LONG,
+    FaultKind.POWER_CUT,
+    FaultKind.ISOLATE,
+)
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -22,7 +28,7 @@ def test_a_seed_is_a_plan() -> None:
 def test_every_kind_comes_and_some_at_once() -> None:
     for seed in range(20):
         faults = draw(seed, 60, CAST)
-        assert {fault.kind for fault in faults} == set(Kind)
+        assert {fault.kind for fault in faults} == set(FaultKind)
         assert any(earlier.at_s + earlier.for_s > later.at_s for earlier, later in pairwise(faults))
 
 
@@ -39,6 +45,6 @@ def test_a_quorum_of_bookies_is_left() -> None:
 
 
 def test_what_cannot_be_done_here_is_not_planned() -> None:
-    kinds = (Kind.KILL_BOOKIE, Kind.STOP_WRITER)
+    kinds = (FaultKind.KILL_BOOKIE, FaultKind.STOP_WRITER)
     faults = draw(1, 60, Cast(CAST.bookies, CAST.writers, CAST.readers, kinds))
     assert {fault.kind for fault in faults} == set(kinds)

@@ -10,7 +10,7 @@ from rollbook.proto.cluster.bookie_watcher import BookieWatcher, LiveBookies
 from rollbook.proto.cluster.cluster import ensure_own_root, initialise, open_cluster
 from rollbook.proto.cluster.ledger_ids import LedgerIds
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import ClusterExists, MetadataConflict, NodeExists
 from rollbook.proto.formats.layout import Layout
 from rollbook.proto.formats.service_info import describe_bookie
@@ -103,9 +103,9 @@ async def test_a_bookie_is_seen_to_come_back_after_its_session(site: Site) -> No
     await watcher.start()
     info = describe_bookie(Address("b0", 3181))
     registration = BookieRegistration(store, ROOT, B[0], info, SHORT_SESSION_S)
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     await until(watcher, lambda live: live.writable.get(B[0]) == info)
-    await registration.register(Standing.READ_ONLY)
+    await registration.register(RegisteredMode.READ_ONLY)
     await until(watcher, lambda live: live.read_only.get(B[0]) == info)
 
     keeper = asyncio.get_running_loop().create_task(registration.keep())
@@ -113,7 +113,7 @@ async def test_a_bookie_is_seen_to_come_back_after_its_session(site: Site) -> No
     await until(watcher, lambda live: live == LiveBookies())
     await site.resume(store)
     await until(watcher, lambda live: live.read_only.get(B[0]) == info)
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     await until(watcher, lambda live: B[0] in live.writable)
     await registration.withdraw()
     await until(watcher, lambda live: live == LiveBookies())
@@ -128,10 +128,12 @@ async def test_a_restarted_bookie_waits_for_its_earlier_self(site: Site) -> None
     earlier = await site.open(session_timeout_s=SHORT_SESSION_S)
     store = await site.open(session_timeout_s=SHORT_SESSION_S)
     info = describe_bookie(Address("b0", 3181))
-    await BookieRegistration(earlier, ROOT, B[0], info, SHORT_SESSION_S).register(Standing.WRITABLE)
+    await BookieRegistration(earlier, ROOT, B[0], info, SHORT_SESSION_S).register(
+        RegisteredMode.WRITABLE
+    )
     await site.suspend(earlier)
     later = BookieRegistration(store, ROOT, B[0], info, SHORT_SESSION_S)
-    await later.register(Standing.WRITABLE)
+    await later.register(RegisteredMode.WRITABLE)
     node = await store.get(f"{ROOT}/available/{B[0]}")
     assert node is not None
     assert node.stat.owner == store.session

@@ -55,7 +55,7 @@ class Make(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SeenBookie:
     """A bookie as clients see it."""
 
     is_read_only: bool
@@ -79,7 +79,7 @@ class Bookie:
         self._folder = folder
         self._port = free_port()
         self._life: Child | None = None
-        self._last_standing: Standing | None = None  # What was left of the life before this one.
+        self._last_standing: SeenBookie | None = None  # What was left of the life before this one.
         self._name = name
         self.bookie_id = name or f"127.0.0.1:{self._port}"
         self.address = Address("127.0.0.1", self._port)
@@ -105,7 +105,7 @@ class Bookie:
         return cpu_s(self._life.pid)
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> SeenBookie | None:
         """None while clients do not see it; the one of a killed life is seen for a while."""
         return self._cluster.standing(self.bookie_id)
 
@@ -312,11 +312,11 @@ class Cluster:
             )
         )
 
-    def standing(self, bookie_id: str) -> Standing | None:
+    def standing(self, bookie_id: str) -> SeenBookie | None:
         for folder in ("available", "available/readonly"):
             stat = self._zookeeper.exists(f"{self._root}/{folder}/{bookie_id}")
             if stat:
-                return Standing(folder.endswith("readonly"), stat.ephemeralOwner)
+                return SeenBookie(folder.endswith("readonly"), stat.ephemeralOwner)
         return None
 
     def marked(self) -> list[int]:

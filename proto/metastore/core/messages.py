@@ -5,7 +5,7 @@
                                       <-   Welcome(session), or Expired: say Hello again, with none
     Ask(request id, question)         ->   any number at once, judged in the order they came
                                       <-   Answer(request id, result or refusal)
-                                      <-   Told(watch, event), whenever something happens
+                                      <-   WatchNotice(watch, event), whenever something happens
 
 Commits are numbered. Whatever the service says bears the number up to which it speaks: all events
 up to there that concern the client have been said before. A client that comes back starts its

@@ -36,8 +36,8 @@ from tests.chaos.cluster.plan import (
     RECOVERY,
     SESSION_S,
     WRITERS,
+    ClusterFaultKind,
     Fault,
-    Kind,
     draw,
 )
 from tests.chaos.evidence import keep
@@ -183,7 +183,7 @@ class Conductor:
         await self._rest(started + fault.at_s - time.monotonic())
         if self._over.is_set():
             return
-        if fault.kind is Kind.DRAIN:
+        if fault.kind is ClusterFaultKind.DRAIN:
             await self._drain_for(BookieId(fault.target), fault.for_s)
             return
         actor = self.actors[fault.target]

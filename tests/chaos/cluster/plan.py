@@ -18,7 +18,7 @@ _GAP_S: Final = 1.5  # From one fault to the next, on average.
 _REST_S: Final = 1.0  # Between two faults of one target.
 
 
-class Kind(Enum):
+class ClusterFaultKind(Enum):
     LOSE_BOOKIE = "bookie away for longer than the delay"
     RESTART_BOOKIE = "bookie killed and started at once"
     DRAIN = "bookie drained, and kept after all"
@@ -27,27 +27,27 @@ class Kind(Enum):
 
 
 _HOW_LONG_S: Final = {
-    Kind.LOSE_BOOKIE: (SESSION_S + DELAY_S + 1, SESSION_S + DELAY_S + 6),
-    Kind.RESTART_BOOKIE: (0.0, SESSION_S),
-    Kind.DRAIN: (3.0, 12.0),
-    Kind.KILL_RECOVERY: (0.0, 4.0),
-    Kind.KILL_WRITER: (0.0, 0.5),
+    ClusterFaultKind.LOSE_BOOKIE: (SESSION_S + DELAY_S + 1, SESSION_S + DELAY_S + 6),
+    ClusterFaultKind.RESTART_BOOKIE: (0.0, SESSION_S),
+    ClusterFaultKind.DRAIN: (3.0, 12.0),
+    ClusterFaultKind.KILL_RECOVERY: (0.0, 4.0),
+    ClusterFaultKind.KILL_WRITER: (0.0, 0.5),
 }
-_DECK: Final = (*Kind, Kind.LOSE_BOOKIE, Kind.KILL_RECOVERY)
+_DECK: Final = (*ClusterFaultKind, ClusterFaultKind.LOSE_BOOKIE, ClusterFaultKind.KILL_RECOVERY)
 _TARGETS: Final = {
-    Kind.LOSE_BOOKIE: BOOKIES,
-    Kind.RESTART_BOOKIE: BOOKIES,
-    Kind.DRAIN: BOOKIES,
-    Kind.KILL_RECOVERY: RECOVERY,
-    Kind.KILL_WRITER: WRITERS,
+    ClusterFaultKind.LOSE_BOOKIE: BOOKIES,
+    ClusterFaultKind.RESTART_BOOKIE: BOOKIES,
+    ClusterFaultKind.DRAIN: BOOKIES,
+    ClusterFaultKind.KILL_RECOVERY: RECOVERY,
+    ClusterFaultKind.KILL_WRITER: WRITERS,
 }
-_IS_DOWN: Final = (Kind.LOSE_BOOKIE, Kind.RESTART_BOOKIE)
+_IS_DOWN: Final = (ClusterFaultKind.LOSE_BOOKIE, ClusterFaultKind.RESTART_BOOKIE)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    kind: Kind
+    kind: ClusterFaultKind
     target: str
     for_s: float
 
@@ -60,7 +60,7 @@ def draw(seed: int, seconds: float) -> list[Fault]:
     """In the order in which they begin."""
     chance = random.Random(seed)
     faults: list[Fault] = []
-    deck: list[Kind] = []
+    deck: list[ClusterFaultKind] = []
     at_s = 0.0
     while (at_s := at_s + chance.expovariate(1 / _GAP_S)) < seconds:
         if not deck:
@@ -76,9 +76,9 @@ def draw(seed: int, seconds: float) -> list[Fault]:
     return faults
 
 
-def _free(kind: Kind, under_way: list[Fault]) -> list[str]:
+def _free(kind: ClusterFaultKind, under_way: list[Fault]) -> list[str]:
     alike = _IS_DOWN if kind in _IS_DOWN else (kind,)
-    if kind is not Kind.KILL_RECOVERY and any(each.kind in alike for each in under_way):
+    if kind is not ClusterFaultKind.KILL_RECOVERY and any(each.kind in alike for each in under_way):
         return []
     struck = [each.target for each in under_way]
     return [target for target in _TARGETS[kind] if target not in struck]

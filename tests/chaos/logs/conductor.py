@@ -26,7 +26,7 @@ from tests.chaos.cast import Actor, tracebacks
 from tests.chaos.evidence import keep
 from tests.chaos.logs.checker import Freeze, judge
 from tests.chaos.logs.history import read_history
-from tests.chaos.logs.plan import BOOKIES, SERVERS, Fault, Kind, draw
+from tests.chaos.logs.plan import BOOKIES, SERVERS, Fault, LogFaultKind, draw
 from tests.chaos.logs.report import Struck, describe
 from tests.support import bookies
 from tests.support.processes import Family, family
@@ -41,7 +41,7 @@ UNKNOWN_SHARE_MAX: Final = 0.3
 LEASE_S: Final = LogServiceConfig.lease_s
 
 _PATIENCE_S: Final = 120.0
-_STOPS: Final = (Kind.STOP_SERVER, Kind.STOP_SERVER_LONG, Kind.STOP_BOOKIE)
+_STOPS: Final = (LogFaultKind.STOP_SERVER, LogFaultKind.STOP_SERVER_LONG, LogFaultKind.STOP_BOOKIE)
 _ENVIRONMENT: Final = {
     "ROLLBOOK_BOOKIE_SESSION_TIMEOUT_S": "4",
     "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(8 << 20),

@@ -16,7 +16,7 @@ _GAP_S: Final = 2.0  # From one fault to the next, on average.
 _FIRST_S: Final = 1.0
 
 
-class Kind(Enum):
+class LogFaultKind(Enum):
     KILL_SERVER = "log server killed"
     STOP_SERVER = "log server stopped"
     STOP_SERVER_LONG = "log server stopped beyond its lease"
@@ -26,23 +26,27 @@ class Kind(Enum):
 
 
 _HOW_LONG_S: Final = {
-    Kind.KILL_SERVER: (0.0, 3.0),
-    Kind.STOP_SERVER: (0.1, 2.0),
-    Kind.STOP_SERVER_LONG: (4.5, 7.0),
-    Kind.KILL_BOOKIE: (0.0, 3.0),
-    Kind.STOP_BOOKIE: (0.1, 2.0),
-    Kind.KILL_CLIENT: (0.0, 0.5),
+    LogFaultKind.KILL_SERVER: (0.0, 3.0),
+    LogFaultKind.STOP_SERVER: (0.1, 2.0),
+    LogFaultKind.STOP_SERVER_LONG: (4.5, 7.0),
+    LogFaultKind.KILL_BOOKIE: (0.0, 3.0),
+    LogFaultKind.STOP_BOOKIE: (0.1, 2.0),
+    LogFaultKind.KILL_CLIENT: (0.0, 0.5),
 }
-_DECK: Final = (*Kind, Kind.KILL_SERVER)
-_OF_SERVERS: Final = (Kind.KILL_SERVER, Kind.STOP_SERVER, Kind.STOP_SERVER_LONG)
-_OF_BOOKIES: Final = (Kind.KILL_BOOKIE, Kind.STOP_BOOKIE)
+_DECK: Final = (*LogFaultKind, LogFaultKind.KILL_SERVER)
+_OF_SERVERS: Final = (
+    LogFaultKind.KILL_SERVER,
+    LogFaultKind.STOP_SERVER,
+    LogFaultKind.STOP_SERVER_LONG,
+)
+_OF_BOOKIES: Final = (LogFaultKind.KILL_BOOKIE, LogFaultKind.STOP_BOOKIE)
 _AWAY_MAX: Final[dict[Sequence[str], int]] = {BOOKIES: 1, SERVERS: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    kind: Kind
+    kind: LogFaultKind
     target: str
     for_s: float
 
@@ -51,7 +55,7 @@ def draw(seed: int, seconds: float, clients: tuple[str, ...]) -> list[Fault]:
     """In the order in which they begin."""
     chance = random.Random(seed)
     faults: list[Fault] = []
-    deck: list[Kind] = []
+    deck: list[LogFaultKind] = []
     at_s = _FIRST_S
     while at_s < seconds:
         if not deck:

@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tests.chaos.logs.checker import Judgement, Opened
-from tests.chaos.logs.plan import Kind
+from tests.chaos.logs.plan import LogFaultKind
 
 _LOOKED_AT_NS: Final = 10**9  # Acks so long before a kill count as the last ones before it.
 _MS: Final = 1e6
 
 
 class Struck(NamedTuple):
-    kind: Kind
+    kind: LogFaultKind
     target: str
     server_id: str  # Of a log server, in the life in which it was struck.
     from_ns: int
@@ -52,7 +52,7 @@ def describe(judgement: Judgement, struck: Sequence[Struck], settled_s: float) -
 
 def _kills(judgement: Judgement, struck: Sequence[Struck]) -> Iterator[str]:
     for kill in sorted(struck, key=lambda each: each.from_ns):
-        if kill.kind is not Kind.KILL_SERVER:
+        if kill.kind is not LogFaultKind.KILL_SERVER:
             continue
         gaps = list(_gaps(judgement, kill))
         if not gaps:

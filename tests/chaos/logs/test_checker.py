@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.logs.checker import Freeze, judge
 from tests.chaos.logs.history import Event, HistoryFile, name_in, payload_of, read_history
-from tests.chaos.logs.plan import BOOKIES, SERVERS, Kind, draw
+from tests.chaos.logs.plan import BOOKIES, SERVERS, LogFaultKind, draw
 
 LEASE_S: Final = 3.0
 SECOND: Final = 10**9
@@ -154,4 +154,4 @@ def test_plans_leave_somebody_up() -> None:
             }
             assert len(away.intersection(BOOKIES)) <= 1
             assert len(away.intersection(SERVERS)) <= 2
-    assert kinds == set(Kind)
+    assert kinds == set(LogFaultKind)

@@ -15,8 +15,8 @@ from rollbook.bookie.core import record_format as records
 from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
-from rollbook.bookie.core.identity import State
-from rollbook.bookie.core.record_format import Kind, Record, RecordReader
+from rollbook.bookie.core.identity import MembershipState
+from rollbook.bookie.core.record_format import Record, RecordKind, RecordReader
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone
@@ -63,7 +63,7 @@ def _answer_controls_before_the_sync(
 
 
 async def _fill_without_sync(self: Journal) -> None:
-    end = self.active.packer.pack_empty(Kind.END)
+    end = self.active.packer.pack_empty(RecordKind.END)
     await self.active.records.file.write_at(end.position, end.buffers)
     self._has_unsaid = False
 
@@ -233,14 +233,16 @@ async def _write_in_place(self: Identity, directory: str, name: str, data: bytes
 _stamp_all = Identity._stamp_all
 
 
-async def _stamp_members_at_once(self: Identity, record: BookieRecord, _state: State) -> None:
-    await _stamp_all(self, record, State.MEMBER)
+async def _stamp_members_at_once(
+    self: Identity, record: BookieRecord, _state: MembershipState
+) -> None:
+    await _stamp_all(self, record, MembershipState.MEMBER)
 
 
 async def _stamp_nothing_before_a_format(
-    self: Identity, record: BookieRecord, state: State
+    self: Identity, record: BookieRecord, state: MembershipState
 ) -> None:
-    if state is not State.FORMATTING:
+    if state is not MembershipState.FORMATTING:
         await _stamp_all(self, record, state)
 
 
@@ -256,7 +258,7 @@ async def _tell_before_it_is_stamped(self: Identity) -> bool:
     found, member = await self._look()
     record = self._draw_record(self.incarnation, found.next_start)
     await self._nodes.write_record(member, self.bookie_id, record)
-    await self._stamp_all(record, State.MEMBER)
+    await self._stamp_all(record, MembershipState.MEMBER)
     return True
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
-    Kind,
+    RecordKind,
     RecordReader,
     align,
     unpack_file_header,
@@ -156,7 +156,7 @@ class StoreAtRest:
             assert rows is not None
             yield record.position, record.end, dict.fromkeys(row.ledger_id for row in rows)
             at = record.end
-            if record.kind is Kind.END:
+            if record.kind is RecordKind.END:
                 return
 
     # --- Questions ----------------------------------------------------------------------------

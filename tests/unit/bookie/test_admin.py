@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from rollbook.bookie.admin import Admin
-from rollbook.bookie.bookie import Bookie, Settings, State
+from rollbook.bookie.bookie import Bookie, BookieState, Settings
 from rollbook.bookie.compaction import CompactionState, Stopped
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.bookie.core.catalog import Catalog
@@ -28,7 +28,7 @@ class StandingBookie:
         self.config = Settings(BookieConfig(url), StorageConfig("/journal", ("/ledgers",)))
         self.stats = Stats()
         self.stats.registered = lambda: True
-        self.state = State.SERVING
+        self.state = BookieState.SERVING
         self.is_read_only = self.disk_is_full = False
         self.catalog = Catalog()
         self.storage = SimpleNamespace(failure=None, views=self._views, catalog=self.catalog)
@@ -79,9 +79,9 @@ def test_a_state_has_its_reason(admin: Admin, bookie: StandingBookie) -> None:
     state, why, is_ready, runs = seen()
     assert (state, is_ready, runs) == ("unregistered", False, True)
     assert "metadata store" in why
-    bookie.state = State.STARTING
+    bookie.state = BookieState.STARTING
     assert seen() == ("starting", "the bookie is starting", False, True)
-    bookie.state = State.CLOSING
+    bookie.state = BookieState.CLOSING
     assert seen() == ("closing", "the bookie is closing", False, False)
     assert admin.state()["shutting_down"]
     bookie.storage.failure = OSError("no more")

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from rollbook.bookie.bookie import Bookie, Settings, State, addresses_of, tls_address_of
+from rollbook.bookie.bookie import Bookie, BookieState, Settings, addresses_of, tls_address_of
 from rollbook.bookie.config import BookieConfig, SpaceConfig, StorageConfig
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.cluster.ledger_ids import LedgerIds
@@ -200,7 +200,7 @@ def test_told_to_end_it_is_out_of_sight_at_once() -> None:
         with suppress(asyncio.CancelledError):
             await process.result
         assert town.world.now - started < 1.0 + SETTINGS.bookie.drain_s
-        assert town.serving["b1"].state is State.CLOSING
+        assert town.serving["b1"].state is BookieState.CLOSING
         assert not await town.answers()
 
     Town().tell(story)
@@ -263,7 +263,7 @@ def test_after_a_power_cut_it_waits_for_its_earlier_session() -> None:
         back = await town.until(is_back)
         assert SESSION_S / 2 < back - cut < SESSION_S + 5
         await asyncio.sleep(1)  # It learns of it a moment later than we do.
-        assert town.serving["b1"].state is State.SERVING
+        assert town.serving["b1"].state is BookieState.SERVING
 
     for seed in range(5):
         Town(seed).tell(story)

@@ -8,7 +8,7 @@ import pytest
 
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.disk_usage import Level
-from rollbook.bookie.disk_maintenance import Space, Standing
+from rollbook.bookie.disk_maintenance import Space, WriteMode
 from rollbook.bookie.storage import Storage
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
@@ -80,7 +80,7 @@ async def fill_up(storage: Storage, ledger_id: int) -> int:
         count += 1
 
 
-async def other_than(known: Standing, space: Space) -> Standing:
+async def other_than(known: WriteMode, space: Space) -> WriteMode:
     """Waits until it takes entries again, or does no longer."""
     async with asyncio.timeout(600):
         while space.standing.is_read_only == known.is_read_only:

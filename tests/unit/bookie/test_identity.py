@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rollbook.bookie.config import StorageConfig
-from rollbook.bookie.core.identity import STAMP, Standing
+from rollbook.bookie.core.identity import STAMP, StartDecision
 from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, unpack_file_header
 from rollbook.bookie.core.repair_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.bookie.identity import Formatted, Identity
@@ -659,12 +659,12 @@ def test_directories_of_two_bookies_never_become_one() -> None:
 
 def test_the_doctor_touches_nothing() -> None:
     async def story(village: Village) -> None:
-        assert (await village.live(look)).standing is Standing.NEW
+        assert (await village.live(look)).standing is StartDecision.NEW
         assert village.node.disk.system.find("/j") is None
         member = await MemberNodes(village.store, village.cluster).read(BK1)
         assert member.cookie_node is member.record_node is None
         await village.live(establish)
-        assert (await village.live(look)).standing is Standing.MEMBER
+        assert (await village.live(look)).standing is StartDecision.MEMBER
 
     Village().run(story)
 
@@ -686,7 +686,7 @@ def test_the_doctor_misses_a_file(directory: str, suffix: str, remedy: str) -> N
             if not suffix and name not in (STAMP, "lock"):  # The other copy of the catalog.
                 await disk.unlink(f"/l2/{name}")
         diagnosis = await village.live(look)
-        assert diagnosis.standing is Standing.REFUSED
+        assert diagnosis.standing is StartDecision.REFUSED
         assert remedy in diagnosis.problems[0].remedy
         with pytest.raises((DataLost, BadConfig)) as refused:
             await village.live(storing(answers))
@@ -789,12 +789,12 @@ def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:
 
     async def story(village: Village) -> None:
         await village.live(storing(fill_more))
-        assert (await village.live(look)).standing is Standing.MEMBER
+        assert (await village.live(look)).standing is StartDecision.MEMBER
         await damage(village.node.disk)
         diagnosis = await village.live(look)
         with pytest.raises((DataLost, WrongCluster)) as refused:
             await village.live(storing(answers))
-        assert diagnosis.standing is Standing.REFUSED
+        assert diagnosis.standing is StartDecision.REFUSED
         said = [(each.what, each.remedy) for each in diagnosis.problems]
         assert (refused.value.message, refused.value.next_step) in said
 

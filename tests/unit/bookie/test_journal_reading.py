@@ -14,8 +14,8 @@ from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
     RecordReader,
     pack_rows,
     scan,
@@ -78,13 +78,13 @@ def journal(chance: random.Random, *, records: int = 12) -> tuple[bytearray, lis
     for number in range(records):
         size = chance.choice((0, 30, 500, 3000))
         body, rows = entries(number % 3, 10 * number, [size] * chance.randint(1, 4))
-        written = packer.pack_body(Kind.ENTRIES, body, rows)
+        written = packer.pack_body(RecordKind.ENTRIES, body, rows)
         starts.append(written.position)
         contents += b"".join(written.buffers)
         if chance.random() < 0.8:  # Else the next one was written before this one was synced.
             packer.on_synced(written)
     if chance.random() < 0.5:
-        kind = chance.choice((Kind.IDLE, Kind.END))
+        kind = chance.choice((RecordKind.IDLE, RecordKind.END))
         contents += b"".join(packer.pack_empty(kind).buffers)
     contents += bytes(chance.choice((0, SECTOR, 10_000)))
     return contents, starts
@@ -140,7 +140,7 @@ async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> Non
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 100, 99)
     contents, starts = bytearray(HEADER.pack()), array("I")
     for number in range(3):
-        written = packer.pack_body(Kind.ENTRIES, *entries(1, number, [700]))
+        written = packer.pack_body(RecordKind.ENTRIES, *entries(1, number, [700]))
         packer.on_synced(written)
         starts.append(written.position)
         contents += b"".join(written.buffers)
@@ -148,7 +148,7 @@ async def test_what_nothing_proves_durable_begins_behind_the_last_claim() -> Non
     assert (found.unproven_at, found.end) == (starts[2], len(contents))
     found = await read_back(MemoryFile(contents).file, HEADER, 100, 102)
     assert found.unproven_at == found.end == len(contents)
-    contents += b"".join(packer.pack_empty(Kind.IDLE).buffers)
+    contents += b"".join(packer.pack_empty(RecordKind.IDLE).buffers)
     found = await read_back(MemoryFile(contents).file, HEADER, 100, 0)
     assert (found.unproven_at, found.end) == (len(contents) - SECTOR, len(contents))
 

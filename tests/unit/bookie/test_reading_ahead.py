@@ -13,8 +13,8 @@ from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
 )
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord
@@ -52,7 +52,7 @@ def written(cache_bytes: int = 2**24) -> tuple[RecordFile, SlowFile]:
     header = FileHeader(Purpose.JOURNAL, 1, bytes(16), FILE_ID)
     records = RecordFile(cast(File, file), header, Cache(ByteCache(cache_bytes)))
     for body in BODIES:
-        write = packer.pack_body(Kind.ENTRIES, body)
+        write = packer.pack_body(RecordKind.ENTRIES, body)
         file.contents += b"".join(write.buffers)
         records.records.append(write.position)
         records.end = write.end

@@ -14,8 +14,8 @@ from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     HEAD_BYTES,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
 )
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.ports import Buffer
@@ -81,7 +81,7 @@ def written(cache: Cache, bodies: Sequence[bytes] = BODIES) -> tuple[RecordFile,
     file = CountingFile(contents)
     records = RecordFile(file, header, cache)
     for body in bodies:
-        write = packer.pack_body(Kind.ENTRIES, body)
+        write = packer.pack_body(RecordKind.ENTRIES, body)
         contents += b"".join(write.buffers)
         records.on_written(write.position, body, write.end)
     return records, file

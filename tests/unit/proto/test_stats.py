@@ -11,7 +11,7 @@ from rollbook.proto.stats import (
     LATENCY_BOUNDS_NS,
     SIZE_BOUNDS,
     Histogram,
-    Kind,
+    MetricKind,
     new_latency,
 )
 
@@ -59,4 +59,4 @@ def test_above_all_bounds_the_highest_is_told() -> None:
     histogram = Histogram((10, 20))
     histogram.observe(10**9)
     assert histogram.quantile(0.5) == 20
-    assert Kind.HISTOGRAM.value == "histogram"
+    assert MetricKind.HISTOGRAM.value == "histogram"

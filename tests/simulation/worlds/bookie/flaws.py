@@ -22,7 +22,7 @@ from rollbook.bookie.request_handlers import Answers
 from rollbook.bookie.storage import Storage
 from rollbook.bookie.surplus import Surplus, _Locked
 from rollbook.proto.cluster.marks import Lock
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import BookieFailed, EntryStateUnknown, NoSuchEntry, WrongBookie
 from rollbook.proto.ids import NO_ENTRY, LedgerId
 from rollbook.proto.wire.messages import Read, Reply
@@ -162,8 +162,8 @@ def _keep_a_byte(self: Account, size: int) -> None:
 _establish = BookieRegistration._establish
 
 
-async def _leave_then_enter(self: BookieRegistration, standing: Standing) -> None:
-    for each in Standing:
+async def _leave_then_enter(self: BookieRegistration, standing: RegisteredMode) -> None:
+    for each in RegisteredMode:
         if each is not standing:
             await self._remove(each)
     await _establish(self, standing)

@@ -30,7 +30,7 @@ from rollbook.bookie.storage import Admission, Storage
 from rollbook.ledger import bookie_pool
 from rollbook.proto.cluster import cookies
 from rollbook.proto.cluster.cluster import open_cluster
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import (
     BookieUnreachable,
     EntryStateUnknown,
@@ -288,7 +288,7 @@ def watched(world: World, checker: LedgerChecker) -> list[Patch]:
         standing, tree = self._standing, world.metadata.tree
         if standing is None:
             return
-        nodes = {each: tree.get(self._path(each)) for each in Standing}
+        nodes = {each: tree.get(self._path(each)) for each in RegisteredMode}
         ours = nodes.pop(standing)
         if ours is None or not self._is_ours(ours) or any(nodes.values()):
             await restore(self)

@@ -4,7 +4,7 @@ Questions and answers are the service's own words, carried by the kernel's conne
 network does happens to them, and a server that dies takes what it has not answered with it. Nothing is
 encoded, and nothing is decided here.
 
-    Ask ──► Told                 one question, one answer
+    Ask ──► Notice               one question, one answer
     Bound, Submit ──► Results    an append stream, one for each connection
     Listen ──► Event …           a reader, until the connection ends or its log does
 """

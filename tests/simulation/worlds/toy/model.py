@@ -39,7 +39,7 @@ class BookieState(NamedTuple):
     denied: int = 0  # Bits of entries that recovery heard it call absent.
 
 
-class State(NamedTuple):
+class ModelState(NamedTuple):
     bookies: tuple[BookieState, ...] = (BookieState(),) * BOOKIES  # Sorted: they are alike.
     lacs: tuple[int, ...] = ()  # That each entry sent so far carries.
     phase: int = FENCING
@@ -51,12 +51,12 @@ class State(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
     states: int
-    broken: State | None
+    broken: ModelState | None
 
 
 def explore(rules: Rules) -> ModelVerdict:
     """All reachable states, or those up to the first in which the promise is broken."""
-    start = State()
+    start = ModelState()
     seen = {start}
     pending = [start]
     while pending:
@@ -70,7 +70,7 @@ def explore(rules: Rules) -> ModelVerdict:
     return ModelVerdict(len(seen), None)
 
 
-def confirmed(state: State) -> int:
+def confirmed(state: ModelState) -> int:
     """The writer's LAC: it confirms in order."""
     entry = 0
     while sum(bookie.held >> entry & 1 for bookie in state.bookies) >= ACKS:
@@ -78,7 +78,7 @@ def confirmed(state: State) -> int:
     return entry - 1
 
 
-def successors(state: State, rules: Rules) -> Iterator[State]:
+def successors(state: ModelState, rules: Rules) -> Iterator[ModelState]:
     sent = len(state.lacs)
     if sent < rules.entries:
         for lac in range(-1, confirmed(state) + 1):
@@ -95,7 +95,9 @@ def successors(state: State, rules: Rules) -> Iterator[State]:
     yield from _decide(state, rules)
 
 
-def _ask_lac(state: State, number: int, bookie: BookieState, rules: Rules) -> Iterator[State]:
+def _ask_lac(
+    state: ModelState, number: int, bookie: BookieState, rules: Rules
+) -> Iterator[ModelState]:
     asked = sum(other.is_asked for other in state.bookies)
     if not bookie.is_asked and asked == rules.lac_questions:
         return
@@ -106,7 +108,9 @@ def _ask_lac(state: State, number: int, bookie: BookieState, rules: Rules) -> It
     yield heard._replace(lac=max(state.lac, told))
 
 
-def _read(state: State, number: int, bookie: BookieState, rules: Rules) -> Iterator[State]:
+def _read(
+    state: ModelState, number: int, bookie: BookieState, rules: Rules
+) -> Iterator[ModelState]:
     fenced = bookie._replace(is_fenced=bookie.is_fenced or rules.reads_fence)
     yield _with(state, number, fenced)
     for entry in range(state.lac + 1, rules.entries):
@@ -116,7 +120,7 @@ def _read(state: State, number: int, bookie: BookieState, rules: Rules) -> Itera
             yield _with(state, number, fenced._replace(denied=fenced.denied | 1 << entry))
 
 
-def _decide(state: State, rules: Rules) -> Iterator[State]:
+def _decide(state: ModelState, rules: Rules) -> Iterator[ModelState]:
     if state.phase == FENCING:
         if sum(bookie.has_told for bookie in state.bookies) >= rules.lac_answers_needed:
             yield state._replace(phase=READING)
@@ -130,6 +134,6 @@ def _decide(state: State, rules: Rules) -> Iterator[State]:
             yield state._replace(phase=CLOSED, last=entry - 1)
 
 
-def _with(state: State, number: int, bookie: BookieState) -> State:
+def _with(state: ModelState, number: int, bookie: BookieState) -> ModelState:
     others = state.bookies[:number] + state.bookies[number + 1 :]
     return state._replace(bookies=tuple(sorted((*others, bookie))))

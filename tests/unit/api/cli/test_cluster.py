@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from rollbook.proto.cluster.cookies import CookieNodes
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.formats.service_info import describe_bookie
 from rollbook.proto.ids import BookieId
@@ -41,7 +41,7 @@ async def test_a_cluster_is_made_once_and_shown(tmp_path: Path) -> None:
         cookies = CookieNodes(store, "/ledgers")
         for bookie in (B1, B2, B3):
             await cookies.create(Cookie(bookie, ("/journal",), ("/data",)))
-        for bookie, standing in ((B1, Standing.WRITABLE), (B2, Standing.READ_ONLY)):
+        for bookie, standing in ((B1, RegisteredMode.WRITABLE), (B2, RegisteredMode.READ_ONLY)):
             info = describe_bookie(Address("h", 3181), incarnation="c0ffee")
             await BookieRegistration(store, "/ledgers", bookie, info, 1.0).register(standing)
 

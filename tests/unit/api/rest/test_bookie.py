@@ -23,7 +23,7 @@ from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BadConfig, BookieFailed, Overloaded
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.logs import LEVELS, configure_logs
-from rollbook.proto.stats import Kind, metrics_of
+from rollbook.proto.stats import MetricKind, metrics_of
 from tests.unit.api.rest.fake_admin import SUMMARY, FakeAdmin
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 
@@ -97,7 +97,7 @@ def test_metrics_are_named_after_their_units() -> None:
     assert len(names) == len(set(names))
     for metric in metrics_of(Stats):
         assert re.fullmatch(r"[a-z][a-z_]*", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER), metric.name
         assert metric.help.endswith("."), metric.name
         assert "latency" not in metric.name, metric.name
 

@@ -9,7 +9,7 @@ from rollbook.bookie.core.compaction import (
     TARGET_BYTES,
     Candidate,
     CompactionGroup,
-    Kind,
+    CompactionKind,
     Schedule,
     candidate,
     hides_younger,
@@ -137,7 +137,7 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
 
 
 def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
-    schedule = Schedule(Kind("minor", 0.2, 10), Kind("major", 0.8, 100), 0)
+    schedule = Schedule(CompactionKind("minor", 0.2, 10), CompactionKind("major", 0.8, 100), 0)
     minor, major = schedule.minor, schedule.major
     assert schedule.due(9 * S) is None
     assert schedule.due(10 * S) is minor
@@ -156,5 +156,7 @@ def test_minor_and_major_come_when_due_and_not_while_suspended() -> None:
 
 @pytest.mark.parametrize(("threshold", "interval_s"), [(0, 10), (-1, 10), (0.2, 0), (0.2, -5)])
 def test_it_is_off_if_either_is_not_above_zero(threshold: float, interval_s: float) -> None:
-    schedule = Schedule(Kind("minor", threshold, interval_s), Kind("major", 0, 0), 0)
+    schedule = Schedule(
+        CompactionKind("minor", threshold, interval_s), CompactionKind("major", 0, 0), 0
+    )
     assert schedule.due(10**6 * S, is_short=True, has_damage=True) is None

@@ -12,9 +12,9 @@ from rollbook.bookie.core.identity import (
     Directory,
     DirectoryId,
     Found,
+    MembershipState,
     Stamp,
-    Standing,
-    State,
+    StartDecision,
     can_rejoin,
     can_write_off,
     condition_of,
@@ -37,14 +37,14 @@ B1, B2 = BookieId("bk-1"), BookieId("bk-2")
 CLUSTER, OTHER_CLUSTER = "c1" * 16, "c2" * 16
 NOW, BEFORE = "aa" * 16, "bb" * 16
 WANTED = Cookie(B1, ("/j",), ("/l1", "/l2"), (), CLUSTER)
-MEMBER = Stamp(WANTED, NOW, DirectoryId("journal", 0), State.MEMBER)
+MEMBER = Stamp(WANTED, NOW, DirectoryId("journal", 0), MembershipState.MEMBER)
 
 
 def stamped(
     *,
     cookie: Cookie = WANTED,
     incarnation: str = NOW,
-    state: State = State.MEMBER,
+    state: MembershipState = MembershipState.MEMBER,
     starts: tuple[int, int, int] = (0, 0, 0),
 ) -> list[Directory]:
     return [
@@ -73,8 +73,8 @@ EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WA
 # --- Stamps -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", State)
-def test_a_stamp_is_read_as_it_was_written(state: State) -> None:
+@pytest.mark.parametrize("state", MembershipState)
+def test_a_stamp_is_read_as_it_was_written(state: MembershipState) -> None:
     stamp = replace(MEMBER, state=state, place=DirectoryId("ledger", 12), start=17)
     for each in (stamp, replace(stamp, starter="9b1d")):
         assert unpack_stamp(pack_stamp(each)) == each
@@ -118,22 +118,22 @@ def test_what_lies_in_a_directory_without_a_stamp() -> None:
 
 
 def test_nothing_anywhere_is_a_new_bookie() -> None:
-    assert diagnose(found(EMPTY, None, None), WANTED).standing is Standing.NEW
+    assert diagnose(found(EMPTY, None, None), WANTED).standing is StartDecision.NEW
 
 
 def test_all_as_it_should_be_is_a_member() -> None:
     diagnosis = diagnose(found(stamped()), WANTED)
-    assert (diagnosis.standing, diagnosis.incarnation) == (Standing.MEMBER, NOW)
+    assert (diagnosis.standing, diagnosis.incarnation) == (StartDecision.MEMBER, NOW)
 
 
 def test_a_bookie_that_was_being_made_is_made_or_finished() -> None:
-    half = without(stamped(state=State.JOINING), 2, Condition.EMPTY)
-    assert diagnose(found(half, None, None), WANTED).standing is Standing.NEW
-    whole = stamped(state=State.JOINING)
-    assert diagnose(found(whole, None, None), WANTED).standing is Standing.NEW
-    assert diagnose(found(whole), WANTED).standing is Standing.JOINED
+    half = without(stamped(state=MembershipState.JOINING), 2, Condition.EMPTY)
+    assert diagnose(found(half, None, None), WANTED).standing is StartDecision.NEW
+    whole = stamped(state=MembershipState.JOINING)
+    assert diagnose(found(whole, None, None), WANTED).standing is StartDecision.NEW
+    assert diagnose(found(whole), WANTED).standing is StartDecision.JOINED
     partly = [*whole[:1], *stamped()[1:]]
-    assert diagnose(found(partly), WANTED).standing is Standing.JOINED
+    assert diagnose(found(partly), WANTED).standing is StartDecision.JOINED
 
 
 REFUSED = {
@@ -198,34 +198,36 @@ REFUSED = {
         REJOIN,
     ),
     "format cut short": (
-        found(stamped(state=State.FORMATTING, incarnation=NOW), WANTED, BEFORE),
+        found(stamped(state=MembershipState.FORMATTING, incarnation=NOW), WANTED, BEFORE),
         "was cut short",
         FORMAT,
     ),
     "format cut short while it began": (
         found(
-            [*stamped(state=State.FORMATTING)[:1], *stamped(incarnation=BEFORE)[1:]], WANTED, BEFORE
+            [*stamped(state=MembershipState.FORMATTING)[:1], *stamped(incarnation=BEFORE)[1:]],
+            WANTED,
+            BEFORE,
         ),
         "was cut short",
         FORMAT,
     ),
     "format cut short, nodes removed": (
-        found(stamped(state=State.FORMATTING), None, None),
+        found(stamped(state=MembershipState.FORMATTING), None, None),
         "was cut short",
         FORMAT,
     ),
     "write-off cut short": (
-        found([*stamped(state=State.WRITING_OFF)[:2], *stamped()[2:]]),
+        found([*stamped(state=MembershipState.WRITING_OFF)[:2], *stamped()[2:]]),
         "was cut short",
         WRITE_OFF,
     ),
     "another of its name was first": (
-        found(stamped(state=State.JOINING), WANTED, BEFORE),
+        found(stamped(state=MembershipState.JOINING), WANTED, BEFORE),
         "another bookie bk-1",
         "an id of its own",
     ),
     "a bookie in Java has its name": (
-        found(stamped(state=State.JOINING), WANTED, None),
+        found(stamped(state=MembershipState.JOINING), WANTED, None),
         "another bookie bk-1",
         "an id of its own",
     ),
@@ -237,7 +239,7 @@ def test_what_is_wrong_is_named_with_what_to_do(case: str) -> None:
     """B8."""
     what, message, remedy = REFUSED[case]
     diagnosis = diagnose(what, WANTED)
-    assert diagnosis.standing is Standing.REFUSED
+    assert diagnosis.standing is StartDecision.REFUSED
     assert message in diagnosis.problems[0].what
     assert remedy in diagnosis.problems[0].remedy
 
@@ -265,7 +267,7 @@ def test_directories_serve_only_if_none_is_behind_the_latest_start(
     what = found(stamped(starts=starts), start=5)
     is_behind = min(starts) < 5
     diagnosis = diagnose(what, WANTED)
-    assert (diagnosis.standing is Standing.REFUSED) == is_behind
+    assert (diagnosis.standing is StartDecision.REFUSED) == is_behind
     assert can_rejoin(what, WANTED) == (not is_behind)
     assert can_write_off(what, WANTED)
     assert what.next_start > max(5, *starts)
@@ -280,7 +282,7 @@ def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> N
     ours = replace(MEMBER, start=5, starter="aa")
     directories = [replace(each, stamp=replace(ours, place=each.place)) for each in stamped()]
     is_ours = replace(found(directories, start=5), starter="aa")
-    assert diagnose(is_ours, WANTED).standing is Standing.MEMBER
+    assert diagnose(is_ours, WANTED).standing is StartDecision.MEMBER
     is_theirs = replace(is_ours, starter="bb")
     assert [problem.path for problem in diagnose(is_theirs, WANTED).problems] == [
         "/j",
@@ -289,7 +291,7 @@ def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> N
     ]
     assert not can_rejoin(is_theirs, WANTED)
     assert can_write_off(is_theirs, WANTED)
-    assert diagnose(replace(is_theirs, start=4), WANTED).standing is Standing.MEMBER
+    assert diagnose(replace(is_theirs, start=4), WANTED).standing is StartDecision.MEMBER
 
 
 CHOICES = (
@@ -304,7 +306,7 @@ CHOICES = (
             Stamp(WANTED, life, DirectoryId("", 0), state),
         )
         for life in (NOW, BEFORE)
-        for state in State
+        for state in MembershipState
     ),
 )
 
@@ -328,28 +330,30 @@ def test_no_mixture_serves_without_all_that_its_latest_life_had() -> None:
             lives = {stamp.incarnation for stamp in what.stamps}
             states = {stamp.state for stamp in what.stamps}
             match diagnosis.standing:
-                case Standing.MEMBER | Standing.JOINED:
+                case StartDecision.MEMBER | StartDecision.JOINED:
                     served += 1
                     assert len(what.stamps) == 3
                     assert lives == {incarnation} == {diagnosis.incarnation}
                     assert cookie == WANTED
-                    assert (diagnosis.standing is Standing.MEMBER) == (states == {State.MEMBER})
-                case Standing.NEW:
+                    assert (diagnosis.standing is StartDecision.MEMBER) == (
+                        states == {MembershipState.MEMBER}
+                    )
+                case StartDecision.NEW:
                     assert not what.was_used
-                    assert states <= {State.JOINING}
+                    assert states <= {MembershipState.JOINING}
                     assert {each.condition for each in directories} <= {
                         Condition.EMPTY,
                         Condition.STAMPED,
                     }
-                case Standing.REFUSED:
+                case StartDecision.REFUSED:
                     assert diagnosis.problems
                     assert all(problem.remedy for problem in diagnosis.problems)
             if can_rejoin(what, WANTED):
                 assert len(lives) == 1
                 assert lives <= {incarnation or NOW, incarnation or BEFORE}
                 assert Condition.EMPTY not in {each.condition for each in directories}
-                assert incarnation is not None or states == {State.MEMBER}
-                assert State.WRITING_OFF not in states
+                assert incarnation is not None or states == {MembershipState.MEMBER}
+                assert MembershipState.WRITING_OFF not in states
             if can_write_off(what, WANTED):
                 assert lives == {incarnation}
     assert served == 2 * 3**3  # Each state of each directory, of either life.

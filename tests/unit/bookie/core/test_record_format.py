@@ -11,8 +11,8 @@ from rollbook.bookie.core.record_format import (
     HEAD_BYTES,
     SECTOR,
     FileHeader,
-    Kind,
     Purpose,
+    RecordKind,
     RecordReader,
     Row,
     Scan,
@@ -42,15 +42,19 @@ def write(bodies: list[bytes], *, ended: bool = False, idle: bool = False) -> Wr
     contents = bytearray(HEADER.pack())
     ends: list[int] = []
     for number, body in enumerate(bodies):
-        put(contents, packer, Kind.CHANGES, body, pack_rows([(number, 0, 5)]))
+        put(contents, packer, RecordKind.CHANGES, body, pack_rows([(number, 0, 5)]))
         ends.append(len(contents))
     if idle or ended:
-        put(contents, packer, Kind.END if ended else Kind.IDLE)
+        put(contents, packer, RecordKind.END if ended else RecordKind.IDLE)
     return Written(contents, bodies, ends, packer)
 
 
 def put(
-    contents: bytearray, packer: RecordPacker, kind: Kind, body: bytes = b"", rows: bytes = b""
+    contents: bytearray,
+    packer: RecordPacker,
+    kind: RecordKind,
+    body: bytes = b"",
+    rows: bytes = b"",
 ) -> None:
     written = packer.pack_body(kind, body, rows)
     packer.on_synced(written)
@@ -86,7 +90,7 @@ def test_preallocated_space_is_the_end() -> None:
 def test_nothing_follows_an_end() -> None:
     file = write(BODIES[:2], ended=True)
     again = RecordPacker(FILE_ID, len(file.contents), file.packer.next_sequence, 0)
-    put(file.contents, again, Kind.CHANGES, b"from another life")
+    put(file.contents, again, RecordKind.CHANGES, b"from another life")
     bodies, found = read(file.contents)
     assert bodies == BODIES[:2]
     assert found.is_ended
@@ -140,7 +144,9 @@ def test_torn_writes_lose_nothing_that_was_synced(seed: int) -> None:
     durable = bytes(file.contents) + bytes(6000)
     packer, torn = file.packer, bytearray(durable)
     for _ in range(chance.randint(1, 4)):  # Without a sync in between: one write.
-        written = packer.pack_body(Kind.CHANGES, chance.randbytes(chance.choice((0, 90, 1500))))
+        written = packer.pack_body(
+            RecordKind.CHANGES, chance.randbytes(chance.choice((0, 90, 1500)))
+        )
         data = b"".join(written.buffers)
         torn[written.position : written.position + len(data)] = data
     image = bytearray(durable)
@@ -153,7 +159,7 @@ def test_torn_writes_lose_nothing_that_was_synced(seed: int) -> None:
 
     # Boot cuts the tail off with an END; from then on the file is whole, whatever lies behind.
     packer = RecordPacker(FILE_ID, found.end, found.next_sequence, found.next_sequence - 1)
-    put(image, packer, Kind.END)
+    put(image, packer, RecordKind.END)
     again, found = read(image, durable_through=2**62)
     assert again == bodies
     assert found.is_ended

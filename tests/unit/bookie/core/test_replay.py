@@ -10,7 +10,7 @@ from rollbook.bookie.core import replay as replaying
 from rollbook.bookie.core.control_records import Control, Operation
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
 from rollbook.bookie.core.journal_index import Memtable
-from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, Kind, RecordReader, scan
+from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, RecordKind, RecordReader, scan
 from rollbook.bookie.core.replay import replay
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
@@ -113,7 +113,7 @@ def test_only_what_must_come_after_it_has_the_gathered_sorted_out(
     ):
         write = packer.pack([item])
         packer.on_synced(write)
-        idle = packer.pack_empty(Kind.IDLE)
+        idle = packer.pack_empty(RecordKind.IDLE)
         contents += b"".join([*write.buffers, *idle.buffers])
         packer.on_synced(idle)
     reader = RecordReader(bytes(contents), FILE_ID)

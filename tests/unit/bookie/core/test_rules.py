@@ -14,7 +14,7 @@ from rollbook.bookie.core.possible_losses import Doubts
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
-    Kind,
+    RecordKind,
     RecordReader,
     scan,
     unpack_rows,
@@ -269,7 +269,9 @@ def frames(*ids: tuple[int, int], size: int = 50) -> Frames:
     return Frames(buffer, 0, tuple(adds.groups))
 
 
-def written(packer: RecordPacker, items: list[Frames | Control], contents: bytearray) -> list[Kind]:
+def written(
+    packer: RecordPacker, items: list[Frames | Control], contents: bytearray
+) -> list[RecordKind]:
     write = packer.pack(items)
     data = b"".join(write.buffers)
     assert write.position % SECTOR == 0
@@ -299,8 +301,12 @@ def test_a_write_keeps_the_order_in_few_records() -> None:
         CONTROLS[3],
         frames((3, 0)),
     ]
-    assert written(packer, items, contents) == [Kind.FRAMES, Kind.CONTROL, Kind.FRAMES]
-    assert written(packer, [frames((1, 9))], contents) == [Kind.FRAMES]
+    assert written(packer, items, contents) == [
+        RecordKind.FRAMES,
+        RecordKind.CONTROL,
+        RecordKind.FRAMES,
+    ]
+    assert written(packer, [frames((1, 9))], contents) == [RecordKind.FRAMES]
     reader = RecordReader(bytes(contents), FILE_ID)
     found = scan(reader)
     assert [record.sequence for record in found.records] == [1, 2, 3, 4]
@@ -313,7 +319,7 @@ def test_large_chunks_become_records_of_their_own() -> None:
     packer = RecordPacker(FILE_ID, FILE_HEADER_BYTES, 1, 0)
     items: list[Frames | Control] = [frames((1, n), size=40_000) for n in range(3)]
     contents = bytearray(FILE_HEADER_BYTES)
-    assert written(packer, items, contents) == [Kind.FRAMES] * 3
+    assert written(packer, items, contents) == [RecordKind.FRAMES] * 3
     assert written(packer, [frames((1, n), size=20_000) for n in range(3)], contents) == [
-        Kind.FRAMES
+        RecordKind.FRAMES
     ]

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from rollbook.proto.cluster import registration as module
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import MetadataUnavailable, NodeExists, NoSuchCluster
 from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
 from rollbook.proto.ids import BookieId
@@ -97,7 +97,7 @@ async def test_a_bookie_is_seen_with_where_it_listens(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
     """A15."""
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     node = await rival.get(WRITABLE)
     assert node is not None
     assert node.value == pack_service_info(INFO)
@@ -108,9 +108,9 @@ async def test_between_the_folders_it_goes_through_both(
     registration: BookieRegistration, rival: MetadataStore
 ) -> None:
     """RG1: at no time is there no node."""
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     watch = await rival.watch(f"{ROOT}/available", recursive=True)
-    for target in (Standing.READ_ONLY, Standing.WRITABLE):
+    for target in (RegisteredMode.READ_ONLY, RegisteredMode.WRITABLE):
         await registration.register(target)
     await rival.create(f"{ROOT}/available/end")
     seen = []
@@ -130,9 +130,9 @@ async def test_between_the_folders_it_goes_through_both(
 async def test_registering_again_changes_nothing(
     registration: BookieRegistration, rival: MetadataStore
 ) -> None:
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     before = await rival.get(WRITABLE)
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     assert await rival.get(WRITABLE) == before
 
 
@@ -140,7 +140,7 @@ async def test_a_node_of_our_own_session_gets_our_endpoints(
     registration: BookieRegistration, store: FaultyStore
 ) -> None:
     await store.create(WRITABLE, b"old", CreateMode.EPHEMERAL)
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     node = await store.get(WRITABLE)
     assert node is not None
     assert node.value == pack_service_info(INFO)
@@ -152,16 +152,16 @@ async def test_lost_replies_leave_one_node(
 ) -> None:
     """LR1: an ephemeral node is ours iff our session owns it."""
     store.fates.extend(row)
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     store.fates.extend(row)
-    await registration.register(Standing.READ_ONLY)
+    await registration.register(RegisteredMode.READ_ONLY)
     assert await standing(store) == [READ_ONLY]
 
 
 async def test_withdrawing_leaves_nothing(
     registration: BookieRegistration, store: FaultyStore
 ) -> None:
-    await registration.register(Standing.READ_ONLY)
+    await registration.register(RegisteredMode.READ_ONLY)
     await registration.withdraw()
     await registration.withdraw()
     assert await standing(store) == []
@@ -175,7 +175,9 @@ async def test_a_restarted_bookie_waits_for_its_earlier_session(
     earlier = await service.connect()
     await rival.create(f"{ROOT}/available/readonly")
     await earlier.create(before, b"", CreateMode.EPHEMERAL)
-    registering = asyncio.get_running_loop().create_task(registration.register(Standing.WRITABLE))
+    registering = asyncio.get_running_loop().create_task(
+        registration.register(RegisteredMode.WRITABLE)
+    )
     for _ in range(50):
         await asyncio.sleep(0)
     assert not registering.done()
@@ -205,7 +207,7 @@ async def test_an_earlier_session_is_waited_for_in_looks(
     if who == "the store":  # It is asked, and answers late.
         store.before_read[first_look] = [stand_still]
     registering = asyncio.get_running_loop().create_task(
-        registration_of(store).register(Standing.WRITABLE)
+        registration_of(store).register(RegisteredMode.WRITABLE)
     )
     while store.reads < first_look and not registering.done():
         await asyncio.sleep(0)
@@ -229,7 +231,7 @@ async def test_a_second_bookie_of_one_name_is_refused(
     await rival.create(f"{ROOT}/available/readonly")
     await rival.create(before, b"", CreateMode.EPHEMERAL)
     with pytest.raises(NodeExists):
-        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+        await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
     assert await standing(rival) == [before]
 
 
@@ -238,7 +240,7 @@ async def test_a_stranger_that_comes_meanwhile_is_left_alone(
 ) -> None:
     """RG2: it comes into the other folder; our node stays, and the next look tells."""
     store.before_write[1] = [lambda: enter_read_only(rival)]
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     assert await standing(rival) == [WRITABLE, READ_ONLY]
 
 
@@ -246,7 +248,7 @@ async def test_leaving_after_the_session_expired_spares_who_came_meanwhile(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
     """RG2: our node went with our session, and what has its name now is another's."""
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     store.writes = 0
 
     async def rival_takes_over() -> None:
@@ -270,7 +272,7 @@ async def test_a_bookie_registers_again_after_its_session_expired(
     store: FaultyStore,
     rival: MetadataStore,
 ) -> None:
-    await registration.register(Standing.READ_ONLY)
+    await registration.register(RegisteredMode.READ_ONLY)
     first = store.session
     async with kept(registration):
         service.expire(first)
@@ -283,7 +285,11 @@ async def test_events_tell_whether_others_see_it(
 ) -> None:
     """What was in doubt is told to be mended; what stays as it was is told once."""
     with capture_logs() as events:
-        for standing_ in (Standing.WRITABLE, Standing.WRITABLE, Standing.READ_ONLY):
+        for standing_ in (
+            RegisteredMode.WRITABLE,
+            RegisteredMode.WRITABLE,
+            RegisteredMode.READ_ONLY,
+        ):
             await registration.register(standing_)
         async with kept(registration):
             await lose_session(registration, service, store)
@@ -297,7 +303,7 @@ async def test_a_bookie_that_withdrew_is_not_registered_again(
     store: FaultyStore,
     rival: MetadataStore,
 ) -> None:
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     await registration.withdraw()
     store.writes = 0
     async with kept(registration):
@@ -319,7 +325,7 @@ async def test_a_keeper_outlasts_a_store_in_trouble(
     store: FaultyStore,
     rival: MetadataStore,
 ) -> None:
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     first = store.session
     async with kept(registration):
         store.read_fates.extend([Fate.NOT_SENT] * 5)
@@ -336,7 +342,7 @@ async def test_a_keeper_whose_name_was_taken_ends(
 ) -> None:
     """RG2: while our session was lost another process registered, and it stays."""
     registration = registration_of(store, patience_s=0.05)
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     await store.delete(WRITABLE)
     await rival.create(WRITABLE, b"", CreateMode.EPHEMERAL)
     async with kept(registration) as keeper:
@@ -349,7 +355,7 @@ async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: Metada
     """RG2: a persistent node under our id never goes by itself."""
     await rival.create(WRITABLE)
     with pytest.raises(NodeExists, match="no session made the node") as refused:
-        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+        await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
     assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {WRITABLE}"
 
 
@@ -365,7 +371,7 @@ async def test_whose_session_outlasts_ours_is_named(
     with pytest.raises(
         NodeExists, match=r"for at least 0\.05 s; this one does not serve"
     ) as refused:
-        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+        await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
     assert refused.value.ids == {
         "path": WRITABLE,
         "session": f"{rival.session:#x}",
@@ -377,7 +383,7 @@ async def test_whose_session_outlasts_ours_is_named(
 async def test_without_a_cluster_nobody_registers(store: FaultyStore) -> None:
     lost = BookieRegistration(store, "/nowhere", BOOKIE, INFO, DEADLINE_S)
     with pytest.raises(NoSuchCluster):
-        await lost.register(Standing.WRITABLE)
+        await lost.register(RegisteredMode.WRITABLE)
 
 
 async def test_sessions_that_end_at_once_are_no_registration(
@@ -385,7 +391,7 @@ async def test_sessions_that_end_at_once_are_no_registration(
 ) -> None:
     store.fates.extend([Fate.EXPIRED] * 6)
     with pytest.raises(MetadataUnavailable):
-        await registration.register(Standing.WRITABLE)
+        await registration.register(RegisteredMode.WRITABLE)
 
 
 # --- Who holds the lock -----------------------------------------------------------------------
@@ -404,7 +410,7 @@ async def test_what_a_dead_process_left_goes_at_once(
     """RG2: it held the very lock that we hold now."""
     await rival.create(f"{ROOT}/available/readonly")
     await rival.create(path, pack_service_info(HELD), CreateMode.EPHEMERAL)
-    await held_registration(store).register(Standing.WRITABLE)
+    await held_registration(store).register(RegisteredMode.WRITABLE)
     assert await standing(rival) == [WRITABLE]
     node = await rival.get(WRITABLE)
     assert node is not None
@@ -424,7 +430,7 @@ async def test_what_may_live_stays(store: FaultyStore, rival: MetadataStore, the
     """RG2."""
     await rival.create(WRITABLE, theirs, CreateMode.EPHEMERAL)
     with pytest.raises(NodeExists):
-        await held_registration(store).register(Standing.WRITABLE)
+        await held_registration(store).register(RegisteredMode.WRITABLE)
     node = await rival.get(WRITABLE)
     assert node is not None
     assert node.stat.owner == rival.session
@@ -433,13 +439,13 @@ async def test_what_may_live_stays(store: FaultyStore, rival: MetadataStore, the
 async def test_who_holds_no_lock_proves_nothing(store: FaultyStore, rival: MetadataStore) -> None:
     await rival.create(WRITABLE, pack_service_info(INFO), CreateMode.EPHEMERAL)
     with pytest.raises(NodeExists):
-        await registration_of(store, patience_s=0.05).register(Standing.WRITABLE)
+        await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
 
 
 async def test_a_node_that_was_removed_comes_back(
     registration: BookieRegistration, rival: MetadataStore
 ) -> None:
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     async with kept(registration):
         before = await rival.get(WRITABLE)
         await rival.delete(WRITABLE)
@@ -455,7 +461,7 @@ async def test_it_is_known_whether_it_is_registered(
     registration: BookieRegistration, service: MemoryService, store: FaultyStore
 ) -> None:
     assert not registration.is_registered
-    await registration.register(Standing.WRITABLE)
+    await registration.register(RegisteredMode.WRITABLE)
     assert registration.is_registered
     async with kept(registration):
         await lose_session(registration, service, store)

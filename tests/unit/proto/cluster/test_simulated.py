@@ -9,7 +9,7 @@ import pytest
 from rollbook.proto.cluster.bookie_watcher import BookieWatcher
 from rollbook.proto.cluster.cluster import initialise
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
-from rollbook.proto.cluster.registration import BookieRegistration, Standing
+from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import (
     Missing,
     NodeExists,
@@ -231,7 +231,7 @@ def test_the_worlds_above_have_everything_in_them() -> None:
 def test_bookies_come_back_and_are_seen_as_they_are(seed: int) -> None:
     """RG1, RG2: through lost sessions and restarts, which run into the session of before."""
     world = World(seed)
-    wanted: dict[BookieId, Standing] = {}
+    wanted: dict[BookieId, RegisteredMode] = {}
 
     async def serve(node: Node) -> None:
         bookie = BookieId(f"{node.name}:3181")
@@ -253,7 +253,7 @@ def test_bookies_come_back_and_are_seen_as_they_are(seed: int) -> None:
         node: Node, bookie: BookieId, registration: BookieRegistration
     ) -> None:
         while True:
-            wanted[bookie] = node.randomness.choice(list(Standing))
+            wanted[bookie] = node.randomness.choice(list(RegisteredMode))
             try:
                 await registration.register(wanted[bookie])
             except (Unavailable, OutcomeUnknown):
@@ -281,7 +281,7 @@ def test_bookies_come_back_and_are_seen_as_they_are(seed: int) -> None:
         for bookie, standing in wanted.items():
             folder, other = (
                 (live.writable, live.read_only)
-                if standing is Standing.WRITABLE
+                if standing is RegisteredMode.WRITABLE
                 else (live.read_only, live.writable)
             )
             assert (bookie in folder, bookie in other) == (True, False), (bookie, standing)
