@@ -13,7 +13,7 @@ from typing import Final
 from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core.catalog import Catalog, Log
-from rollbook.bookie.core.control_records import Operation
+from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.entry_log_format import (
     TRAILER_BYTES,
     PageRow,
@@ -206,7 +206,7 @@ class StoreFiles:
             facts[ledger_id] = before(ledger_id).with_fence()
         for control in replayed.controls:
             facts[control.ledger_id] = control.applied_to(before(control.ledger_id), journal)
-            if control.operation is Operation.DROP:
+            if control.operation is ControlOperation.DROP:
                 self.catalog.drop(control.ledger_id, journal)
                 for memtable in earlier:
                     memtable.drop(control.ledger_id)

@@ -19,7 +19,7 @@ from rollbook.bookie.catalog import CatalogFiles
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.catalog import COMPACTED, Catalog, Log
-from rollbook.bookie.core.control_records import Operation
+from rollbook.bookie.core.control_records import ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker
 from rollbook.bookie.core.record_format import (
@@ -387,7 +387,9 @@ class _Boot:
         journal_file = JournalFile(path, records, packer)
         journal_file.memtable, journal_file.shape = replayed.memtable, replayed.shape
         journal_file.deleted = {
-            each.ledger_id: None for each in replayed.controls if each.operation is Operation.DELETE
+            each.ledger_id: None
+            for each in replayed.controls
+            if each.operation is ControlOperation.DELETE
         }
         journal_file.doubts = replayed.doubts
         self._learn(replayed, header.number)
@@ -401,7 +403,7 @@ class _Boot:
         for control in replayed.controls:
             before = self._facts(control.ledger_id)
             self._set_facts(control.ledger_id, control.applied_to(before, journal))
-            is_dropped = control.operation is Operation.DROP
+            is_dropped = control.operation is ControlOperation.DROP
             if is_dropped:  # At once: nothing is listed that the next checkpoint would take away.
                 self._catalog.catalog.drop(control.ledger_id, journal)
             if is_dropped or self._facts(control.ledger_id).deleted_ms is not None:

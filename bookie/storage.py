@@ -27,7 +27,7 @@ from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
 from rollbook.bookie.core.journal_index import IntArray
@@ -321,18 +321,18 @@ class Storage:
 
     def _on_control(self, control: Control, file: JournalFile) -> None:
         ledger = self._ledger(control.ledger_id)
-        if control.operation is Operation.FENCE and not ledger.facts.is_fenced:
+        if control.operation is ControlOperation.FENCE and not ledger.facts.is_fenced:
             logger.info("ledger_fenced", ledger_id=control.ledger_id)
         self._set_facts(ledger, control.applied_to(ledger.facts, file.number))
-        if control.operation is Operation.LAC and ledger.on_durable_lac(control.number):
+        if control.operation is ControlOperation.LAC and ledger.on_durable_lac(control.number):
             self._tell_lac_watcher(control.ledger_id)
-        if control.operation in (Operation.DELETE, Operation.DROP):
+        if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
             for each in self._files():
                 each.memtable.drop(control.ledger_id)
-        if control.operation is Operation.DELETE:
+        if control.operation is ControlOperation.DELETE:
             file.deleted[control.ledger_id] = None
             self._tell_lac_watcher(control.ledger_id)
-        if control.operation is Operation.DROP:
+        if control.operation is ControlOperation.DROP:
             self.catalog.drop(control.ledger_id, file.number)
             self._reading.moves += 1
 
@@ -364,7 +364,9 @@ class Storage:
         ledger.fence_is_wanted = True
         fence = self._fences.get(ledger_id)
         if fence is None:
-            fence = self._journal.append(Control(Operation.FENCE, ledger_id, ledger.shown_key))
+            fence = self._journal.append(
+                Control(ControlOperation.FENCE, ledger_id, ledger.shown_key)
+            )
             self._fences[ledger_id] = fence
             fence.add_done_callback(lambda _: self._fences.pop(ledger_id, None))
         await asyncio.shield(fence)
@@ -380,7 +382,7 @@ class Storage:
             raise BookieReadOnly(ledger_id=ledger_id)
         ledger.show_key(ledger_key)
         control = Control(
-            Operation.LAC, ledger_id, ledger.shown_key, last_add_confirmed, bytes(packet)
+            ControlOperation.LAC, ledger_id, ledger.shown_key, last_add_confirmed, bytes(packet)
         )
         await self._journal.append(control)
 
@@ -414,7 +416,8 @@ class Storage:
         wall_ms = self._clock.wall_us() // 1000
         ledgers = list(map(self._ledger, ledger_ids))
         controls = [
-            Control(Operation.DELETE, each.ledger_id, each.shown_key, wall_ms) for each in ledgers
+            Control(ControlOperation.DELETE, each.ledger_id, each.shown_key, wall_ms)
+            for each in ledgers
         ]
         self._require_room_for(controls)
         for ledger, control in zip(ledgers, controls, strict=True):
@@ -428,7 +431,9 @@ class Storage:
         Key, fence and explicit LAC stay. Raises like `delete`, and `BookieFailed`.
         """
         ledgers = list(map(self._ledger, ledger_ids))
-        controls = [Control(Operation.DROP, each.ledger_id, each.shown_key) for each in ledgers]
+        controls = [
+            Control(ControlOperation.DROP, each.ledger_id, each.shown_key) for each in ledgers
+        ]
         self._require_room_for(controls)
         drops = list(map(self._journal.append, controls))
         self._drops.update(zip(ledger_ids, drops, strict=True))

@@ -25,7 +25,7 @@ _HEAD: Final = struct.Struct("<BqB")
 _BODY: Final = struct.Struct("<qI")
 
 
-class Operation(IntEnum):
+class ControlOperation(IntEnum):
     FENCE = 1
     LAC = 2
     DELETE = 3
@@ -33,7 +33,7 @@ class Operation(IntEnum):
 
 
 class Control(NamedTuple):
-    operation: Operation
+    operation: ControlOperation
     ledger_id: int
     ledger_key: bytes | None
     number: int = 0
@@ -43,11 +43,11 @@ class Control(NamedTuple):
         """`journal` is the file that has it."""
         if self.ledger_key is not None:
             facts = facts.with_key(self.ledger_key)
-        if self.operation is Operation.FENCE:
+        if self.operation is ControlOperation.FENCE:
             return facts.with_fence()
-        if self.operation is Operation.LAC:
+        if self.operation is ControlOperation.LAC:
             return facts.with_lac_packet(self.number, self.packet)
-        if self.operation is Operation.DROP:
+        if self.operation is ControlOperation.DROP:
             return facts.with_drop(journal)
         return facts.with_deletion(self.number)
 
@@ -84,6 +84,6 @@ def unpack_controls(body: bytes) -> Iterator[Control]:
             packet = body[at - packet_size : at]
             if at > len(body):
                 raise TornRecord("a control record is cut short")
-            yield Control(Operation(kind), ledger_id, key, number, packet)
+            yield Control(ControlOperation(kind), ledger_id, key, number, packet)
     except (struct.error, ValueError) as error:
         raise TornRecord(f"a control record cannot be read: {error}") from error

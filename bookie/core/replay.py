@@ -14,7 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbook.bookie.core.control_records import Control, Operation, is_of_control, unpack_controls
+from rollbook.bookie.core.control_records import (
+    Control,
+    ControlOperation,
+    is_of_control,
+    unpack_controls,
+)
 from rollbook.bookie.core.journal_adoption import Shape
 from rollbook.bookie.core.journal_index import IntArray, Memtable
 from rollbook.bookie.core.record_format import Record, RecordKind, RecordReader, Rot, Row, Scan
@@ -85,7 +90,7 @@ def replay_record(result: Replayed, record: Record, body: bytes) -> None:
     elif record.kind is RecordKind.CONTROL:
         for control in unpack_controls(body):
             result.controls.append(control)
-            if control.operation in (Operation.DELETE, Operation.DROP):
+            if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
                 result.settle()
                 result.memtable.drop(control.ledger_id)
 

@@ -24,7 +24,7 @@ IDENTITY_PLUGIN = "rollbook.identity"
 """Auth requests under this name return the bookie's id as payload. An extension of ours."""
 
 
-class Operation(IntEnum):
+class BookieOperation(IntEnum):
     """Numbered as in version 3."""
 
     READ = 1

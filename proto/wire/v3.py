@@ -29,6 +29,7 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    BookieOperation,
     Call,
     Failure,
     ForceLedger,
@@ -36,7 +37,6 @@ from rollbook.proto.wire.messages import (
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
-    Operation,
     PackedBatch,
     Read,
     ReadLac,
@@ -119,7 +119,7 @@ class Origin(NamedTuple):
 
     version: int
     txn_id: int
-    operation: Operation
+    operation: BookieOperation
 
     @property
     def is_supported(self) -> bool:
@@ -195,7 +195,9 @@ def _response(origin: Origin, reply: Reply) -> pb.Response:
     )
 
 
-def _header(txn_id: int, operation: Operation, priority: int | None = None) -> pb.BKPacketHeader:
+def _header(
+    txn_id: int, operation: BookieOperation, priority: int | None = None
+) -> pb.BKPacketHeader:
     return pb.BKPacketHeader(
         version=VERSION,
         operation=pb.OperationType.ValueType(operation),
@@ -243,16 +245,16 @@ def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, A
 def unpack_request(body: bytes) -> Call:
     message = _parse(pb.Request, body)
     header = message.header
-    operation = Operation(header.operation)
+    operation = BookieOperation(header.operation)
     origin = Origin(header.version, header.txnId, operation)
     return Call(_request(message, operation), header.priority > 0, origin)
 
 
-def _request(message: pb.Request, operation: Operation) -> Request:
+def _request(message: pb.Request, operation: BookieOperation) -> Request:
     match operation:
-        case Operation.READ if message.HasField("readRequest"):
+        case BookieOperation.READ if message.HasField("readRequest"):
             return _read(message.readRequest)
-        case Operation.ADD if message.HasField("addRequest"):
+        case BookieOperation.ADD if message.HasField("addRequest"):
             add = message.addRequest
             return Add(
                 ledger_id=LedgerId(add.ledgerId),
@@ -262,26 +264,26 @@ def _request(message: pb.Request, operation: Operation) -> Request:
                 is_recovery=add.HasField("flag"),  # There is one value only.
                 is_sync_deferred=bool(add.writeFlags & DEFERRED_SYNC),
             )
-        case Operation.AUTH if message.HasField("authRequest"):
+        case BookieOperation.AUTH if message.HasField("authRequest"):
             return Auth(*_auth_fields(message.authRequest))
-        case Operation.WRITE_LAC if message.HasField("writeLacRequest"):
+        case BookieOperation.WRITE_LAC if message.HasField("writeLacRequest"):
             lac = message.writeLacRequest
             return WriteLac(LedgerId(lac.ledgerId), EntryId(lac.lac), lac.masterKey, lac.body)
-        case Operation.READ_LAC if message.HasField("readLacRequest"):
+        case BookieOperation.READ_LAC if message.HasField("readLacRequest"):
             return ReadLac(LedgerId(message.readLacRequest.ledgerId))
-        case Operation.GET_BOOKIE_INFO if message.HasField("getBookieInfoRequest"):
+        case BookieOperation.GET_BOOKIE_INFO if message.HasField("getBookieInfoRequest"):
             requested = message.getBookieInfoRequest.requested
             return GetBookieInfo(
                 total_bytes=bool(requested & pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY),
                 free_bytes=bool(requested & pb.GetBookieInfoRequest.FREE_DISK_SPACE),
             )
-        case Operation.BATCH_READ if message.HasField("batchReadRequest"):
+        case BookieOperation.BATCH_READ if message.HasField("batchReadRequest"):
             return _batch_read(message.batchReadRequest)
-        case Operation.START_TLS if message.HasField("startTLSRequest"):
+        case BookieOperation.START_TLS if message.HasField("startTLSRequest"):
             return StartTls()
-        case Operation.FORCE_LEDGER if message.HasField("forceLedgerRequest"):
+        case BookieOperation.FORCE_LEDGER if message.HasField("forceLedgerRequest"):
             return ForceLedger(LedgerId(message.forceLedgerRequest.ledgerId))
-        case Operation.LIST_ENTRIES if message.HasField("getListOfEntriesOfLedgerRequest"):
+        case BookieOperation.LIST_ENTRIES if message.HasField("getListOfEntriesOfLedgerRequest"):
             return ListEntries(LedgerId(message.getListOfEntriesOfLedgerRequest.ledgerId))
     return Unknown()
 
@@ -322,10 +324,10 @@ def pack_request(txn_id: int, request: Request, *, is_high_priority: bool = Fals
     return pack_frame(pb.Request(header=header, **own).SerializeToString())
 
 
-def _request_message(request: Request) -> tuple[Operation, dict[str, Any]]:
+def _request_message(request: Request) -> tuple[BookieOperation, dict[str, Any]]:
     match request:
         case Read():
-            return Operation.READ, {"readRequest": _read_message(request)}
+            return BookieOperation.READ, {"readRequest": _read_message(request)}
         case Add():
             add = pb.AddRequest(
                 ledgerId=request.ledger_id,
@@ -335,30 +337,32 @@ def _request_message(request: Request) -> tuple[Operation, dict[str, Any]]:
                 writeFlags=DEFERRED_SYNC if request.is_sync_deferred else None,
                 flag=pb.AddRequest.RECOVERY_ADD if request.is_recovery else None,
             )
-            return Operation.ADD, {"addRequest": add}
+            return BookieOperation.ADD, {"addRequest": add}
         case Auth(plugin, payload):
             auth = pb.AuthMessage(authPluginName=plugin, payload=payload)
-            return Operation.AUTH, {"authRequest": auth}
+            return BookieOperation.AUTH, {"authRequest": auth}
         case WriteLac(ledger_id, lac, key, packet):
             written = pb.WriteLacRequest(ledgerId=ledger_id, lac=lac, masterKey=key, body=packet)
-            return Operation.WRITE_LAC, {"writeLacRequest": written}
+            return BookieOperation.WRITE_LAC, {"writeLacRequest": written}
         case ReadLac(ledger_id):
-            return Operation.READ_LAC, {"readLacRequest": pb.ReadLacRequest(ledgerId=ledger_id)}
+            return BookieOperation.READ_LAC, {
+                "readLacRequest": pb.ReadLacRequest(ledgerId=ledger_id)
+            }
         case GetBookieInfo(total_bytes, free_bytes):
             bits = (
                 pb.GetBookieInfoRequest.TOTAL_DISK_CAPACITY * total_bytes
                 | pb.GetBookieInfoRequest.FREE_DISK_SPACE * free_bytes
             )
             info = pb.GetBookieInfoRequest(requested=bits)
-            return Operation.GET_BOOKIE_INFO, {"getBookieInfoRequest": info}
+            return BookieOperation.GET_BOOKIE_INFO, {"getBookieInfoRequest": info}
         case StartTls():
-            return Operation.START_TLS, {"startTLSRequest": pb.StartTLSRequest()}
+            return BookieOperation.START_TLS, {"startTLSRequest": pb.StartTLSRequest()}
         case ForceLedger(ledger_id):
             force = pb.ForceLedgerRequest(ledgerId=ledger_id)
-            return Operation.FORCE_LEDGER, {"forceLedgerRequest": force}
+            return BookieOperation.FORCE_LEDGER, {"forceLedgerRequest": force}
         case ListEntries(ledger_id):
             entries = pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id)
-            return Operation.LIST_ENTRIES, {"getListOfEntriesOfLedgerRequest": entries}
+            return BookieOperation.LIST_ENTRIES, {"getListOfEntriesOfLedgerRequest": entries}
         case BatchRead():
             batch = pb.BatchReadRequest(
                 ledgerId=request.ledger_id,
@@ -370,7 +374,7 @@ def _request_message(request: Request) -> tuple[Operation, dict[str, Any]]:
                 fence=request.fence or None,
                 isSparse=request.is_sparse or None,
             )
-            return Operation.BATCH_READ, {"batchReadRequest": batch}
+            return BookieOperation.BATCH_READ, {"batchReadRequest": batch}
     raise InvalidRequest(f"{type(request).__name__} has no form in version 3")
 
 

@@ -11,10 +11,17 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v3
 from rollbook.proto.wire.entry_batches import unpack_bodies
 from rollbook.proto.wire.frames import LENGTH_BYTES
-from rollbook.proto.wire.messages import Answer, BatchReadReply, Call, Operation, Read, ReadReply
+from rollbook.proto.wire.messages import (
+    Answer,
+    BatchReadReply,
+    BookieOperation,
+    Call,
+    Read,
+    ReadReply,
+)
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
-_READ: Final = Operation.READ
+_READ: Final = BookieOperation.READ
 
 _match_read: Final = message_pattern(
     rb"""

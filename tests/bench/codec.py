@@ -16,7 +16,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import Answer, Call, Operation, Read, ReadReply
+from rollbook.proto.wire.messages import Answer, BookieOperation, Call, Read, ReadReply
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure
@@ -194,7 +194,7 @@ def _reading(version: int) -> Callable[[], float]:
 
 
 def _finding(version: int) -> Callable[[], float]:
-    origin = v2.Origin(2) if version == 2 else v3.Origin(3, FIRST_ENTRY, Operation.READ)
+    origin = v2.Origin(2) if version == 2 else v3.Origin(3, FIRST_ENTRY, BookieOperation.READ)
     body = LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(1_000)).pack_entry(
         EntryId(FIRST_ENTRY), NO_ENTRY, 100, PAYLOAD
     )
@@ -210,7 +210,7 @@ def _finding(version: int) -> Callable[[], float]:
 
 def _found(version: int) -> Callable[[], float]:
     digest = LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(1_000))
-    origin = v2.Origin(2) if version == 2 else v3.Origin(3, FIRST_ENTRY, Operation.READ)
+    origin = v2.Origin(2) if version == 2 else v3.Origin(3, FIRST_ENTRY, BookieOperation.READ)
     frames = []
     for entry_id in map(EntryId, range(FIRST_ENTRY, FIRST_ENTRY + ENTRIES)):
         body = digest.pack_entry(entry_id, NO_ENTRY, 100, PAYLOAD)

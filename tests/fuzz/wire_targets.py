@@ -21,11 +21,11 @@ from rollbook.proto.wire.messages import (
     AuthReply,
     BatchRead,
     BookieInfoReply,
+    BookieOperation,
     Call,
     Failure,
     ForceLedgerReply,
     ListEntriesReply,
-    Operation,
     ReadLac,
     ReadLacReply,
     ReadReply,
@@ -172,7 +172,7 @@ def _pack_replies(heard: list[AddReply | Answer]) -> bytes:
     frames: list[bytes] = []
     for item in heard:
         if isinstance(item, AddReply):
-            frames.append(v3.Origin(3, 1, Operation.ADD).pack(item))
+            frames.append(v3.Origin(3, 1, BookieOperation.ADD).pack(item))
         elif item.txn_id is None:
             frames.append(v2.Origin(2).pack(item.reply))
         else:
@@ -181,17 +181,17 @@ def _pack_replies(heard: list[AddReply | Answer]) -> bytes:
     return b"".join(frames)
 
 
-_OPERATIONS: Final[dict[type[Reply], Operation]] = {
-    ReadReply: Operation.READ,
-    AddReply: Operation.ADD,
-    AuthReply: Operation.AUTH,
-    WriteLacReply: Operation.WRITE_LAC,
-    ReadLacReply: Operation.READ_LAC,
-    ForceLedgerReply: Operation.FORCE_LEDGER,
-    BookieInfoReply: Operation.GET_BOOKIE_INFO,
-    ListEntriesReply: Operation.LIST_ENTRIES,
-    StartTlsReply: Operation.START_TLS,
-    Refusal: Operation.BATCH_READ,
+_OPERATIONS: Final[dict[type[Reply], BookieOperation]] = {
+    ReadReply: BookieOperation.READ,
+    AddReply: BookieOperation.ADD,
+    AuthReply: BookieOperation.AUTH,
+    WriteLacReply: BookieOperation.WRITE_LAC,
+    ReadLacReply: BookieOperation.READ_LAC,
+    ForceLedgerReply: BookieOperation.FORCE_LEDGER,
+    BookieInfoReply: BookieOperation.GET_BOOKIE_INFO,
+    ListEntriesReply: BookieOperation.LIST_ENTRIES,
+    StartTlsReply: BookieOperation.START_TLS,
+    Refusal: BookieOperation.BATCH_READ,
 }
 
 
@@ -211,7 +211,7 @@ def _hear_stored_adds(frames: bytes) -> list[object]:
 
 # What follows a frame must be heard as if it came alone.
 _NEXT_REQUEST: Final = v3.pack_request(9, ReadLac(LEDGER))
-_NEXT_REPLY: Final = v3.Origin(3, 9, Operation.READ_LAC).pack(ReadLacReply(None, LEDGER))
+_NEXT_REPLY: Final = v3.Origin(3, 9, BookieOperation.READ_LAC).pack(ReadLacReply(None, LEDGER))
 
 
 def hear_request_twice(stream: bytes) -> None:

@@ -12,7 +12,7 @@ from rollbook.bookie import catalog, journal_reading, startup
 from rollbook.bookie.catalog import CatalogFiles, _Generation
 from rollbook.bookie.checkpoint import Checkpointer
 from rollbook.bookie.core import record_format as records
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
 from rollbook.bookie.core.identity import MembershipState
@@ -85,7 +85,7 @@ async def _fence_at_once(self: Storage, ledger_id: int, ledger_key: bytes) -> No
     if ledger.refusal_of_control(ledger_key) is None and not ledger.facts.is_fenced:
         ledger.show_key(ledger_key)
         ledger.fence_is_wanted = True
-        self._journal.append(Control(Operation.FENCE, ledger_id, ledger.shown_key))
+        self._journal.append(Control(ControlOperation.FENCE, ledger_id, ledger.shown_key))
 
 
 def _forget(self: LedgerFacts, *_: Any) -> LedgerFacts:
@@ -106,7 +106,7 @@ def _drop_what_came_later(self: startup._Boot, replayed: Replayed, journal: int)
     """Replay takes the drop for the deletion that it looks like."""
     _learn(self, replayed, journal)
     for control in replayed.controls:
-        if control.operation is Operation.DROP:
+        if control.operation is ControlOperation.DROP:
             replayed.memtable.drop(control.ledger_id)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed
@@ -147,7 +147,7 @@ def test_what_was_asked_for_before_is_written_before() -> None:
         await fence
         await client.until_heard()
         written = node.disk.durable(journal_path(CONFIG.journal_dir, number)) or b""
-        fence_at = written.index(Control(Operation.FENCE, 8, KEY).pack())
+        fence_at = written.index(Control(ControlOperation.FENCE, 8, KEY).pack())
         assert before < fence_at < written.index(entry(7, ENOUGH - 1))
         assert client.add()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.bookie.core.catalog import pack_ledger
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts as FactsOnDisk
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata
@@ -201,6 +201,6 @@ def entries_in(data: bytes, digest_of: Callable[[int], DigestType | None]) -> It
 def fences_on_disk(ledger_id: int, password: bytes) -> tuple[bytes, ...]:
     """How a fence looks in a journal, and in the catalog that a bookie in doubt of a ledger begins with."""
     return (
-        Control(Operation.FENCE, ledger_id, ledger_key(password)).pack(),
+        Control(ControlOperation.FENCE, ledger_id, ledger_key(password)).pack(),
         pack_ledger(ledger_id, FactsOnDisk(is_fenced=True)),
     )

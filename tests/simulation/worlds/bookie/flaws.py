@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rollbook.bookie import record_file, startup
 from rollbook.bookie.connection import Connection
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.memory_budget import Account
@@ -72,7 +72,7 @@ async def _fence_at_once(self: Storage, ledger_id: int, ledger_key: bytes) -> No
     if ledger.refusal_of_control(ledger_key) is None and not ledger.facts.is_fenced:
         ledger.show_key(ledger_key)
         ledger.fence_is_wanted = True
-        self._journal.append(Control(Operation.FENCE, ledger_id, ledger.shown_key))
+        self._journal.append(Control(ControlOperation.FENCE, ledger_id, ledger.shown_key))
 
 
 def _forget_fence(self: LedgerFacts) -> LedgerFacts:
@@ -242,7 +242,7 @@ _learn = startup._Boot._learn
 def _drop_what_came_later(self: startup._Boot, replayed: Replayed, journal: int) -> None:
     _learn(self, replayed, journal)
     for control in replayed.controls:
-        if control.operation is Operation.DROP:
+        if control.operation is ControlOperation.DROP:
             replayed.memtable.drop(control.ledger_id)
 
 

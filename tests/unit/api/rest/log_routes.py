@@ -168,7 +168,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Operation:
+class DocumentedRoute:
     """As OpenAPI has it."""
 
     id: str
@@ -182,10 +182,10 @@ class Operation:
         return route.method == self.method and re.fullmatch(pattern, path) is not None
 
 
-def operations_of(app: FastAPI) -> list[Operation]:
+def operations_of(app: FastAPI) -> list[DocumentedRoute]:
     """All of `/v1`."""
     return [
-        Operation(described["operationId"], method.upper(), path, described)
+        DocumentedRoute(described["operationId"], method.upper(), path, described)
         for path, by_method in app.openapi()["paths"].items()
         for method, described in by_method.items()
         if path.startswith("/v1/")

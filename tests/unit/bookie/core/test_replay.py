@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollbook.bookie.core import replay as replaying
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
 from rollbook.bookie.core.journal_index import Memtable
 from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, RecordKind, RecordReader, scan
@@ -50,7 +50,7 @@ def index(memtable: Memtable, write: Write) -> None:
     """As the storage does it."""
     for record in write.records:
         for control in record.controls:
-            if control.operation in (Operation.DELETE, Operation.DROP):
+            if control.operation in (ControlOperation.DELETE, ControlOperation.DROP):
                 memtable.drop(control.ledger_id)
         for placed in record.adds:
             for group, positions, lengths in index_of(placed):
@@ -67,7 +67,7 @@ def test_what_was_written_is_what_is_read_back(seed: int, monkeypatch: pytest.Mo
     contents = bytearray(FILE_HEADER_BYTES)
     for _ in range(12):
         items: list[Frames | Control] = list(some_frames(chance, writers))
-        for operation in (Operation.DELETE, Operation.DROP, Operation.LAC):
+        for operation in (ControlOperation.DELETE, ControlOperation.DROP, ControlOperation.LAC):
             if chance.random() < 0.3:
                 control = Control(operation, chance.choice(LEDGERS), None)
                 items.insert(chance.randrange(len(items) + 1), control)
@@ -97,7 +97,7 @@ def test_only_what_must_come_after_it_has_the_gathered_sorted_out(
     monkeypatch.setattr(StoredAdds, "take", take)
     add, delete = (
         packers()[0].pack(EntryId(0), EntryId(-1), 0, b"x"),
-        Control(Operation.DELETE, LEDGERS[1], None),
+        Control(ControlOperation.DELETE, LEDGERS[1], None),
     )
     (adds,) = RequestDecoder().feed(add)
     assert isinstance(adds, Adds)
@@ -106,7 +106,7 @@ def test_only_what_must_come_after_it_has_the_gathered_sorted_out(
     for item in (
         delete,
         frames,
-        Control(Operation.FENCE, LEDGERS[0], None),
+        Control(ControlOperation.FENCE, LEDGERS[0], None),
         frames,
         delete,
         delete,

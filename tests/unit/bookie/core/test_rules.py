@@ -6,7 +6,12 @@ from itertools import pairwise
 import pytest
 
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.control_records import Control, Operation, is_of_control, unpack_controls
+from rollbook.bookie.core.control_records import (
+    Control,
+    ControlOperation,
+    is_of_control,
+    unpack_controls,
+)
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
 from rollbook.bookie.core.journal_adoption import Shape
@@ -107,13 +112,13 @@ def test_whatever_comes_into_doubt_is_news_also_if_it_was_in_doubt() -> None:
 # --- Control ----------------------------------------------------------------------------------
 
 CONTROLS = [
-    Control(Operation.FENCE, 7, KEY),
-    Control(Operation.FENCE, 2**63 - 1, b""),
-    Control(Operation.FENCE, 8, None),
-    Control(Operation.LAC, 7, KEY, 5, b"packet"),
-    Control(Operation.LAC, 9, KEY, -1, b""),
-    Control(Operation.DELETE, 7, None, 2**41),
-    Control(Operation.DROP, 7, KEY),
+    Control(ControlOperation.FENCE, 7, KEY),
+    Control(ControlOperation.FENCE, 2**63 - 1, b""),
+    Control(ControlOperation.FENCE, 8, None),
+    Control(ControlOperation.LAC, 7, KEY, 5, b"packet"),
+    Control(ControlOperation.LAC, 9, KEY, -1, b""),
+    Control(ControlOperation.DELETE, 7, None, 2**41),
+    Control(ControlOperation.DROP, 7, KEY),
 ]
 
 

@@ -12,7 +12,7 @@ from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import frame_columns, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES
-from rollbook.proto.wire.messages import AddReply, Operation
+from rollbook.proto.wire.messages import AddReply, BookieOperation
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.unit.proto.wire.streams import HeardAdd, flatten, packers
 
@@ -200,7 +200,7 @@ def test_replies_cost_no_more_than_they_are_worth(
     for count in (frame_columns.count_varints_on, frame_columns.varint_columns):
         compared.counts(v3_adds, count)
     ledgers = LedgerId(300), LedgerId(301)
-    origin = v3.Origin(3, 9, Operation.ADD)
+    origin = v3.Origin(3, 9, BookieOperation.ADD)
     replies = [
         origin.pack(AddReply(None, ledgers[index // turns % 2], EntryId(20_000 + index)))
         for index in range(2_000)

@@ -9,7 +9,7 @@ from rollbook.proto.wire import v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import ENTRY_BYTES_SLACK, AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
-from rollbook.proto.wire.messages import Add, Operation, ReadReply
+from rollbook.proto.wire.messages import Add, BookieOperation, ReadReply
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
@@ -83,7 +83,7 @@ def test_the_largest_entry_fits_as_an_add_and_as_an_answer(version: int, kind: D
     body = adds.buffer[adds.groups[0].starts[0] : adds.groups[0].ends[0]]
     big = 2**63 - 1
     reply = ReadReply(None, LedgerId(big), EntryId(big), body, EntryId(big), big)
-    assert len(ReplyDecoder(limit).feed(v3.Origin(3, big, Operation.READ).pack(reply))) == 1
+    assert len(ReplyDecoder(limit).feed(v3.Origin(3, big, BookieOperation.READ).pack(reply))) == 1
     with pytest.raises(EntryTooLarge):
         packer.pack(EntryId(0), EntryId(-1), 0, payload + b"x")
 

@@ -29,12 +29,12 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    BookieOperation,
     Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
-    Operation,
     Read,
     ReadLac,
     ReadLacReply,
@@ -205,7 +205,7 @@ def test_v3_request(name: str) -> None:
 def test_v3_fencing_read_in_the_order_of_java_4_18() -> None:
     (call,) = RequestDecoder().feed(V3_FRAMES["READ fence, entry -1, 4.18 order"])
     assert call == Call(
-        Read(LEDGER, NO_ENTRY, KEY, fence=True), False, v3.Origin(3, 2, Operation.READ)
+        Read(LEDGER, NO_ENTRY, KEY, fence=True), False, v3.Origin(3, 2, BookieOperation.READ)
     )
 
 
@@ -218,32 +218,32 @@ V2_REPLIES: Final[dict[str, Reply]] = {
     "BATCH_READ response": BatchReadReply(None, LEDGER, E0, 42, (HELLO, WORLD)),
     "AUTH response, auth disabled": AuthReply(AUTH_DISABLED_PLUGIN, b""),
 }
-V3_REPLIES: Final[dict[str, tuple[int, Operation, Reply]]] = {
+V3_REPLIES: Final[dict[str, tuple[int, BookieOperation, Reply]]] = {
     "READ response EOK, maxLAC 0": (
         2,
-        Operation.READ,
+        BookieOperation.READ,
         ReadReply(None, LEDGER, E0, HELLO, last_add_confirmed=E0),
     ),
     "READ response ENOENTRY, entry 99": (
         2,
-        Operation.READ,
+        BookieOperation.READ,
         ReadReply(NoSuchEntry, LEDGER, EntryId(99)),
     ),
     "READ_LAC response, both bodies": (
         4,
-        Operation.READ_LAC,
+        BookieOperation.READ_LAC,
         ReadLacReply(None, LEDGER, LAC_PACKET, HELLO),
     ),
-    "FORCE_LEDGER response": (6, Operation.FORCE_LEDGER, ForceLedgerReply(None, LEDGER)),
+    "FORCE_LEDGER response": (6, BookieOperation.FORCE_LEDGER, ForceLedgerReply(None, LEDGER)),
     "GET_BOOKIE_INFO response": (
         7,
-        Operation.GET_BOOKIE_INFO,
+        BookieOperation.GET_BOOKIE_INFO,
         BookieInfoReply(None, total_bytes=1000000, free_bytes=400000),
     ),
-    "START_TLS refused (EBADREQ)": (1, Operation.START_TLS, StartTlsReply(InvalidRequest)),
-    "START_TLS accepted": (1, Operation.START_TLS, StartTlsReply(None)),
-    "AUTH response, auth disabled": (1, Operation.AUTH, AuthReply(AUTH_DISABLED_PLUGIN, b"")),
-    "unsupported operation 12 response": (9, Operation.BATCH_READ, Refusal(InvalidRequest)),
+    "START_TLS refused (EBADREQ)": (1, BookieOperation.START_TLS, StartTlsReply(InvalidRequest)),
+    "START_TLS accepted": (1, BookieOperation.START_TLS, StartTlsReply(None)),
+    "AUTH response, auth disabled": (1, BookieOperation.AUTH, AuthReply(AUTH_DISABLED_PLUGIN, b"")),
+    "unsupported operation 12 response": (9, BookieOperation.BATCH_READ, Refusal(InvalidRequest)),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v3
-from rollbook.proto.wire.messages import Add, BatchReadReply, Operation, Read, ReadReply
+from rollbook.proto.wire.messages import Add, BatchReadReply, BookieOperation, Read, ReadReply
 from tests.fuzz.wire_targets import hear_reply_twice, hear_request_twice
 from tests.golden.bookkeeper import V2_FRAMES, V3_FRAMES
 from tests.unit.proto.wire.streams import KEY, packers
@@ -27,13 +27,13 @@ REQUESTS = [
 REPLIES = [
     *(frame for name, frame in V2_FRAMES.items() if "response" in name),
     *(frame for name, frame in V3_FRAMES.items() if "request" not in name),
-    v3.Origin(3, 50_000, Operation.READ).pack(
+    v3.Origin(3, 50_000, BookieOperation.READ).pack(
         ReadReply(None, *LARGE, b"x" * 200, EntryId(4), 1_700_000_000_000)
     ),
-    v3.Origin(3, 50_000, Operation.READ).pack(
+    v3.Origin(3, 50_000, BookieOperation.READ).pack(
         ReadReply(None, *LARGE, b"x" * 4, EntryId(4), following=(b"y" * 32, b"z" * 33))
     ),
-    v3.Origin(3, 50_000, Operation.BATCH_READ).pack(
+    v3.Origin(3, 50_000, BookieOperation.BATCH_READ).pack(
         BatchReadReply(None, *LARGE, 70_000, (b"x" * 40, b"y" * 60))
     ),
 ]

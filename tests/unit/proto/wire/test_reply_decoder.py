@@ -32,13 +32,13 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
+    BookieOperation,
     Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
-    Operation,
     Origin,
     PackedBatch,
     Read,
@@ -63,23 +63,23 @@ from tests.unit.proto.wire.streams import KEY
 LEDGER, E5 = LedgerId(7), EntryId(5)
 ENTRIES = EntryList.of([EntryId(0), EntryId(1), EntryId(9)])
 
-V3_REPLIES: list[tuple[Operation, Reply]] = [
-    (Operation.READ, ReadReply(None, LEDGER, E5, b"body")),
-    (Operation.READ, ReadReply(None, LEDGER, E5, b"", EntryId(4), 1_700_000_000_000)),
-    (Operation.READ, ReadReply(None, LEDGER, NO_ENTRY, None, NO_ENTRY)),
-    (Operation.READ, ReadReply(None, LEDGER, E5, b"", E5, None, (bytes(32), bytes(40)))),
-    (Operation.READ, ReadReply(EntryStateUnknown, LEDGER, E5, None, EntryId(3))),
-    (Operation.AUTH, AuthReply("plugin", b"\x00\xff")),
-    (Operation.WRITE_LAC, WriteLacReply(None, LEDGER)),
-    (Operation.WRITE_LAC, WriteLacReply(Unauthorized, LEDGER)),
-    (Operation.READ_LAC, ReadLacReply(None, LEDGER, None, b"entry")),
-    (Operation.READ_LAC, ReadLacReply(NoSuchEntry, LEDGER)),
-    (Operation.FORCE_LEDGER, ForceLedgerReply(BookieFailed, LEDGER)),
-    (Operation.GET_BOOKIE_INFO, BookieInfoReply(None, free_bytes=2**63 - 1)),
-    (Operation.LIST_ENTRIES, ListEntriesReply(None, LEDGER, ENTRIES)),
-    (Operation.LIST_ENTRIES, ListEntriesReply(NoSuchLedger, LEDGER)),
-    (Operation.START_TLS, StartTlsReply(None)),
-    (Operation.READ, Refusal(Unauthorized)),
+V3_REPLIES: list[tuple[BookieOperation, Reply]] = [
+    (BookieOperation.READ, ReadReply(None, LEDGER, E5, b"body")),
+    (BookieOperation.READ, ReadReply(None, LEDGER, E5, b"", EntryId(4), 1_700_000_000_000)),
+    (BookieOperation.READ, ReadReply(None, LEDGER, NO_ENTRY, None, NO_ENTRY)),
+    (BookieOperation.READ, ReadReply(None, LEDGER, E5, b"", E5, None, (bytes(32), bytes(40)))),
+    (BookieOperation.READ, ReadReply(EntryStateUnknown, LEDGER, E5, None, EntryId(3))),
+    (BookieOperation.AUTH, AuthReply("plugin", b"\x00\xff")),
+    (BookieOperation.WRITE_LAC, WriteLacReply(None, LEDGER)),
+    (BookieOperation.WRITE_LAC, WriteLacReply(Unauthorized, LEDGER)),
+    (BookieOperation.READ_LAC, ReadLacReply(None, LEDGER, None, b"entry")),
+    (BookieOperation.READ_LAC, ReadLacReply(NoSuchEntry, LEDGER)),
+    (BookieOperation.FORCE_LEDGER, ForceLedgerReply(BookieFailed, LEDGER)),
+    (BookieOperation.GET_BOOKIE_INFO, BookieInfoReply(None, free_bytes=2**63 - 1)),
+    (BookieOperation.LIST_ENTRIES, ListEntriesReply(None, LEDGER, ENTRIES)),
+    (BookieOperation.LIST_ENTRIES, ListEntriesReply(NoSuchLedger, LEDGER)),
+    (BookieOperation.START_TLS, StartTlsReply(None)),
+    (BookieOperation.READ, Refusal(Unauthorized)),
 ]
 V2_REPLIES: list[Reply] = [
     ReadReply(None, LEDGER, E5, b"body"),
@@ -94,7 +94,9 @@ V2_REPLIES: list[Reply] = [
 
 @pytest.mark.parametrize(("operation", "reply"), V3_REPLIES)
 @pytest.mark.parametrize("txn_id", [0, 1, 127, 128, 2**63, 2**64 - 1])
-def test_v3_replies_come_back_as_they_were(txn_id: int, operation: Operation, reply: Reply) -> None:
+def test_v3_replies_come_back_as_they_were(
+    txn_id: int, operation: BookieOperation, reply: Reply
+) -> None:
     frame = v3.Origin(3, txn_id, operation).pack(reply)
     assert ReplyDecoder().feed(frame) == [Answer(txn_id, reply)]
     assert v3.unpack_reply(frame[4:]) == Answer(txn_id, reply)
@@ -112,7 +114,7 @@ def test_replies_mean_the_same_however_the_stream_is_cut() -> None:
     frames = [v2.Origin(2).pack(reply) for reply in V2_REPLIES]
     frames += [v3.Origin(3, 300, operation).pack(reply) for operation, reply in V3_REPLIES]
     frames += [v2.Origin(2).pack(AddReply(None, LEDGER, E5))]
-    frames += [v3.Origin(3, 300, Operation.ADD).pack(AddReply(LedgerFenced, LEDGER, E5))]
+    frames += [v3.Origin(3, 300, BookieOperation.ADD).pack(AddReply(LedgerFenced, LEDGER, E5))]
     for seed in range(20):
         chance = random.Random(seed)
         mixed = chance.choices(frames, k=40)
@@ -177,7 +179,7 @@ def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(see
     frames: list[bytes] = []
     for row in range(chance.randrange(9, 200)):
         reply = AddReply(None, LedgerId(ledger_id), EntryId(entry_id + row))
-        frames.append(v3.Origin(3, txn_id + row, Operation.ADD).pack(reply))
+        frames.append(v3.Origin(3, txn_id + row, BookieOperation.ADD).pack(reply))
         if chance.random() < 0.1:
             entry_id += chance.choice((-40, 1, 300))
             entry_id = max(entry_id, 0)
@@ -198,7 +200,7 @@ def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(see
 def test_the_answers_to_a_chunk_of_adds_are_a_range() -> None:
     """W2: even where transaction ids grow by a byte."""
     answers = b"".join(
-        v3.Origin(3, 2**14 - 50 + row, Operation.ADD).pack(
+        v3.Origin(3, 2**14 - 50 + row, BookieOperation.ADD).pack(
             AddReply(None, LEDGER, EntryId(1_000 + row))
         )
         for row in range(200)
@@ -214,7 +216,7 @@ def test_no_run_is_looked_for_in_answers_to_ledgers_in_turn(
     """They come again at one distance, and each of them would be looked at for nothing."""
     monkeypatch.delattr(v3_adds, "_take_replies_alike")
     answers = [
-        v3.Origin(3, 20_000 + row, Operation.ADD).pack(
+        v3.Origin(3, 20_000 + row, BookieOperation.ADD).pack(
             AddReply(None, LedgerId(300 + row % 2), EntryId(20_000 + row // 2))
         )
         for row in range(100)
@@ -294,7 +296,7 @@ def test_v2_requests_can_be_refused(request_: Request) -> None:
     assert ReplyDecoder().feed(call.refuse(LedgerFenced)) == [answer]
 
 
-@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, Operation.BATCH_READ)])
+@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, BookieOperation.BATCH_READ)])
 def test_a_batch_comes_as_it_was_sent(origin: Origin) -> None:
     bodies = (bytes(range(40)), bytes(32))
     for reply in (
@@ -306,7 +308,7 @@ def test_a_batch_comes_as_it_was_sent(origin: Origin) -> None:
         assert answer.reply == reply
 
 
-@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, Operation.BATCH_READ)])
+@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, BookieOperation.BATCH_READ)])
 def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: Origin) -> None:
     bodies = bytes(range(40)), bytes(32), bytes(LARGE_BYTES)
     packed = b"".join(pack_bodies(bodies))
@@ -319,7 +321,7 @@ def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: Origin)
         assert parts[-1] is pieces[-1]
 
 
-@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, Operation.READ)])
+@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, BookieOperation.READ)])
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES])
 def test_an_entry_is_told_alike_in_pieces(origin: Origin, size: int) -> None:
     reply = ReadReply(None, LEDGER, E5, bytes(size), EntryId(4))
@@ -366,7 +368,7 @@ def test_every_error_that_has_a_code_comes_back_as_an_error() -> None:
             assert answer.reply.error is not None
             assert answer.reply.error.code.v2 == error.code.v2
         if error.code.v3 is not None:
-            frame = v3.Origin(3, 1, Operation.READ).pack(ReadReply(error, LEDGER, E5))
+            frame = v3.Origin(3, 1, BookieOperation.READ).pack(ReadReply(error, LEDGER, E5))
             (answer,) = ReplyDecoder().feed(frame)
             assert isinstance(answer, Answer)
             assert isinstance(answer.reply, ReadReply)
@@ -428,7 +430,7 @@ def test_the_outer_status_wins_and_the_inner_one_counts() -> None:
 
 
 def test_the_frame_limit_holds_for_replies() -> None:
-    frame = v3.Origin(3, 1, Operation.READ).pack(ReadReply(None, LEDGER, E5, bytes(1000)))
+    frame = v3.Origin(3, 1, BookieOperation.READ).pack(ReadReply(None, LEDGER, E5, bytes(1000)))
     assert len(ReplyDecoder(len(frame)).feed(frame)) == 1
     with pytest.raises(BadFrame):
         ReplyDecoder(len(frame) - 1).feed(frame)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rollbook.bookie.core.catalog import pack_ledger
-from rollbook.bookie.core.control_records import Control, Operation
+from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.proto.errors import EntryStateUnknown, NoSuchEntry
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
@@ -30,7 +30,7 @@ WRITER, RECOVERER = "writer#1", "recoverer#1"
 B1, B2, B3, B4 = map(BookieId, ("b1", "b2", "b3", "b4"))
 SIZE = 30
 DIGEST = LedgerDigest(DigestType.CRC32C, PASSWORD, ID)
-FENCE = Control(Operation.FENCE, ID, ledger_key(PASSWORD)).pack()
+FENCE = Control(ControlOperation.FENCE, ID, ledger_key(PASSWORD)).pack()
 FENCE_OF_A_FORMAT = pack_ledger(ID, LedgerFacts(is_fenced=True))
 
 OPEN = LedgerMetadata(
