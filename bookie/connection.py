@@ -30,8 +30,8 @@ from rollbook.proto.wire.adds import AddGroup, Adds
 from rollbook.proto.wire.messages import (
     AuthReply,
     BatchRead,
-    Call,
     Read,
+    ReceivedRequest,
     Reply,
 )
 from rollbook.proto.wire.request_decoder import Refused, RequestDecoder
@@ -264,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
             shared.stats.requests["add"].observe(now_ns - accepted.heard_ns, accepted.entries)
         self._balance()
 
-    def _on_call(self, call: Call, now_ns: int) -> int:
+    def _on_call(self, call: ReceivedRequest, now_ns: int) -> int:
         """How many reads that has answered."""
         shared, request, asked = self._shared, call.request, Asked(call, now_ns)
         if not self._is_behind and not shared.turn.is_over:
@@ -363,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- Replies --------------------------------------------------------------------------------
 
-    def _answer(self, call: Call, reply: Reply) -> int:
+    def _answer(self, call: ReceivedRequest, reply: Reply) -> int:
         """How many bytes that is."""
         pieces = call.answer_in_pieces(reply)
         if len(pieces) == 1:

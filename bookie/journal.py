@@ -75,7 +75,7 @@ class JournalFile:
         return self.packer.position
 
 
-class Waiting(NamedTuple):
+class PendingWrite(NamedTuple):
     item: Frames | Control | None  # None waits for what went before.
     is_sync_deferred: bool
     size: int
@@ -111,8 +111,8 @@ class Journal:
         self._cache = cache
         self._clock = clock
         self._stats = stats
-        self._waiting: deque[Waiting] = deque()
-        self._writing: list[Waiting] = []
+        self._waiting: deque[PendingWrite] = deque()
+        self._writing: list[PendingWrite] = []
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
         self._failed_at_once: Exception | None = None  # What the task that writes is to end with.
         self._solo = Solo(config.alone_after_chunks)
@@ -199,7 +199,7 @@ class Journal:
         if self.failure or self._is_closed:
             asyncio.get_running_loop().call_soon(on_done, 1, _failed(self.failure))
             return
-        self._waiting.append(Waiting(item, is_sync_deferred, size, on_done))
+        self._waiting.append(PendingWrite(item, is_sync_deferred, size, on_done))
         self.queued_bytes += size
 
     def _wake(self) -> None:
@@ -333,7 +333,7 @@ class Journal:
             self._expect_silence_if_unsaid()
         return True
 
-    def _take(self) -> tuple[list[Waiting], int]:
+    def _take(self) -> tuple[list[PendingWrite], int]:
         """What goes into one write: all that waits, in order, up to a bound.
 
         Adds that are answered before the sync go by themselves, and so do those that only wait.
@@ -453,7 +453,7 @@ class Journal:
         _tell(lost, error)
 
 
-def _tell(batch: Sequence[Waiting], cause: BaseException | None = None) -> None:
+def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> None:
     """Call each callback once, however many of the items are its own.
 
     Raises a bug of one of them behind the last: else others would wait for ever, and a bookie that

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from rollbook.proto.ports import Clock
-from rollbook.proto.wire.messages import Call
+from rollbook.proto.wire.messages import ReceivedRequest
 
 # For readers in one turn, which a step of one answer may take; and while there are adds about.
 # Half a millisecond or so; and one stretch of who reads in order, with what reaches into the next one.
@@ -139,7 +139,7 @@ class StepQueue:
 
 
 class Asked(NamedTuple):
-    call: Call
+    call: ReceivedRequest
     heard_ns: int
     news_ms: int | None = None  # A long poll got them then, by the wall clock.
 

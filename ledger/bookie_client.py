@@ -84,7 +84,7 @@ _Key: TypeAlias = int | tuple[type, int, int]
 """What finds a request again: its transaction id, in version 2 the ids that the reply repeats."""
 
 
-class _Call:
+class _PendingRequest:
     """A request that waits for its reply."""
 
     __slots__ = ("due", "frame", "future", "is_given_up", "request", "sent_at")
@@ -142,7 +142,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._heard_at = self._made_at = 0.0
         self._given_up_at = 0.0  # For the first time since then.
         # Calls. In version 2 one that was given up keeps its key until its answer has come.
-        self._waiting: dict[_Key, _Call] = {}
+        self._waiting: dict[_Key, _PendingRequest] = {}
         self._given_up = 0
         self._rooms = tuple(Room(config.calls_max, config.call_bytes_max) for _ in range(2))
         self._timer: asyncio.TimerHandle | None = None
@@ -200,7 +200,9 @@ class BookieClient(asyncio.BufferedProtocol):
         if not self.can_tell_apart(request):
             room.give(size)
             raise self._unreachable("the same is being asked already")
-        return await self._ask(key, _Call(request, frame, due, self._loop.create_future()), room)
+        return await self._ask(
+            key, _PendingRequest(request, frame, due, self._loop.create_future()), room
+        )
 
     def start(
         self, request: Request, due: float, *, is_high_priority: bool
@@ -215,9 +217,11 @@ class BookieClient(asyncio.BufferedProtocol):
         room = self._rooms[is_high_priority]
         if not room.take(len(frame)):
             return None
-        return self._ask(key, _Call(request, frame, due, self._loop.create_future()), room)
+        return self._ask(
+            key, _PendingRequest(request, frame, due, self._loop.create_future()), room
+        )
 
-    def _ask(self, key: _Key, call: _Call, room: Room) -> asyncio.Future[Reply]:
+    def _ask(self, key: _Key, call: _PendingRequest, room: Room) -> asyncio.Future[Reply]:
         """It has its room already."""
         self._waiting[key] = call
         self._outbox.put(call, room is self._rooms[True])
@@ -229,12 +233,14 @@ class BookieClient(asyncio.BufferedProtocol):
         call.future.add_done_callback(partial(self._on_done, key, call, room))
         return call.future
 
-    def _on_done(self, key: _Key, call: _Call, room: Room, _: asyncio.Future[Reply]) -> None:
+    def _on_done(
+        self, key: _Key, call: _PendingRequest, room: Room, _: asyncio.Future[Reply]
+    ) -> None:
         room.give(len(call.frame))
         if self._waiting.get(key) is call:
             self._give_up(key, call)
 
-    def _give_up(self, key: _Key, call: _Call) -> None:
+    def _give_up(self, key: _Key, call: _PendingRequest) -> None:
         """Its answer, if it still comes, is for nobody."""
         if not call.is_sent:
             del self._waiting[key]

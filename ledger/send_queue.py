@@ -16,7 +16,7 @@ CHUNK_BYTES_MAX: Final = 256 * 1024
 _length_at: Final = struct.Struct(">I").unpack_from
 
 
-class Waiting(Protocol):
+class FrameSource(Protocol):
     """Whole frames."""
 
     def take(self, now: float) -> bytes:
@@ -25,8 +25,8 @@ class Waiting(Protocol):
 
 class Outbox:
     def __init__(self) -> None:
-        self._urgent: deque[Waiting] = deque()
-        self._ordinary: deque[Waiting] = deque()
+        self._urgent: deque[FrameSource] = deque()
+        self._ordinary: deque[FrameSource] = deque()
         self._rest: bytes | memoryview = b""
 
     @property
@@ -38,7 +38,7 @@ class Outbox:
         """Of a frame that is larger than a chunk and partly sent."""
         return len(self._rest)
 
-    def put(self, waiting: Waiting, is_urgent: bool) -> None:
+    def put(self, waiting: FrameSource, is_urgent: bool) -> None:
         (self._urgent if is_urgent else self._ordinary).append(waiting)
 
     def next_chunk(self, now: float) -> bytes:
@@ -60,11 +60,11 @@ class Outbox:
             room -= len(piece)
         return b"".join(pieces)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[FrameSource]:
         yield from self._urgent
         yield from self._ordinary
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: FrameSource) -> None:
         """If it is still here."""
         for queue in (self._urgent, self._ordinary):
             if waiting in queue:

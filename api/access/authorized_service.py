@@ -26,7 +26,7 @@ from rollbook.api.access.core.grants import (
     shown_by,
     visible_of,
 )
-from rollbook.api.access.read_throttle import MISSES_MAX, Waiting, may_pass
+from rollbook.api.access.read_throttle import MISSES_MAX, ReadThrottle, may_pass
 from rollbook.api.access.refusals import refusal_of, size_of
 from rollbook.api.methods import Method, late
 from rollbook.logservice import messages
@@ -265,7 +265,7 @@ class Guarded:
                         )
                 return
             heartbeat_s = max(word.heartbeat_ms, 100) / 1000
-            waiting = Waiting(caller.account, heartbeat_s, self._now_ns)
+            waiting = ReadThrottle(caller.account, heartbeat_s, self._now_ns)
             stack.callback(waiting.end)
             async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
                 async for progress in wait:
@@ -288,7 +288,11 @@ class Guarded:
                             yield progress
 
     async def _waited_off(
-        self, caller: Caller, waiting: Waiting, asked: messages.ReadStream, stands: Offset | None
+        self,
+        caller: Caller,
+        waiting: ReadThrottle,
+        asked: messages.ReadStream,
+        stands: Offset | None,
     ) -> AsyncGenerator[messages.Progress, None]:
         """Each heartbeat says where the reader stands. None: where it begins.
 

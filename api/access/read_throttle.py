@@ -23,7 +23,7 @@ _NS_PER_S: Final = 1_000_000_000
 _TAKES_S: Final = 0.01  # Then there is nothing to take for now, and it is the next one's turn.
 
 
-class Waiting:
+class ReadThrottle:
     def __init__(self, account: Account, heartbeat_s: float, now_ns: Callable[[], int]) -> None:
         self._account, self._heartbeat_s, self._now_ns = account, heartbeat_s, now_ns
         self._loop = asyncio.get_running_loop()

@@ -118,8 +118,8 @@ class StoreClient:
         self._session: SessionId = NO_SESSION
         self._states = SessionWatchers()
         self._heard_commit = 0
-        self._calls: dict[int, _Call] = {}  # Without an answer; those not sent yet:
-        self._unsent: dict[int, _Call] = {}
+        self._calls: dict[int, _PendingQuestion] = {}  # Without an answer; those not sent yet:
+        self._unsent: dict[int, _PendingQuestion] = {}
         self._watches: dict[int, _RunningWatch] = {}
         self._timer: asyncio.TimerHandle | None = None  # Of the call that is due first.
         self._last_id = 0
@@ -268,7 +268,7 @@ class StoreClient:
         loop = asyncio.get_running_loop()
         request_id = self._next_id()
         due = loop.time() + self._operation_timeout_s
-        call = _Call(question, loop.create_future(), self._session, due)
+        call = _PendingQuestion(question, loop.create_future(), self._session, due)
         self._calls[request_id] = self._unsent[request_id] = call
         if self._timer is None:
             self._timer = loop.call_at(due, self._on_due)
@@ -307,7 +307,7 @@ class StoreClient:
             if not call.answer.done():
                 self._on_late(request_id, call)
 
-    def _on_late(self, request_id: int, call: "_Call") -> None:
+    def _on_late(self, request_id: int, call: "_PendingQuestion") -> None:
         late = {request_id: call}
         if request_id in self._unsent:
             self._fail(late, self._unreachable())
@@ -315,7 +315,7 @@ class StoreClient:
             waited = f"no answer from the metadata store within {self._operation_timeout_s:g} s"
             self._fail(late, ConnectionLost(f"{waited}: {self._connector.why_silent()}"))
 
-    def _fail(self, calls: dict[int, "_Call"], error: RollbookError) -> None:
+    def _fail(self, calls: dict[int, "_PendingQuestion"], error: RollbookError) -> None:
         for call in calls.values():
             if not call.answer.done():
                 call.answer.set_exception(error.copy())
@@ -508,7 +508,7 @@ class _Link:
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _PendingQuestion:
     question: Question
     answer: asyncio.Future[Result]
     session: SessionId  # In which it was made.

@@ -303,7 +303,7 @@ class Origin(Protocol):
         """Like `pack`, in pieces: large bodies are not copied."""
 
 
-class Call(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """A request as a bookie hears it. A tuple for the same reason as Read."""
 
     request: Request

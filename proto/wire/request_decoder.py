@@ -13,7 +13,7 @@ from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, LEDGER_KEY_BYTES
 from rollbook.proto.wire.frames import FRAME_BYTES_MAX, LENGTH_BYTES, V3_FIRST_BYTE, FrameBuffer
-from rollbook.proto.wire.messages import Add, Call, Unknown
+from rollbook.proto.wire.messages import Add, ReceivedRequest, Unknown
 
 _ids_at: Final = struct.Struct(">qq").unpack_from
 
@@ -24,7 +24,7 @@ class Refused(NamedTuple):
     reply: bytes
 
 
-Heard = Adds | Call | Refused
+Heard = Adds | ReceivedRequest | Refused
 
 
 class RequestDecoder:

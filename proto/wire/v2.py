@@ -31,11 +31,11 @@ from rollbook.proto.wire.messages import (
     AuthReply,
     BatchRead,
     BatchReadReply,
-    Call,
     Failure,
     PackedBatch,
     Read,
     ReadReply,
+    ReceivedRequest,
     Refusal,
     Reply,
     Request,
@@ -167,11 +167,11 @@ def _pack_batch_read_reply(
     return [HEADER.pack(len(head) + sum(map(len, bodies))) + head, *bodies]
 
 
-def unpack_request(buffer: bytes, position: int, end: int) -> Call:
+def unpack_request(buffer: bytes, position: int, end: int) -> ReceivedRequest:
     """The request whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(HEADER, buffer, position, end))
     request = _unpack_request(header, buffer, position, end)
-    return Call(request, bool(header.flags & HIGH_PRIORITY), Origin(header.version))
+    return ReceivedRequest(request, bool(header.flags & HIGH_PRIORITY), Origin(header.version))
 
 
 def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> Request:
@@ -192,15 +192,15 @@ def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> R
     raise BadFrame(f"version 2 has no operation {header.operation}")
 
 
-def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
+def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
     """The plain reads that lie whole at `position`, and where they end."""
-    calls: list[Call] = []
+    calls: list[ReceivedRequest] = []
     size = len(buffer)
     while position + _PLAIN_READ.size <= size:
         length, word, ledger_id, entry_id = _PLAIN_READ.unpack_from(buffer, position)
         if length != _IDS.size or word != _PLAIN_READ_WORD:
             break
-        calls.append(Call(Read(ledger_id, entry_id), False, _CURRENT))
+        calls.append(ReceivedRequest(Read(ledger_id, entry_id), False, _CURRENT))
         position += _PLAIN_READ.size
     return calls, position
 

@@ -30,7 +30,6 @@ from rollbook.proto.wire.messages import (
     BatchReadReply,
     BookieInfoReply,
     BookieOperation,
-    Call,
     Failure,
     ForceLedger,
     ForceLedgerReply,
@@ -42,6 +41,7 @@ from rollbook.proto.wire.messages import (
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Refusal,
     Reply,
     Request,
@@ -242,12 +242,12 @@ def _reply_message(reply: Reply, status: pb.StatusCode.ValueType) -> dict[str, A
     raise AssertionError(f"{type(reply).__name__} has no form in version 3")
 
 
-def unpack_request(body: bytes) -> Call:
+def unpack_request(body: bytes) -> ReceivedRequest:
     message = _parse(pb.Request, body)
     header = message.header
     operation = BookieOperation(header.operation)
     origin = Origin(header.version, header.txnId, operation)
-    return Call(_request(message, operation), header.priority > 0, origin)
+    return ReceivedRequest(_request(message, operation), header.priority > 0, origin)
 
 
 def _request(message: pb.Request, operation: BookieOperation) -> Request:

@@ -15,9 +15,9 @@ from rollbook.proto.wire.messages import (
     Answer,
     BatchReadReply,
     BookieOperation,
-    Call,
     Read,
     ReadReply,
+    ReceivedRequest,
 )
 from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
@@ -50,9 +50,9 @@ _match_batch: Final = message_pattern(
 _length_at: Final = struct.Struct(">I").unpack_from
 
 
-def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
+def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
     """The plain reads that lie whole at `position`, and where they end."""
-    calls: list[Call] = []
+    calls: list[ReceivedRequest] = []
     while match := _match_read(buffer, position + LENGTH_BYTES):
         txn_id, priority, size, ledger_id, entry_id = match.groups()
         end = match.end()
@@ -65,7 +65,9 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[Call], int]:
         read = Read(LedgerId(unpack_varint(ledger_id)), EntryId(unpack_varint(entry_id)))
         is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
         calls.append(
-            Call(read, is_high_priority, v3.Origin(v3.VERSION, unpack_varint(txn_id), _READ))
+            ReceivedRequest(
+                read, is_high_priority, v3.Origin(v3.VERSION, unpack_varint(txn_id), _READ)
+            )
         )
         position = end
     return calls, position

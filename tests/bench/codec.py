@@ -16,7 +16,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddGroup, AddPacker, AddReplies, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import Answer, BookieOperation, Call, Read, ReadReply
+from rollbook.proto.wire.messages import Answer, BookieOperation, Read, ReadReply, ReceivedRequest
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from tests.bench import Figure, figure
@@ -184,7 +184,7 @@ def _reading(version: int) -> Callable[[], float]:
         started = time.process_time()
         for chunk in chunks:
             for call in decoder.feed(chunk):
-                assert isinstance(call, Call)
+                assert isinstance(call, ReceivedRequest)
                 count += 1
         spent = time.process_time() - started
         assert count == ENTRIES

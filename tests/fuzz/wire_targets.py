@@ -22,13 +22,13 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BookieInfoReply,
     BookieOperation,
-    Call,
     Failure,
     ForceLedgerReply,
     ListEntriesReply,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Refusal,
     Reply,
     Request,
@@ -130,8 +130,8 @@ def _hear_requests(stream: bytes) -> list[HeardAdd | tuple[Request, bool]]:
     ]
 
 
-def _is_of_old_version(item: HeardAdd | Call) -> bool:
-    origin = item.origin if isinstance(item, Call) else None
+def _is_of_old_version(item: HeardAdd | ReceivedRequest) -> bool:
+    origin = item.origin if isinstance(item, ReceivedRequest) else None
     return isinstance(origin, v2.Origin) and origin.version < v2.VERSION
 
 
@@ -230,13 +230,13 @@ def hear_request_twice(stream: bytes) -> None:
         if isinstance(hot, Refused):
             sound = cold.origin.is_supported and not isinstance(cold.request, Unknown | Add)
             assert not sound, f"{cold} was refused"
-        elif isinstance(hot, Call):
+        elif isinstance(hot, ReceivedRequest):
             assert hot == cold
         else:
             _compare_add(hot, cold)
 
 
-def _compare_add(hot: Adds, cold: Call) -> None:
+def _compare_add(hot: Adds, cold: ReceivedRequest) -> None:
     add = cold.request
     assert isinstance(add, Add), f"{cold} was taken for an add"
     (heard,) = flatten([hot])

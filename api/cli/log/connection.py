@@ -39,7 +39,7 @@ _NAMED: Final = (
 _CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
 
 
-class _Waiting:
+class _WaitNotice:
     """Says on stderr what a command waits for."""
 
     def __init__(self, server: str) -> None:
@@ -89,7 +89,7 @@ class LogAccess:
             tls_name=self.tls_name or "",
             insecure=self.insecure,
         )
-        client.owners.outages.on_look = _Waiting(self.server).tell
+        client.owners.outages.on_look = _WaitNotice(self.server).tell
         async with client:
             try:
                 return await work(client)

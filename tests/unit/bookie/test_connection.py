@@ -31,7 +31,6 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
-    Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
@@ -39,6 +38,7 @@ from rollbook.proto.wire.messages import (
     ListEntriesReply,
     Read,
     ReadReply,
+    ReceivedRequest,
     Reply,
     Request,
     WriteLac,
@@ -750,7 +750,7 @@ def test_a_few_long_polls_are_answered_before_the_add_with_their_news_is_written
     """The write may hold the loop for as long as a sync takes: those few do not wait for that."""
     steps: list[str] = []
 
-    def answer(connection: Connection, call: Call, reply: Reply) -> int:
+    def answer(connection: Connection, call: ReceivedRequest, reply: Reply) -> int:
         steps.append("told")
         return told_as_ever(connection, call, reply)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollbook.bookie.read_scheduler import Asked, Lane, LoopBudget, Queue, StepQueue
 from rollbook.proto.ports import Clock
-from rollbook.proto.wire.messages import Call
+from rollbook.proto.wire.messages import ReceivedRequest
 from tests.support.clocks import StandingClock
 
 
@@ -30,7 +30,7 @@ async def test_who_comes_while_the_last_task_ends_is_served() -> None:
         if asked is first:
             asyncio.get_running_loop().call_soon(lane.offer, queues[1])
 
-    first, late = (Asked(cast(Call, None), heard_ns) for heard_ns in (1, 2))
+    first, late = (Asked(cast(ReceivedRequest, None), heard_ns) for heard_ns in (1, 2))
     queues = [
         Queue(serve=serve, on_change=lambda: None, may_begin=lambda _: True, at_once_max=1)
         for _ in range(2)
@@ -61,7 +61,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
             served.append(name)
 
         queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=2)
-        queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
+        queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(calls))
         return queue
 
     many, few = queue_of("a", 100), queue_of("b", 3)
@@ -87,7 +87,7 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
         turn.spend(300_000)
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
-    queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
+    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(40))
     lane.offer(queue)
     counts = []
     async with asyncio.timeout(30):
@@ -110,7 +110,7 @@ async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() 
         turn.spend(2_000_000)  # Each of them fills a turn.
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
-    queue.asked.extend(Asked(cast(Call, None), at) for at in range(40))
+    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(40))
     tasks_max = 0
     async with asyncio.timeout(30):
         while served < 40:
@@ -132,7 +132,7 @@ async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> N
         await may_end.wait()
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=6)
-    queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
+    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(10))
     lane.offer(queue)
     async with asyncio.timeout(30):
         while begun < 6:
@@ -151,7 +151,7 @@ async def test_a_closed_lane_begins_nothing() -> None:
         await never.wait()
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
-    queue.asked.extend(Asked(cast(Call, None), at) for at in range(10))
+    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(10))
     lane.offer(queue)
     await asyncio.sleep(0)
     await lane.close()
@@ -174,7 +174,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
         told += 1
 
     queue = Queue(serve, on_change, lambda _: is_open, at_once_max=1)
-    queue.asked.append(Asked(cast(Call, None), 1))
+    queue.asked.append(Asked(cast(ReceivedRequest, None), 1))
     lane.offer(queue)
     is_open = False
     async with asyncio.timeout(30):
@@ -291,7 +291,7 @@ async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
         while len(written) < 250:
             await asyncio.sleep(0)
         queue = Queue(serve, lambda: None, lambda _: True, at_once_max=1)
-        queue.asked.append(Asked(cast(Call, None), 1))
+        queue.asked.append(Asked(cast(ReceivedRequest, None), 1))
         lane.offer(queue)
         turns = 0
         while not begun.is_set():
@@ -350,7 +350,7 @@ async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
             turn.spend(600_000)
 
         queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
-        queue.asked.extend(Asked(cast(Call, None), at) for at in range(calls))
+        queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(calls))
         queues.append(queue)
         lane.offer(queue)
 

@@ -35,12 +35,12 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
-    Call,
     GetBookieInfo,
     Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Reply,
     Request,
     WriteLac,
@@ -75,7 +75,7 @@ class Keeper:
         self.explicit_lac: bytes | None = None
         self.heard: list[Request] = []
         self.added: list[Entry] = []  # As recovery wrote them back.
-        self._parked: list[tuple[Peer, Call]] = []  # Long polls.
+        self._parked: list[tuple[Peer, ReceivedRequest]] = []  # Long polls.
         # Faults.
         self.is_hung = False
         self.is_old = False  # Of a version that hangs up on a batch.
@@ -110,7 +110,7 @@ class Keeper:
             lacs.append(DIGEST.unpack_lac(self.explicit_lac))
         return max(lacs, default=-1)
 
-    def _on_call(self, peer: Peer, call: Call) -> None:
+    def _on_call(self, peer: Peer, call: ReceivedRequest) -> None:
         self.heard.append(call.request)
         if self.is_old and isinstance(call.request, BatchRead):
             peer.transport.abort()
@@ -134,7 +134,7 @@ class Keeper:
             and self.lac <= request.previous_lac
         )
 
-    def _wake(self, peer: Peer, call: Call) -> None:
+    def _wake(self, peer: Peer, call: ReceivedRequest) -> None:
         if (peer, call) in self._parked:
             self._parked.remove((peer, call))
             if not self.is_hung and not peer.is_gone:
@@ -162,7 +162,7 @@ class Keeper:
             room -= len(body)
         return tuple(found)
 
-    def _answer(self, peer: Peer, call: Call) -> None:
+    def _answer(self, peer: Peer, call: ReceivedRequest) -> None:
         try:
             reply = self.answer(call.request)
         except RollbookError as error:

@@ -25,7 +25,7 @@ from rollbook.proto.wire.messages import (
     IDENTITY_PLUGIN,
     Auth,
     AuthReply,
-    Call,
+    ReceivedRequest,
     refusal_of,
 )
 from rollbook.proto.wire.request_decoder import RequestDecoder
@@ -45,7 +45,7 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, bookie: "ScriptedBookie") -> None:
         self.bookie = bookie
-        self.calls: list[Call] = []
+        self.calls: list[ReceivedRequest] = []
         self.adds: list[Adds] = []
         self.transport: asyncio.Transport
         self._decoder = RequestDecoder()
@@ -66,14 +66,14 @@ class Peer(asyncio.Protocol):
             if isinstance(heard, Adds):
                 self.adds.append(heard)
                 self.bookie.on_adds(self, heard)
-            elif isinstance(heard, Call) and self._is_asked_who(heard):
+            elif isinstance(heard, ReceivedRequest) and self._is_asked_who(heard):
                 name = self.bookie.node.name.encode()
                 self.send(heard.answer(AuthReply(IDENTITY_PLUGIN, name)))
-            elif isinstance(heard, Call):
+            elif isinstance(heard, ReceivedRequest):
                 self.calls.append(heard)
                 self.bookie.on_call(self, heard)
 
-    def _is_asked_who(self, call: Call) -> bool:
+    def _is_asked_who(self, call: ReceivedRequest) -> bool:
         return isinstance(call.request, Auth) and self.bookie.says_who
 
     def send(self, data: bytes) -> None:
@@ -86,7 +86,7 @@ class ScriptedBookie:
         self.peers: list[Peer] = []
         self.hangs_up = False
         self.says_who = True
-        self.on_call: Callable[[Peer, Call], None] = find_nothing
+        self.on_call: Callable[[Peer, ReceivedRequest], None] = find_nothing
         self.on_adds: Callable[[Peer, Adds], None] = acknowledge
 
     async def serve(self, node: Node) -> None:
@@ -98,7 +98,7 @@ class ScriptedBookie:
         return [peer for peer in self.peers if not peer.is_gone]
 
 
-def find_nothing(peer: Peer, call: Call) -> None:
+def find_nothing(peer: Peer, call: ReceivedRequest) -> None:
     peer.send(call.answer(refusal_of(call.request, NoSuchEntry)))
 
 

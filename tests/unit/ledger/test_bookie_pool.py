@@ -27,13 +27,13 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.frames import pack_frame
 from rollbook.proto.wire.messages import (
     BatchRead,
-    Call,
     ForceLedger,
     GetBookieInfo,
     ListEntries,
     Read,
     ReadLac,
     ReadReply,
+    ReceivedRequest,
     Refusal,
     Reply,
     Request,
@@ -102,7 +102,7 @@ async def closed_while_stuck(scene: Scene) -> Peer:
     return peer
 
 
-def refuse(error: type[RollbookError], peer: Peer, call: Call) -> None:
+def refuse(error: type[RollbookError], peer: Peer, call: ReceivedRequest) -> None:
     peer.send(call.answer(refusal_of(call.request, error)))
 
 
@@ -123,7 +123,7 @@ def test_a_call_gets_its_reply_over_one_connection(config: ClientConfig) -> None
 
 @BOTH
 def test_replies_may_come_in_any_order(config: ClientConfig) -> None:
-    def answer_backwards(peer: Peer, _: Call) -> None:
+    def answer_backwards(peer: Peer, _: ReceivedRequest) -> None:
         if len(peer.calls) == 10:
             for call in reversed(peer.calls):
                 find_nothing(peer, call)
@@ -192,7 +192,7 @@ def test_batches_go_in_version_3_only_to_those_who_announce_it() -> None:
 def test_a_bookie_that_hangs_up_on_batches_is_not_blamed(config: ClientConfig) -> None:
     """Those before 4.17 do; a writer's connection must not end by it."""
 
-    def hang_up_on_batches(peer: Peer, call: Call) -> None:
+    def hang_up_on_batches(peer: Peer, call: ReceivedRequest) -> None:
         if isinstance(call.request, BatchRead):
             peer.transport.abort()
         else:
@@ -245,7 +245,7 @@ def test_a_late_answer_to_a_plain_read_is_never_the_answer_to_a_fence(config: Cl
 def test_calls_of_one_entry_at_once_are_told_apart(config: ClientConfig) -> None:
     """CN1."""
 
-    def refuse_fences(peer: Peer, call: Call) -> None:
+    def refuse_fences(peer: Peer, call: ReceivedRequest) -> None:
         assert isinstance(call.request, Read)
         error = Unauthorized if call.request.fence else NoSuchEntry
         peer.send(call.answer(refusal_of(call.request, error)))
@@ -394,7 +394,7 @@ def test_a_short_wait_is_nobodys_failure() -> None:
 
 
 def test_a_slow_answer_alone_leaves_the_connection_to_the_others() -> None:
-    def answer_but_one(peer: Peer, call: Call) -> None:
+    def answer_but_one(peer: Peer, call: ReceivedRequest) -> None:
         if call.request != read(0):
             find_nothing(peer, call)
 
@@ -452,7 +452,7 @@ def test_garbage_ends_the_connection_and_nothing_else(config: ClientConfig, garb
 
 @BOTH
 def test_half_a_reply_and_the_end(config: ClientConfig) -> None:
-    def answer_half(peer: Peer, call: Call) -> None:
+    def answer_half(peer: Peer, call: ReceivedRequest) -> None:
         peer.send(call.answer(refusal_of(call.request, NoSuchEntry))[:-3])
         peer.transport.close()
 
@@ -464,7 +464,7 @@ def test_half_a_reply_and_the_end(config: ClientConfig) -> None:
 
 
 def test_a_reply_in_single_bytes() -> None:
-    def answer_slowly(peer: Peer, call: Call) -> None:
+    def answer_slowly(peer: Peer, call: ReceivedRequest) -> None:
         async def drip() -> None:
             for byte in call.answer(refusal_of(call.request, NoSuchEntry)):
                 peer.send(bytes((byte,)))

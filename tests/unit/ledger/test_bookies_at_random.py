@@ -17,7 +17,7 @@ from rollbook.proto.errors import NoSuchEntry, RollbookError
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.wire.adds import AddReplies, Adds
 from rollbook.proto.wire.digest import LEDGER_KEY_BYTES
-from rollbook.proto.wire.messages import Call, Read, ReadReply, refusal_of
+from rollbook.proto.wire.messages import Read, ReadReply, ReceivedRequest, refusal_of
 from tests.unit.ledger.scripted_bookie import Peer, Scene, play
 
 B1 = BookieId("b1")
@@ -33,7 +33,7 @@ class Mischief:
     scene: Scene
     chance: random.Random
 
-    def on_call(self, peer: Peer, call: Call) -> None:
+    def on_call(self, peer: Peer, call: ReceivedRequest) -> None:
         chance, request = self.chance, call.request
         assert isinstance(request, Read)
         asked_at = self.scene.world.now

@@ -27,7 +27,7 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.adds import Adds
-from rollbook.proto.wire.messages import Call
+from rollbook.proto.wire.messages import ReceivedRequest
 from tests.unit.ledger.scripted_bookie import Peer, acknowledge, ignore
 from tests.unit.ledger.writer_scene import (
     B1,
@@ -1014,7 +1014,7 @@ def test_the_last_entry_is_told_until_a_quorum_knows() -> None:
     """WR7."""
 
     async def story(scene: WriterScene) -> None:
-        def refuse(peer: Peer, call: Call) -> None:
+        def refuse(peer: Peer, call: ReceivedRequest) -> None:
             peer.send(call.refuse(BookieFailed))
 
         listening = [scene.bookie(name).on_call for name in THREE]

@@ -26,8 +26,8 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest
 from rollbook.proto.wire.messages import (
     BookieInfoReply,
-    Call,
     GetBookieInfo,
+    ReceivedRequest,
     WriteLac,
     WriteLacReply,
 )
@@ -122,7 +122,7 @@ class Keeping:
             self.lacs |= zip(group.entry_ids, group.lacs, strict=True)
         self.answer_adds(peer, adds)
 
-    def _on_call(self, peer: Peer, call: Call) -> None:
+    def _on_call(self, peer: Peer, call: ReceivedRequest) -> None:
         if self.answer_adds is ignore:
             return  # It hangs.
         match call.request:

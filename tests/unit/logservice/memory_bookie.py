@@ -22,12 +22,12 @@ from rollbook.proto.wire.messages import (
     BatchRead,
     BatchReadReply,
     BookieInfoReply,
-    Call,
     GetBookieInfo,
     Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Reply,
     Request,
     WriteLac,
@@ -59,7 +59,7 @@ class MemoryBookie:
         self.delay_s = 0.0  # Of every answer.
         self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
         self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
-        self._parked: list[tuple[Peer, Call]] = []  # Long polls.
+        self._parked: list[tuple[Peer, ReceivedRequest]] = []  # Long polls.
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
         self.scripted = scripted
@@ -101,7 +101,7 @@ class MemoryBookie:
 
     # --- Calls --------------------------------------------------------------------------------
 
-    def _on_call(self, peer: Peer, call: Call) -> None:
+    def _on_call(self, peer: Peer, call: ReceivedRequest) -> None:
         if self._is_deaf(peer):
             return
         request = call.request
@@ -125,13 +125,13 @@ class MemoryBookie:
             if not self._has_to_wait(call.request):
                 self._time_out(peer, call)
 
-    def _time_out(self, peer: Peer, call: Call) -> None:
+    def _time_out(self, peer: Peer, call: ReceivedRequest) -> None:
         if (peer, call) in self._parked:
             self._parked.remove((peer, call))
             if not self.is_hung and not peer.is_gone:
                 self._answer(peer, call)
 
-    def _answer(self, peer: Peer, call: Call) -> None:
+    def _answer(self, peer: Peer, call: ReceivedRequest) -> None:
         try:
             reply = self.answer(call.request)
         except RollbookError as error:

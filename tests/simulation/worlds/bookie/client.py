@@ -74,10 +74,10 @@ class Sums:
     """The number of the process that runs on a machine."""
     next_entry: dict[tuple[str, int], int] = field(default_factory=dict)
     payloads: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
-    unanswered: "dict[Waiting, None]" = field(default_factory=dict)
+    unanswered: "dict[PendingRequest, None]" = field(default_factory=dict)
 
 
-class Waiting:
+class PendingRequest:
     """A question that has no answer yet."""
 
     def __init__(self, link: "Link", what: str, step: str) -> None:
@@ -103,7 +103,9 @@ class Link:
     process: int  # Which it was that took the connection,
     asker: str
     asker_process: int  # and which one asked for it.
-    sent: dict[tuple[int, int], list[tuple[Sent, Append, Waiting]]] = field(default_factory=dict)
+    sent: dict[tuple[int, int], list[tuple[Sent, Append, PendingRequest]]] = field(
+        default_factory=dict
+    )
     reading: dict[tuple[int, int], None] = field(default_factory=dict)
 
     @property
@@ -233,7 +235,7 @@ class Client:
         self._has_news.set()
 
     async def _ask(self, link: Link, what: str, request: Request) -> Reply:
-        waiting = Waiting(link, what, f"{request}")
+        waiting = PendingRequest(link, what, f"{request}")
         self._sums.unanswered[waiting] = None
         call = self._sums.history.call(what)
         try:
@@ -300,7 +302,7 @@ class Client:
                 bookie, ledger_id, body, is_recovery=is_recovery, is_deferred=is_deferred
             )
             append = sums.history.append(self._name, f"{bookie}:{ledger_id}:{entry_id}:{sent.at}")
-            waiting = Waiting(link, "mend" if is_recovery else "add", str(entry_id))
+            waiting = PendingRequest(link, "mend" if is_recovery else "add", str(entry_id))
             sums.unanswered[waiting] = None
             link.sent.setdefault((ledger_id, entry_id), []).append((sent, append, waiting))
             appends.append(append)

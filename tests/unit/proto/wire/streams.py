@@ -8,7 +8,15 @@ from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds
 from rollbook.proto.wire.adds import AddPacker, Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
-from rollbook.proto.wire.messages import Auth, BatchRead, Call, Read, ReadLac, Request, StartTls
+from rollbook.proto.wire.messages import (
+    Auth,
+    BatchRead,
+    Read,
+    ReadLac,
+    ReceivedRequest,
+    Request,
+    StartTls,
+)
 from rollbook.proto.wire.request_decoder import Heard, Refused
 
 PASSWORD: Final = b"secret"
@@ -27,9 +35,9 @@ class HeardAdd(NamedTuple):
     body: bytes
 
 
-def flatten(heard: list[Heard]) -> list[HeardAdd | Call | Refused]:
+def flatten(heard: list[Heard]) -> list[HeardAdd | ReceivedRequest | Refused]:
     """Adds one by one, in the order of their frames."""
-    flat: list[HeardAdd | Call | Refused] = []
+    flat: list[HeardAdd | ReceivedRequest | Refused] = []
     for item in heard:
         if isinstance(item, Adds):
             flat += [add for _, add in sorted(_placed(item))]

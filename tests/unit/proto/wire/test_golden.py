@@ -30,7 +30,6 @@ from rollbook.proto.wire.messages import (
     BatchReadReply,
     BookieInfoReply,
     BookieOperation,
-    Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
@@ -39,6 +38,7 @@ from rollbook.proto.wire.messages import (
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Refusal,
     Reply,
     Request,
@@ -188,7 +188,7 @@ V3_REQUESTS: Final[dict[str, tuple[int, Request]]] = {
 def test_v2_request(name: str) -> None:
     request, frame = V2_REQUESTS[name], V2_FRAMES[name]
     assert v2.pack_request(request) == frame
-    assert RequestDecoder().feed(frame) == [Call(request, False, v2.Origin(2))]
+    assert RequestDecoder().feed(frame) == [ReceivedRequest(request, False, v2.Origin(2))]
 
 
 @pytest.mark.parametrize("name", V3_REQUESTS)
@@ -196,7 +196,7 @@ def test_v3_request(name: str) -> None:
     (txn_id, request), frame = V3_REQUESTS[name], V3_FRAMES[name]
     assert v3.pack_request(txn_id, request) == frame
     (call,) = RequestDecoder().feed(frame)
-    assert isinstance(call, Call)
+    assert isinstance(call, ReceivedRequest)
     assert (call.request, call.is_high_priority) == (request, False)
     assert isinstance(call.origin, v3.Origin)
     assert (call.origin.version, call.origin.txn_id) == (3, txn_id)
@@ -204,7 +204,7 @@ def test_v3_request(name: str) -> None:
 
 def test_v3_fencing_read_in_the_order_of_java_4_18() -> None:
     (call,) = RequestDecoder().feed(V3_FRAMES["READ fence, entry -1, 4.18 order"])
-    assert call == Call(
+    assert call == ReceivedRequest(
         Read(LEDGER, NO_ENTRY, KEY, fence=True), False, v3.Origin(3, 2, BookieOperation.READ)
     )
 

@@ -33,7 +33,6 @@ from rollbook.proto.wire.messages import (
     BatchReadReply,
     BookieInfoReply,
     BookieOperation,
-    Call,
     ForceLedger,
     ForceLedgerReply,
     GetBookieInfo,
@@ -45,6 +44,7 @@ from rollbook.proto.wire.messages import (
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Refusal,
     Reply,
     Request,
@@ -290,8 +290,8 @@ def test_every_v3_request_can_be_refused(request_: Request) -> None:
 )
 def test_v2_requests_can_be_refused(request_: Request) -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(request_, is_high_priority=True))
-    assert isinstance(call, Call)
-    assert call == Call(request_, True, v2.Origin(2))
+    assert isinstance(call, ReceivedRequest)
+    assert call == ReceivedRequest(request_, True, v2.Origin(2))
     answer = Answer(None, refusal_of(request_, LedgerFenced))
     assert ReplyDecoder().feed(call.refuse(LedgerFenced)) == [answer]
 
@@ -347,7 +347,7 @@ def test_a_refused_v3_authentication_is_no_success() -> None:
 
 def test_v2_has_no_words_to_refuse_authentication() -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(Auth("plugin", b"")))
-    assert isinstance(call, Call)
+    assert isinstance(call, ReceivedRequest)
     assert call.refuse(Unauthorized) == b""
 
 

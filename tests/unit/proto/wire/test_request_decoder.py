@@ -21,11 +21,11 @@ from rollbook.proto.wire.frames import FRAME_BYTES_MAX, pack_frame
 from rollbook.proto.wire.messages import (
     Add,
     Answer,
-    Call,
     Read,
     ReadLac,
     ReadLacReply,
     ReadReply,
+    ReceivedRequest,
     Refusal,
 )
 from rollbook.proto.wire.reply_decoder import ReplyDecoder
@@ -122,7 +122,7 @@ def test_a_fencing_read_keeps_its_place_between_adds(version: int) -> None:
     fence = v2.pack_request(read) if version == 2 else v3.pack_request(9, read)
     before, call, behind = _heard_in([_add(version, 0) + fence + _add(version, 1)])
     assert isinstance(before, Adds)
-    assert isinstance(call, Call)
+    assert isinstance(call, ReceivedRequest)
     assert isinstance(behind, Adds)
     assert [*before.groups[0].entry_ids, *behind.groups[0].entry_ids] == [E0, E1]
     assert call.request == read
@@ -234,7 +234,9 @@ def _unusual_add() -> bytes:
 def test_an_add_in_unusual_dress_is_heard_like_any_other() -> None:
     stream = _add(3, 0) + _unusual_add() + _add(3, 2)
     heard = _heard_in([stream])
-    assert [add.entry_id for add in flatten(heard) if not isinstance(add, Call | Refused)] == [
+    assert [
+        add.entry_id for add in flatten(heard) if not isinstance(add, ReceivedRequest | Refused)
+    ] == [
         0,
         1,
         2,
@@ -272,7 +274,7 @@ def test_v3_adds_are_heard_as_protobuf_reads_them(seed: int) -> None:
         (adds,) = _heard_in([pack_frame(request.SerializeToString() + context)])
         assert isinstance(adds, Adds)
         (heard,) = flatten([adds])
-        assert not isinstance(heard, Call | Refused)
+        assert not isinstance(heard, ReceivedRequest | Refused)
         assert heard.ledger_id == add.ledgerId
         assert heard.entry_id == add.entryId
         assert heard.ledger_key == add.masterKey
@@ -380,7 +382,7 @@ def test_old_versions_of_v2_are_served_in_their_own_words(version: int) -> None:
     assert isinstance(adds, Adds)
     assert adds.groups[0].pack_replies()[4:8] == struct.pack(">I", header(1))
     (call,) = _heard_in([pack_frame(struct.pack(">Iqq", header(2), 7, 0))])
-    assert isinstance(call, Call)
+    assert isinstance(call, ReceivedRequest)
     assert call.request == Read(LEDGER, E0)
     answer = call.answer(ReadReply(None, LEDGER, E0, body))
     assert answer[4:8] == struct.pack(">I", header(2))
@@ -389,7 +391,7 @@ def test_old_versions_of_v2_are_served_in_their_own_words(version: int) -> None:
 def test_old_versions_of_v2_carry_no_key_so_that_they_cannot_fence() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x01020001, 7, -1))
     (call,) = _heard_in([frame])
-    assert isinstance(call, Call)
+    assert isinstance(call, ReceivedRequest)
     assert call.request == Read(LEDGER, NO_ENTRY, None, fence=True)
 
 
@@ -450,7 +452,7 @@ def test_what_is_no_message_is_a_bad_frame(body: bytes) -> None:
 
 def test_bytes_behind_the_last_field_of_a_v2_request_are_ignored() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x02020000, 7, 0) + KEY)
-    assert _heard_in([frame]) == [Call(Read(LEDGER, E0), False, v2.Origin(2))]
+    assert _heard_in([frame]) == [ReceivedRequest(Read(LEDGER, E0), False, v2.Origin(2))]
 
 
 # --- Bounds -----------------------------------------------------------------------------------
@@ -498,7 +500,7 @@ def test_no_frame_of_v3_can_make_thousands_of_messages() -> None:
 
 def test_a_refusal_names_the_ids_of_every_request() -> None:
     (call,) = _heard_in([v3.pack_request(5, ReadLac(LEDGER))])
-    assert isinstance(call, Call)
+    assert isinstance(call, ReceivedRequest)
     assert ReplyDecoder().feed(call.refuse(NoSuchLedger)) == [
         Answer(5, ReadLacReply(NoSuchLedger, LEDGER))
     ]
