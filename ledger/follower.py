@@ -246,7 +246,7 @@ def _nobody() -> None:
     """Nobody waits."""
 
 
-class Tail(AsyncIterator[Entry]):
+class EntryTail(AsyncIterator[Entry]):
     """The entries of a follower, one by one."""
 
     def __init__(self, follower: Follower) -> None:

@@ -18,7 +18,7 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.lac_reply import judge_lac
 from rollbook.ledger.core.lac_survey import LacSurvey
-from rollbook.ledger.follower import Follower, Tail
+from rollbook.ledger.follower import EntryTail, Follower
 from rollbook.ledger.metadata_view import LedgerView
 from rollbook.ledger.read_ahead import EntryStream
 from rollbook.ledger.replica_reader import Copies
@@ -271,14 +271,14 @@ class LedgerReader:
 
     # --- Following ----------------------------------------------------------------------------
 
-    def tail(self, start: EntryId = FIRST_ENTRY) -> Tail:
+    def tail(self, start: EntryId = FIRST_ENTRY) -> EntryTail:
         """Entries from `start` on as they are confirmed; ends behind the last of a closed ledger.
 
         Raises `EntryUnavailable` when nobody could be heard for `tail_silence_s_max`: it never
         waits in silence for what cannot come. To know meanwhile how far it is, use `follow`.
         A wait for the next one that is cancelled loses nothing.
         """
-        return Tail(self.follow(start))
+        return EntryTail(self.follow(start))
 
     def follow(self, start: EntryId = FIRST_ENTRY) -> Follower:
         """Like `tail`, with news every two seconds at least, entries or not."""

@@ -94,7 +94,7 @@ _ASK_AGAIN_S: Final = (
 )
 
 
-class Tails(Protocol):
+class TailSource(Protocol):
     """What the owner of a log says of its tail, wherever the owner is."""
 
     async def ask(self) -> LogTail | None:
@@ -120,7 +120,7 @@ class LogReader:
         find_owner: Callable[[], Owner | None],
         find_proven: Callable[[], Awaitable[Owner | None]],
         revive: Callable[[], Awaitable[str]],
-        tails: "Tails",
+        tails: "TailSource",
         clock: Clock,
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,

@@ -25,7 +25,7 @@ _NAMED_MAX: Final = 5
 _WHY_MAX: Final = 200
 
 
-class _Owner(NamedTuple):
+class _CachedOwner(NamedTuple):
     address: str
     epoch: int
 
@@ -44,7 +44,7 @@ class Owners:
         self._given = tuple(dict.fromkeys(servers))
         self._servers = list(self._given)
         self._next = 0
-        self._owners: dict[LogName, _Owner] = {}
+        self._owners: dict[LogName, _CachedOwner] = {}
         self.outages: Final = Outages()
         self.routes: Final = RelayRoutes()
 
@@ -65,7 +65,7 @@ class Owners:
             return
         if known is None and len(self._owners) >= _LOGS_MAX:
             del self._owners[next(iter(self._owners))]
-        self._owners[log] = _Owner(address, epoch)
+        self._owners[log] = _CachedOwner(address, epoch)
         self.meet(address)
 
     def meet(self, address: str) -> None:

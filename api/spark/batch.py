@@ -35,10 +35,10 @@ def spans_of(options: SourceOptions) -> tuple[Span, ...]:
     """The ranges that a batch read means now."""
     from rollbook.api.spark.channel import channel_of
     from rollbook.api.spark.logs import Logs, require_some
-    from rollbook.api.spark.tails import Tails
+    from rollbook.api.spark.tails import TailCache
 
     channel = channel_of(options.access)
-    logs, view = Logs(channel), Tails(channel, options.selection)
+    logs, view = Logs(channel), TailCache(channel, options.selection)
     try:
         tails = view.ask()
     finally:

@@ -22,9 +22,9 @@ from rollbook.api.spark.core.options import SourceOptions, StartPositions
 from rollbook.api.spark.core.plan import Span, next_ends
 from rollbook.api.spark.core.progress import (
     BatchEnd,
+    LogTail,
     Point,
     Points,
-    Tail,
     begin,
     ends_of,
     idle_wait_s,
@@ -39,7 +39,7 @@ from rollbook.proto.errors import RollbookError
 if TYPE_CHECKING:
     from rollbook.api.spark.channel import Channel
     from rollbook.api.spark.logs import Logs
-    from rollbook.api.spark.tails import Tails
+    from rollbook.api.spark.tails import TailCache
 
 _logger: Final = logging.getLogger("rollbook.spark")
 _CURSOR_S: Final = 10.0  # A log's cursor is moved no more often.
@@ -101,10 +101,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._live is None:
             from rollbook.api.spark.channel import channel_of
             from rollbook.api.spark.logs import Logs
-            from rollbook.api.spark.tails import Tails
+            from rollbook.api.spark.tails import TailCache
 
             channel = channel_of(self._options.access)
-            tails = Tails(channel, self._options.selection)
+            tails = TailCache(channel, self._options.selection)
             self._live = _Live(self._options, channel, Logs(channel), tails)
         return self._live
 
@@ -113,11 +113,11 @@ class _Live:
     """What the source's process keeps from batch to batch. None of it has to survive."""
 
     def __init__(
-        self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "Tails"
+        self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "TailCache"
     ) -> None:
         self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
-        self._frozen: dict[str, Tail] | None = None  # Under AvailableNow.
-        self._seen: Mapping[str, Tail] = {}
+        self._frozen: dict[str, LogTail] | None = None  # Under AvailableNow.
+        self._seen: Mapping[str, LogTail] = {}
         self._last: tuple[dict[str, Any], BatchEnd] | None = (
             None  # The end that was packed last, or unpacked.
         )
@@ -141,7 +141,7 @@ class _Live:
             return self._first_end(is_limited)
         known = previous.ends
         if self._frozen is not None:
-            tails: Mapping[str, Tail] = self._frozen
+            tails: Mapping[str, LogTail] = self._frozen
         else:
             tails = self._tails.wait(known, self._wait_s(len(known)))
         self._seen = tails
@@ -203,7 +203,7 @@ class _Live:
         return self._packed(BatchEnd.of(self._starts, ends))
 
     def _ends(
-        self, starts: Points, tails: Mapping[str, Tail], is_limited: bool, *, is_first: bool
+        self, starts: Points, tails: Mapping[str, LogTail], is_limited: bool, *, is_first: bool
     ) -> dict[str, Point]:
         options = self._options
         first = {name: point.next for name, point in starts.items()}

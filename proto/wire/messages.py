@@ -289,7 +289,7 @@ def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
 # --- With what they need on their way -----------------------------------------------------------
 
 
-class Origin(Protocol):
+class ReplyHeader(Protocol):
     """What a reply must repeat of its request, and in whose words."""
 
     @property
@@ -308,7 +308,7 @@ class ReceivedRequest(NamedTuple):
 
     request: Request
     is_high_priority: bool
-    origin: Origin
+    origin: ReplyHeader
 
     def answer(self, reply: Reply) -> bytes:
         """The frame to send. Empty where the protocol has no words: close the connection then."""

@@ -99,7 +99,7 @@ def failure_of(code: int) -> Failure:
 # --- A bookie's side --------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
+class V2ReplyHeader(NamedTuple):
     """What the reply must repeat of its request."""
 
     version: int
@@ -136,7 +136,7 @@ class Origin(NamedTuple):
         return [self.pack(reply)]
 
 
-_CURRENT: Final = Origin(VERSION)
+_CURRENT: Final = V2ReplyHeader(VERSION)
 
 
 def _pack_read_reply(version: int, reply: ReadReply) -> bytes:
@@ -171,7 +171,9 @@ def unpack_request(buffer: bytes, position: int, end: int) -> ReceivedRequest:
     """The request whose frame has its body at `[position:end]`."""
     header = unpack_header(*_unpack(HEADER, buffer, position, end))
     request = _unpack_request(header, buffer, position, end)
-    return ReceivedRequest(request, bool(header.flags & HIGH_PRIORITY), Origin(header.version))
+    return ReceivedRequest(
+        request, bool(header.flags & HIGH_PRIORITY), V2ReplyHeader(header.version)
+    )
 
 
 def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> Request:

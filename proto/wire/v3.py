@@ -114,7 +114,7 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
 # --- A bookie's side --------------------------------------------------------------------------
 
 
-class Origin(NamedTuple):
+class V3ReplyHeader(NamedTuple):
     """What the reply must repeat of its request."""
 
     version: int
@@ -186,7 +186,7 @@ def _pack_by_hand(
     return [_pack_length(len(head) + size), head, *parts]
 
 
-def _response(origin: Origin, reply: Reply) -> pb.Response:
+def _response(origin: V3ReplyHeader, reply: Reply) -> pb.Response:
     status = code_of(None if isinstance(reply, AuthReply) else reply.error)
     return pb.Response(
         header=_header(origin.txn_id, origin.operation),
@@ -246,7 +246,7 @@ def unpack_request(body: bytes) -> ReceivedRequest:
     message = _parse(pb.Request, body)
     header = message.header
     operation = BookieOperation(header.operation)
-    origin = Origin(header.version, header.txnId, operation)
+    origin = V3ReplyHeader(header.version, header.txnId, operation)
     return ReceivedRequest(_request(message, operation), header.priority > 0, origin)
 
 

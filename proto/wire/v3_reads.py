@@ -66,7 +66,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
         is_high_priority = priority[1:-2].strip(b"\x00\x80") != b""
         calls.append(
             ReceivedRequest(
-                read, is_high_priority, v3.Origin(v3.VERSION, unpack_varint(txn_id), _READ)
+                read, is_high_priority, v3.V3ReplyHeader(v3.VERSION, unpack_varint(txn_id), _READ)
             )
         )
         position = end

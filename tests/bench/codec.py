@@ -194,7 +194,11 @@ def _reading(version: int) -> Callable[[], float]:
 
 
 def _finding(version: int) -> Callable[[], float]:
-    origin = v2.Origin(2) if version == 2 else v3.Origin(3, FIRST_ENTRY, BookieOperation.READ)
+    origin = (
+        v2.V2ReplyHeader(2)
+        if version == 2
+        else v3.V3ReplyHeader(3, FIRST_ENTRY, BookieOperation.READ)
+    )
     body = LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(1_000)).pack_entry(
         EntryId(FIRST_ENTRY), NO_ENTRY, 100, PAYLOAD
     )
@@ -210,7 +214,11 @@ def _finding(version: int) -> Callable[[], float]:
 
 def _found(version: int) -> Callable[[], float]:
     digest = LedgerDigest(DigestType.CRC32C, PASSWORD, LedgerId(1_000))
-    origin = v2.Origin(2) if version == 2 else v3.Origin(3, FIRST_ENTRY, BookieOperation.READ)
+    origin = (
+        v2.V2ReplyHeader(2)
+        if version == 2
+        else v3.V3ReplyHeader(3, FIRST_ENTRY, BookieOperation.READ)
+    )
     frames = []
     for entry_id in map(EntryId, range(FIRST_ENTRY, FIRST_ENTRY + ENTRIES)):
         body = digest.pack_entry(entry_id, NO_ENTRY, 100, PAYLOAD)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.proto.runtime.clock import SystemClock
-from rollbook.proto.runtime.metastore.embedded_owner import Owner
+from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
 from tests.contract.stores import MemorySite, OwnerSite, Site, SocketSite
 from tests.contract.zookeeper_site import ZooKeeperSite
 from tests.support.zookeeper import zookeeper, zookeeper_server
@@ -35,8 +35,8 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def owning(path: str) -> AsyncIterator[Owner]:
-    owner = await Owner.take(path, SystemClock(), random.Random(0), create=True)
+async def owning(path: str) -> AsyncIterator[StoreOwner]:
+    owner = await StoreOwner.take(path, SystemClock(), random.Random(0), create=True)
     assert owner is not None
     try:
         yield owner

@@ -17,7 +17,7 @@ from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore, SessionEvent, SessionState, WatchEvent
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.metastore.embedded_owner import Owner
+from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
 from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
 from tests.support.cutting_proxy import CuttingProxy, Dialect
 
@@ -122,7 +122,7 @@ class MemorySite(Site):
 class OwnerSite(Site):
     """The embedded store as its owner's own clients see it."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: StoreOwner) -> None:
         super().__init__()
         self._owner = owner
         self._lines: dict[MetadataStore, MemoryLine] = {}

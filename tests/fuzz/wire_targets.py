@@ -132,7 +132,7 @@ def _hear_requests(stream: bytes) -> list[HeardAdd | tuple[Request, bool]]:
 
 def _is_of_old_version(item: HeardAdd | ReceivedRequest) -> bool:
     origin = item.origin if isinstance(item, ReceivedRequest) else None
-    return isinstance(origin, v2.Origin) and origin.version < v2.VERSION
+    return isinstance(origin, v2.V2ReplyHeader) and origin.version < v2.VERSION
 
 
 def _pack_requests(heard: list[HeardAdd | tuple[Request, bool]]) -> bytes:
@@ -172,12 +172,12 @@ def _pack_replies(heard: list[AddReply | Answer]) -> bytes:
     frames: list[bytes] = []
     for item in heard:
         if isinstance(item, AddReply):
-            frames.append(v3.Origin(3, 1, BookieOperation.ADD).pack(item))
+            frames.append(v3.V3ReplyHeader(3, 1, BookieOperation.ADD).pack(item))
         elif item.txn_id is None:
-            frames.append(v2.Origin(2).pack(item.reply))
+            frames.append(v2.V2ReplyHeader(2).pack(item.reply))
         else:
             operation = _OPERATIONS[type(item.reply)]
-            frames.append(v3.Origin(3, item.txn_id, operation).pack(item.reply))
+            frames.append(v3.V3ReplyHeader(3, item.txn_id, operation).pack(item.reply))
     return b"".join(frames)
 
 
@@ -211,7 +211,9 @@ def _hear_stored_adds(frames: bytes) -> list[object]:
 
 # What follows a frame must be heard as if it came alone.
 _NEXT_REQUEST: Final = v3.pack_request(9, ReadLac(LEDGER))
-_NEXT_REPLY: Final = v3.Origin(3, 9, BookieOperation.READ_LAC).pack(ReadLacReply(None, LEDGER))
+_NEXT_REPLY: Final = v3.V3ReplyHeader(3, 9, BookieOperation.READ_LAC).pack(
+    ReadLacReply(None, LEDGER)
+)
 
 
 def hear_request_twice(stream: bytes) -> None:
@@ -253,7 +255,7 @@ def _compare_add(hot: Adds, cold: ReceivedRequest) -> None:
     assert int.from_bytes(add.body[:8]) == add.ledger_id
     assert int.from_bytes(add.body[8:16]) == add.entry_id
     reply, expected = hot.groups[0].pack_replies(), cold.answer(_added(add))
-    if isinstance(cold.origin, v3.Origin):
+    if isinstance(cold.origin, v3.V3ReplyHeader):
         assert v3.unpack_reply(reply[LENGTH_BYTES:]) == v3.unpack_reply(expected[LENGTH_BYTES:])
     else:
         assert reply == expected

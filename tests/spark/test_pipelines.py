@@ -71,7 +71,7 @@ def test_a_mirror_has_each_record_once_and_says_where_it_comes_from(
     found = list(copy.read())
     assert [each.value for each in found] == [*(b"v%d" % n for n in range(30)), b"new"]
     origin = provenance.origin_of(dict(found[-1].headers))
-    assert origin == provenance.Origin(f"default/{name}", log.uid, 30)
+    assert origin == provenance.RecordOrigin(f"default/{name}", log.uid, 30)
     assert (found[-1].headers["h"], found[-1].event_time_us) == (b"1", 5)
     looked = Report("audit")
     audit_mirror(spark, way, way, *names, looked, lambda *_: None)

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 from rollbook.api.cli.ledger.connection import bar_of_shares
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.export_format import (
+    ExportedLog,
     Frame,
-    Origin,
     is_ended,
     pack_end,
     pack_frame,
@@ -34,7 +34,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
     async def export(client: Client) -> dict[str, Any]:
         opened = await client.open(log)
         with _opened(file) as found:  # After the log, so that no file is left without one.
-            first, start, end = _whole_part(found, Origin(str(opened.name), opened.uid))
+            first, start, end = _whole_part(found, ExportedLog(str(opened.name), opened.uid))
             tail = await opened.tail_offset()
             head = await opened.head_offset()
             if start is None:
@@ -48,7 +48,7 @@ def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
             found.seek(end)
             found.truncate()  # Its end mark, or a frame that was being written.
             if not end:
-                found.write(pack_head(Origin(str(opened.name), opened.uid)))
+                found.write(pack_head(ExportedLog(str(opened.name), opened.uid)))
             with bar_of_shares(log) as on_progress:
                 async for batch in opened.read_batches(start, tail):
                     found.writelines(
@@ -90,7 +90,7 @@ def _readable(file: str) -> BinaryIO:
         ) from None
 
 
-def _whole_part(file: BinaryIO, origin: Origin) -> tuple[int | None, int | None, int]:
+def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | None, int]:
     """The first offset of the file, the one after its last, and where that ends. Raises `InvalidRequest`, `BlockCorrupt`."""
     has = read_head(file)
     if has is None:

@@ -33,7 +33,7 @@ _BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVEL: Final = 3
 
 
-class Origin(NamedTuple):
+class ExportedLog(NamedTuple):
     """The log that was exported."""
 
     log: str
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
         return self.first_offset + self.records
 
 
-def pack_head(origin: Origin) -> bytes:
+def pack_head(origin: ExportedLog) -> bytes:
     text = json.dumps(origin._asdict()).encode()
     return _with_crc(_HEAD.pack(_MAGIC, _VERSION, len(text), google_crc32c.value(text))) + text
 
@@ -89,7 +89,7 @@ def _damaged(at: int) -> BlockCorrupt:
     )
 
 
-def read_head(file: BinaryIO) -> Origin | None:
+def read_head(file: BinaryIO) -> ExportedLog | None:
     """None: the file is empty, or its export was ended before it had a head.
 
     Raises `InvalidRequest`, `UnsupportedVersion`, `BlockCorrupt`.
@@ -113,7 +113,7 @@ def read_head(file: BinaryIO) -> Origin | None:
     if google_crc32c.value(text) != crc:
         raise _damaged(file.tell() - length)
     told = json.loads(text)
-    return Origin(str(told["log"]), str(told["uid"]))
+    return ExportedLog(str(told["log"]), str(told["uid"]))
 
 
 def is_ended(file: BinaryIO) -> bool:

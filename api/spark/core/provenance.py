@@ -8,17 +8,17 @@ OFFSET: Final = "rollbook-offset"
 TIME: Final = "rollbook-time"  # Of the source's server, in microseconds since 1970.
 
 
-class Origin(NamedTuple):
+class RecordOrigin(NamedTuple):
     log: str
     uid: str
     offset: int
 
 
-def origin_of(headers: Mapping[str, bytes]) -> Origin | None:
+def origin_of(headers: Mapping[str, bytes]) -> RecordOrigin | None:
     """Of a record; None: it is no mirrored one."""
     try:
         log, at, uid = headers[LOG].decode().partition("@")
-        return Origin(log, uid, int(headers[OFFSET])) if at else None
+        return RecordOrigin(log, uid, int(headers[OFFSET])) if at else None
     except (KeyError, ValueError, UnicodeDecodeError):
         return None
 

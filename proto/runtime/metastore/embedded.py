@@ -25,7 +25,7 @@ from rollbook.proto.metastore.core.messages import FromClient
 from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.metastore.embedded_owner import (
     Fatal,
-    Owner,
+    StoreOwner,
     describe_owner,
     end_process,
     socket_address,
@@ -57,7 +57,7 @@ class EmbeddedConnector:
         self._role = role
         self._create = create
         self._on_fatal = on_fatal
-        self._owner: Owner | None = None
+        self._owner: StoreOwner | None = None
 
     @property
     def is_owner(self) -> bool:
@@ -75,7 +75,7 @@ class EmbeddedConnector:
     async def _connect(self, receiver: Receiver) -> Channel:
         self._look_for_file()
         if self._role is not Role.CLIENT and self._owner is None:
-            self._owner = await Owner.take(
+            self._owner = await StoreOwner.take(
                 self._path,
                 self._clock,
                 self._randomness,

@@ -116,7 +116,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-class Owner:
+class StoreOwner:
     def __init__(self, path: str, lock: StoreLock, file: StoreFile, host: Host) -> None:
         self._path = path
         self._lock = lock

@@ -13,7 +13,7 @@ from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.proto.runtime.metastore.embedded_owner import Owner
+from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
 from rollbook.proto.runtime.metastore.zookeeper import ZooKeeperStore
 from tests.contract.stores import proxy_of_store
 from tests.support.cutting_proxy import ZOOKEEPER, CuttingProxy
@@ -126,7 +126,7 @@ class EmbeddedStage:
 
     name = "sqlite"
 
-    def __init__(self, owner: Owner, path: str) -> None:
+    def __init__(self, owner: StoreOwner, path: str) -> None:
         self._owner = owner
         self._path = path
         self._resources = contextlib.ExitStack()
@@ -192,7 +192,7 @@ class ProxiedSeat(ABC):
 
 class EmbeddedSeat(ProxiedSeat):
     def __init__(
-        self, owner: Owner, proxy: CuttingProxy, path: str, give_back: Callable[[], None]
+        self, owner: StoreOwner, proxy: CuttingProxy, path: str, give_back: Callable[[], None]
     ) -> None:
         super().__init__(proxy, give_back)
         self._owner = owner
@@ -210,7 +210,7 @@ class EmbeddedSeat(ProxiedSeat):
 async def embedded_stage() -> AsyncIterator[EmbeddedStage]:
     with tempfile.TemporaryDirectory(prefix="store-") as folder:
         path = os.path.join(folder, "metadata.db")
-        owner = await Owner.take(path, SystemClock(), random.Random(0), create=True)
+        owner = await StoreOwner.take(path, SystemClock(), random.Random(0), create=True)
         assert owner is not None
         stage = EmbeddedStage(owner, path)
         try:

@@ -40,7 +40,7 @@ from rollbook.proto.wire.messages import (
     WriteLac,
     refusal_of,
 )
-from rollbook.proto.wire.v2 import Origin as V2Origin
+from rollbook.proto.wire.v2 import V2ReplyHeader as V2Origin
 from tests.unit.ledger.scripted_bookie import (
     KEY,
     PORT,

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from rollbook.api.cli.log.export_format import (
-    Origin,
+    ExportedLog,
     is_ended,
     pack_end,
     pack_frame,
@@ -15,7 +15,7 @@ from rollbook.api.cli.log.export_format import (
 )
 from rollbook.proto.errors import BlockCorrupt, InvalidRequest, UnsupportedVersion
 
-ORIGIN = Origin("ns/log", "00ff")
+ORIGIN = ExportedLog("ns/log", "00ff")
 FRAMES = [(b"first" * 20, 5, 3), (b"second", 8, 1)]
 HEAD = pack_head(ORIGIN)
 WHOLE = HEAD + b"".join(pack_frame(*each) for each in FRAMES) + pack_end(9)

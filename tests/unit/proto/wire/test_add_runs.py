@@ -200,7 +200,7 @@ def test_replies_cost_no_more_than_they_are_worth(
     for count in (frame_columns.count_varints_on, frame_columns.varint_columns):
         compared.counts(v3_adds, count)
     ledgers = LedgerId(300), LedgerId(301)
-    origin = v3.Origin(3, 9, BookieOperation.ADD)
+    origin = v3.V3ReplyHeader(3, 9, BookieOperation.ADD)
     replies = [
         origin.pack(AddReply(None, ledgers[index // turns % 2], EntryId(20_000 + index)))
         for index in range(2_000)

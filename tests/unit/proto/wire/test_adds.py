@@ -47,7 +47,9 @@ def test_one_counter_makes_one_frame_good_for_every_connection() -> None:
     ]
     frames = [writer.pack(EntryId(0), EntryId(-1), 0, b"") for writer in writers * 3]
     heard = [v3.unpack_request(frame[4:]).origin for frame in frames]
-    assert [origin.txn_id for origin in heard if isinstance(origin, v3.Origin)] == [*range(1, 7)]
+    assert [origin.txn_id for origin in heard if isinstance(origin, v3.V3ReplyHeader)] == [
+        *range(1, 7)
+    ]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -83,7 +85,10 @@ def test_the_largest_entry_fits_as_an_add_and_as_an_answer(version: int, kind: D
     body = adds.buffer[adds.groups[0].starts[0] : adds.groups[0].ends[0]]
     big = 2**63 - 1
     reply = ReadReply(None, LedgerId(big), EntryId(big), body, EntryId(big), big)
-    assert len(ReplyDecoder(limit).feed(v3.Origin(3, big, BookieOperation.READ).pack(reply))) == 1
+    assert (
+        len(ReplyDecoder(limit).feed(v3.V3ReplyHeader(3, big, BookieOperation.READ).pack(reply)))
+        == 1
+    )
     with pytest.raises(EntryTooLarge):
         packer.pack(EntryId(0), EntryId(-1), 0, payload + b"x")
 
@@ -148,7 +153,7 @@ def test_numbers_of_adds_packed_together_differ_and_go_on() -> None:
         for frame in packer.pack_all(EntryId(first), EntryId(-1), range(1, 51), [b"x"] * 50)
     ]
     heard = [v3.unpack_request(frame[4:]).origin for frame in frames]
-    numbers = [origin.txn_id for origin in heard if isinstance(origin, v3.Origin)]
+    numbers = [origin.txn_id for origin in heard if isinstance(origin, v3.V3ReplyHeader)]
     assert numbers == sorted(set(numbers))
     assert len(numbers) == 300
 

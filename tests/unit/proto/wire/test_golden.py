@@ -188,7 +188,7 @@ V3_REQUESTS: Final[dict[str, tuple[int, Request]]] = {
 def test_v2_request(name: str) -> None:
     request, frame = V2_REQUESTS[name], V2_FRAMES[name]
     assert v2.pack_request(request) == frame
-    assert RequestDecoder().feed(frame) == [ReceivedRequest(request, False, v2.Origin(2))]
+    assert RequestDecoder().feed(frame) == [ReceivedRequest(request, False, v2.V2ReplyHeader(2))]
 
 
 @pytest.mark.parametrize("name", V3_REQUESTS)
@@ -198,14 +198,14 @@ def test_v3_request(name: str) -> None:
     (call,) = RequestDecoder().feed(frame)
     assert isinstance(call, ReceivedRequest)
     assert (call.request, call.is_high_priority) == (request, False)
-    assert isinstance(call.origin, v3.Origin)
+    assert isinstance(call.origin, v3.V3ReplyHeader)
     assert (call.origin.version, call.origin.txn_id) == (3, txn_id)
 
 
 def test_v3_fencing_read_in_the_order_of_java_4_18() -> None:
     (call,) = RequestDecoder().feed(V3_FRAMES["READ fence, entry -1, 4.18 order"])
     assert call == ReceivedRequest(
-        Read(LEDGER, NO_ENTRY, KEY, fence=True), False, v3.Origin(3, 2, BookieOperation.READ)
+        Read(LEDGER, NO_ENTRY, KEY, fence=True), False, v3.V3ReplyHeader(3, 2, BookieOperation.READ)
     )
 
 
@@ -250,14 +250,14 @@ V3_REPLIES: Final[dict[str, tuple[int, BookieOperation, Reply]]] = {
 @pytest.mark.parametrize("name", V2_REPLIES)
 def test_v2_reply(name: str) -> None:
     reply, frame = V2_REPLIES[name], V2_FRAMES[name]
-    assert v2.Origin(2).pack(reply) == frame
+    assert v2.V2ReplyHeader(2).pack(reply) == frame
     assert ReplyDecoder().feed(frame) == [Answer(None, reply)]
 
 
 @pytest.mark.parametrize("name", V3_REPLIES)
 def test_v3_reply(name: str) -> None:
     (txn_id, operation, reply), frame = V3_REPLIES[name], V3_FRAMES[name]
-    assert v3.Origin(3, txn_id, operation).pack(reply) == frame
+    assert v3.V3ReplyHeader(3, txn_id, operation).pack(reply) == frame
     assert ReplyDecoder().feed(frame) == [Answer(txn_id, reply)]
 
 

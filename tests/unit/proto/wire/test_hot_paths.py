@@ -27,13 +27,13 @@ REQUESTS = [
 REPLIES = [
     *(frame for name, frame in V2_FRAMES.items() if "response" in name),
     *(frame for name, frame in V3_FRAMES.items() if "request" not in name),
-    v3.Origin(3, 50_000, BookieOperation.READ).pack(
+    v3.V3ReplyHeader(3, 50_000, BookieOperation.READ).pack(
         ReadReply(None, *LARGE, b"x" * 200, EntryId(4), 1_700_000_000_000)
     ),
-    v3.Origin(3, 50_000, BookieOperation.READ).pack(
+    v3.V3ReplyHeader(3, 50_000, BookieOperation.READ).pack(
         ReadReply(None, *LARGE, b"x" * 4, EntryId(4), following=(b"y" * 32, b"z" * 33))
     ),
-    v3.Origin(3, 50_000, BookieOperation.BATCH_READ).pack(
+    v3.V3ReplyHeader(3, 50_000, BookieOperation.BATCH_READ).pack(
         BatchReadReply(None, *LARGE, 70_000, (b"x" * 40, b"y" * 60))
     ),
 ]

@@ -38,7 +38,6 @@ from rollbook.proto.wire.messages import (
     GetBookieInfo,
     ListEntries,
     ListEntriesReply,
-    Origin,
     PackedBatch,
     Read,
     ReadLac,
@@ -47,6 +46,7 @@ from rollbook.proto.wire.messages import (
     ReceivedRequest,
     Refusal,
     Reply,
+    ReplyHeader,
     Request,
     StartTls,
     StartTlsReply,
@@ -97,7 +97,7 @@ V2_REPLIES: list[Reply] = [
 def test_v3_replies_come_back_as_they_were(
     txn_id: int, operation: BookieOperation, reply: Reply
 ) -> None:
-    frame = v3.Origin(3, txn_id, operation).pack(reply)
+    frame = v3.V3ReplyHeader(3, txn_id, operation).pack(reply)
     assert ReplyDecoder().feed(frame) == [Answer(txn_id, reply)]
     assert v3.unpack_reply(frame[4:]) == Answer(txn_id, reply)
 
@@ -105,16 +105,18 @@ def test_v3_replies_come_back_as_they_were(
 @pytest.mark.parametrize("reply", V2_REPLIES)
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_v2_replies_come_back_as_they_were(version: int, reply: Reply) -> None:
-    frame = v2.Origin(version).pack(reply)
+    frame = v2.V2ReplyHeader(version).pack(reply)
     assert ReplyDecoder().feed(frame) == [Answer(None, reply)]
     assert v2.unpack_reply(frame, 4, len(frame)) == Answer(None, reply)
 
 
 def test_replies_mean_the_same_however_the_stream_is_cut() -> None:
-    frames = [v2.Origin(2).pack(reply) for reply in V2_REPLIES]
-    frames += [v3.Origin(3, 300, operation).pack(reply) for operation, reply in V3_REPLIES]
-    frames += [v2.Origin(2).pack(AddReply(None, LEDGER, E5))]
-    frames += [v3.Origin(3, 300, BookieOperation.ADD).pack(AddReply(LedgerFenced, LEDGER, E5))]
+    frames = [v2.V2ReplyHeader(2).pack(reply) for reply in V2_REPLIES]
+    frames += [v3.V3ReplyHeader(3, 300, operation).pack(reply) for operation, reply in V3_REPLIES]
+    frames += [v2.V2ReplyHeader(2).pack(AddReply(None, LEDGER, E5))]
+    frames += [
+        v3.V3ReplyHeader(3, 300, BookieOperation.ADD).pack(AddReply(LedgerFenced, LEDGER, E5))
+    ]
     for seed in range(20):
         chance = random.Random(seed)
         mixed = chance.choices(frames, k=40)
@@ -179,7 +181,7 @@ def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(see
     frames: list[bytes] = []
     for row in range(chance.randrange(9, 200)):
         reply = AddReply(None, LedgerId(ledger_id), EntryId(entry_id + row))
-        frames.append(v3.Origin(3, txn_id + row, BookieOperation.ADD).pack(reply))
+        frames.append(v3.V3ReplyHeader(3, txn_id + row, BookieOperation.ADD).pack(reply))
         if chance.random() < 0.1:
             entry_id += chance.choice((-40, 1, 300))
             entry_id = max(entry_id, 0)
@@ -200,7 +202,7 @@ def test_v3_replies_to_adds_that_look_alike_are_heard_as_protobuf_reads_them(see
 def test_the_answers_to_a_chunk_of_adds_are_a_range() -> None:
     """W2: even where transaction ids grow by a byte."""
     answers = b"".join(
-        v3.Origin(3, 2**14 - 50 + row, BookieOperation.ADD).pack(
+        v3.V3ReplyHeader(3, 2**14 - 50 + row, BookieOperation.ADD).pack(
             AddReply(None, LEDGER, EntryId(1_000 + row))
         )
         for row in range(200)
@@ -216,7 +218,7 @@ def test_no_run_is_looked_for_in_answers_to_ledgers_in_turn(
     """They come again at one distance, and each of them would be looked at for nothing."""
     monkeypatch.delattr(v3_adds, "_take_replies_alike")
     answers = [
-        v3.Origin(3, 20_000 + row, BookieOperation.ADD).pack(
+        v3.V3ReplyHeader(3, 20_000 + row, BookieOperation.ADD).pack(
             AddReply(None, LedgerId(300 + row % 2), EntryId(20_000 + row // 2))
         )
         for row in range(100)
@@ -291,13 +293,15 @@ def test_every_v3_request_can_be_refused(request_: Request) -> None:
 def test_v2_requests_can_be_refused(request_: Request) -> None:
     (call,) = RequestDecoder().feed(v2.pack_request(request_, is_high_priority=True))
     assert isinstance(call, ReceivedRequest)
-    assert call == ReceivedRequest(request_, True, v2.Origin(2))
+    assert call == ReceivedRequest(request_, True, v2.V2ReplyHeader(2))
     answer = Answer(None, refusal_of(request_, LedgerFenced))
     assert ReplyDecoder().feed(call.refuse(LedgerFenced)) == [answer]
 
 
-@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, BookieOperation.BATCH_READ)])
-def test_a_batch_comes_as_it_was_sent(origin: Origin) -> None:
+@pytest.mark.parametrize(
+    "origin", [v2.V2ReplyHeader(2), v3.V3ReplyHeader(3, 7, BookieOperation.BATCH_READ)]
+)
+def test_a_batch_comes_as_it_was_sent(origin: ReplyHeader) -> None:
     bodies = (bytes(range(40)), bytes(32))
     for reply in (
         BatchReadReply(None, LEDGER, E5, 42, bodies),
@@ -308,8 +312,10 @@ def test_a_batch_comes_as_it_was_sent(origin: Origin) -> None:
         assert answer.reply == reply
 
 
-@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, BookieOperation.BATCH_READ)])
-def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: Origin) -> None:
+@pytest.mark.parametrize(
+    "origin", [v2.V2ReplyHeader(2), v3.V3ReplyHeader(3, 7, BookieOperation.BATCH_READ)]
+)
+def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: ReplyHeader) -> None:
     bodies = bytes(range(40)), bytes(32), bytes(LARGE_BYTES)
     packed = b"".join(pack_bodies(bodies))
     frame = origin.pack(BatchReadReply(None, LEDGER, E5, 42, bodies))
@@ -321,9 +327,11 @@ def test_a_packed_batch_is_told_like_any_other_however_it_is_cut(origin: Origin)
         assert parts[-1] is pieces[-1]
 
 
-@pytest.mark.parametrize("origin", [v2.Origin(2), v3.Origin(3, 7, BookieOperation.READ)])
+@pytest.mark.parametrize(
+    "origin", [v2.V2ReplyHeader(2), v3.V3ReplyHeader(3, 7, BookieOperation.READ)]
+)
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES])
-def test_an_entry_is_told_alike_in_pieces(origin: Origin, size: int) -> None:
+def test_an_entry_is_told_alike_in_pieces(origin: ReplyHeader, size: int) -> None:
     reply = ReadReply(None, LEDGER, E5, bytes(size), EntryId(4))
     parts = origin.pack_in_pieces(reply)
     assert b"".join(parts) == origin.pack(reply)
@@ -337,7 +345,7 @@ def test_a_refused_batch_read_names_its_request() -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_authentication_is_answered_in_version_2_whoever_asks(version: int) -> None:
-    assert v2.Origin(version).pack(AuthReply("plugin", b""))[4:8] == b"\x02\x03\x00\x00"
+    assert v2.V2ReplyHeader(version).pack(AuthReply("plugin", b""))[4:8] == b"\x02\x03\x00\x00"
 
 
 def test_a_refused_v3_authentication_is_no_success() -> None:
@@ -361,14 +369,14 @@ def test_requests_without_a_form_in_a_protocol_are_not_sent() -> None:
 def test_every_error_that_has_a_code_comes_back_as_an_error() -> None:
     for error in every_error():
         if error.code.v2 is not None:
-            frame = v2.Origin(2).pack(ReadReply(error, LEDGER, E5))
+            frame = v2.V2ReplyHeader(2).pack(ReadReply(error, LEDGER, E5))
             (answer,) = ReplyDecoder().feed(frame)
             assert isinstance(answer, Answer)
             assert isinstance(answer.reply, ReadReply)
             assert answer.reply.error is not None
             assert answer.reply.error.code.v2 == error.code.v2
         if error.code.v3 is not None:
-            frame = v3.Origin(3, 1, BookieOperation.READ).pack(ReadReply(error, LEDGER, E5))
+            frame = v3.V3ReplyHeader(3, 1, BookieOperation.READ).pack(ReadReply(error, LEDGER, E5))
             (answer,) = ReplyDecoder().feed(frame)
             assert isinstance(answer, Answer)
             assert isinstance(answer.reply, ReadReply)
@@ -430,11 +438,13 @@ def test_the_outer_status_wins_and_the_inner_one_counts() -> None:
 
 
 def test_the_frame_limit_holds_for_replies() -> None:
-    frame = v3.Origin(3, 1, BookieOperation.READ).pack(ReadReply(None, LEDGER, E5, bytes(1000)))
+    frame = v3.V3ReplyHeader(3, 1, BookieOperation.READ).pack(
+        ReadReply(None, LEDGER, E5, bytes(1000))
+    )
     assert len(ReplyDecoder(len(frame)).feed(frame)) == 1
     with pytest.raises(BadFrame):
         ReplyDecoder(len(frame) - 1).feed(frame)
-    v2_frame = v2.Origin(2).pack(ReadReply(None, LEDGER, E5, bytes(1000)))
+    v2_frame = v2.V2ReplyHeader(2).pack(ReadReply(None, LEDGER, E5, bytes(1000)))
     with pytest.raises(BadFrame):
         ReplyDecoder(len(v2_frame) - 1).feed(v2_frame)
     with pytest.raises(BadFrame):

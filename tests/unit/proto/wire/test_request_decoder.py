@@ -452,7 +452,7 @@ def test_what_is_no_message_is_a_bad_frame(body: bytes) -> None:
 
 def test_bytes_behind_the_last_field_of_a_v2_request_are_ignored() -> None:
     frame = pack_frame(struct.pack(">Iqq", 0x02020000, 7, 0) + KEY)
-    assert _heard_in([frame]) == [ReceivedRequest(Read(LEDGER, E0), False, v2.Origin(2))]
+    assert _heard_in([frame]) == [ReceivedRequest(Read(LEDGER, E0), False, v2.V2ReplyHeader(2))]
 
 
 # --- Bounds -----------------------------------------------------------------------------------

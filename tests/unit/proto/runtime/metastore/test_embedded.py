@@ -41,7 +41,7 @@ from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore import embedded_owner, open_metadata_store
 from rollbook.proto.runtime.metastore.embedded import EmbeddedConnector, Role
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
-from rollbook.proto.runtime.metastore.embedded_owner import Owner
+from rollbook.proto.runtime.metastore.embedded_owner import StoreOwner
 from tests.contract.stores import hurried, next_event, until_gone, until_state
 from tests.support import processes
 from tests.support.processes import Family
@@ -620,11 +620,11 @@ async def test_nothing_is_acknowledged_once_the_file_is_gone(
 
 async def test_taking_is_refused_while_another_has_it(path: str) -> None:
     """MS2"""
-    first = await Owner.take(path, SystemClock(), random.Random(0), create=True)
+    first = await StoreOwner.take(path, SystemClock(), random.Random(0), create=True)
     assert first is not None
-    assert await Owner.take(path, SystemClock(), random.Random(0), create=True) is None
+    assert await StoreOwner.take(path, SystemClock(), random.Random(0), create=True) is None
     await first.close()
-    second = await Owner.take(path, SystemClock(), random.Random(0), create=False)
+    second = await StoreOwner.take(path, SystemClock(), random.Random(0), create=False)
     assert second is not None
     await second.close()
 
