@@ -12,7 +12,14 @@ from rollbook.api.client.retry_policy import may_retry
 from rollbook.api.spark.arrow import Slice
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import TOLERATE, LogTail, Point, deleted, replaced, truncated
+from rollbook.api.spark.core.progress import (
+    TOLERATE,
+    Point,
+    TailPoint,
+    deleted,
+    replaced,
+    truncated,
+)
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import (
@@ -118,7 +125,7 @@ class _Reading:
         span, point = self.span, Point(self.span.uid, self.position)
         if isinstance(error, NoSuchLog | LogDeleted):
             return deleted(span.log, point)
-        tail = LogTail.of(self._channel.tail_of(LogName.parse(span.log)))
+        tail = TailPoint.of(self._channel.tail_of(LogName.parse(span.log)))
         if isinstance(error, LogReplaced):
             return replaced(span.log, point, tail)
         return truncated(

@@ -7,7 +7,7 @@ from typing import Final
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Selection, StartPositions
 from rollbook.api.spark.core.plan import Segment, record_bytes_of
-from rollbook.api.spark.core.progress import TOLERATE, LogTail
+from rollbook.api.spark.core.progress import TOLERATE, TailPoint
 from rollbook.logservice import messages
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,
@@ -54,7 +54,7 @@ class Logs:
     def places(
         self,
         wanted: StartPositions,
-        tails: Mapping[str, LogTail],
+        tails: Mapping[str, TailPoint],
         *,
         finds_latest: bool,
         is_strict: bool,
@@ -66,7 +66,7 @@ class Logs:
         }
 
     def _place(
-        self, log: str, wanted: Position, tail: LogTail, finds_latest: bool, is_strict: bool
+        self, log: str, wanted: Position, tail: TailPoint, finds_latest: bool, is_strict: bool
     ) -> int:
         match wanted:
             case Earliest():
@@ -93,7 +93,7 @@ class Logs:
             raise beyond
         return min(max(found.offset, tail.head), tail.tail)
 
-    def _checked(self, log: str, offset: int, tail: LogTail, is_strict: bool) -> int:
+    def _checked(self, log: str, offset: int, tail: TailPoint, is_strict: bool) -> int:
         if offset > tail.tail:
             raise BeyondTail(
                 f"{log} ends at {tail.tail}, and {offset} is beyond",

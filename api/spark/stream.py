@@ -22,9 +22,9 @@ from rollbook.api.spark.core.options import SourceOptions, StartPositions
 from rollbook.api.spark.core.plan import Span, next_ends
 from rollbook.api.spark.core.progress import (
     BatchEnd,
-    LogTail,
     Point,
     Points,
+    TailPoint,
     begin,
     ends_of,
     idle_wait_s,
@@ -116,8 +116,8 @@ class _Live:
         self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "TailCache"
     ) -> None:
         self._options, self._channel, self._logs, self._tails = options, channel, logs, tails
-        self._frozen: dict[str, LogTail] | None = None  # Under AvailableNow.
-        self._seen: Mapping[str, LogTail] = {}
+        self._frozen: dict[str, TailPoint] | None = None  # Under AvailableNow.
+        self._seen: Mapping[str, TailPoint] = {}
         self._last: tuple[dict[str, Any], BatchEnd] | None = (
             None  # The end that was packed last, or unpacked.
         )
@@ -141,7 +141,7 @@ class _Live:
             return self._first_end(is_limited)
         known = previous.ends
         if self._frozen is not None:
-            tails: Mapping[str, LogTail] = self._frozen
+            tails: Mapping[str, TailPoint] = self._frozen
         else:
             tails = self._tails.wait(known, self._wait_s(len(known)))
         self._seen = tails
@@ -203,7 +203,7 @@ class _Live:
         return self._packed(BatchEnd.of(self._starts, ends))
 
     def _ends(
-        self, starts: Points, tails: Mapping[str, LogTail], is_limited: bool, *, is_first: bool
+        self, starts: Points, tails: Mapping[str, TailPoint], is_limited: bool, *, is_first: bool
     ) -> dict[str, Point]:
         options = self._options
         first = {name: point.next for name, point in starts.items()}

@@ -15,7 +15,7 @@ from rollbook.api.spark.core.archive import Chain
 from rollbook.api.spark.core.archive_seam import Clip, Parts, divide, is_overtaken
 from rollbook.api.spark.core.options import SourceOptions, StartPositions, source_options, values_of
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import LogTail
+from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import shown_in_spark
 from rollbook.api.spark.logs import require_some
 from rollbook.api.spark.scan import ARCHIVED
@@ -92,7 +92,7 @@ def parts_of(options: SourceOptions, archive: Archive) -> list[Parts]:
 
 
 def divided(
-    options: SourceOptions, chains: Mapping[str, Chain], tails: Mapping[str, LogTail]
+    options: SourceOptions, chains: Mapping[str, Chain], tails: Mapping[str, TailPoint]
 ) -> list[Parts]:
     known = {**chains, **tails}
     require_some(options.selection, known)
@@ -109,7 +109,7 @@ def divided(
     ]
 
 
-def _tails(options: SourceOptions) -> dict[str, LogTail]:
+def _tails(options: SourceOptions) -> dict[str, TailPoint]:
     view = TailCache(channel_of(options.access), options.selection)
     try:
         return view.ask()

@@ -13,7 +13,7 @@ from typing import Final
 from rollbook.api.client.sync import SyncTailsWatch
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.options import Selection
-from rollbook.api.spark.core.progress import LogTail, Points, moved
+from rollbook.api.spark.core.progress import Points, TailPoint, moved
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
@@ -40,10 +40,10 @@ class TailCache:
     def __init__(self, channel: Channel, selection: Selection) -> None:
         self._channel, self._selection = channel, selection
         self._watch: SyncTailsWatch | None = None
-        self._known: dict[str, LogTail] = {}
+        self._known: dict[str, TailPoint] = {}
         self._inexact: dict[str, float] = {}  # Since when each is, or when it was asked for.
 
-    def ask(self) -> dict[str, LogTail]:
+    def ask(self) -> dict[str, TailPoint]:
         """Of every log of the selection that exists, as of now: nothing that was acknowledged before is beyond."""
         self.close()
         watch = self._watch = self._opened()
@@ -53,7 +53,7 @@ class TailCache:
         self._ask_for([*missing, *self._inexact])
         return dict(self._known)
 
-    def wait(self, known: Points, wait_s: float) -> dict[str, LogTail]:
+    def wait(self, known: Points, wait_s: float) -> dict[str, TailPoint]:
         """The same as soon as a log has more than is known, or another log appears or goes; after `wait_s` at the latest."""
         if self._watch is None:
             return self.ask()
@@ -63,7 +63,7 @@ class TailCache:
             self._take_news(self._watch, left_s)
         missing = [name for name in known if name not in self._known]
         self._ask_for([*missing[:_ASKED_MAX], *self._stale()])
-        unheard = {name: LogTail("", 0, known[name].next) for name in missing[_ASKED_MAX:]}
+        unheard = {name: TailPoint("", 0, known[name].next) for name in missing[_ASKED_MAX:]}
         return {**unheard, **self._known}
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class TailCache:
             name = str(tail.log)
             if not self._selection.covers(name):
                 continue
-            self._known[name] = LogTail.of(tail)
+            self._known[name] = TailPoint.of(tail)
             if tail.is_exact:
                 self._inexact.pop(name, None)
             else:
@@ -107,7 +107,7 @@ class TailCache:
         """Their owners, which opens them."""
         for name in names:
             try:
-                self._known[name] = LogTail.of(self._channel.tail_of(LogName.parse(name)))
+                self._known[name] = TailPoint.of(self._channel.tail_of(LogName.parse(name)))
             except (NoSuchLog, LogDeleted):
                 self._known.pop(name, None)
                 self._inexact.pop(name, None)

@@ -17,7 +17,7 @@ from rollbook.api.spark.core.findings import (
     judge_mirror,
     judge_span,
 )
-from rollbook.api.spark.core.progress import LogTail
+from rollbook.api.spark.core.progress import TailPoint
 from rollbook.proto.errors import (
     ArchiveDamaged,
     BeyondTail,
@@ -123,7 +123,7 @@ def test_a_table_has_each_record_once(seed: int) -> None:
     bounds = sorted(chance.sample(range(60), chance.randint(2, 8)))
     archive = chain(*bounds) if chance.random() < 0.9 else None
     last = bounds[-1]
-    tail = LogTail("u", chance.randint(bounds[0], last), last + chance.choice((0, 0, 5)))
+    tail = TailPoint("u", chance.randint(bounds[0], last), last + chance.choice((0, 0, 5)))
     head = archive.first if archive else tail.head
     start = chance.choice((None, -1, chance.randint(head, tail.tail)))
     end = chance.choice((None, chance.randint(0, tail.tail + 5)))
@@ -141,19 +141,19 @@ def test_a_table_has_each_record_once(seed: int) -> None:
 def test_a_hole_between_archive_and_log_is_an_error() -> None:
     """SA3"""
     with pytest.raises(LogDataLoss, match=r"\[9, 12\) of shop/orders are neither in the archive"):
-        divide(LOG, chain(0, 9), LogTail("u", 12, 20))
-    parts = divide(LOG, chain(0, 9), LogTail("u", 12, 20), is_strict=False)
+        divide(LOG, chain(0, 9), TailPoint("u", 12, 20))
+    parts = divide(LOG, chain(0, 9), TailPoint("u", 12, 20), is_strict=False)
     assert [(each.start, each.end) for each in parts.spans] == [(12, 20)]
     with pytest.raises(LogDataLoss, match=r"\[1, 3\) .* before they were archived"):
-        divide(LOG, chain(3, 9), LogTail("u", 5, 20), 1)
+        divide(LOG, chain(3, 9), TailPoint("u", 5, 20), 1)
     with pytest.raises(BeyondTail):
-        divide(LOG, chain(3, 9), LogTail("u", 5, 20), 21)
+        divide(LOG, chain(3, 9), TailPoint("u", 5, 20), 21)
 
 
 def test_another_log_of_that_name_is_not_the_rest_of_an_archive() -> None:
     """SA3: a higher tail proves nothing."""
     with pytest.raises(LogReplaced):
-        divide(LOG, chain(0, 9), LogTail("v", 0, 20))
+        divide(LOG, chain(0, 9), TailPoint("v", 0, 20))
 
 
 def test_a_log_that_is_gone_is_read_from_its_archive() -> None:
@@ -162,7 +162,7 @@ def test_a_log_that_is_gone_is_read_from_its_archive() -> None:
 
 
 def test_an_archive_that_begins_later_leaves_the_rest_to_the_log() -> None:
-    parts = divide(LOG, chain(5, 9), LogTail("u", 2, 12))
+    parts = divide(LOG, chain(5, 9), TailPoint("u", 2, 12))
     assert [(each.start, each.end) for each in parts.spans] == [(2, 5), (9, 12)]
 
 

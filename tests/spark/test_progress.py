@@ -8,8 +8,8 @@ import pytest
 from rollbook.api.spark.core.lag import Lag, lag_of
 from rollbook.api.spark.core.progress import (
     BatchEnd,
-    LogTail,
     Point,
+    TailPoint,
     begin,
     ends_of,
     idle_wait_s,
@@ -54,7 +54,9 @@ def test_what_another_source_wrote_is_refused(offset: dict[str, object]) -> None
 
 def test_a_new_log_starts_at_its_head() -> None:
     """SK3"""
-    found = begin({"ns/a": Point("u", 5)}, {"ns/a": LogTail("u", 0, 9), "ns/b": LogTail("v", 3, 8)})
+    found = begin(
+        {"ns/a": Point("u", 5)}, {"ns/a": TailPoint("u", 0, 9), "ns/b": TailPoint("v", 3, 8)}
+    )
     assert found.starts == {"ns/a": Point("u", 5), "ns/b": Point("v", 3)}
     assert found.losses == []
 
@@ -63,12 +65,12 @@ def test_a_new_log_starts_at_its_head() -> None:
     ("tail", "start", "loss"),
     [
         (None, None, LogDeleted),
-        (LogTail("other", 2, 99), Point("other", 2), LogReplaced),
-        (LogTail("u", 7, 9), Point("u", 7), LogDataLoss),
+        (TailPoint("other", 2, 99), Point("other", 2), LogReplaced),
+        (TailPoint("u", 7, 9), Point("u", 7), LogDataLoss),
     ],
 )
 def test_what_is_gone_is_named(
-    tail: LogTail | None, start: Point | None, loss: type[Exception]
+    tail: TailPoint | None, start: Point | None, loss: type[Exception]
 ) -> None:
     """SK2: a log that was deleted and created again has another uid, whatever its tail."""
     found = begin({"ns/a": Point("u", 5)}, {"ns/a": tail} if tail else {})
@@ -82,32 +84,32 @@ def test_only_logs_with_news_are_looked_at() -> None:
     """An idle one costs a trigger nothing, whatever number of them there is."""
     known = {f"ns/{name}": Point("u", 5) for name in "abcdefg"}
     tails = {
-        "ns/a": LogTail("u", 0, 5),
-        "ns/b": LogTail("u", 0, 6),
-        "ns/c": LogTail("other", 0, 5),
-        "ns/d": LogTail("", 0, 5),  # Its server does not say which one it is.
-        "ns/e": LogTail("u", 0, 3),  # Known late.
-        "ns/f": LogTail("u", 5, 5),
-        "ns/new": LogTail("v", 0, 0),
+        "ns/a": TailPoint("u", 0, 5),
+        "ns/b": TailPoint("u", 0, 6),
+        "ns/c": TailPoint("other", 0, 5),
+        "ns/d": TailPoint("", 0, 5),  # Its server does not say which one it is.
+        "ns/e": TailPoint("u", 0, 3),  # Known late.
+        "ns/f": TailPoint("u", 5, 5),
+        "ns/new": TailPoint("v", 0, 0),
     }
     assert moved(known, tails) == ["ns/b", "ns/c", "ns/g", "ns/new"]
     assert moved({"ns/a": Point("u", 5)}, {}) == ["ns/a"]
 
 
 def test_a_tail_that_is_known_late_is_no_loss() -> None:
-    found = begin({"ns/a": Point("u", 5)}, {"ns/a": LogTail("u", 0, 3)})
+    found = begin({"ns/a": Point("u", 5)}, {"ns/a": TailPoint("u", 0, 3)})
     assert (found.starts, found.losses) == ({"ns/a": Point("u", 5)}, [])
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_batches_follow_each_other_without_a_hole_while_logs_come_and_grow(seed: int) -> None:
     chance = random.Random(seed)
-    tails: dict[str, LogTail] = {}
+    tails: dict[str, TailPoint] = {}
     known: dict[str, Point] = {}
     read: dict[str, int] = {}
     for _ in range(40):
         if chance.random() < 0.3:
-            tails[f"ns/{len(tails)}"] = LogTail(f"u{len(tails)}", 0, 0)
+            tails[f"ns/{len(tails)}"] = TailPoint(f"u{len(tails)}", 0, 0)
         for log, tail in tails.items():
             tails[log] = tail._replace(tail=tail.tail + chance.randrange(5))
         starts, losses = begin(known, tails)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rollbook.api.spark.core.archive import Chain, File
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import LogTail, Point, replaced
+from rollbook.api.spark.core.progress import Point, TailPoint, replaced
 from rollbook.proto.errors import BeyondTail, LogDataLoss
 
 
@@ -30,7 +30,7 @@ class Parts(NamedTuple):
     spans: tuple[Span, ...]
 
 
-def is_overtaken(chain: Chain | None, tail: LogTail | None) -> bool:
+def is_overtaken(chain: Chain | None, tail: TailPoint | None) -> bool:
     """The log was truncated beyond these manifests: there are newer ones, or records are lost."""
     return chain is not None and tail is not None and tail.head > chain.next
 
@@ -38,7 +38,7 @@ def is_overtaken(chain: Chain | None, tail: LogTail | None) -> bool:
 def divide(
     log: str,
     chain: Chain | None,
-    tail: LogTail | None,
+    tail: TailPoint | None,
     start: int | None = None,
     end: int | None = None,
     *,

@@ -36,7 +36,7 @@ class Point(NamedTuple):
     next: int
 
 
-class LogTail(NamedTuple):
+class TailPoint(NamedTuple):
     """A log as its server knows it."""
 
     uid: str
@@ -97,7 +97,7 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
     return BatchEnd(starts, ends)
 
 
-def moved(known: Points, tails: Mapping[str, LogTail]) -> list[str]:
+def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
     """The logs of which there is news: all others are where the last batch ended. In order."""
     found = [
         name
@@ -125,7 +125,7 @@ class Beginning(NamedTuple):
     losses: list[RollbookError]
 
 
-def begin(known: Points, tails: Mapping[str, LogTail]) -> Beginning:
+def begin(known: Points, tails: Mapping[str, TailPoint]) -> Beginning:
     """From where the last batch ended. Logs that it did not know start at their heads (SK3)."""
     starts: dict[str, Point] = {}
     losses: list[RollbookError] = []
@@ -154,7 +154,7 @@ def ends_of(starts: Points, ends: Mapping[str, int]) -> dict[str, Point]:
 # --- What may be lost -------------------------------------------------------------------------
 
 
-def truncated(log: str, start: int, end: int, tail: LogTail | None) -> RollbookError:
+def truncated(log: str, start: int, end: int, tail: TailPoint | None) -> RollbookError:
     bounds = {"head": tail.head, "tail": tail.tail} if tail else {}
     return LogDataLoss(
         f"records [{start}, {end}) of {log} were truncated before they were read",
@@ -173,7 +173,7 @@ def deleted(log: str, point: Point) -> RollbookError:
     )
 
 
-def replaced(log: str, point: Point, tail: LogTail) -> RollbookError:
+def replaced(log: str, point: Point, tail: TailPoint) -> RollbookError:
     return LogReplaced(
         f"{log} was deleted and created again; offset {point.next} is one of the deleted log",
         next_step="to go on at the head of the new log, set failOnDataLoss=false",

@@ -27,7 +27,7 @@ from rollbook.api.spark.core.findings import (
 )
 from rollbook.api.spark.core.options import Selection
 from rollbook.api.spark.core.plan import Span
-from rollbook.api.spark.core.progress import LogTail
+from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.failures import told_by_spark
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
@@ -79,7 +79,7 @@ class Audit:
                 break
         on_progress(total, total)
 
-    def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, LogTail]]:
+    def _pinned(self, selection: Selection) -> tuple[dict[str, Chain | None], dict[str, TailPoint]]:
         """As a table does it: manifests first, and both again if an export and a truncation came in between."""
         for _ in range(_TURNS):
             findings: list[Finding] = []
@@ -110,7 +110,7 @@ class Audit:
             chains[log] = Chain(log, ordered[0].uid, tuple(ordered)) if ordered else None
         return chains
 
-    def _plan(self, log: str, chain: Chain | None, tail: LogTail | None) -> None:
+    def _plan(self, log: str, chain: Chain | None, tail: TailPoint | None) -> None:
         row = self._report.logs.setdefault(log, {})
         if tail is not None:
             row |= {"head": tail.head, "tail": tail.tail}
@@ -139,7 +139,7 @@ class Audit:
             self._find(Finding(log, tail.tail, chain.next, "tail", what))
         self._plan_ranges(log, chain, tail)
 
-    def _plan_ranges(self, log: str, chain: Chain | None, tail: LogTail) -> None:
+    def _plan_ranges(self, log: str, chain: Chain | None, tail: TailPoint) -> None:
         """By file where the archive has the same records, by segment where it has not.
 
         Of a file over the head or the tail of the log the rest is read by itself: a manifest has no hash of a part.
@@ -173,7 +173,7 @@ class Audit:
             size += look.bytes
         return tasks
 
-    def _judge(self, look: _Look, found: Measured, now: LogTail | None, *, is_last: bool) -> None:
+    def _judge(self, look: _Look, found: Measured, now: TailPoint | None, *, is_last: bool) -> None:
         """`now`: the log after it was read."""
         row = self._report.logs[look.log]
         content = Content(found.records, found.xor)
@@ -207,7 +207,7 @@ class Audit:
         self._report.findings.append(finding)
 
 
-def rest_of(span: Span, found: Measured, now: LogTail | None) -> Span:
+def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
     """What is to be read again since the log was truncated while it was read: truncation is not damage."""
     facts = found.facts
     if not (facts.get("lost") or facts.get("unread")) or facts.get("faults"):

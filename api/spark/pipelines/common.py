@@ -9,7 +9,7 @@ from typing import Any
 from rollbook.api.spark.channel import Channel, channel_of
 from rollbook.api.spark.core.findings import Finding
 from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
-from rollbook.api.spark.core.progress import LogTail
+from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.tails import TailCache
 
 Progress = Callable[[int, int], None]  # Records done, and all of them, as far as is known.
@@ -25,7 +25,7 @@ class Way:
     def channel(self) -> Channel:
         return channel_of(access_of(values_of(self.options, {})))
 
-    def tails(self, selection: Selection) -> dict[str, LogTail]:
+    def tails(self, selection: Selection) -> dict[str, TailPoint]:
         view = TailCache(self.channel, selection)
         try:
             return view.ask()

@@ -21,7 +21,7 @@ from rollbook.api.spark.core.archive import Chain, File, Manifest, manifest_of
 from rollbook.api.spark.core.archive_seam import is_overtaken
 from rollbook.api.spark.core.options import Selection, SplitLimits
 from rollbook.api.spark.core.plan import Span, next_ends, split
-from rollbook.api.spark.core.progress import LogTail, Point, replaced
+from rollbook.api.spark.core.progress import Point, TailPoint, replaced
 from rollbook.api.spark.logs import Logs, require_some
 from rollbook.api.spark.pipelines.common import Progress, Report, Way
 from rollbook.api.spark.scan import Measured, Piece, folder_of, measure
@@ -95,13 +95,13 @@ class Export:
         if failed:
             raise _combined(failed)
 
-    def _next(self, log: str, tail: LogTail) -> int:
+    def _next(self, log: str, tail: TailPoint) -> int:
         chain = self._chains[log]
         return chain.next if chain else tail.head
 
     # --- One log ------------------------------------------------------------------------------
 
-    def _begin(self, log: str, tail: LogTail) -> None:
+    def _begin(self, log: str, tail: TailPoint) -> None:
         """Its cursor is where its archive ends."""
         require_name(log)
         chain = self._chains[log] = self._archive.chain(log)
@@ -141,7 +141,7 @@ class Export:
 
     # --- One step -----------------------------------------------------------------------------
 
-    def _next_spans(self, tails: Mapping[str, LogTail]) -> list[Span]:
+    def _next_spans(self, tails: Mapping[str, TailPoint]) -> list[Span]:
         starts = {log: self._next(log, tail) for log, tail in tails.items()}
         ends = {log: tail.tail for log, tail in tails.items()}
         behind = [log for log, end in ends.items() if end > starts[log]]
