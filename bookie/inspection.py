@@ -28,7 +28,7 @@ from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     SECTOR,
     FileHeader,
-    Record,
+    FoundRecord,
     RecordKind,
     RecordReader,
     Rot,
@@ -80,7 +80,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class StartObstacle:
     """What keeps a store from opening."""
 
     path: str
@@ -267,43 +267,43 @@ class StoreFiles:
 
     # --- What a start would miss --------------------------------------------------------------
 
-    async def losses(self) -> AsyncIterator[Loss]:
+    async def losses(self) -> AsyncIterator[StartObstacle]:
         """As boot would name them (`startup.py`), which stops at the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):
                 if is_newer_log(self.catalog, number):
-                    yield Loss(log_path(directory, number), NEWER_LOG)
+                    yield StartObstacle(log_path(directory, number), NEWER_LOG)
         for log in self.catalog.logs.values():
             path = self._path_of(log)
             if (what := why_lost(log, await self._disk.stat(path))) and any(
                 self.catalog.held_in(log.number)
             ):
-                yield Loss(path, what)
+                yield StartObstacle(path, what)
         journals = await self.journal_files()
         for at, view in enumerate(journals):
             path, use = view["path"], view["use"]
             if use == "missing":
-                yield Loss(path, MISSING_JOURNAL)
+                yield StartObstacle(path, MISSING_JOURNAL)
             elif use == "half made" and not await is_unused(self._disk, path):
-                yield Loss(path, NEWER_JOURNAL)
+                yield StartObstacle(path, NEWER_JOURNAL)
             elif use in _NEEDED and (loss := await self._loss_of(path, journals[at + 1 :])):
                 yield loss
 
-    async def _loss_of(self, path: str, later: list[View]) -> Loss | None:
+    async def _loss_of(self, path: str, later: list[View]) -> StartObstacle | None:
         file = await self._disk.open(path, OpenMode.READ)
         try:
             header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
             if header is None:
-                return Loss(path, HEADLESS_JOURNAL)
+                return StartObstacle(path, HEADLESS_JOURNAL)
             if header.store_id != self._store_id:
-                return Loss(path, STRANGE_JOURNAL, STRANGE_REMEDY)
+                return StartObstacle(path, STRANGE_JOURNAL, STRANGE_REMEDY)
             if await file.size() >= header.allocated_bytes:
                 return None
             proof = await self._durable_through(later)
             first = await first_record(file, header)
             if first and (await read_back(file, header, first.sequence, proof)).is_ended:
                 return None  # What was allocated behind its end was given back.
-            return Loss(path, SHORT_JOURNAL)
+            return StartObstacle(path, SHORT_JOURNAL)
         finally:
             await file.close()
 
@@ -455,7 +455,7 @@ class StoreFiles:
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[Record]:
+def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[FoundRecord]:
     """All whose head or tail can be found, up to the file's END."""
     position, sequence = FILE_HEADER_BYTES, 0
     while (record := reader.next_after(position, sequence)) and record.position < end:
@@ -465,7 +465,7 @@ def _walk(reader: RecordReader, end: int = _ALL_DURABLE) -> Iterator[Record]:
             return
 
 
-def _record_view(reader: RecordReader, record: Record) -> View:
+def _record_view(reader: RecordReader, record: FoundRecord) -> View:
     rows = reader.rows(record)
     return {
         "position": record.position,

@@ -13,7 +13,7 @@ from typing import Final
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
-    Record,
+    FoundRecord,
     RecordReader,
     align,
     is_blank,
@@ -92,7 +92,7 @@ async def read_back(
     )
 
 
-async def first_record(file: File, header: FileHeader) -> Record | None:
+async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
     """The first one of which the head or the tail is sound.
 
     If that is damaged which begins the file, all before the next one is held at once, perhaps the whole file.

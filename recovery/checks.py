@@ -49,7 +49,7 @@ from rollbook.recovery.config import AuditConfig
 from rollbook.recovery.core.audit import is_check_due
 from rollbook.recovery.core.checks import (
     CheckKind,
-    Judgement,
+    CopyReport,
     Requests,
     closed_seats,
     pick_sample,
@@ -304,7 +304,7 @@ class Checks:
         ledger_id: LedgerId,
         state: CheckState,
         gate: Gate,
-        judge: Callable[[LedgerMetadata], Awaitable[Judgement]],
+        judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
         """Whether every registered member was heard. Marks what is short or bad both times (AU7)."""
         metadata = await self._read(ledger_id, state)
@@ -347,8 +347,8 @@ class Checks:
                 seats.setdefault(seat.bookie, []).append(seat)
         return seats
 
-    async def _judge_lists(self, metadata: LedgerMetadata) -> Judgement:
-        found, seats = Judgement(), self._registered_seats(metadata)
+    async def _judge_lists(self, metadata: LedgerMetadata) -> CopyReport:
+        found, seats = CopyReport(), self._registered_seats(metadata)
         lists = await asyncio.gather(*(self._list(each, metadata.ledger_id) for each in seats))
         for (bookie, of_bookie), listed in zip(seats.items(), lists, strict=True):
             if isinstance(listed, EntryList):
@@ -388,8 +388,8 @@ class Checks:
 
     async def _judge_bytes(
         self, metadata: LedgerMetadata, starts: dict[EntryId, float]
-    ) -> Judgement:
-        found = Judgement()
+    ) -> CopyReport:
+        found = CopyReport()
         try:
             password, kind = credentials(metadata, None, None)
         except InvalidRequest:

@@ -42,7 +42,7 @@ from rollbook.proto.wire.messages import ListEntries
 from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.copier import ENTRIES_AT_ONCE, Copied, Copier, listed_in
 from rollbook.recovery.core.checks import BadRanges
-from rollbook.recovery.core.failures import Loss
+from rollbook.recovery.core.failures import LostEntries
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.core.plan import (
     Action,
@@ -87,7 +87,7 @@ class Repair:
     was_closed: bool = False  # For the repair.
     # Nothing failed: this end has to be left by its writer, who has time until the grace period is over.
     awaited: OpenEnd | None = None
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[LostEntries] = field(default_factory=list)
     unavailable: str = ""  # Entries that cannot be had now, and who said what.
 
     @property
@@ -386,7 +386,7 @@ class LedgerRepair:
         ]
         for first, last in ranges_of(lost):
             holders = tuple(copied.missing[EntryId(first)])
-            self.found.losses.append(Loss(EntryId(first), EntryId(last), holders))
+            self.found.losses.append(LostEntries(EntryId(first), EntryId(last), holders))
         uncertain = next((each for each in copied.missing if each not in lost), None)
         if uncertain is not None:
             said = copied.missing[uncertain]

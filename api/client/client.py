@@ -16,7 +16,7 @@ from rollbook.api.client.positions import listed, milliseconds_of
 from rollbook.api.client.server_discovery import Meeting
 from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.target import Target, token_of_file, unnamed_target
-from rollbook.api.client.unacked import Loss, attach, error_of
+from rollbook.api.client.unacked import UnackedRecords, attach, error_of
 from rollbook.api.client.unary_calls import Calls
 from rollbook.api.client.url import parse_log_url
 from rollbook.api.methods import BY_REQUEST
@@ -52,7 +52,7 @@ class Ending(Protocol):
 
     def end(self) -> None: ...
 
-    def take_loss(self) -> Loss | None: ...
+    def take_loss(self) -> UnackedRecords | None: ...
 
 
 W = TypeVar("W", bound=Ending)

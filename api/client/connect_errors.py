@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Final
 
 
-class Obstacle(Enum):
+class ConnectProblem(Enum):
     NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
     NO_TLS = "it does not speak TLS"
     HTTP = "it speaks HTTP/1 alone"  # As our own door for curl does.
@@ -14,13 +14,13 @@ class Obstacle(Enum):
 
 
 _SIGNS: Final = (
-    (Obstacle.NOT_BELIEVED, "CERTIFICATE_VERIFY_FAILED|name verification|peer name"),
-    (Obstacle.NO_TLS, "WRONG_VERSION_NUMBER"),
-    (Obstacle.HTTP, r"http1\.x server|selected ALPN"),
-    (Obstacle.HUNG_UP, "socket closed|reset by peer|CERTIFICATE_REQUIRED|handshake_failure"),
+    (ConnectProblem.NOT_BELIEVED, "CERTIFICATE_VERIFY_FAILED|name verification|peer name"),
+    (ConnectProblem.NO_TLS, "WRONG_VERSION_NUMBER"),
+    (ConnectProblem.HTTP, r"http1\.x server|selected ALPN"),
+    (ConnectProblem.HUNG_UP, "socket closed|reset by peer|CERTIFICATE_REQUIRED|handshake_failure"),
 )
 
 
-def obstacle_of(why: str) -> Obstacle:
+def obstacle_of(why: str) -> ConnectProblem:
     found = (each for each, sign in _SIGNS if re.search(sign, why, re.IGNORECASE))
-    return next(found, Obstacle.SILENCE)
+    return next(found, ConnectProblem.SILENCE)

@@ -7,7 +7,7 @@ forgotten when it cannot be reached, not when some time has passed.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from rollbook.api.client.connect_errors import Obstacle, obstacle_of
+from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of
 from rollbook.api.client.outage_reports import Outages
 from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.logservice.ids import LogName
@@ -31,11 +31,11 @@ class _CachedOwner(NamedTuple):
 
 
 _NEXT_STEPS: Final = {
-    Obstacle.NOT_BELIEVED: "connect with authorities= the signers of its certificate, a PEM file",
-    Obstacle.NO_TLS: "connect to log://…, without +tls",
-    Obstacle.HTTP: "connect to the port of gRPC (7400 by default): that one is for HTTP",
-    Obstacle.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= of its authorities if it wants one",
-    Obstacle.SILENCE: "start one (rollbook dev, rollbook server log), or connect to one that runs",
+    ConnectProblem.NOT_BELIEVED: "connect with authorities= the signers of its certificate, a PEM file",
+    ConnectProblem.NO_TLS: "connect to log://…, without +tls",
+    ConnectProblem.HTTP: "connect to the port of gRPC (7400 by default): that one is for HTTP",
+    ConnectProblem.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= of its authorities if it wants one",
+    ConnectProblem.SILENCE: "start one (rollbook dev, rollbook server log), or connect to one that runs",
 }
 
 

@@ -14,7 +14,7 @@ from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.record_accumulator import Gathering, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.retry_policy import again
-from rollbook.api.client.unacked import Loss, attach, on_collected, on_ended, take_loss
+from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, Overloaded, RollbookError
@@ -186,7 +186,7 @@ class SyncWriter:
         if last is not None:
             await last.settled()
 
-    def take_loss(self) -> Loss | None:
+    def take_loss(self) -> UnackedRecords | None:
         """Records that were not acknowledged, of which the caller has heard nothing; once."""
         with self._lock:
             return take_loss(self._name, self._gathering)

@@ -16,7 +16,7 @@ _NEXT_STEP: Final = "read the end of the log before you submit them again"
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class UnackedRecords:
     """What one writer could not get acknowledged, of which its caller has seen no error."""
 
     log: LogName
@@ -30,15 +30,15 @@ class Loss:
         return error
 
 
-def take_loss(log: LogName, gathering: Gathering) -> Loss | None:
+def take_loss(log: LogName, gathering: Gathering) -> UnackedRecords | None:
     """Reported once."""
     if not gathering.hides_losses or gathering.failure is None:
         return None
     gathering.is_noticed = True
-    return Loss(log, gathering.tally, gathering.failure)
+    return UnackedRecords(log, gathering.tally, gathering.failure)
 
 
-def error_of(losses: Iterable[Loss]) -> RecordsUnacked | None:
+def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:
     """One error for all writers of a client."""
     found = list(losses)
     if not found:

@@ -18,7 +18,7 @@ from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.record_accumulator import Gathering, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.retry_policy import again
-from rollbook.api.client.unacked import Loss, attach, on_collected, on_ended, take_loss
+from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
@@ -153,7 +153,7 @@ class Writer:
         if (last := self._gathering.last) is not None:
             await last.settled()
 
-    def take_loss(self) -> Loss | None:
+    def take_loss(self) -> UnackedRecords | None:
         """Records that were not acknowledged, of which the caller has heard nothing; once."""
         return take_loss(self._name, self._gathering)
 

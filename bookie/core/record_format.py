@@ -166,7 +166,7 @@ def pack_record(
 
 
 @dataclass(slots=True)
-class Record:
+class FoundRecord:
     """One that was found, by its head or its tail. Its body need not be sound."""
 
     position: int
@@ -198,7 +198,7 @@ class RecordReader:
         self._origin = origin
         self._end = origin + len(contents)
 
-    def at(self, position: int) -> Record | None:
+    def at(self, position: int) -> FoundRecord | None:
         """The record whose head stands there whole. Says nothing about its body."""
         return self._unpack(position, _HEAD_MAGIC)
 
@@ -209,25 +209,25 @@ class RecordReader:
             for at in (position, align(position))
         )
 
-    def body(self, record: Record) -> bytes:
+    def body(self, record: FoundRecord) -> bytes:
         """Verified. Raises `TornRecord`."""
         found = self._slice(record.body_start, record.body_end)
         if _extend(seed_of(self._file_id, record.position), found) != record.body_crc:
             raise TornRecord("a record's body is damaged", position=record.position)
         return found
 
-    def damaged_body(self, record: Record) -> bytes:
+    def damaged_body(self, record: FoundRecord) -> bytes:
         """As it is."""
         return self._slice(record.body_start, record.body_end)
 
-    def is_sound(self, record: Record) -> bool:
+    def is_sound(self, record: FoundRecord) -> bool:
         try:
             self.body(record)
         except TornRecord:
             return False
         return True
 
-    def is_whole(self, record: Record) -> bool:
+    def is_whole(self, record: FoundRecord) -> bool:
         """Whether all four parts are sound: any three of them make up for the fourth, or tell of it."""
         tail_at = record.end - HEAD_BYTES
         return (
@@ -237,16 +237,16 @@ class RecordReader:
             and self.is_sound(record)
         )
 
-    def rows(self, record: Record) -> list[Row] | None:
+    def rows(self, record: FoundRecord) -> list[Row] | None:
         """Whose entries the body holds; None if that, too, is damaged."""
         found = self._slice(record.body_end, record.end - HEAD_BYTES)
         if _extend(seed_of(self._file_id, record.position), found) != record.rows_crc:
             return None
         return unpack_rows(found)
 
-    def next_after(self, position: int, sequence: int) -> Record | None:
+    def next_after(self, position: int, sequence: int) -> FoundRecord | None:
         """The first record that starts at `position` or later and is not older than `sequence`."""
-        best: Record | None = None
+        best: FoundRecord | None = None
         for magic in (_HEAD_MAGIC, _TAIL_MAGIC):
             at = position - 1
             while (at := self._find(magic, at + 1)) >= 0 and (best is None or at < best.end):
@@ -264,7 +264,7 @@ class RecordReader:
     def _slice(self, start: int, end: int) -> bytes:
         return self._contents[start - self._origin : end - self._origin]
 
-    def _unpack(self, at: int, magic: bytes) -> Record | None:
+    def _unpack(self, at: int, magic: bytes) -> FoundRecord | None:
         data = self._slice(at, at + HEAD_BYTES)
         if len(data) < HEAD_BYTES or data[:4] != magic:
             return None
@@ -282,7 +282,7 @@ class RecordReader:
         if rows > _ROWS_MAX or position < self._origin or end > self._end:
             return None
         body_start = position + HEAD_BYTES
-        return Record(
+        return FoundRecord(
             *(
                 position,
                 RecordKind(kind),
@@ -331,12 +331,12 @@ class Rot:
 
     position: int
     rows: tuple[Row, ...] | None
-    record: Record | None = None  # If it can at least be seen how far it goes.
+    record: FoundRecord | None = None  # If it can at least be seen how far it goes.
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    records: tuple[Record, ...]  # Sound, in order; those without contents left out.
+    records: tuple[FoundRecord, ...]  # Sound, in order; those without contents left out.
     rot: tuple[Rot, ...]
     end: int  # Where the next record goes.
     next_sequence: int
@@ -359,7 +359,7 @@ def scan(
     """
     pieces, position, is_ended = _pieces(reader, start, first_sequence)
     proven = max([durable_through, *(piece.last_synced for piece in pieces)])
-    records: list[Record] = []
+    records: list[FoundRecord] = []
     rot: list[Rot] = []
     sequence = first_sequence
     unproven_at = start if sequence > proven else -1
@@ -393,7 +393,7 @@ def scan(
 class RecordRun(NamedTuple):
     """Sound records, one behind the other."""
 
-    records: list[tuple[Record, bytes]]  # With their bodies.
+    records: list[tuple[FoundRecord, bytes]]  # With their bodies.
     end: int
     next_sequence: int
     is_ended: bool
@@ -401,7 +401,7 @@ class RecordRun(NamedTuple):
 
 def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
     """As far as the reader's bytes go; what `scan` finds there, too, and at less cost."""
-    records: list[tuple[Record, bytes]] = []
+    records: list[tuple[FoundRecord, bytes]] = []
     while record := _record_at(reader, position, sequence):
         try:
             body = reader.body(record)
@@ -414,7 +414,7 @@ def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
     return RecordRun(records, position, sequence, False)
 
 
-def _record_at(reader: RecordReader, position: int, sequence: int) -> Record | None:
+def _record_at(reader: RecordReader, position: int, sequence: int) -> FoundRecord | None:
     for at in (position, align(position)):  # The next write began on the next sector.
         record = reader.at(at)
         if record and record.sequence == sequence:
@@ -422,8 +422,8 @@ def _record_at(reader: RecordReader, position: int, sequence: int) -> Record | N
     return None
 
 
-class _Piece(NamedTuple):
-    record: Record
+class _ScannedRecord(NamedTuple):
+    record: FoundRecord
     searched_from: int
     is_sound: bool
 
@@ -434,8 +434,8 @@ class _Piece(NamedTuple):
 
 def _pieces(
     reader: RecordReader, start: int, first_sequence: int
-) -> tuple[list[_Piece], int, bool]:
-    pieces: list[_Piece] = []
+) -> tuple[list[_ScannedRecord], int, bool]:
+    pieces: list[_ScannedRecord] = []
     position, sequence = start, first_sequence
     while True:
         piece = _piece_at(reader, position, sequence)
@@ -447,14 +447,14 @@ def _pieces(
             return pieces, position, True
 
 
-def _piece_at(reader: RecordReader, position: int, sequence: int) -> _Piece | None:
-    damaged: Record | None = None
+def _piece_at(reader: RecordReader, position: int, sequence: int) -> _ScannedRecord | None:
+    damaged: FoundRecord | None = None
     for at in (position, align(position)):  # The next write began on the next sector.
         record = reader.at(at)
         if record and record.sequence == sequence:
             if reader.is_sound(record):
-                return _Piece(record, position, True)
+                return _ScannedRecord(record, position, True)
             # Perhaps the head of a torn record whose END lies on the next sector.
             damaged = damaged or record
     record = damaged or reader.next_after(position, sequence)
-    return _Piece(record, position, reader.is_sound(record)) if record else None
+    return _ScannedRecord(record, position, reader.is_sound(record)) if record else None

@@ -22,7 +22,7 @@ from rollbook.bookie.core.control_records import (
 )
 from rollbook.bookie.core.journal_adoption import Shape
 from rollbook.bookie.core.journal_index import IntArray, Memtable
-from rollbook.bookie.core.record_format import Record, RecordKind, RecordReader, Rot, Row, Scan
+from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader, Rot, Row, Scan
 from rollbook.bookie.core.salvage import find_entries
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.wire.stored_adds import StoredAdds
@@ -48,7 +48,7 @@ class Replayed:
         """The first that each ledger was shown."""
         return self._gathered.ledger_keys
 
-    def gather(self, record: Record, body: bytes) -> None:
+    def gather(self, record: FoundRecord, body: bytes) -> None:
         end = self._gathered.gather(body, record.body_start)
         if end != len(body):
             raise TornRecord("a sound record holds what is no add", position=record.position + end)
@@ -77,7 +77,7 @@ def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
         _replay_rot(result, reader, rot)
 
 
-def replay_record(result: Replayed, record: Record, body: bytes) -> None:
+def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
     """The next one, and sound. `settle` behind the last one."""
     if record.kind is RecordKind.FRAMES:
         result.gather(record, body)
@@ -106,7 +106,7 @@ def entries_of(body: bytes) -> Iterator[tuple[int, int, int, int, int]]:
         at += length
 
 
-def _replay_entries(result: Replayed, record: Record, body: bytes) -> None:
+def _replay_entries(result: Replayed, record: FoundRecord, body: bytes) -> None:
     for ledger_id, entry_id, lac, at, length in entries_of(body):
         result.memtable.add_group(ledger_id, lac, [entry_id], [record.body_start + at], [length])
     result.records.append(record.position)

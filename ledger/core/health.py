@@ -23,7 +23,7 @@ _BOOKIES_MAX: Final = 10_000  # Ids come from metadata: more of them than any cl
 
 
 @dataclass(slots=True)
-class _Record:
+class _BookieRecord:
     failed_until_ns: int = -1
     quarantine_ns: int = 0  # The last one's.
     slow_until_ns: int = -1
@@ -31,7 +31,7 @@ class _Record:
 
 class Health:
     def __init__(self) -> None:
-        self._records: dict[BookieId, _Record] = {}
+        self._records: dict[BookieId, _BookieRecord] = {}
 
     def on_failure(self, bookie: BookieId, now_ns: int) -> None:
         """Failures within a quarantine, of other ledgers or of attempts to reconnect, are the same."""
@@ -75,10 +75,10 @@ class Health:
             return 2
         return 1 if now_ns < record.slow_until_ns else 0
 
-    def _record(self, bookie: BookieId) -> _Record:
+    def _record(self, bookie: BookieId) -> _BookieRecord:
         record = self._records.get(bookie)
         if record is None:
             if len(self._records) >= _BOOKIES_MAX:
                 del self._records[next(iter(self._records))]
-            record = self._records[bookie] = _Record()
+            record = self._records[bookie] = _BookieRecord()
         return record

@@ -62,7 +62,7 @@ class MemoryService:
         await self._host.close()
 
 
-class _Loss(Enum):
+class _LostMessage(Enum):
     REQUEST = "request"  # It never arrives.
     ANSWER = "answer"  # It arrives and is served.
 
@@ -73,7 +73,7 @@ class MemoryLine:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._suspended = False
-        self._next_loss: _Loss | None = None
+        self._next_loss: _LostMessage | None = None
         self._channel: _MemoryChannel | None = None
 
     # --- Faults ---
@@ -93,11 +93,11 @@ class MemoryLine:
 
     def lose_next_request(self) -> None:
         """The connection breaks on the next request, which never arrives."""
-        self._next_loss = _Loss.REQUEST
+        self._next_loss = _LostMessage.REQUEST
 
     def lose_next_answer(self) -> None:
         """The connection breaks after the next request was served, before its answer."""
-        self._next_loss = _Loss.ANSWER
+        self._next_loss = _LostMessage.ANSWER
 
     # --- The connector ---
 
@@ -114,7 +114,7 @@ class MemoryLine:
     async def close(self) -> None:
         self._channel = None
 
-    def take_loss(self, message: FromClient) -> _Loss | None:
+    def take_loss(self, message: FromClient) -> _LostMessage | None:
         if not isinstance(message, Ask) or isinstance(message.question, Sync):
             return None  # A heartbeat, perhaps: nobody waits for its answer.
         loss, self._next_loss = self._next_loss, None
@@ -134,7 +134,7 @@ class _MemoryChannel(LocalChannel):
     def arrive(self, messages: Sequence[FromClient]) -> None:
         for index, message in enumerate(messages):
             if (loss := self._line.take_loss(message)) is not None:
-                super().arrive(messages[: index + (loss is _Loss.ANSWER)])
+                super().arrive(messages[: index + (loss is _LostMessage.ANSWER)])
                 self.cut()
                 return
         super().arrive(messages)

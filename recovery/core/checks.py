@@ -119,7 +119,7 @@ def pick_sample(
 
 
 @dataclass(slots=True)
-class Judgement:
+class CopyReport:
     """Of one ledger's copies."""
 
     short: dict[BookieId, None] = field(default_factory=dict)

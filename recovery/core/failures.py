@@ -29,7 +29,7 @@ _LOSSES_MAX: Final = 100  # Ranges that are kept; more of them would not help a 
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostEntries:
     """Entries of which no holder has a good copy; both ends are inclusive."""
 
     first_entry: EntryId
@@ -44,7 +44,7 @@ class Failure:
     message: str = ""
     failed_ms: int = 0
     next_try_ms: int | None = 0  # None: not by itself; a person decides.
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostEntries, ...] = ()
     drains: tuple[str, ...] = ()  # Tokens of drains that waited for this attempt.
 
     @property
@@ -67,7 +67,7 @@ def after_failure(
     now_ms: int,
     code: str,
     message: str,
-    losses: Sequence[Loss] = (),
+    losses: Sequence[LostEntries] = (),
     *,
     drains: Sequence[str] = (),
     first_pause_s: float = 5.0,
@@ -109,7 +109,7 @@ def unpack_failure(data: bytes) -> Failure:
         texts = fields["code"], fields["message"], *drains
         numbers = [fields["attempts"], fields["failed_ms"], fields["next_try_ms"]]
         losses = tuple(
-            Loss(EntryId(first), EntryId(last), tuple(map(parse_bookie_id, holders)))
+            LostEntries(EntryId(first), EntryId(last), tuple(map(parse_bookie_id, holders)))
             for first, last, holders in fields["losses"]
         )
         numbers += [each for loss in losses for each in (loss.first_entry, loss.last_entry)]

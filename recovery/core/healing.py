@@ -113,7 +113,7 @@ def expected(
 
 
 @dataclass(slots=True)
-class Judgement:
+class WindowReport:
     """Of one window."""
 
     settled: list[EntryRange] = field(default_factory=list)  # Of which there is no doubt any more.
@@ -130,11 +130,11 @@ def judge(
     held: Collection[EntryId],
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
     accepted: Sequence[EntryRange],
-) -> Judgement:
+) -> WindowReport:
     """`wanted` is all that the bookie is to hold of the window, `held` what it holds, durably; of
     all others `said` has what every other member of the write set says.
     """
-    found = Judgement()
+    found = WindowReport()
     first = window.start
     for entry_id in wanted:
         if entry_id in held:

@@ -11,7 +11,7 @@ import click
 
 from rollbook.api.client.client import Client, connect
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.connect_errors import Obstacle, obstacle_of
+from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of
 from rollbook.api.client.target import token_of_file
 from rollbook.logservice.messages import Outage
 from rollbook.proto.errors import (
@@ -112,24 +112,24 @@ class LogAccess:
         is_said = self.insecure and "insecure" not in self.of_context
         return f"{flags} --insecure" if is_said else flags
 
-    def _way_to_reach(self, obstacle: Obstacle) -> str:
+    def _way_to_reach(self, obstacle: ConnectProblem) -> str:
         scheme, _, where = self.server.rpartition("://")
         match obstacle:
-            case Obstacle.NOT_BELIEVED:
+            case ConnectProblem.NOT_BELIEVED:
                 return "--tls-authorities FILE, with the authorities that signed its certificate"
-            case Obstacle.NO_TLS:
+            case ConnectProblem.NO_TLS:
                 return self._other_server(f"log://{where}")
-            case Obstacle.HTTP:
+            case ConnectProblem.HTTP:
                 url = f"{scheme or 'log'}://HOST:7400"
                 return f"{self._other_server(url)}: that port is for HTTP"
-            case Obstacle.HUNG_UP if self.server.startswith("log+tls://"):
+            case ConnectProblem.HUNG_UP if self.server.startswith("log+tls://"):
                 return "--tls-certificate FILE, if it asks for one"
-            case Obstacle.HUNG_UP:
+            case ConnectProblem.HUNG_UP:
                 return f"{self._other_server(f'log+tls://{where}')}, if it speaks TLS"
-            case Obstacle.SILENCE if self.context:
+            case ConnectProblem.SILENCE if self.context:
                 there = f"start one at {self.server}, where the context {self.context} says it is"
                 return f"{there}, or say where one is: {self._other_server('URL')}"
-            case Obstacle.SILENCE:
+            case ConnectProblem.SILENCE:
                 return "start one with `rollbook dev`, or say where one is: --server URL"
 
     def _other_server(self, url: str) -> str:

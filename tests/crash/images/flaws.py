@@ -16,7 +16,7 @@ from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import RecordPacker, Write
 from rollbook.bookie.core.identity import MembershipState
-from rollbook.bookie.core.record_format import Record, RecordKind, RecordReader
+from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader
 from rollbook.bookie.core.replay import Replayed
 from rollbook.bookie.identity import Identity
 from rollbook.bookie.journal import Journal, JournalFile, OnDone
@@ -186,7 +186,7 @@ async def _make_log_unsynced(self: Checkpointer, file: JournalFile) -> Any:
 # --- Boot ---------------------------------------------------------------------------------------
 
 
-def _unverified_body(self: RecordReader, record: Record) -> bytes:
+def _unverified_body(self: RecordReader, record: FoundRecord) -> bytes:
     return self.damaged_body(record)
 
 

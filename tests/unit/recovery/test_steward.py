@@ -24,7 +24,7 @@ from rollbook.recovery import metadata_outages
 from rollbook.recovery.config import StewardConfig
 from rollbook.recovery.core import lifecycle
 from rollbook.recovery.core.drains import ATTEMPTS_WITHOUT_TARGET
-from rollbook.recovery.core.failures import Failure, Loss
+from rollbook.recovery.core.failures import Failure, LostEntries
 from rollbook.recovery.index import LedgerIndex
 from rollbook.recovery.known_incarnations import WholeNodes
 from rollbook.recovery.steward import Steward
@@ -262,7 +262,7 @@ async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> 
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     away = Failure(3, "BOOKIE_UNREACHABLE", "b1 is away")
-    loss = Loss(EntryId(0), EntryId(9), (B[0], B[1]))
+    loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
     async with site.steward():
         await site.drain(0)
         await site.until_published({each: {0} for each in range(3)})
@@ -285,7 +285,7 @@ async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) ->
     """LC5, B7, B8, B22, B23: what can be copied is copied first; then the copying stops."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
-    loss = Loss(EntryId(0), EntryId(9), (B[0], B[1]))
+    loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))
     async with site.steward():
         await site.drain(0)
         await site.until_published({each: {0} for each in range(3)})

@@ -23,7 +23,7 @@ from rollbook.proto.formats.cookie import Cookie
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.metastore import open_metadata_store
-from rollbook.recovery.core.failures import Loss, after_failure
+from rollbook.recovery.core.failures import LostEntries, after_failure
 from rollbook.recovery.process_status import Presence, PresenceNodes
 from rollbook.recovery.tasks import AuditOrders, DrainTasks, Failures, RateOrder
 from tests.support import commands
@@ -123,7 +123,7 @@ async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
         await site.marks.mark(LedgerId(7), [B1, B2], 1_700_000_000_000)
         await site.marks.mark(LedgerId(8), [B1], 1_700_000_000_000)
         await drains.mark(LedgerId(9), [B2], 1_700_000_000_000)
-        loss = Loss(EntryId(3), EntryId(5), (B1, B2))
+        loss = LostEntries(EntryId(3), EntryId(5), (B1, B2))
         failure = after_failure(None, 1_700_000_000_000, "DATA_LOST", "no good copy", [loss])
         await failures.write(LedgerId(7), failure)
         assert await site.marks.take(LedgerId(8), "worker-1") is not None

@@ -10,7 +10,7 @@ from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.entry_list import EntryList
 from rollbook.recovery.core.checks import (
     CheckKind,
-    Judgement,
+    CopyReport,
     Requests,
     merged_bad,
     pack_bad,
@@ -105,8 +105,8 @@ def test_without_a_share_only_the_ends_are_read_and_with_all_of_it_everything() 
     assert pick_sample(Q332, seat(Q332, 5, 9), 100, 0.5) == [[5, 6, 7, 8, 9]]
 
 
-def judged(*copies: Copy) -> Judgement:
-    found = Judgement()
+def judged(*copies: Copy) -> CopyReport:
+    found = CopyReport()
     found.on_copies(EntryId(3), dict(zip(B, copies, strict=False)))
     return found
 

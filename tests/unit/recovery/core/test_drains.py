@@ -11,7 +11,7 @@ from rollbook.recovery.core.drains import (
     is_stuck,
     next_step,
 )
-from rollbook.recovery.core.failures import Failure, Loss
+from rollbook.recovery.core.failures import Failure, LostEntries
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_next_step(is_writable: bool, named: int, stuck: int, expected: Step
 
 
 def test_what_trying_again_can_hardly_help() -> None:
-    loss = Loss(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
+    loss = LostEntries(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
     assert is_final(Failure(1, "DATA_LOST", "", losses=(loss,)))
     assert not is_final(Failure(100, "BOOKIE_UNREACHABLE", ""))
     assert is_final(Failure(ATTEMPTS_WITHOUT_TARGET, "QUORUM_UNAVAILABLE", ""))
@@ -45,6 +45,6 @@ def test_a_drain_that_is_tried_again_does_not_fail_by_what_was_before() -> None:
     assert is_stuck(no_target, "b")
     assert not is_stuck(no_target, "c")
     assert not is_stuck(Failure(1, "QUORUM_UNAVAILABLE", "", drains=("a",)), "a")
-    loss = Loss(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
+    loss = LostEntries(EntryId(0), EntryId(1), (BookieId("b1:3181"),))
     assert is_stuck(Failure(1, "DATA_LOST", "", losses=(loss,), drains=("a",)), "a")
     assert not is_stuck(Failure(1, "DATA_LOST", "", losses=(loss,), drains=("a",)), "b")

@@ -8,13 +8,13 @@ from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.recovery.core.failures import (
     Failure,
-    Loss,
+    LostEntries,
     after_failure,
     pack_failure,
     unpack_failure,
 )
 
-LOSS = Loss(EntryId(3), EntryId(5), (BookieId("b1:3181"), BookieId("b2:3181")))
+LOSS = LostEntries(EntryId(3), EntryId(5), (BookieId("b1:3181"), BookieId("b2:3181")))
 
 
 def test_the_pause_doubles_from_five_seconds_to_ten_minutes() -> None:
