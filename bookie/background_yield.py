@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from rollbook.bookie.core.background_pacing import Lull, Rests
+from rollbook.bookie.core.background_pacing import Lull, StepPauses
 from rollbook.proto.ports import Clock
 
 _TIMES: Final = 2.0  # So a third of the loop's time is taken at most.
@@ -18,7 +18,7 @@ class Background:
         """`is_preceded`: other work in the background goes first, as far as patience lasts."""
         self._clock = clock
         self._is_preceded = is_preceded
-        self._rests = Rests(clock.monotonic_ns())
+        self._rests = StepPauses(clock.monotonic_ns())
 
     async def give_way(
         self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Final, TypeAlias, cast
 
 from rollbook.ledger.add_channel import AddChannel, WaitingAdds
-from rollbook.ledger.capacity import Room
+from rollbook.ledger.capacity import Capacity
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.send_queue import CHUNK_BYTES_MAX, Outbox, in_pieces
 from rollbook.ledger.tick_flush import TickFlush
@@ -144,7 +144,7 @@ class BookieClient(asyncio.BufferedProtocol):
         # Calls. In version 2 one that was given up keeps its key until its answer has come.
         self._waiting: dict[_Key, _PendingRequest] = {}
         self._given_up = 0
-        self._rooms = tuple(Room(config.calls_max, config.call_bytes_max) for _ in range(2))
+        self._rooms = tuple(Capacity(config.calls_max, config.call_bytes_max) for _ in range(2))
         self._timer: asyncio.TimerHandle | None = None
         # Adds: open channels, and closed ones' replies that are still to come.
         self._channels: dict[LedgerId, AddChannel] = {}
@@ -221,7 +221,7 @@ class BookieClient(asyncio.BufferedProtocol):
             key, _PendingRequest(request, frame, due, self._loop.create_future()), room
         )
 
-    def _ask(self, key: _Key, call: _PendingRequest, room: Room) -> asyncio.Future[Reply]:
+    def _ask(self, key: _Key, call: _PendingRequest, room: Capacity) -> asyncio.Future[Reply]:
         """It has its room already."""
         self._waiting[key] = call
         self._outbox.put(call, room is self._rooms[True])
@@ -234,7 +234,7 @@ class BookieClient(asyncio.BufferedProtocol):
         return call.future
 
     def _on_done(
-        self, key: _Key, call: _PendingRequest, room: Room, _: asyncio.Future[Reply]
+        self, key: _Key, call: _PendingRequest, room: Capacity, _: asyncio.Future[Reply]
     ) -> None:
         room.give(len(call.frame))
         if self._waiting.get(key) is call:

@@ -7,7 +7,7 @@ import asyncio
 from rollbook.proto.errors import RollbookError
 
 
-class Room:
+class Capacity:
     """One thing larger than all the room there is gets in when it is alone."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:

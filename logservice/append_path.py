@@ -23,7 +23,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.barrier import Barriers
 from rollbook.logservice.core.control_blocks import Barrier, Control, Snapshot, pack_control
 from rollbook.logservice.core.log_state import LogMemory
-from rollbook.logservice.core.pending_commits import Settling
+from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import AppendedBatch
 from rollbook.logservice.core.record_block import BlockInfo, stamped
 from rollbook.logservice.core.roll_rules import SegmentLimits
@@ -96,7 +96,7 @@ class Order:
         self._loop = asyncio.get_running_loop()
         self.proven_s = self._loop.time()  # When nobody else owned the log, as is known.
         self._new_future = self._loop.create_future
-        self._settling: Settling[_Item] = Settling()
+        self._settling: PendingCommits[_Item] = PendingCommits()
         self._barriers: Barriers[tuple[Tell, object]] = Barriers()
         self._turn: asyncio.Handle | None = None
         self.configure(config)

@@ -2,7 +2,7 @@
 
 import os
 
-from rollbook.api.access.core.file_settling import Seen, Settling, Wait
+from rollbook.api.access.core.file_settling import FileSettling, ReadFile, Wait
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.runtime.file_stamp import FileStamp, file_stamp
 from rollbook.proto.runtime.system_errors import describe_error
@@ -14,7 +14,7 @@ class WatchedFile:
         self.path = path
         self._stamp = file_stamp(path)
         self._kind = "token file" if is_token else "access file"
-        self._settling = Settling(_read(path, self._kind), is_token=is_token)
+        self._settling = FileSettling(_read(path, self._kind), is_token=is_token)
         self._wait: Wait | None = None
 
     @property
@@ -40,11 +40,11 @@ class WatchedFile:
         return self._wait.reason if self._wait else ""
 
 
-def _read(path: str, kind: str) -> Seen:
+def _read(path: str, kind: str) -> ReadFile:
     try:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
-            return Seen(found.st_ino, found.st_mtime_ns, file.read())
+            return ReadFile(found.st_ino, found.st_mtime_ns, file.read())
     except OSError as error:
         makes = (
             f"openssl rand -hex 32 > {path}"
@@ -57,7 +57,7 @@ def _read(path: str, kind: str) -> Seen:
         ) from error
 
 
-def _read_twice(path: str, kind: str, stamp: FileStamp) -> Seen | None:
+def _read_twice(path: str, kind: str, stamp: FileStamp) -> ReadFile | None:
     """None: it cannot be read, or somebody was writing it."""
     try:
         first, again = _read(path, kind), _read(path, kind)

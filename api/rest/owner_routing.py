@@ -14,7 +14,7 @@ from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.methods import BY_REQUEST
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
-from rollbook.api.rest.reader_turns import ReaderTurns, Rests
+from rollbook.api.rest.reader_turns import ReaderTurns, UnsentRecords
 from rollbook.logservice.ids import AtOffset, Earliest, Offset, Position
 from rollbook.logservice.messages import (
     AtTail,
@@ -69,7 +69,7 @@ class Door:
         self._core = core
         self._peers = peers
         self.followers: dict[asyncio.Task[Any], None] = {}
-        self.rests = Rests()
+        self.rests = UnsentRecords()
         self.newcomers = AdmissionQueue(ROUNDS)
         self._turns = ReaderTurns()
 

@@ -250,14 +250,14 @@ class _ReaderTurn:
         self.end()
 
 
-class Rests:
+class UnsentRecords:
     """Of large records that were sent in part."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     @contextmanager
-    def hold(self, size: int) -> Iterator["Rests"]:
+    def hold(self, size: int) -> Iterator["UnsentRecords"]:
         self.bytes += size
         try:
             yield self

@@ -7,7 +7,7 @@ _STEP_NS_MAX: Final = 5_000_000  # What seems to take longer waited for the disk
 _IDLE_TURN_NS: Final = 100_000  # In less than that nobody parsed, packed or answered anything much.
 
 
-class Rests:
+class StepPauses:
     """How long work on the loop rests after a step: an add takes several turns of the loop, and must
     not meet a step in each of them.
 

@@ -21,7 +21,7 @@ Place = tuple[int, EntryId]
 """The ledger, counted from 0 for this owner, and an entry in it."""
 
 
-class Settling(Generic[Item]):
+class PendingCommits(Generic[Item]):
     def __init__(self) -> None:
         self._waiting: deque[tuple[Place, Item]] = deque()
         self._newest: Place = (0, NO_ENTRY)  # Of the entries that were appended.

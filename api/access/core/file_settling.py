@@ -21,7 +21,7 @@ REPLACED_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReadFile:
     """A file as it was read, and that it was the same before and after."""
 
     inode: int
@@ -37,16 +37,16 @@ class Wait:
     again_ns: int | None = None
 
 
-class Settling:
+class FileSettling:
     """Of one file; `in_force` is what was last taken."""
 
-    def __init__(self, in_force: Seen, *, is_token: bool = False) -> None:
+    def __init__(self, in_force: ReadFile, *, is_token: bool = False) -> None:
         self.in_force = in_force
         self._is_token = is_token
-        self._changed: Seen | None = None
+        self._changed: ReadFile | None = None
         self._since_ns = 0  # When it was first seen as it is now.
 
-    def on_seen(self, seen: Seen | None, now_ns: int, wall_ns: int) -> Wait | None:
+    def on_seen(self, seen: ReadFile | None, now_ns: int, wall_ns: int) -> Wait | None:
         """None: it is taken, and in force. `seen`: None if it could not be read, or not twice alike."""
         if seen is None:
             self._changed = None
@@ -58,7 +58,7 @@ class Settling:
         self.in_force, self._changed = seen, None
         return None
 
-    def _wait(self, seen: Seen, now_ns: int, wall_ns: int) -> Wait | None:
+    def _wait(self, seen: ReadFile, now_ns: int, wall_ns: int) -> Wait | None:
         if not seen.data.strip():
             return Wait("it is empty")
         if self._is_token or self._is_complete(seen.data):

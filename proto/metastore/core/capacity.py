@@ -18,7 +18,7 @@ _GROWTH_BYTES_MAX: Final = (
 )
 
 
-class Room:
+class FreeSpace:
     def __init__(self) -> None:
         self.is_full = False
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollbook.proto.errors import Overloaded, RollbookError, SessionExpired
-from rollbook.proto.metastore.core.capacity import Room
+from rollbook.proto.metastore.core.capacity import FreeSpace
 from rollbook.proto.metastore.core.messages import (
     Answer,
     Children,
@@ -77,7 +77,7 @@ class Service:
         self.store = kept.store
         self.sessions = SessionTable(now_ns)
         self.sessions.load(kept.timeouts_ms)
-        self.room = Room()
+        self.room = FreeSpace()
         self.tree = Tree()
         self.tree.load(kept.rows)
         self._applied_txn = self._durable_txn = kept.last_txn

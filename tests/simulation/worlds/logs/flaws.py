@@ -26,7 +26,7 @@ from rollbook.logservice.core.cursors import Marks
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
 from rollbook.logservice.core.lived_time import LivedTime, Witness
 from rollbook.logservice.core.log_state import LogMemory
-from rollbook.logservice.core.pending_commits import Settling
+from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
 from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
@@ -67,7 +67,7 @@ class LogMutant:
 # --- What is certain (LS1, LS4, LS9, LS10) --------------------------------------------------------
 
 
-def _settle_any_ledger(self: Settling[Any], ledger: int, last_entry: Any) -> Any:
+def _settle_any_ledger(self: PendingCommits[Any], ledger: int, last_entry: Any) -> Any:
     self._settled = max(self._settled, (ledger, last_entry))
     return self._take()
 
@@ -451,7 +451,7 @@ LOG_MUTANTS: Final = (
         "logs-acks-before-close",
         "A segment's records are acked before the one before it is closed (LS1).",
         _BUDGET,
-        ((Settling, "on_confirmed", _settle_any_ledger),),
+        ((PendingCommits, "on_confirmed", _settle_any_ledger),),
     ),
     LogMutant(
         "logs-keeps-what-does-not-follow",

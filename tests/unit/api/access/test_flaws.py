@@ -24,7 +24,7 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Caller, Doorkeeper
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.access.core import grants
-from rollbook.api.access.core.file_settling import Settling
+from rollbook.api.access.core.file_settling import FileSettling
 from rollbook.api.access.core.grants import Grants
 from rollbook.api.access.core.principals import Principals, Shown
 from rollbook.api.access.core.quotas import Meter, Rate
@@ -168,7 +168,7 @@ FLAWS: Final = (
     _flaw(
         "a half-written file is as good as a whole one",
         test_file_settling.test_half_written_file_is_not_taken_before_the_rest_comes,
-        (Settling, "_wait", lambda *_: None),
+        (FileSettling, "_wait", lambda *_: None),
     ),
     _flaw(
         "a digest is as good as its token",

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.background_pacing import Lull, Rests
+from rollbook.bookie.core.background_pacing import Lull, StepPauses
 
 MS = 10**6
 
@@ -14,7 +14,7 @@ def test_work_rests_so_many_times_as_long_as_its_steps(seed: int) -> None:
     """However short they are, and never long for what waited for the disk."""
     chance = random.Random(seed)
     now_ns, worked_ns, rested_ns = 0, 0, 0
-    rests = Rests(now_ns)
+    rests = StepPauses(now_ns)
     for _ in range(1_000):
         step_ns = chance.choice((1_000, 100_000, 400_000, 2_000_000))
         now_ns += step_ns

@@ -5,19 +5,19 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice.core.pending_commits import Settling
+from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.proto.ids import EntryId
 
 N: Final = 0
 
 
-def appended(settling: Settling[str], *items: str, start: int = 0) -> None:
+def appended(settling: PendingCommits[str], *items: str, start: int = 0) -> None:
     for index, item in enumerate(items, start):
         settling.on_appended(EntryId(index), item)
 
 
 def test_entries_are_settled_in_order_as_they_are_confirmed() -> None:
-    settling = Settling[str]()
+    settling = PendingCommits[str]()
     appended(settling, "a", "b", "c")
     assert list(settling.on_confirmed(N, EntryId(1))) == ["a", "b"]
     assert not settling.is_certain
@@ -27,7 +27,7 @@ def test_entries_are_settled_in_order_as_they_are_confirmed() -> None:
 
 def test_an_answer_waits_for_what_it_rests_on() -> None:
     """Else a client hears "the tail is 1", and after a takeover it is 0."""
-    settling = Settling[str]()
+    settling = PendingCommits[str]()
     appended(settling, "a")
     settling.on_answered("the tail is 1")
     appended(settling, "b", start=1)
@@ -36,7 +36,7 @@ def test_an_answer_waits_for_what_it_rests_on() -> None:
 
 def test_nothing_in_the_successor_is_settled_before_the_first_is_closed() -> None:
     """LS1: closed elsewhere at another entry, the first one would take the successor with it."""
-    settling = Settling[str]()
+    settling = PendingCommits[str]()
     appended(settling, "n0", "n1")
     assert settling.on_successor() == 1
     appended(settling, "follows", "m1")
@@ -50,7 +50,7 @@ def test_nothing_in_the_successor_is_settled_before_the_first_is_closed() -> Non
 
 def test_a_roll_with_nothing_on_its_way_makes_all_uncertain_until_the_close() -> None:
     """The first one may be closed elsewhere at that very moment, and somebody else append."""
-    settling = Settling[str]()
+    settling = PendingCommits[str]()
     appended(settling, "n0")
     settling.on_confirmed(N, EntryId(0))
     settling.on_successor()
@@ -62,14 +62,14 @@ def test_a_roll_with_nothing_on_its_way_makes_all_uncertain_until_the_close() ->
 
 def test_there_is_no_third_ledger() -> None:
     """LS3."""
-    settling = Settling[str]()
+    settling = PendingCommits[str]()
     settling.on_successor()
     with pytest.raises(AssertionError):
         settling.on_successor()
 
 
 def test_what_is_given_up_is_all_that_waits() -> None:
-    settling = Settling[str]()
+    settling = PendingCommits[str]()
     appended(settling, "a", "b")
     settling.on_answered("c")
     assert settling.give_up() == ["a", "b", "c"]
@@ -81,7 +81,7 @@ def test_what_is_given_up_is_all_that_waits() -> None:
 def test_order_holds_whatever_comes_when(seed: int) -> None:
     """Everything is settled exactly once, in the order of decisions, none before its time."""
     chance = random.Random(seed)
-    settling = Settling[tuple[str, int, int, int]]()
+    settling = PendingCommits[tuple[str, int, int, int]]()
     decided, told = list[tuple[str, int, int, int]](), list[tuple[str, int, int, int]]()
     ledger, closed = 0, 0
     last, confirmed = {0: -1}, {0: -1}

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from rollbook.api.access.core.file_settling import IN_PLACE_NS, REPLACED_NS, Seen, Settling
+from rollbook.api.access.core.file_settling import IN_PLACE_NS, REPLACED_NS, FileSettling, ReadFile
 
 WALL_NS = 1_800_000_000_000_000_000
-BEFORE = Seen(1, WALL_NS - IN_PLACE_NS, b"[principals.a]\nread = ['*']\n")
+BEFORE = ReadFile(1, WALL_NS - IN_PLACE_NS, b"[principals.a]\nread = ['*']\n")
 MARKED = replace(BEFORE, data=BEFORE.data + b"# end\n")
 
 
-def changed(data: bytes, inode: int = 1) -> Seen:
-    return Seen(inode, WALL_NS, data)
+def changed(data: bytes, inode: int = 1) -> ReadFile:
+    return ReadFile(inode, WALL_NS, data)
 
 
 HALF = changed(b"[principals.b]\nread = ['*']\n")
@@ -19,7 +19,7 @@ WHOLE = changed(b"[principals.b]\nread = ['*']\ndeny = ['ns/*']\n")
 
 def test_half_written_file_is_not_taken_before_the_rest_comes() -> None:
     """AF1"""
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     assert settling.on_seen(changed(b""), 0, WALL_NS)
     assert settling.on_seen(HALF, 1, WALL_NS)
     assert settling.on_seen(WHOLE, IN_PLACE_NS, WALL_NS)  # It changed just now.
@@ -30,7 +30,7 @@ def test_half_written_file_is_not_taken_before_the_rest_comes() -> None:
 
 
 def test_wait_ends_when_it_says() -> None:
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     wait = settling.on_seen(WHOLE, 7, WALL_NS)
     assert wait is not None
     assert wait.again_ns == 7 + IN_PLACE_NS
@@ -39,7 +39,7 @@ def test_wait_ends_when_it_says() -> None:
 
 def test_file_that_says_it_is_complete_is_taken_at_once() -> None:
     """AF1"""
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     complete = changed(WHOLE.data + b"# end\n\n")
     assert settling.on_seen(complete, 0, WALL_NS) is None
     assert settling.in_force == complete
@@ -47,7 +47,7 @@ def test_file_that_says_it_is_complete_is_taken_at_once() -> None:
 
 def test_file_that_had_an_end_waits_for_it_however_long() -> None:
     """AF1"""
-    settling = Settling(MARKED)
+    settling = FileSettling(MARKED)
     for now_ns in (0, IN_PLACE_NS, 100 * IN_PLACE_NS):
         wait = settling.on_seen(HALF, now_ns, WALL_NS + 100 * IN_PLACE_NS)
         assert wait is not None
@@ -58,14 +58,14 @@ def test_file_that_had_an_end_waits_for_it_however_long() -> None:
 
 def test_empty_file_is_never_taken() -> None:
     """AF1"""
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     assert settling.on_seen(changed(b" \n"), 0, WALL_NS)
     assert settling.on_seen(changed(b" \n"), 100 * IN_PLACE_NS, WALL_NS + 100 * IN_PLACE_NS)
     assert settling.on_seen(changed(b"# end\n"), 0, WALL_NS) is None  # Nobody may come in.
 
 
 def test_file_that_was_moved_here_settles_sooner() -> None:
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     moved = changed(WHOLE.data, inode=2)
     assert settling.on_seen(moved, 0, WALL_NS)
     assert settling.on_seen(moved, REPLACED_NS, WALL_NS) is None
@@ -73,12 +73,12 @@ def test_file_that_was_moved_here_settles_sooner() -> None:
 
 def test_change_while_nobody_asked_is_taken_at_once() -> None:
     """What was taken away an hour ago opens nothing now."""
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     assert settling.on_seen(WHOLE, 0, WALL_NS + IN_PLACE_NS) is None
 
 
 def test_file_that_cannot_be_read_starts_the_wait_again() -> None:
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     assert settling.on_seen(HALF, 0, WALL_NS)
     assert settling.on_seen(None, 1, WALL_NS)
     assert settling.on_seen(HALF, IN_PLACE_NS, WALL_NS)
@@ -86,12 +86,12 @@ def test_file_that_cannot_be_read_starts_the_wait_again() -> None:
 
 
 def test_same_content_is_no_change() -> None:
-    settling = Settling(BEFORE)
+    settling = FileSettling(BEFORE)
     assert settling.on_seen(changed(BEFORE.data), 0, WALL_NS) is None
 
 
 def test_token_is_taken_at_once_and_an_empty_file_never() -> None:
     """AF1"""
-    settling = Settling(replace(BEFORE, data=b"the-old-token\n"), is_token=True)
+    settling = FileSettling(replace(BEFORE, data=b"the-old-token\n"), is_token=True)
     assert settling.on_seen(changed(b""), 0, WALL_NS)
     assert settling.on_seen(changed(b"the-new-token"), 0, WALL_NS) is None

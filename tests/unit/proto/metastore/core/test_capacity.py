@@ -3,7 +3,7 @@
 import pytest
 
 from rollbook.proto.errors import MetadataFull
-from rollbook.proto.metastore.core.capacity import FULL_BYTES, ROOMY_BYTES, Room
+from rollbook.proto.metastore.core.capacity import FULL_BYTES, ROOMY_BYTES, FreeSpace
 from rollbook.proto.ports import Check, Create, CreateMode, Delete, Node, NodeStat, Op, Set
 
 STAT = NodeStat(0, 0, 0, 0, 0, 0, 0)
@@ -15,7 +15,7 @@ def get(path: str) -> Node | None:
 
 def test_its_mind_changes_at_two_bounds() -> None:
     """MS8."""
-    room = Room()
+    room = FreeSpace()
     said = [room.on_free(free) for free in (ROOMY_BYTES, FULL_BYTES, FULL_BYTES - 1)]
     assert said == [False, False, True]
     said = [room.on_free(free) for free in (FULL_BYTES, ROOMY_BYTES - 1, ROOMY_BYTES)]
@@ -40,7 +40,7 @@ def test_its_mind_changes_at_two_bounds() -> None:
 )
 def test_what_grows_is_refused_on_a_full_disk_alone(op: Op, is_taken: bool) -> None:
     """MS8."""
-    room = Room()
+    room = FreeSpace()
     room.check([op], get)
     room.on_free(0)
     if is_taken:
