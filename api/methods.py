@@ -21,7 +21,7 @@ RELAYED_KEY: Final = "log-relayed"
 LATE: Final = "it was not done within the deadline"
 
 
-class Kind(Enum):
+class CallKind(Enum):
     CALL = "call"
     WATCH = "watch"  # One request, a stream of answers.
     APPEND_STREAM = "append_stream"
@@ -33,7 +33,7 @@ class Method:
     name: str
     request: Any  # A class of `words`, or a union of them.
     answer: Any
-    kind: Kind
+    kind: CallKind
     changes: bool  # Without its response a client does not know whether it was done.
 
     @property
@@ -60,11 +60,16 @@ def waits(word: Any) -> bool:
             return wait_ms > 0
         case messages.AcquireWriter(mode=mode):
             return mode is messages.AcquireMode.WAIT
-    return BY_REQUEST[type(word)].kind is Kind.WATCH
+    return BY_REQUEST[type(word)].kind is CallKind.WATCH
 
 
 def _method(
-    service: str, request: Any, answer: Any, kind: Kind = Kind.CALL, *, changes: bool = False
+    service: str,
+    request: Any,
+    answer: Any,
+    kind: CallKind = CallKind.CALL,
+    *,
+    changes: bool = False,
 ) -> Method:
     return Method(service, request.__name__, request, answer, kind, changes)
 
@@ -76,12 +81,14 @@ _CLUSTER: Final = "ClusterService"
 
 METHODS: Final = (
     _method(_LOG, messages.Append, messages.AppendAck, changes=True),
-    _method(_LOG, messages.AppendStream, messages.AppendResult, Kind.APPEND_STREAM, changes=True),
+    _method(
+        _LOG, messages.AppendStream, messages.AppendResult, CallKind.APPEND_STREAM, changes=True
+    ),
     _method(_LOG, messages.Read, messages.ReadAnswer),
-    _method(_LOG, messages.ReadStream, messages.ReadEvent, Kind.WATCH),
+    _method(_LOG, messages.ReadStream, messages.ReadEvent, CallKind.WATCH),
     _method(_LOG, messages.GetTail, messages.LogTail),
-    _method(_LOG, messages.WatchTail, messages.LogTail, Kind.WATCH),
-    _method(_LOG, messages.WatchTails, messages.Tails, Kind.WATCH),
+    _method(_LOG, messages.WatchTail, messages.LogTail, CallKind.WATCH),
+    _method(_LOG, messages.WatchTails, messages.Tails, CallKind.WATCH),
     _method(_LOG, messages.FindOffset, messages.FoundOffset),
     _method(_LOG, messages.Truncate, messages.TruncateAnswer, changes=True),
     _method(_LOG, messages.Seal, messages.SealAnswer, changes=True),

@@ -13,7 +13,7 @@ from typing import Final
 
 from rollbook import __version__
 from rollbook.bookie.bookie import Bookie, BookieState
-from rollbook.bookie.compaction import Stopped
+from rollbook.bookie.compaction import CompactionStopped
 from rollbook.bookie.ledger_reports import View, sorted_ids
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger, Unavailable
@@ -261,7 +261,7 @@ class Admin:
         """Raises `Unavailable` if it was given up; what was rewritten before that stays so."""
         try:
             return asdict(await self._bookie.space.compactor.run(major=major))
-        except Stopped as why:
+        except CompactionStopped as why:
             raise Unavailable(str(why), next_step="rollbook bookie compact --resume") from None
 
     def suspended(self) -> View:

@@ -22,7 +22,7 @@ import structlog
 from rollbook.bookie.background_yield import Background
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.catalog import COMPACTED, Held
+from rollbook.bookie.core.catalog import COMPACTED, LedgerInLog
 from rollbook.bookie.core.compaction import (
     Candidate,
     CompactionGroup,
@@ -63,7 +63,7 @@ _EAGERNESS: Final = (
 _ledger_of = itemgetter(0)
 
 
-class Stopped(Exception):
+class CompactionStopped(Exception):
     """Suspended or closed: what was begun is given up."""
 
 
@@ -167,7 +167,7 @@ class Compactor:
 
     async def compact(self, *, major: bool) -> CompactionState:
         """Like `run`, but a compaction that was given up raises nothing."""
-        with suppress(Stopped):
+        with suppress(CompactionStopped):
             await self.run(major=major)
         return self.state
 
@@ -183,7 +183,7 @@ class Compactor:
                 self._check()
                 await self._remove_empty()
                 await self._rewrite_all(kind)
-            except Stopped:
+            except CompactionStopped:
                 logger.info("compaction_stopped", kind=kind.name)
                 raise
             except OSError:
@@ -354,9 +354,9 @@ class Compactor:
 
     def _check(self) -> None:
         if self._is_closing:
-            raise Stopped("the bookie stops")
+            raise CompactionStopped("the bookie stops")
         if self._running and self.schedule.is_suspended(self._running.name):
-            raise Stopped("compaction is suspended")
+            raise CompactionStopped("compaction is suspended")
 
 
 async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> EntryLog | None:
@@ -377,7 +377,7 @@ class _LedgerCopy:
         logs: Mapping[int, EntryLog | None],
         writer: SortedWriter,
         ledger_id: int,
-        held: Sequence[Held],
+        held: Sequence[LedgerInLog],
     ) -> None:
         """`log` is None if nothing in it can be identified."""
         self._logs = logs
@@ -407,7 +407,7 @@ class _LedgerCopy:
             await self._copy_merged(parts)
         return self._lost
 
-    async def _columns_of(self, log: EntryLog, held: Held) -> Columns:
+    async def _columns_of(self, log: EntryLog, held: LedgerInLog) -> Columns:
         try:
             columns, unknown = await log.all_of(self._ledger_id)
         except OSError as error:

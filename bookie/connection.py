@@ -22,7 +22,7 @@ import structlog
 from rollbook.bookie.core.memory_budget import Account, Making
 from rollbook.bookie.core.partial_request_timeout import PROGRESS_BYTES
 from rollbook.bookie.long_polls import Parked
-from rollbook.bookie.read_scheduler import Asked, Queue
+from rollbook.bookie.read_scheduler import Queue, QueuedRequest
 from rollbook.bookie.server_context import Shared, kind_of
 from rollbook.proto.errors import BadFrame, BookieFailed, Overloaded
 from rollbook.proto.ports import Buffer
@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._adds: deque[_Accepted] = deque()
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
-        self._parked: dict[Parked, Asked] = {}
+        self._parked: dict[Parked, QueuedRequest] = {}
         self._out: deque[Buffer] = deque()  # If it is empty, so is the other one.
         self._later: deque[Sequence[Buffer]] = deque()  # Large answers: acks do not wait for them.
         self._out_bytes = 0  # Of both.
@@ -266,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_call(self, call: ReceivedRequest, now_ns: int) -> int:
         """How many reads that has answered."""
-        shared, request, asked = self._shared, call.request, Asked(call, now_ns)
+        shared, request, asked = self._shared, call.request, QueuedRequest(call, now_ns)
         if not self._is_behind and not shared.turn.is_over:
             reply = shared.answers.at_once(request)
             if reply is not None:
@@ -298,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
             self.hang_up("crashed")
             logger.error("request_crashed", exc_info=True)
 
-    def _end_poll(self, asked: Asked, news_ms: int | None, at_once: bool) -> None:
+    def _end_poll(self, asked: QueuedRequest, news_ms: int | None, at_once: bool) -> None:
         turn, reply = self._shared.turn, None
         if not self._is_behind and (turn.check_time() or (at_once and not turn.is_over)):
             reply = self._shared.answers.at_once(asked.call.request, news_ms)
@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- Requests that take time ----------------------------------------------------------------
 
-    def _enqueue(self, asked: Asked) -> None:
+    def _enqueue(self, asked: QueuedRequest) -> None:
         request = asked.call.request
         is_urgent = asked.call.is_high_priority or (
             isinstance(request, Read | BatchRead) and request.fence
@@ -331,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         return is_first or not self._shared.pool.is_exhausted
 
-    async def _serve(self, asked: Asked) -> None:
+    async def _serve(self, asked: QueuedRequest) -> None:
         self._account.give(_CALL_BYTES)
         try:
             reply = await self._reply_to(asked)
@@ -343,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
             self.hang_up("crashed")
             raise
 
-    async def _reply_to(self, asked: Asked) -> Reply:
+    async def _reply_to(self, asked: QueuedRequest) -> Reply:
         answers, request = self._shared.answers, asked.call.request
         reply = answers.at_once(request, asked.news_ms)
         if reply is None:
@@ -354,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
                 making.end()
         return reply
 
-    def _count(self, asked: Asked, reply: Reply) -> None:
+    def _count(self, asked: QueuedRequest, reply: Reply) -> None:
         stats = self._shared.stats
         elapsed_ns = self._shared.clock.monotonic_ns() - asked.heard_ns
         stats.requests[kind_of(asked.call.request)].observe(elapsed_ns)

@@ -25,7 +25,7 @@ import structlog
 
 from rollbook.bookie.compaction import Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
-from rollbook.bookie.core.disk_usage import Directory, DiskUsage, Level
+from rollbook.bookie.core.disk_usage import DirectoryUsage, DiskUsage, Level
 from rollbook.bookie.deleted_ledger_scan import Census
 from rollbook.bookie.garbage import Garbage
 from rollbook.bookie.scrub import Scrubber
@@ -50,7 +50,7 @@ class WriteMode:
 
     is_read_only: bool
     reason: str
-    directories: tuple[Directory, ...]
+    directories: tuple[DirectoryUsage, ...]
 
 
 class Space:

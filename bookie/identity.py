@@ -27,12 +27,12 @@ from rollbook.bookie.core.identity import (
     STAMP_BYTES_MAX,
     Condition,
     Diagnosis,
-    Directory,
     DirectoryId,
-    Found,
+    FoundStamps,
     MembershipState,
     Problem,
     Stamp,
+    StampedDirectory,
     StartDecision,
     can_rejoin,
     can_write_off,
@@ -342,11 +342,11 @@ class Identity:
         await make_directories(self._disk, self._config)
         return await lock_directories(self._disk, self._config)
 
-    async def _look(self) -> tuple[Found, Member]:
+    async def _look(self) -> tuple[FoundStamps, Member]:
         member = await self._nodes.read(self.bookie_id)
         directories = [await self._look_at(place, path) for place, path in places_of(self.cookie)]
         record = member.record
-        found = Found(
+        found = FoundStamps(
             tuple(directories),
             member.cookie,
             member.cookie_node is not None,
@@ -356,23 +356,25 @@ class Identity:
         )
         return found, member
 
-    async def _look_at(self, place: DirectoryId, path: str) -> Directory:
+    async def _look_at(self, place: DirectoryId, path: str) -> StampedDirectory:
         if await self._disk.stat(path) is None:
-            return Directory(path, place, Condition.EMPTY)
+            return StampedDirectory(path, place, Condition.EMPTY)
         if await self._disk.stat(f"{path}/{STAMP}") is None:
             names = await self._disk.list_directory(path)
             others = [other for _, other in places_of(self.cookie) if other.startswith(f"{path}/")]
             on_the_way = {other[len(path) + 1 :].partition("/")[0] for other in others}
-            return Directory(path, place, condition_of([n for n in names if n not in on_the_way]))
+            return StampedDirectory(
+                path, place, condition_of([n for n in names if n not in on_the_way])
+            )
         file = await self._disk.open(f"{path}/{STAMP}", OpenMode.READ)
         try:
             data = await file.read_at(0, STAMP_BYTES_MAX)
         finally:
             await file.close()
         try:
-            return Directory(path, place, Condition.STAMPED, unpack_stamp(data))
+            return StampedDirectory(path, place, Condition.STAMPED, unpack_stamp(data))
         except BadMetadata:
-            return Directory(path, place, Condition.DAMAGED)
+            return StampedDirectory(path, place, Condition.DAMAGED)
 
     async def _stamp_all(self, record: BookieRecord, state: MembershipState) -> None:
         for place, path in places_of(self.cookie):

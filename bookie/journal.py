@@ -22,7 +22,7 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.control_records import Control
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, size_of
-from rollbook.bookie.core.journal_adoption import Shape
+from rollbook.bookie.core.journal_adoption import JournalShape
 from rollbook.bookie.core.journal_index import Memtable
 from rollbook.bookie.core.journal_prezeroing import ZerosAhead
 from rollbook.bookie.core.lone_writer import Solo
@@ -66,7 +66,7 @@ class JournalFile:
         self.records = records
         self.packer = packer
         self.memtable = Memtable()
-        self.shape = Shape()
+        self.shape = JournalShape()
         self.deleted: dict[int, None] = {}  # Ledgers whose deletion it tells.
         self.doubts: list[Row] = []  # What rot took out of it.
 

@@ -138,7 +138,7 @@ class StepQueue:
             go_on()
 
 
-class Asked(NamedTuple):
+class QueuedRequest(NamedTuple):
     call: ReceivedRequest
     heard_ns: int
     news_ms: int | None = None  # A long poll got them then, by the wall clock.
@@ -151,14 +151,14 @@ class Queue:
 
     def __init__(
         self,
-        serve: Callable[[Asked], Awaitable[None]],
+        serve: Callable[[QueuedRequest], Awaitable[None]],
         on_change: Callable[[], None],  # Perhaps to offer the queue again.
         may_begin: Callable[[bool], bool],  # Another one: is it the only one then?
         at_once_max: int,
     ) -> None:
         self.serve = serve
         self.on_change = on_change
-        self.asked: deque[Asked] = deque()
+        self.asked: deque[QueuedRequest] = deque()
         self.running = 0
         self._may_begin = may_begin
         self._at_once_max = at_once_max

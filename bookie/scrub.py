@@ -17,7 +17,7 @@ import structlog
 
 from rollbook.bookie.config import SpaceConfig
 from rollbook.bookie.core.byte_cache import ByteCache
-from rollbook.bookie.core.catalog import Held
+from rollbook.bookie.core.catalog import LedgerInLog
 from rollbook.bookie.core.journal_index import EntryLocation
 from rollbook.bookie.core.possible_losses import EVERYTHING, LossRange
 from rollbook.bookie.entry_log import EntryLog
@@ -38,7 +38,7 @@ Doubt = tuple[int, int, int]
 """Ledger, first and last entry."""
 
 
-class Stopped(Exception):
+class ScrubStopped(Exception):
     """Closed: the round goes on after the next start."""
 
 
@@ -113,7 +113,7 @@ class Scrubber:
                     await self._scrub_log(left[0])
                 await self._scrub_catalog()
                 await to_its_end(self._storage.note_scrubbed(0))
-            except Stopped:
+            except ScrubStopped:
                 return self.state
             self._rounds += 1
             self._stats.scrub_runs += 1
@@ -158,7 +158,7 @@ class Scrubber:
         finally:
             await logs.close()
 
-    async def _verify(self, log: EntryLog, held: Sequence[tuple[int, Held]]) -> list[Doubt]:
+    async def _verify(self, log: EntryLog, held: Sequence[tuple[int, LedgerInLog]]) -> list[Doubt]:
         await log.load()
         bad = [
             at for at in range(len(log.records.records)) if not await self._verify_record(log, at)
@@ -186,7 +186,7 @@ class Scrubber:
         return True
 
     async def _verify_ledger(
-        self, log: EntryLog, ledger_id: int, extent: Held, bad: Sequence[int]
+        self, log: EntryLog, ledger_id: int, extent: LedgerInLog, bad: Sequence[int]
     ) -> list[Doubt]:
         """Its index, and the entries in records that are `bad`: some prove themselves."""
         columns, unknown = await log.all_of(ledger_id)
@@ -215,7 +215,7 @@ class Scrubber:
         if not self._may_run.is_set():
             await self._may_run.wait()
         if self._is_closing:
-            raise Stopped
+            raise ScrubStopped
 
     # --- One ledger ---------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Scrubber:
             tuple((first, last) for first, last in self._storage.catalog.doubts.of(ledger_id)),
         )
 
-    async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: Held) -> list[Doubt]:
+    async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: LedgerInLog) -> list[Doubt]:
         """What neither this log nor another place has sound."""
         columns, unknown = await log.all_of(ledger_id)
         damaged = _within(extent, unknown, ledger_id)
@@ -275,7 +275,7 @@ async def _proves_itself(
     return True
 
 
-def _within(extent: Held, ranges: Sequence[LossRange], ledger_id: int) -> list[Doubt]:
+def _within(extent: LedgerInLog, ranges: Sequence[LossRange], ledger_id: int) -> list[Doubt]:
     return [
         (ledger_id, max(first, extent.first_entry), min(last, extent.last_entry))
         for first, last in ranges

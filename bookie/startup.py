@@ -62,7 +62,7 @@ def catalog_directories(config: StorageConfig) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundStore:
     """What a store begins with."""
 
     catalog: CatalogFiles
@@ -128,7 +128,7 @@ async def find_store(
     cache: Cache,
     *,
     accepts_loss: bool = False,
-) -> Found:
+) -> FoundStore:
     """Raises `BadConfig` if there is none, `DataLost` if durable files are missing."""
     for directory in (config.journal_dir, *config.ledger_dirs):
         if await disk.stat(directory) is None:
@@ -208,7 +208,7 @@ class _Boot:
         catalog: CatalogFiles,
         accepts_loss: bool,
     ) -> None:
-        self.found = Found(catalog)
+        self.found = FoundStore(catalog)
         self._disk = disk
         self._config = config
         self._cache = cache

@@ -39,7 +39,7 @@ from rollbook.bookie.journal import Journal, JournalFile, OnDone, settling
 from rollbook.bookie.ledger_reports import LedgerViews
 from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
-from rollbook.bookie.startup import Found, find_store, lock_directories, log_path, make_store
+from rollbook.bookie.startup import FoundStore, find_store, lock_directories, log_path, make_store
 from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Overloaded, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
@@ -70,7 +70,7 @@ class Storage:
         config: StorageConfig,
         clock: Clock,
         randomness: Randomness,
-        found: Found,
+        found: FoundStore,
         cache: Cache,
         locks: Sequence[DiskLock],
         stats: Stats,

@@ -26,7 +26,7 @@ from rollbook.ledger.core.lac_reply import judge_lac
 from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.placement import Placement
 from rollbook.ledger.core.read_plan import BATCH_FACTOR, HedgeDelay
-from rollbook.ledger.core.tail_search import Ask, TailSearch
+from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.ledger.recovery_writer import WriteBacks
 from rollbook.ledger.replica_reader import Copies
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
@@ -200,14 +200,14 @@ class _Attempt:
         self._clock = clock
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._calls = Calls[Ask](bookies)
+        self._calls = Calls[TailProbe](bookies)
         self._batch_slots: Slots = sum(
             1 << slot
             for slot, bookie in enumerate(self._ensemble)
             if bookies.has_extension(bookie, BATCH_READ)
         )
         self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
-        self._asked_at: dict[Ask, float] = {}  # In order; who is not overdue.
+        self._asked_at: dict[TailProbe, float] = {}  # In order; who is not overdue.
         self._proven_at: float | None = None  # That the next entry is absent; others may be heard.
         self._stuck_at: float | None = None
         self._pause_s = _PAUSE_S
@@ -234,9 +234,9 @@ class _Attempt:
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
         if asks_lac and self._bookies.protocol_version == v3.VERSION:
-            self._ask(Ask(self._who_tells_the_lac(), *_LAC))
+            self._ask(TailProbe(self._who_tells_the_lac(), *_LAC))
         for slot in range(self._quorum.ensemble):
-            if self._ask(Ask(slot, *_FENCE), passing=UNTIL_HEARD):
+            if self._ask(TailProbe(slot, *_FENCE), passing=UNTIL_HEARD):
                 self._fences[slot] = None
         while not survey.is_covered:
             if not self._calls.is_waiting:
@@ -438,7 +438,7 @@ class _Attempt:
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         search.ask_again()
 
-    def _on_answer(self, search: TailSearch, ask: Ask, answer: Reply | RollbookError) -> None:
+    def _on_answer(self, search: TailSearch, ask: TailProbe, answer: Reply | RollbookError) -> None:
         if ask.first_entry == NO_ENTRY:
             if ask.span:
                 self._on_late_fence(search, ask.slot, answer)
@@ -460,7 +460,7 @@ class _Attempt:
         else:
             search.on_failure(ask, (error or RollbookError).code.reason)
 
-    def _entries(self, ask: Ask, answer: Reply | RollbookError) -> list[Entry]:
+    def _entries(self, ask: TailProbe, answer: Reply | RollbookError) -> list[Entry]:
         if isinstance(answer, ReadReply) and not answer.error and answer.body is not None:
             return [self._digest.unpack_entry(answer.body, ask.first_entry)]
         if isinstance(answer, BatchReadReply) and not answer.error:
@@ -485,7 +485,7 @@ class _Attempt:
             self._last = await self._copies.read_one(last_entry, ensemble)
         return self._last.ledger_length
 
-    def _ask(self, ask: Ask, passing: Passing = BUSY_OR_BROKEN) -> bool:
+    def _ask(self, ask: TailProbe, passing: Passing = BUSY_OR_BROKEN) -> bool:
         """Whether it was sent at once."""
         request: Request
         if ask.span == 0:

@@ -20,7 +20,7 @@ from rollbook.api.access.core.principals import (
     SECTION,
     Principal,
     Principals,
-    Shown,
+    ProvenPrincipal,
     operator_with,
     parse_principals,
 )
@@ -38,7 +38,7 @@ _TEXT_MAX: Final = 500  # Certificates may have thousands of names.
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class AuthenticatedCaller:
     """A principal who was let in."""
 
     principal: Principal
@@ -52,15 +52,15 @@ class Caller:
         return self.doorkeeper is None or self.doorkeeper.still_admits(self)
 
 
-def anybody(peer: str = "") -> Caller:
+def anybody(peer: str = "") -> AuthenticatedCaller:
     """The caller where nobody is authenticated."""
-    return Caller(_ANYBODY, _ACCOUNT, peer)
+    return AuthenticatedCaller(_ANYBODY, _ACCOUNT, peer)
 
 
 _ANYBODY: Final = Principal(ANYBODY, EVERYTHING)
 _ACCOUNT: Final = Account(_ANYBODY.quotas)
 
-CALLER: Final[ContextVar[Caller]] = ContextVar("CALLER")
+CALLER: Final[ContextVar[AuthenticatedCaller]] = ContextVar("CALLER")
 """The caller, in the task that serves the request. Doors set it; without it nothing is served."""
 
 
@@ -92,7 +92,7 @@ class Doorkeeper:
 
     def admit(
         self, authorization: str, certificate_names: Collection[str] = (), peer: str = ""
-    ) -> Caller:
+    ) -> AuthenticatedCaller:
         """`authorization`: as the header of that name; empty: there is none. Raises `Unauthorized`."""
         self._look()
         if authorization:
@@ -105,7 +105,9 @@ class Doorkeeper:
             self.audit.refused(refusal, principal=name, peer=peer)
             raise refusal
         principal = found.principal
-        return Caller(principal, self._account_of(principal), peer, self, found.expires_us)
+        return AuthenticatedCaller(
+            principal, self._account_of(principal), peer, self, found.expires_us
+        )
 
     def knows(self, authorization: str) -> bool:
         """Whether it is a token that lets in; if not, why, `admit` says."""
@@ -116,11 +118,11 @@ class Doorkeeper:
     def _is_past(self, expires_us: int | None) -> bool:
         return expires_us is not None and self._wall_us() >= expires_us
 
-    def _shown_by(self, authorization: str) -> Shown | None:
+    def _shown_by(self, authorization: str) -> ProvenPrincipal | None:
         scheme, _, token = authorization.partition(" ")
         return self._principals.by_token(token.strip()) if scheme.lower() == _BEARER else None
 
-    def still_admits(self, caller: Caller) -> bool:
+    def still_admits(self, caller: AuthenticatedCaller) -> bool:
         if self._now_ns() - self._looked_ns >= _LOOK_NS:
             self._look()
         if self._is_past(caller.expires_us):
@@ -169,7 +171,7 @@ class Doorkeeper:
 
 
 def _refusal_of(
-    authorization: str, certificate_names: Collection[str], found: Shown | None
+    authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
     """Which of them it is: nothing was shown, or something else, or what opens nothing."""
     if found is not None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import Caller
+from rollbook.api.access.authenticator import AuthenticatedCaller
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.idempotency import with_own_keys
 from rollbook.api.access.refusals import refusal_of, size_of
@@ -28,7 +28,7 @@ class GuardedStream:
     def __init__(
         self,
         open_stream: Callable[[], CoreStream],
-        caller: Caller,
+        caller: AuthenticatedCaller,
         audit: Audit,
         now_ns: Callable[[], int],
     ) -> None:

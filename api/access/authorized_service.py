@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, Final, cast
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import CALLER, Caller
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
 from rollbook.api.access.authorized_append_stream import GuardedStream
 from rollbook.api.access.core.grants import (
     Right,
-    Shown,
+    VisibleLogs,
     is_act,
     is_visible,
     may_ask,
@@ -117,7 +117,7 @@ class Guarded:
 
     async def _answer(
         self,
-        caller: Caller,
+        caller: AuthenticatedCaller,
         method: Method,
         word: Any,
         due: float,
@@ -137,7 +137,7 @@ class Guarded:
             return await elsewhere(error, word)
 
     async def _list_visible(
-        self, caller: Caller, asked: messages.ListLogs, due: float
+        self, caller: AuthenticatedCaller, asked: messages.ListLogs, due: float
     ) -> messages.LogNames:
         """Pages are cut once what is hidden is left out: not even where one ends tells of it."""
         grants = caller.principal.grants
@@ -157,7 +157,7 @@ class Guarded:
         return messages.LogNames(tuple(logs[:limit]), next_page)
 
     async def _visible_of(
-        self, caller: Caller, asked: messages.ListLogs, limit: int, due: float
+        self, caller: AuthenticatedCaller, asked: messages.ListLogs, limit: int, due: float
     ) -> list[LogName]:
         """The first ones, one more than `limit` if there are as many."""
         found: list[LogName] = []
@@ -173,7 +173,7 @@ class Guarded:
         return found[: limit + 1]
 
     async def _named(
-        self, caller: Caller, shown: Shown, start_after: str, due: float
+        self, caller: AuthenticatedCaller, shown: VisibleLogs, start_after: str, due: float
     ) -> list[LogName]:
         """Those of the logs that are named by themselves that exist."""
         after = tuple(start_after.partition("/")[::2])
@@ -186,11 +186,11 @@ class Guarded:
         owners = await self._core.lookup(messages.Lookup(wanted), due)
         return [each.log for each in owners.owners]
 
-    def _require(self, caller: Caller, word: Any) -> None:
+    def _require(self, caller: AuthenticatedCaller, word: Any) -> None:
         if not may_ask(caller.principal.grants, word):
             raise refusal_of(caller.principal.name, word)
 
-    def _charge(self, caller: Caller, word: Any) -> None:
+    def _charge(self, caller: AuthenticatedCaller, word: Any) -> None:
         account = caller.account
         if isinstance(word, messages.Append | messages.Seal) and word.block is not None:
             if account.appends.is_limited:
@@ -200,7 +200,7 @@ class Guarded:
         elif isinstance(word, _READS) and account.reads.is_limited:
             account.reads.require(self._now_ns())
 
-    def _charge_read(self, caller: Caller, answer: Any) -> None:
+    def _charge_read(self, caller: AuthenticatedCaller, answer: Any) -> None:
         if isinstance(answer, messages.ReadAnswer) and caller.account.reads.is_limited:
             records = max(answer.next_offset - answer.first_offset, 0)
             caller.account.reads.take(records, _bytes_of(answer.blocks), self._now_ns())
@@ -212,7 +212,7 @@ class Guarded:
             caller.account.reads.take(1 + len(answer.cursors), 1 + size, self._now_ns())
 
     def _on_refused(
-        self, caller: Caller, method: Method, word: Any, refusal: RollbookError
+        self, caller: AuthenticatedCaller, method: Method, word: Any, refusal: RollbookError
     ) -> None:
         self._audit.refused(refusal, **_who(caller, method, word))
 
@@ -237,7 +237,12 @@ class Guarded:
         return self._watch(caller, method, word, read, stands)
 
     async def _watch(
-        self, caller: Caller, method: Method, word: Any, read: Read, stands: Offset | None
+        self,
+        caller: AuthenticatedCaller,
+        method: Method,
+        word: Any,
+        read: Read,
+        stands: Offset | None,
     ) -> Events:
         """Debts are waited off while nothing is in hand. What is sent is paid for before it is sent, so that
         nobody gets anything by leaving over it.
@@ -289,7 +294,7 @@ class Guarded:
 
     async def _waited_off(
         self,
-        caller: Caller,
+        caller: AuthenticatedCaller,
         waiting: ReadThrottle,
         asked: messages.ReadStream,
         stands: Offset | None,
@@ -338,7 +343,7 @@ class Guarded:
         return GuardedStream(open_stream, caller, self._audit, self._now_ns)
 
 
-def _signed(caller: Caller, word: Any) -> Any:
+def _signed(caller: AuthenticatedCaller, word: Any) -> Any:
     """A cursor counts among those of the principal that creates it."""
     if not isinstance(word, messages.CommitCursor) or caller.doorkeeper is None:
         return word
@@ -346,7 +351,7 @@ def _signed(caller: Caller, word: Any) -> Any:
     return messages.CommitCursorBy(**said, principal=caller.principal.name)
 
 
-def _without_writes(caller: Caller, word: Any) -> Any:
+def _without_writes(caller: AuthenticatedCaller, word: Any) -> Any:
     """A barrier of a caller that may not append costs no entry of the log."""
     is_barrier = (
         isinstance(word, messages.GetTail) and word.consistency is messages.Consistency.BARRIER
@@ -361,7 +366,7 @@ def _without_writes(caller: Caller, word: Any) -> Any:
     return replace(word, consistency=messages.Consistency.READ_BARRIER)
 
 
-def _require_in_force(caller: Caller) -> None:
+def _require_in_force(caller: AuthenticatedCaller) -> None:
     if not caller.is_in_force():
         raise Unauthorized("what it may do has changed: come in again")
 
@@ -371,7 +376,7 @@ def _bytes_of(blocks: tuple[bytes, ...]) -> int:
     return sum(map(opened_bytes_of, blocks))
 
 
-def _who(caller: Caller, method: Method, word: Any) -> dict[str, Any]:
+def _who(caller: AuthenticatedCaller, method: Method, word: Any) -> dict[str, Any]:
     where = getattr(word, "log", None) or getattr(word, "server", "")
     return {
         "principal": caller.principal.name,

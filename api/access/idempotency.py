@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final, TypeVar
 
-from rollbook.api.access.authenticator import Caller
+from rollbook.api.access.authenticator import AuthenticatedCaller
 from rollbook.logservice.core.record_block import HEADER_BYTES, producer_of, with_producer
 from rollbook.logservice.ids import ONCE
 from rollbook.logservice.messages import Append, Seal, StreamAppend
@@ -20,7 +20,7 @@ _DIGEST_BYTES: Final = 29
 A = TypeVar("A", bound=Append | Seal | StreamAppend)
 
 
-def once(key: str, caller: Caller) -> bytes:
+def once(key: str, caller: AuthenticatedCaller) -> bytes:
     """The producer's id."""
     if caller.doorkeeper is None:
         return ONCE + key.encode("latin-1")
@@ -29,14 +29,16 @@ def once(key: str, caller: Caller) -> bytes:
     return ONCE + blake2b(scoped, digest_size=_DIGEST_BYTES).hexdigest().encode()
 
 
-def with_own_keys(appends: Sequence[StreamAppend], caller: Caller) -> Sequence[StreamAppend]:
+def with_own_keys(
+    appends: Sequence[StreamAppend], caller: AuthenticatedCaller
+) -> Sequence[StreamAppend]:
     """The same appends; those with a key have the id that is their caller's: of relayed ones the entry has seen to it (RY2)."""
     if caller.doorkeeper is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [with_own_key(each, caller) for each in appends]
 
 
-def with_own_key(append: A, caller: Caller) -> A:
+def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
     """The same append; one with a key has the id that is its caller's, as in `with_own_keys`."""
     if caller.doorkeeper is None or caller.is_relay or not _has_key(append):
         return append

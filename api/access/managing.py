@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import CALLER, Caller
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.refusals import refusal_of_duty, refusal_of_right
 from rollbook.proto.errors import Unauthorized
@@ -14,7 +14,7 @@ class Managing:
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
 
-    def require(self, duty: Duty, method: str = "") -> Caller:
+    def require(self, duty: Duty, method: str = "") -> AuthenticatedCaller:
         """Raises `Unauthorized` with the right that is missing; the audit hears of it."""
         caller = CALLER.get()
         name = caller.principal.name
@@ -22,7 +22,7 @@ class Managing:
             return caller
         raise self._refused(caller, refusal_of_duty(name, duty), method)
 
-    def require_on_log(self, right: Right, log: str, method: str = "") -> Caller:
+    def require_on_log(self, right: Right, log: str, method: str = "") -> AuthenticatedCaller:
         """Raises `Unauthorized`, as `require`. `log`: its whole name."""
         caller = CALLER.get()
         if caller.principal.grants.may_steer(right, log):
@@ -31,7 +31,7 @@ class Managing:
         raise self._refused(caller, refusal, method, log=log)
 
     def _refused(
-        self, caller: Caller, refusal: Unauthorized, method: str, **about: str
+        self, caller: AuthenticatedCaller, refusal: Unauthorized, method: str, **about: str
     ) -> Unauthorized:
         where = {"method": method, **about} if method else about
         name = caller.principal.name

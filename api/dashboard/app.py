@@ -25,12 +25,12 @@ from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import event_screens, log_screens, screens
-from rollbook.api.dashboard.core.live import Seen, event_for
+from rollbook.api.dashboard.core.live import PageState, event_for
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.core.values import Form
 from rollbook.api.dashboard.log_servers import LogServers
-from rollbook.api.dashboard.parts import PREFIX, Frame, Screen, render, with_query
+from rollbook.api.dashboard.parts import PREFIX, PageFrame, Screen, render, with_query
 from rollbook.api.rest.cluster import (
     PAGE,
     BookieActs,
@@ -269,12 +269,12 @@ class Dashboard:
 
     async def _frame(
         self, request: Request, session: Session, notes: Sequence[tuple[str, str]], page: str
-    ) -> Frame:
+    ) -> PageFrame:
         cluster = await self._admin.cluster()
         scheme = "https" if self._is_behind_tls else "http"
         name = session.principal.name if session.principal else ""
         base = f"{scheme}://{request.headers.get('host', '')}"
-        return Frame(base, cluster["metadata"], session.secret, name, notes, page=page)
+        return PageFrame(base, cluster["metadata"], session.secret, name, notes, page=page)
 
     async def _ask(self, visit: "_Visit", key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
         """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is.
@@ -317,7 +317,7 @@ class Dashboard:
             session = self._enter(request, stays_idle=True)
         except _SignedOut:
             return StreamingResponse(iter((_SIGNED_OUT,)), headers=HEADERS, media_type=_EVENTS)
-        seen = Seen.parse(
+        seen = PageState.parse(
             request.headers.get("last-event-id") or request.query_params.get("have", "")
         )
         there = {**request.scope, "path": f"{PREFIX}{path}", "query_string": query.encode()}
@@ -332,7 +332,7 @@ class Dashboard:
         session: Session,
         show: "Callable[[Request, _Visit], Awaitable[Screen]]",
         page: str,
-        seen: Seen,
+        seen: PageState,
     ) -> AsyncIterator[bytes]:
         silent = 0
         yield b":\n\n"
@@ -349,8 +349,8 @@ class Dashboard:
                 visit.banner = f"{_text_of(error)} What is below is as it was before."
                 screen = Screen("", ())
                 parts = screen.live_parts(visit.framed())
-                now, event = event_for(Seen(seen.digests[:1]), parts, None)
-                seen = Seen((*now.digests, *seen.digests[1:]), seen.next_offset)
+                now, event = event_for(PageState(seen.digests[:1]), parts, None)
+                seen = PageState((*now.digests, *seen.digests[1:]), seen.next_offset)
                 event = event.replace(f"id: {now}\n".encode(), f"id: {seen}\n".encode(), 1)
             else:
                 seen, event = event_for(seen, screen.live_parts(visit.framed()), screen.rows)
@@ -701,7 +701,7 @@ class Dashboard:
     async def _show_sign_in(self, request: Request) -> Response:
         if self._doorkeeper is None:
             return _led(PREFIX)
-        frame = Frame("", "", "", "", (), "")
+        frame = PageFrame("", "", "", "", (), "")
         goes_on = request.query_params.get("next", "")
         return _html(render(frame, screens.sign_in(frame, goes_on)), 200)
 
@@ -714,7 +714,7 @@ class Dashboard:
         try:
             caller = self._doorkeeper.admit(f"Bearer {token}", peer=_peer_of(request))
         except Unauthorized as error:
-            frame = Frame("", "", "", "", (("bad", _text_of(error)),), "")
+            frame = PageFrame("", "", "", "", (("bad", _text_of(error)),), "")
             return _html(render(frame, screens.sign_in(frame, goes_on)), 401)
         old = self._sessions.find(request.cookies.get(self._cookie_name(request), ""))
         if old is not None:
@@ -734,7 +734,7 @@ class Dashboard:
 class _Visit:
     """One request of a page."""
 
-    def __init__(self, session: Session, frame: Frame, after: int | None = None) -> None:
+    def __init__(self, session: Session, frame: PageFrame, after: int | None = None) -> None:
         """`after`: the page has the records before this offset."""
         self.session = session
         self.after = after
@@ -745,9 +745,9 @@ class _Visit:
         """Of an answer that is for this session alone: rights on logs are those of its token."""
         return f"{key} for {self.session.id}"
 
-    def framed(self) -> Frame:
+    def framed(self) -> PageFrame:
         known = self._frame
-        return Frame(
+        return PageFrame(
             *(known.base, known.metadata, known.secret, known.principal, known.notes, self.banner),
             known.page,
         )
@@ -768,7 +768,7 @@ def too_large(error: EntryTooLarge) -> Response:
         f"A form takes {limit} after encoding, and nothing was changed.",
         "Go back and send less. `rollbook log append` takes more.",
     )
-    return _html(render(Frame("", "", "", ""), screen), type(error).code.http)
+    return _html(render(PageFrame("", "", "", ""), screen), type(error).code.http)
 
 
 def _led(path: str) -> Response:

@@ -12,8 +12,8 @@ from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
 from rollbook.api.dashboard.parts import (
     Field,
-    Frame,
     OnLogs,
+    PageFrame,
     Screen,
     badge,
     choice,
@@ -46,7 +46,7 @@ def when_us(us: Any) -> str:
 
 
 def logs(
-    frame: Frame,
+    frame: PageFrame,
     rows: Sequence[Facts],
     next_after: str,
     asked: Mapping[str, str],
@@ -101,7 +101,7 @@ def of_logs(server: str, http: str, prefix: str) -> OnLogs:
 
 
 def log(
-    frame: Frame,
+    frame: PageFrame,
     found: Facts,
     records: Facts | None,
     asked: Mapping[str, str],
@@ -342,7 +342,7 @@ def _cursors(rows: Sequence[Facts]) -> Html:
 
 
 def _acts(
-    frame: Frame,
+    frame: PageFrame,
     found: Facts,
     before: str,
     plan: Facts | str | None,
@@ -361,7 +361,7 @@ def _acts(
     return [element("h2", "Acts"), truncation, acts]
 
 
-def _truncation(frame: Frame, name: str, before: str, plan: Facts | str | None) -> Child:
+def _truncation(frame: PageFrame, name: str, before: str, plan: Facts | str | None) -> Child:
     """The plan first, then the form that does it."""
     ask = search(
         "/log",
@@ -393,7 +393,7 @@ def _truncation(frame: Frame, name: str, before: str, plan: Facts | str | None) 
 
 
 def _log_acts(
-    frame: Frame,
+    frame: PageFrame,
     name: str,
     found: Facts,
     servers: Sequence[str],
@@ -461,7 +461,9 @@ def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
     )
 
 
-def server(frame: Frame, row: Facts, metrics: Mapping[str, float] | str, grants: Grants) -> Screen:
+def server(
+    frame: PageFrame, row: Facts, metrics: Mapping[str, float] | str, grants: Grants
+) -> Screen:
     """`metrics`: or why they are not known."""
     name = row["name"]
     shown: dict[str, Child] = {

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from rollbook.api.dashboard.core.live import Live, Rows, Seen, live
+from rollbook.api.dashboard.core.live import Live, PageState, Rows, live
 from rollbook.api.dashboard.core.markup import Child, Html, element, page
 
 PREFIX: Final = "/dashboard"
@@ -29,7 +29,7 @@ _SCREENS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PageFrame:
     """What every page shows around its screen."""
 
     base: str  # `https://host:port`, as the browser has it.
@@ -56,7 +56,7 @@ class Screen:
     at: str = ""
     rows: Rows | None = None  # Of a page that follows a log.
 
-    def live_parts(self, frame: Frame) -> list[Live]:
+    def live_parts(self, frame: PageFrame) -> list[Live]:
         """Those that the page's stream keeps up to date."""
         shown = banner(frame.banner) if frame.banner else None
         return [live("banner", shown), *(each for each in self.parts if isinstance(each, Live))]
@@ -72,7 +72,7 @@ class OnLogs:
     calls: Sequence[tuple[str, str, str]] = ()
 
 
-def render(frame: Frame, screen: Screen) -> bytes:
+def render(frame: PageFrame, screen: Screen) -> bytes:
     head: list[Child] = [
         element("meta", attributes={"charset": "utf-8"}),
         element(
@@ -108,7 +108,7 @@ def render(frame: Frame, screen: Screen) -> bytes:
             element("h1", screen.title),
             screen.parts,
             _same_as(frame, screen),
-            attributes=_stream(frame, Seen.of(parts, screen.rows)) if follows else {},
+            attributes=_stream(frame, PageState.of(parts, screen.rows)) if follows else {},
         ),
     ]
     return page(head, body)
@@ -118,7 +118,7 @@ def _script(name: str) -> Html:
     return element("script", attributes={"src": f"{PREFIX}/{name}", "defer": True})
 
 
-def _stream(frame: Frame, seen: Seen) -> dict[str, str | bool | None]:
+def _stream(frame: PageFrame, seen: PageState) -> dict[str, str | bool | None]:
     """htmx follows it; it goes on from what this page has."""
     return {
         "hx-sse:connect": f"{PREFIX}{with_query('/live', page=frame.page, have=str(seen))}",
@@ -136,7 +136,7 @@ def _note(level: str) -> dict[str, str | bool | None]:
     return {"class": f"note {level}", "role": "status"}
 
 
-def _same_as(frame: Frame, screen: Screen) -> Child:
+def _same_as(frame: PageFrame, screen: Screen) -> Child:
     metadata = f"--metadata {shlex.quote(frame.metadata)}"
     lines = [f"rollbook {command} {metadata}" for command in screen.commands]
     lines += [_curl(frame, f"{frame.base}/api/v1", call) for call in screen.calls]
@@ -153,7 +153,7 @@ def _same_as(frame: Frame, screen: Screen) -> Child:
     return element("footer", element("h2", "Same as"), codes)
 
 
-def _curl(frame: Frame, base: str, call: tuple[str, str, str]) -> str:
+def _curl(frame: PageFrame, base: str, call: tuple[str, str, str]) -> str:
     method, path, body = call
     words = ["curl"]
     if frame.principal:
@@ -216,7 +216,7 @@ class Field:
 
 
 def form(
-    frame: Frame,
+    frame: PageFrame,
     path: str,
     inner: Sequence[Child],
     button: str,

@@ -13,7 +13,7 @@ from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
 from rollbook.api.dashboard.core.sentence import sentence_of
 from rollbook.api.dashboard.parts import (
     Field,
-    Frame,
+    PageFrame,
     Screen,
     badge,
     choice,
@@ -153,7 +153,7 @@ def _left(row: Facts) -> Child:
     return (element("progress", attributes=attributes), f" {left:,} of {total:,}")
 
 
-def bookie(frame: Frame, row: Facts, grants: Grants) -> Screen:
+def bookie(frame: PageFrame, row: Facts, grants: Grants) -> Screen:
     name = row["id"]
     shown: dict[str, Child] = {
         "State": badge(row["state"]),
@@ -188,7 +188,7 @@ def bookie(frame: Frame, row: Facts, grants: Grants) -> Screen:
     )
 
 
-def _bookie_acts(frame: Frame, row: Facts, grants: Grants) -> Child:
+def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
     """Only what the bookie's state and the viewer's rights allow."""
     name, allowed = row["id"], row["allowed"]
 
@@ -290,7 +290,7 @@ def bad_ledgers(rows: Sequence[Facts], next_after: int | None) -> Screen:
     )
 
 
-def ledger(frame: Frame, found: Facts, grants: Grants) -> Screen:
+def ledger(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
     ledger_id = found["ledger_id"]
     lines = [
         (
@@ -342,7 +342,7 @@ def ledger(frame: Frame, found: Facts, grants: Grants) -> Screen:
 # --- Recovery ---------------------------------------------------------------------------------
 
 
-def recovery(frame: Frame, found: Facts, grants: Grants) -> Screen:
+def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
     shown: dict[str, Child] = {
         "Repair": badge(found["autorecovery"]),
         "Auditor": text_of(found["auditor"]),
@@ -416,7 +416,7 @@ _TASK_COLUMNS: Final = ("task", "bookies", "since", "locked_by", "attempts", "ne
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
 
 
-def _recovery_acts(frame: Frame, found: Facts, grants: Grants) -> Child:
+def _recovery_acts(frame: PageFrame, found: Facts, grants: Grants) -> Child:
     if not grants.may_manage(Duty.OPERATE):
         return element("p", f"{_BY_RIGHT}{Duty.OPERATE.value} = true.")
     is_enabled = found["autorecovery"] == "enabled"
@@ -474,7 +474,7 @@ def _outcome(row: Facts) -> str:
     return ", ".join(f"{name} {value}" for name, value in plain.items()) or "—"
 
 
-def sign_in(frame: Frame, goes_on: str) -> Screen:
+def sign_in(frame: PageFrame, goes_on: str) -> Screen:
     token = Field("token", "Token", "password", more={"autocomplete": "off", "required": True})
     says = element("p", "Show the token that ", element("code", "rollbook access add"), " printed.")
     return Screen(

@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybody
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doorkeeper, anybody
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.access.idempotency import with_own_key
 from rollbook.api.grpc.append_calls import serve_append_stream
@@ -22,7 +22,7 @@ from rollbook.api.grpc.protobuf_codec import message_of
 from rollbook.api.grpc.relay import OF_ONE_SERVER, Relay, is_relayed, trusted
 from rollbook.api.grpc.status import status_of, text_of, trailers_of
 from rollbook.api.grpc.unframed_records import answer_message, request_word, told_event
-from rollbook.api.methods import METHODS, PACKAGE, Kind, Method
+from rollbook.api.methods import METHODS, PACKAGE, CallKind, Method
 from rollbook.logservice.messages import Append, Seal
 from rollbook.proto.errors import InvalidRequest, RollbookError
 
@@ -55,15 +55,15 @@ def _handler(
     core: Guarded, method: Method, doorkeeper: Doorkeeper | None, relay: Relay | None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     match method.kind:
-        case Kind.CALL:
+        case CallKind.CALL:
             return grpc.unary_unary_rpc_method_handler(
                 _guarded(core, _call(core, method, relay), doorkeeper, method)
             )
-        case Kind.WATCH:
+        case CallKind.WATCH:
             return grpc.unary_stream_rpc_method_handler(
                 _guarded(core, _watch(core, method, relay), doorkeeper, method)
             )
-        case Kind.APPEND_STREAM:
+        case CallKind.APPEND_STREAM:
 
             async def serve(_: Any, context: Context) -> None:
                 if server := _relayed_to(relay, context):
@@ -93,7 +93,7 @@ def _guarded(core: Guarded, serve: Handler, doorkeeper: Doorkeeper | None, metho
     return handle
 
 
-def admitted(doorkeeper: Doorkeeper | None, context: Context) -> Caller:
+def admitted(doorkeeper: Doorkeeper | None, context: Context) -> AuthenticatedCaller:
     """Raises `Unauthorized`."""
     if doorkeeper is None:
         return anybody(context.peer())

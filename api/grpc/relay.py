@@ -30,7 +30,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from rollbook.api.access.authenticator import Caller
+from rollbook.api.access.authenticator import AuthenticatedCaller
 from rollbook.api.access.authorized_service import Elsewhere, Read
 from rollbook.api.grpc.append_messages import pack_appends, unpack_results
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack, unpack_event
@@ -72,7 +72,7 @@ def wanted_server(metadata: Metadata) -> str:
     return "" if is_relayed(metadata) else wanted
 
 
-def trusted(caller: Caller) -> Caller:
+def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
     """The caller of a call that says that it was relayed: believed of an operator alone, as servers are (RY2)."""
     return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
 
@@ -104,7 +104,7 @@ class Relay:
         return ask
 
     async def follow(
-        self, server: str, method: Method, caller: Caller, _: Read, word: Any
+        self, server: str, method: Method, caller: AuthenticatedCaller, _: Read, word: Any
     ) -> AsyncGenerator[Any, None]:
         """The events of a stream of that server. Those with records stay as they came if nobody counts them."""
         is_read = method is READ_STREAM

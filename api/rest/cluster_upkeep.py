@@ -43,7 +43,7 @@ _GOES_ON: Final[dict[int | str, dict[str, Any]]] = {202: {"model": ClusterOperat
 _SAID_MAX: Final = 16  # Fields of a body that is passed on.
 
 
-class Shown(Enum):
+class BookieView(Enum):
     """Pages of a bookie that can be looked at."""
 
     STATUS = "status"
@@ -67,12 +67,12 @@ class Done(Enum):
 
 
 _SHOWN: Final = {
-    Shown.STATUS: "status",
-    Shown.STATE: "state",
-    Shown.GC: "gc_details",
-    Shown.SPACE: "space",
-    Shown.COMPACTION: "gc/suspend_compaction",
-    Shown.SCRUB: "scrub",
+    BookieView.STATUS: "status",
+    BookieView.STATE: "state",
+    BookieView.GC: "gc_details",
+    BookieView.SPACE: "space",
+    BookieView.COMPACTION: "gc/suspend_compaction",
+    BookieView.SCRUB: "scrub",
 }
 _DONE: Final = {
     Done.READ_ONLY: "state/readonly",
@@ -173,7 +173,7 @@ def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) ->
         dependencies=looks,
         responses=describe_problems(Missing, BookieUnreachable, *ACTS),
     )
-    async def get_page(bookie_id: BookieName, page: Shown) -> BookiePage:
+    async def get_page(bookie_id: BookieName, page: BookieView) -> BookiePage:
         """What the bookie says of itself; 5 s at most."""
         path = f"/api/v1/bookie/{_SHOWN[page]}"
         answer = await admin.ask_pages(bookie_id, "GET", path, None)

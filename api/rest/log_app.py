@@ -10,7 +10,7 @@ from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.rest.log_admin import admin_routes
-from rollbook.api.rest.log_metrics import Shown, metric_routes
+from rollbook.api.rest.log_metrics import MetricsPage, metric_routes
 from rollbook.api.rest.log_records import record_routes
 from rollbook.api.rest.owner_routing import Door, Peers
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
@@ -51,7 +51,7 @@ class RestServer:
         is_ready: Callable[[], bool] = lambda: True,
         bounds: Bounds = BOUNDS,
         doorkeeper: Doorkeeper | None = None,
-        shown: Shown | None = None,
+        shown: MetricsPage | None = None,
         dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
         """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
@@ -77,7 +77,7 @@ class RestServer:
         await self._http.close()
 
 
-def make_app(door: Door, is_ready: Callable[[], bool], shown: Shown | None = None) -> FastAPI:
+def make_app(door: Door, is_ready: Callable[[], bool], shown: MetricsPage | None = None) -> FastAPI:
     app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__, OPEN_PATHS)
     _add_redirects(app, door)
     _add_probes(app, is_ready)

@@ -15,12 +15,12 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MetricsPage:
     metrics: Metrics
     look: Callable[[], None]  # For the next time: what takes a while to find out.
 
 
-def metric_routes(door: Door, shown: Shown) -> APIRouter:
+def metric_routes(door: Door, shown: MetricsPage) -> APIRouter:
     routes = APIRouter(tags=["probes"])
 
     @routes.get("/metrics", response_class=PlainTextResponse, **described())

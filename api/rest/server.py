@@ -44,7 +44,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper, anybody
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doorkeeper, anybody
 from rollbook.api.access.certificate_names import names_in
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
@@ -594,7 +594,7 @@ class Guard:
                 421, InvalidRequest("only loopback names are served here", next_step=advice)
             )
 
-    def _admitted(self, scope: Scope, headers: Headers) -> Caller:
+    def _admitted(self, scope: Scope, headers: Headers) -> AuthenticatedCaller:
         client = scope.get("client")
         peer = f"{client[0]}:{client[1]}" if client else ""
         if self._doorkeeper is None:

@@ -115,7 +115,7 @@ class Use(NamedTuple):
     entry_bytes: int
 
 
-class Held(NamedTuple):
+class LedgerInLog(NamedTuple):
     """What one log holds of a ledger."""
 
     log: int
@@ -210,7 +210,7 @@ class Catalog:
         self.removals = 0  # Of logs: who had looked one up before has to look again.
         self.is_complete = False
         self._changing: int | None = None  # A log of which readers see some ledgers only.
-        # Of each ledger, the fields of `Held` one after the other: an object for each would be
+        # Of each ledger, the fields of `LedgerInLog` one after the other: an object for each would be
         # ten times the size, and stores have millions.
         self._held: dict[int, IntArray] = {}
         self._ledgers_of: dict[int, IntArray] = {}  # By log; some may be gone from it meanwhile.
@@ -218,11 +218,11 @@ class Catalog:
         self._shared: dict[LedgerFacts, LedgerFacts] = {}  # Most ledgers' are equal to others'.
         self._dropped: dict[int, int] = {}  # Ledgers, and the journal file that says so.
 
-    def held(self, ledger_id: int) -> Iterator[Held]:
+    def held(self, ledger_id: int) -> Iterator[LedgerInLog]:
         """Newest log first."""
         fields = self._held.get(ledger_id, ())
         for at in range(len(fields) - _HELD, -1, -_HELD):
-            yield Held(*fields[at : at + _HELD])
+            yield LedgerInLog(*fields[at : at + _HELD])
 
     def holding(self, ledger_id: int, entry_id: int) -> list[int]:
         """The logs whose range has the entry, newest first."""
@@ -245,13 +245,13 @@ class Catalog:
         """Those with entries in logs."""
         return self._held.keys()
 
-    def held_in(self, number: int) -> Iterator[tuple[int, Held]]:
+    def held_in(self, number: int) -> Iterator[tuple[int, LedgerInLog]]:
         """All that one log holds, by ledger."""
         for ledger_id in self._ledgers_of[number]:
             fields = self._held.get(ledger_id, ())
             for at in range(0, len(fields), _HELD):
                 if fields[at] == number:
-                    yield ledger_id, Held(*fields[at : at + _HELD])
+                    yield ledger_id, LedgerInLog(*fields[at : at + _HELD])
                     break
 
     @property
@@ -466,7 +466,7 @@ class Catalog:
         self._dropped.pop(ledger_id, None)
         self.doubts.remove(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
 
-    def _disuse(self, held: Held) -> None:
+    def _disuse(self, held: LedgerInLog) -> None:
         use = self._use[held.log]
         use[0] -= 1
         use[1] -= held.entries
@@ -500,7 +500,7 @@ class Catalog:
         yield COMPLETE
 
 
-_HELD: Final = len(Held._fields)
+_HELD: Final = len(LedgerInLog._fields)
 
 
 def _batches(things: Iterable[T], size: int) -> Iterator[list[T]]:

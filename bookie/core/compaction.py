@@ -14,7 +14,7 @@ between by age and stays.
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
-from rollbook.bookie.core.catalog import Held, Log, Use
+from rollbook.bookie.core.catalog import LedgerInLog, Log, Use
 
 # What a sorted log takes, from above; so that none is rewritten for what it cannot do without.
 _LOG_BYTES: Final = 4096
@@ -103,7 +103,7 @@ def is_between(log: Log, oldest: int, age: int) -> bool:
 
 
 def hides_younger(
-    held: Iterable[Held], age_of: Callable[[int], int], batch: Collection[int]
+    held: Iterable[LedgerInLog], age_of: Callable[[int], int], batch: Collection[int]
 ) -> bool:
     """Whether these logs, made one, would hide what a younger one holds of a ledger.
 
@@ -111,7 +111,7 @@ def hides_younger(
     that one holds some of this ledger or not.
     """
     new_age = max(map(age_of, batch))
-    ours, others = list[Held](), list[Held]()
+    ours, others = list[LedgerInLog](), list[LedgerInLog]()
     for each in held:
         if each.log in batch:
             ours.append(each)

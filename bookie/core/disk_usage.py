@@ -23,7 +23,7 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class DirectoryUsage:
     path: str
     total_bytes: int
     free_bytes: int
@@ -44,16 +44,16 @@ class DiskUsage:
         warning: float,
         low_water: float,
     ) -> None:
-        self.directories: dict[str, Directory] = {}
+        self.directories: dict[str, DirectoryUsage] = {}
         self._journal_dir = journal_dir
         self._ledger_dirs = tuple(ledger_dirs)
         self._full = full
         self._warning = warning
         self._low_water = low_water
 
-    def on_look(self, spaces: Mapping[str, DiskSpace]) -> list[Directory]:
+    def on_look(self, spaces: Mapping[str, DiskSpace]) -> list[DirectoryUsage]:
         """Returns those that are at another level now."""
-        changed: list[Directory] = []
+        changed: list[DirectoryUsage] = []
         for path, space in spaces.items():
             before = self.directories.get(path)
             now = self._judge(
@@ -64,13 +64,13 @@ class DiskUsage:
                 changed.append(now)
         return changed
 
-    def _judge(self, path: str, space: DiskSpace, *, was_full: bool) -> Directory:
-        seen = Directory(path, space.total_bytes, space.free_bytes, Level.ROOMY)
+    def _judge(self, path: str, space: DiskSpace, *, was_full: bool) -> DirectoryUsage:
+        seen = DirectoryUsage(path, space.total_bytes, space.free_bytes, Level.ROOMY)
         used = seen.used_share
         level = Level.WARNING if used >= self._warning else Level.ROOMY
         if used >= self._full or (was_full and used > self._low_water):
             level = Level.FULL
-        return Directory(path, space.total_bytes, space.free_bytes, level)
+        return DirectoryUsage(path, space.total_bytes, space.free_bytes, level)
 
     def is_full(self, path: str) -> bool:
         seen = self.directories.get(path)

@@ -139,7 +139,7 @@ class Condition(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
+class StampedDirectory:
     path: str
     place: DirectoryId
     condition: Condition
@@ -164,8 +164,8 @@ def places_of(cookie: Cookie) -> Iterator[tuple[DirectoryId, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    directories: tuple[Directory, ...]
+class FoundStamps:
+    directories: tuple[StampedDirectory, ...]
     cookie: Cookie | None  # Of the node; None if there is none, or none that can be read.
     has_cookie: bool
     incarnation: str | None  # Of our own node.
@@ -213,7 +213,7 @@ class Diagnosis:
     is_running: bool = False  # Some process has its directories.
 
 
-def diagnose(found: Found, wanted: Cookie) -> Diagnosis:
+def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
     """Whether a bookie with this cookie may serve from what was found."""
     problems = tuple(_problems(found, wanted))
     if problems:
@@ -227,7 +227,7 @@ def diagnose(found: Found, wanted: Cookie) -> Diagnosis:
     return Diagnosis(StartDecision.JOINED, incarnation)
 
 
-def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
+def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
     """The most telling ones first; each names the one thing to do about it."""
     strangers = [problem for problem, _ in _strangers(found, wanted)]
     if strangers:
@@ -272,25 +272,25 @@ def _problems(found: Found, wanted: Cookie) -> Iterator[Problem]:
     yield from _disagreements(found, wanted)
 
 
-def _is_cut_short(found: Found) -> bool:
+def _is_cut_short(found: FoundStamps) -> bool:
     """Stamps that wait for nodes which another life has, or which are gone."""
     return found.incarnation != found.stamps[0].incarnation and any(
         stamp.state is not MembershipState.MEMBER for stamp in found.stamps
     )
 
 
-def _has_begun_write_off(found: Found) -> bool:
+def _has_begun_write_off(found: FoundStamps) -> bool:
     return any(stamp.state is MembershipState.WRITING_OFF for stamp in found.stamps)
 
 
-def _strangers(found: Found, wanted: Cookie) -> Iterator[tuple[Problem, Directory]]:
+def _strangers(found: FoundStamps, wanted: Cookie) -> Iterator[tuple[Problem, StampedDirectory]]:
     """Directories that do not say that they are this bookie's, at their place."""
     for each in found.directories:
         if problem := _strangeness(each, wanted):
             yield problem, each
 
 
-def _strangeness(each: Directory, wanted: Cookie) -> Problem | None:
+def _strangeness(each: StampedDirectory, wanted: Cookie) -> Problem | None:
     match each.condition:
         case Condition.FOREIGN:
             return Problem("it holds files that are no bookie's", "name an empty one", each.path)
@@ -324,7 +324,7 @@ def _strangeness(each: Directory, wanted: Cookie) -> Problem | None:
     return None
 
 
-def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
+def _lost_directories(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
     for each in found.directories:
         if _is_lost(each, found):
             yield Problem(
@@ -342,7 +342,7 @@ def _lost_directories(found: Found, wanted: Cookie) -> Iterator[Problem]:
         )
 
 
-def _directories_behind(found: Found) -> Iterator[Problem]:
+def _directories_behind(found: FoundStamps) -> Iterator[Problem]:
     remedy = f"mount the newer one; if that is permanently lost: {WRITE_OFF}"
     for each in found.directories:
         stamp = each.stamp
@@ -359,7 +359,7 @@ def _directories_behind(found: Found) -> Iterator[Problem]:
             yield Problem(what, remedy, each.path)
 
 
-def _is_lost(each: Directory, found: Found) -> bool:
+def _is_lost(each: StampedDirectory, found: FoundStamps) -> bool:
     """It is empty and should not be."""
     is_new = each.place.kind == "ledger" and each.place.number >= _ledger_dirs_known(found.stamps)
     return each.condition is Condition.EMPTY and not is_new
@@ -369,7 +369,7 @@ def _ledger_dirs_known(stamps: Sequence[Stamp]) -> int:
     return max(len(stamp.cookie.ledger_dirs) for stamp in stamps)
 
 
-def _disagreements(found: Found, wanted: Cookie) -> Iterator[Problem]:
+def _disagreements(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
     if not found.has_cookie or found.incarnation is None:
         yield Problem(
             f"the cluster knows no bookie {wanted.bookie_id}: it was taken out",
@@ -396,7 +396,7 @@ def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
 # --- What may be mended -----------------------------------------------------------------------
 
 
-def why_not_to_erase(found: Found, wanted: Cookie) -> Problem | None:
+def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> Problem | None:
     """Of directories that are to be formatted: they may hold another bookie's entries."""
     for problem, directory in _strangers(found, wanted):
         if directory.condition not in (Condition.UNSTAMPED, Condition.DAMAGED):
@@ -404,7 +404,7 @@ def why_not_to_erase(found: Found, wanted: Cookie) -> Problem | None:
     return None
 
 
-def can_rejoin(found: Found, wanted: Cookie) -> bool:
+def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
     """Whether all that its latest life needs is there, whatever is written about it elsewhere."""
     return (
         _are_of_one_life(found, wanted)
@@ -415,7 +415,7 @@ def can_rejoin(found: Found, wanted: Cookie) -> bool:
     )
 
 
-def can_write_off(found: Found, wanted: Cookie) -> bool:
+def can_write_off(found: FoundStamps, wanted: Cookie) -> bool:
     """Whether what is there is of its latest life, and would do if the rest is permanently lost.
 
     The rest may be a directory, or what came after a copy of it was made.
@@ -423,7 +423,7 @@ def can_write_off(found: Found, wanted: Cookie) -> bool:
     return _are_of_one_life(found, wanted) and found.incarnation is not None
 
 
-def _are_of_one_life(found: Found, wanted: Cookie) -> bool:
+def _are_of_one_life(found: FoundStamps, wanted: Cookie) -> bool:
     stamps = found.stamps
     return (
         why_not_to_erase(found, wanted) is None

@@ -14,7 +14,7 @@ _SPACE_COST_MAX: Final = 1.6
 
 
 @dataclass(slots=True)
-class Shape:
+class JournalShape:
     """Of a journal file, counted while it is written."""
 
     read_bytes: int = 0  # Of each record's body as many times as it has ledgers.

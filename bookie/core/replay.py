@@ -20,7 +20,7 @@ from rollbook.bookie.core.control_records import (
     is_of_control,
     unpack_controls,
 )
-from rollbook.bookie.core.journal_adoption import Shape
+from rollbook.bookie.core.journal_adoption import JournalShape
 from rollbook.bookie.core.journal_index import IntArray, Memtable
 from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader, Rot, Row, Scan
 from rollbook.bookie.core.salvage import find_entries
@@ -35,7 +35,7 @@ _GATHERED_MAX: Final = 128 * 1024  # Adds: they take 70 bytes each until they ar
 @dataclass(slots=True)
 class Replayed:
     memtable: Memtable = field(default_factory=Memtable)
-    shape: Shape = field(default_factory=Shape)
+    shape: JournalShape = field(default_factory=JournalShape)
     records: IntArray = field(default_factory=lambda: array("I"))
     controls: list[Control] = field(default_factory=list)  # In order.
     doubts: list[Row] = field(default_factory=list)

@@ -32,7 +32,7 @@ from rollbook.proto.wire.digest import Entry
 _PROBES_MAX: Final = 64  # Entries that are asked for beyond what is known to exist.
 
 
-class Ask(NamedTuple):
+class TailProbe(NamedTuple):
     """Ask the member at `slot` for what it holds of `count` consecutive ids; 1 is a plain read."""
 
     slot: int
@@ -79,7 +79,7 @@ class TailSearch:
 
     # --- What to ask --------------------------------------------------------------------------
 
-    def plan(self, entries_max: int) -> list[Ask]:
+    def plan(self, entries_max: int) -> list[TailProbe]:
         """What to ask now, at most `entries_max` entries ahead of the first undecided one."""
         end = self._next + entries_max
         end = min(end, max(self._highest_seen, self._next - 1) + 1 + self._probes)
@@ -162,7 +162,7 @@ class TailSearch:
             self._expected &= ~(1 << slot)
             self._to_plan.extend(self._sought)
 
-    def on_entries(self, ask: Ask, entries: Sequence[Entry]) -> None:
+    def on_entries(self, ask: TailProbe, entries: Sequence[Entry]) -> None:
         """Verified, in order, at least one; what is missing behind the last had no room."""
         for entry in entries:
             entry_id = entry.entry_id
@@ -178,7 +178,7 @@ class TailSearch:
             self._highest_seen = entry.entry_id
             self._probes = min(2 * self._probes, _PROBES_MAX)
 
-    def on_negative(self, ask: Ask) -> None:
+    def on_negative(self, ask: TailProbe) -> None:
         """It said that there is no such entry, or no such ledger: of the first it was asked for."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
@@ -187,26 +187,28 @@ class TailSearch:
                 sought.tried = self._quorum.write_mask(entry_id)  # Now ask everybody.
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
-    def on_failure(self, ask: Ask, reason: str) -> None:
+    def on_failure(self, ask: TailProbe, reason: str) -> None:
         """No answer that would prove anything about any of them."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.failures[ask.slot] = reason
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
-    def on_delay(self, ask: Ask) -> None:
+    def on_delay(self, ask: TailProbe) -> None:
         """No answer yet: others are asked, too. The answer still counts when it comes."""
         for entry_id, sought in self._missing(ask):
             sought.tried |= 1 << ask.slot
             self._to_plan.append(entry_id)
 
-    def _on_left_out(self, ask: Ask, entry_id: EntryId, sought: _Sought, *, has_room: bool) -> None:
+    def _on_left_out(
+        self, ask: TailProbe, entry_id: EntryId, sought: _Sought, *, has_room: bool
+    ) -> None:
         sought.pending &= ~(1 << ask.slot)
         if has_room:
             sought.tried |= 1 << ask.slot
         self._to_plan.append(entry_id)
 
-    def _missing(self, ask: Ask) -> Iterator[tuple[EntryId, _Sought]]:
+    def _missing(self, ask: TailProbe) -> Iterator[tuple[EntryId, _Sought]]:
         for entry_id in map(EntryId, range(ask.first_entry, ask.first_entry + ask.span)):
             sought = self._sought.get(entry_id)
             if sought is not None and self._quorum.holds(ask.slot, entry_id):
@@ -296,5 +298,7 @@ class _Runs:
             run = [slot, entry_id, entry_id + 1]
         self._runs.append(run)
 
-    def asks(self) -> list[Ask]:
-        return [Ask(slot, EntryId(first), behind - first) for slot, first, behind in self._runs]
+    def asks(self) -> list[TailProbe]:
+        return [
+            TailProbe(slot, EntryId(first), behind - first) for slot, first, behind in self._runs
+        ]

@@ -96,14 +96,14 @@ class Grants:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class VisibleLogs:
     """Where to look for the logs of a list that a principal may see."""
 
     logs: tuple[str, ...]  # By their whole names.
     prefixes: tuple[tuple[str, str], ...]  # Namespace and prefix; none is within another one.
 
 
-def shown_by(grants: Grants, namespace: str, prefix: str) -> Shown | None:
+def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
     """Of the list of a namespace, or of all if it is empty, whose names begin so. None: anywhere.
 
     So a list costs what is visible in it, and not what there is.
@@ -130,7 +130,7 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> Shown | None:
             for other in prefixes
         )
     }
-    return Shown(tuple(sorted(logs)), tuple(sorted(widest)))
+    return VisibleLogs(tuple(sorted(logs)), tuple(sorted(widest)))
 
 
 def narrowed(grants: Grants, asked: messages.WatchTails) -> messages.WatchTails:

@@ -54,7 +54,7 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ProvenPrincipal:
     """Whom a token or a certificate showed, and until when that is so."""
 
     principal: Principal
@@ -67,19 +67,19 @@ class Principals:
     def __init__(self, principals: Collection[Principal]) -> None:
         """Raises `BadConfig`."""
         self._by_name = {each.name: each for each in principals}
-        self._by_digest: dict[str, Shown] = {}
-        self._by_certificate: dict[str, Shown] = {}
+        self._by_digest: dict[str, ProvenPrincipal] = {}
+        self._by_certificate: dict[str, ProvenPrincipal] = {}
         for each in principals:
             for token in each.tokens:
                 if token.sha256 in self._by_digest:
                     raise BadConfig(
                         f"the principal {each.name} has a token twice, or one of another principal"
                     )
-                self._by_digest[token.sha256] = Shown(each, token.expires_us)
+                self._by_digest[token.sha256] = ProvenPrincipal(each, token.expires_us)
             for name in each.certificates:
                 if name in self._by_certificate:
                     raise BadConfig(f"the certificate {name} is of two principals")
-                self._by_certificate[name] = Shown(each)
+                self._by_certificate[name] = ProvenPrincipal(each)
 
     def __iter__(self) -> Iterator[Principal]:
         return iter(self._by_name.values())
@@ -90,7 +90,7 @@ class Principals:
     def named(self, name: str) -> Principal | None:
         return self._by_name.get(name)
 
-    def by_token(self, token: str) -> Shown | None:
+    def by_token(self, token: str) -> ProvenPrincipal | None:
         digest = digest_of(token)
         found = self._by_digest.get(digest)
         if found is None:
@@ -98,7 +98,7 @@ class Principals:
         is_his = [hmac.compare_digest(digest, each.sha256) for each in found.principal.tokens]
         return found if any(is_his) else None
 
-    def by_certificate(self, names: Collection[str]) -> Shown | None:
+    def by_certificate(self, names: Collection[str]) -> ProvenPrincipal | None:
         """The first that is somebody's."""
         return next((s for name in names if (s := self._by_certificate.get(name))), None)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rollbook.api.cli.bench.load import Pace, Stopwatch, at_pace, flood, in_turn
+from rollbook.api.cli.bench.load import SendSchedule, Stopwatch, at_pace, flood, in_turn
 from rollbook.api.cli.demo.cluster import LOG_SERVERS, demo_cluster
 from rollbook.api.cli.latencies import new_latencies, percentiles
 from rollbook.api.cli.ledger.connection import bar
@@ -196,7 +196,7 @@ async def _append_all(
     async def append(number: int) -> int:
         async with logs[number % len(logs)].writer() as writer:
             if load.rate is not None:
-                pace = Pace(begun_ns + round(number * interval_ns / count), interval_ns)
+                pace = SendSchedule(begun_ns + round(number * interval_ns / count), interval_ns)
                 in_flight = load.in_flight or sys.maxsize
                 return await at_pace(writer, value_of, clock(), pace, in_flight)
             if load.in_flight is not None:

@@ -123,7 +123,7 @@ async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SendSchedule:
     """When which record is due: it is not put off by late ones before it."""
 
     start_ns: int
@@ -137,7 +137,7 @@ async def at_pace(
     writer: Writer,
     value_of: Callable[[int], bytes],
     clock: Stopwatch,
-    pace: Pace,
+    pace: SendSchedule,
     in_flight: int = sys.maxsize,
 ) -> int:
     """Each is timed from when it was due; `value_of` gets that moment. How many were acked, which is all."""

@@ -8,7 +8,7 @@ from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.cli.server.log import HTTP_PART, rest_address_of, tls_files
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_app import BOUNDS, RestServer
-from rollbook.api.rest.log_metrics import Shown
+from rollbook.api.rest.log_metrics import MetricsPage
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
@@ -54,7 +54,7 @@ async def serve_rest(
         *(service, http, url_of, peers, is_ready),
         bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
         doorkeeper=doorkeeper,
-        shown=Shown(metrics, server.cursor_lags.look),
+        shown=MetricsPage(metrics, server.cursor_lags.look),
         dashboard=dashboard,
     )
     stack.push_async_callback(rest.close)

@@ -47,7 +47,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PageState:
     """What a page has."""
 
     digests: tuple[str, ...] = ()
@@ -70,9 +70,9 @@ class Seen:
         return digests if self.next_offset is None else f"{digests};{self.next_offset}"
 
 
-def event_for(seen: Seen, parts: Sequence[Live], rows: Rows | None) -> tuple[Seen, bytes]:
+def event_for(seen: PageState, parts: Sequence[Live], rows: Rows | None) -> tuple[PageState, bytes]:
     """What the page has after it, and the event; empty: it lacks nothing."""
-    now = Seen.of(parts, rows)
+    now = PageState.of(parts, rows)
     known = seen.digests if len(seen.digests) == len(parts) else ("",) * len(parts)
     changes = [
         _partial(part.id, "outerMorph", part.text)

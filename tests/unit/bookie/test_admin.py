@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.bookie.admin import Admin
 from rollbook.bookie.bookie import Bookie, BookieState, Settings
-from rollbook.bookie.compaction import CompactionState, Stopped
+from rollbook.bookie.compaction import CompactionState, CompactionStopped
 from rollbook.bookie.config import BookieConfig, StorageConfig
 from rollbook.bookie.core.catalog import Catalog
 from rollbook.bookie.core.fencing import LedgerFacts
@@ -106,7 +106,7 @@ async def test_compaction_that_was_given_up_is_not_told_to_be_done(
 
     async def run(*, major: bool) -> CompactionState:
         if is_given_up:
-            raise Stopped("compaction is suspended")
+            raise CompactionStopped("compaction is suspended")
         return CompactionState("", major, major, 0, 0, 0, 0, 0, 0, 0)
 
     bookie.space.compactor = SimpleNamespace(run=run)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollbook.bookie.catalog import CatalogFiles
-from rollbook.bookie.compaction import Compactor, Stopped
+from rollbook.bookie.compaction import CompactionStopped, Compactor
 from rollbook.bookie.config import SpaceConfig, StorageConfig
 from rollbook.bookie.core import compaction as rules
 from rollbook.bookie.core.disk_usage import DiskUsage
@@ -232,7 +232,7 @@ def test_suspended_it_ends_within_a_step_and_leaves_nothing_behind() -> None:
         assert compactor.state.major_suspended
         assert await node.disk.list_directory("/store/ledgers") == names
         assert await storage.read(7, 199) == entry(7, 199, bytes(300))
-        with pytest.raises(Stopped, match="suspended"):
+        with pytest.raises(CompactionStopped, match="suspended"):
             await compactor.run(major=True)
         compactor.resume()
         compactor._pace.bytes_per_s = compactor._bytes_per_s = 10**12

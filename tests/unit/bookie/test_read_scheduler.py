@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from rollbook.bookie.read_scheduler import Asked, Lane, LoopBudget, Queue, StepQueue
+from rollbook.bookie.read_scheduler import Lane, LoopBudget, Queue, QueuedRequest, StepQueue
 from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import ReceivedRequest
 from tests.support.clocks import StandingClock
@@ -21,16 +21,16 @@ def turn_of(
 
 async def test_who_comes_while_the_last_task_ends_is_served() -> None:
     """It has looked for more and found nothing, and still counts as one of the lane's tasks."""
-    served: list[Asked] = []
+    served: list[QueuedRequest] = []
     crashes: list[BaseException] = []
     lane = Lane(1, turn_of(), crashes.append)
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         served.append(asked)
         if asked is first:
             asyncio.get_running_loop().call_soon(lane.offer, queues[1])
 
-    first, late = (Asked(cast(ReceivedRequest, None), heard_ns) for heard_ns in (1, 2))
+    first, late = (QueuedRequest(cast(ReceivedRequest, None), heard_ns) for heard_ns in (1, 2))
     queues = [
         Queue(serve=serve, on_change=lambda: None, may_begin=lambda _: True, at_once_max=1)
         for _ in range(2)
@@ -53,7 +53,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
     lane = Lane(8, turn_of(), lambda error: None)
 
     def queue_of(name: str, calls: int) -> Queue:
-        async def serve(asked: Asked) -> None:
+        async def serve(asked: QueuedRequest) -> None:
             running[name] += 1
             most[name] = max(most[name], running[name])
             await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_connections_are_served_in_turn_and_each_has_its_bound() -> None:
             served.append(name)
 
         queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=2)
-        queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(calls))
+        queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(calls))
         return queue
 
     many, few = queue_of("a", 100), queue_of("b", 3)
@@ -81,13 +81,13 @@ async def test_a_turn_ends_when_enough_was_made_and_the_next_one_begins() -> Non
     lane = Lane(4, turn, lambda error: None)
     served = 0
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         nonlocal served
         served += 1
         turn.spend(300_000)
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
-    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(40))
+    queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(40))
     lane.offer(queue)
     counts = []
     async with asyncio.timeout(30):
@@ -104,13 +104,13 @@ async def test_one_task_waits_for_the_next_turn_and_not_all_that_there_may_be() 
     lane = Lane(16, turn, lambda error: None)
     served = 0
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         nonlocal served
         served += 1
         turn.spend(2_000_000)  # Each of them fills a turn.
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
-    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(40))
+    queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(40))
     tasks_max = 0
     async with asyncio.timeout(30):
         while served < 40:
@@ -126,13 +126,13 @@ async def test_one_offer_is_enough_for_all_that_may_wait_at_the_same_time() -> N
     begun = 0
     may_end = asyncio.Event()
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         nonlocal begun
         begun += 1
         await may_end.wait()
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=6)
-    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(10))
+    queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(10))
     lane.offer(queue)
     async with asyncio.timeout(30):
         while begun < 6:
@@ -147,11 +147,11 @@ async def test_a_closed_lane_begins_nothing() -> None:
     lane = Lane(4, turn_of(), lambda error: None)
     never = asyncio.Event()
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         await never.wait()
 
     queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=4)
-    queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(10))
+    queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(10))
     lane.offer(queue)
     await asyncio.sleep(0)
     await lane.close()
@@ -166,7 +166,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
     told = 0
     is_open = True
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         raise AssertionError
 
     def on_change() -> None:
@@ -174,7 +174,7 @@ async def test_who_is_not_ready_any_more_can_say_when_it_is() -> None:
         told += 1
 
     queue = Queue(serve, on_change, lambda _: is_open, at_once_max=1)
-    queue.asked.append(Asked(cast(ReceivedRequest, None), 1))
+    queue.asked.append(QueuedRequest(cast(ReceivedRequest, None), 1))
     lane.offer(queue)
     is_open = False
     async with asyncio.timeout(30):
@@ -281,7 +281,7 @@ async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
 
         return go_on
 
-    async def serve(asked: Asked) -> None:
+    async def serve(asked: QueuedRequest) -> None:
         begun.set()
 
     begun = asyncio.Event()
@@ -291,7 +291,7 @@ async def test_however_many_write_what_is_urgent_is_begun_soon() -> None:
         while len(written) < 250:
             await asyncio.sleep(0)
         queue = Queue(serve, lambda: None, lambda _: True, at_once_max=1)
-        queue.asked.append(Asked(cast(ReceivedRequest, None), 1))
+        queue.asked.append(QueuedRequest(cast(ReceivedRequest, None), 1))
         lane.offer(queue)
         turns = 0
         while not begun.is_set():
@@ -345,12 +345,12 @@ async def test_a_lane_that_never_lets_go_leaves_every_other_turn_to_the_other(
     queues: list[Queue] = []
 
     def add_queue(lane: Lane, calls: int) -> None:
-        async def serve(asked: Asked) -> None:
+        async def serve(asked: QueuedRequest) -> None:
             served.append(queue)
             turn.spend(600_000)
 
         queue = Queue(serve, lambda: lane.offer(queue), lambda _: True, at_once_max=16)
-        queue.asked.extend(Asked(cast(ReceivedRequest, None), at) for at in range(calls))
+        queue.asked.extend(QueuedRequest(cast(ReceivedRequest, None), at) for at in range(calls))
         queues.append(queue)
         lane.offer(queue)
 

@@ -26,7 +26,7 @@ from rollbook.ledger.core.acks import AckTracker
 from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.ledger.core.lac_survey import LacSurvey
 from rollbook.ledger.core.read_plan import CopySearch
-from rollbook.ledger.core.tail_search import Ask, TailSearch
+from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.ledger.core.write_back import WriteBack
 from rollbook.ledger.explicit_lac import ExplicitLac
 from rollbook.ledger.follower import Follower
@@ -174,7 +174,7 @@ def _failures_are_negatives(*kinds: type[RollbookError]) -> Any:
     reasons = [kind.code.reason for kind in kinds]
     original = TailSearch.on_failure
 
-    def on_failure(self: TailSearch, ask: Ask, reason: str) -> None:
+    def on_failure(self: TailSearch, ask: TailProbe, reason: str) -> None:
         if reason in reasons:
             self.on_negative(ask)
         else:

@@ -29,10 +29,10 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import error_of_call
-from rollbook.api.methods import BY_REQUEST, METHODS, READ_STREAM, Kind, Method
+from rollbook.api.methods import BY_REQUEST, METHODS, READ_STREAM, CallKind, Method
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_app import RestServer
-from rollbook.api.rest.log_metrics import Shown
+from rollbook.api.rest.log_metrics import MetricsPage
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import pack_block
@@ -107,7 +107,7 @@ class Site:
         metadata = (("authorization", f"Bearer {token_of(who)}"),) if who else ()
         channel = self.channels.to(str(self.grpc.address))
         try:
-            if method.kind is Kind.CALL:
+            if method.kind is CallKind.CALL:
                 call = channel.unary_unary(method.path)
                 return await call(data, timeout=DEADLINE_S, metadata=metadata)
             events = channel.unary_stream(method.path)(data, timeout=DEADLINE_S, metadata=metadata)
@@ -162,7 +162,7 @@ async def there(tmp_path: Path) -> AsyncIterator[Site]:
 
 # --- Who may what -------------------------------------------------------------------------------
 
-EVERY_CALL = [method for method in METHODS if method.kind is not Kind.APPEND_STREAM]
+EVERY_CALL = [method for method in METHODS if method.kind is not CallKind.APPEND_STREAM]
 
 
 async def test_every_method_and_every_principal(there: Site) -> None:
@@ -710,7 +710,7 @@ async def test_metrics_are_for_monitors(there: Site) -> None:
     rest = await RestServer.start(
         *(there.core, HttpConfig(LOOPBACK), lambda _: ""),
         doorkeeper=there.doorkeeper,
-        shown=Shown(metrics, look),
+        shown=MetricsPage(metrics, look),
     )
     client, found = Client(rest.address), {}
     for who in ("prometheus", "everything", "reader"):

@@ -21,12 +21,12 @@ from rollbook.api.access import authenticator as doorkeeper_module
 from rollbook.api.access import authorized_service
 from rollbook.api.access import token_file as token_file_module
 from rollbook.api.access.audit import Audit
-from rollbook.api.access.authenticator import Caller, Doorkeeper
+from rollbook.api.access.authenticator import AuthenticatedCaller, Doorkeeper
 from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.access.core import grants
 from rollbook.api.access.core.file_settling import FileSettling
 from rollbook.api.access.core.grants import Grants
-from rollbook.api.access.core.principals import Principals, Shown
+from rollbook.api.access.core.principals import Principals, ProvenPrincipal
 from rollbook.api.access.core.quotas import Meter, Rate
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.unauthenticated_limits import Strangers
@@ -87,11 +87,11 @@ def _flaw(
     return Flaw(what, patches, caught_by, given, shows_as)
 
 
-def _let_in_by_digest(self: Principals, token: str) -> Shown | None:
+def _let_in_by_digest(self: Principals, token: str) -> ProvenPrincipal | None:
     return _BY_TOKEN(self, token) or self._by_digest.get(token)
 
 
-def _admit_aloud(self: Doorkeeper, authorization: str, *more: Any) -> Caller:
+def _admit_aloud(self: Doorkeeper, authorization: str, *more: Any) -> AuthenticatedCaller:
     structlog.get_logger().info("caller_came", shown=authorization)
     return _ADMIT(self, authorization, *more)
 
@@ -108,7 +108,7 @@ def _take_whoever_comes(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLConte
     return context
 
 
-def _know_any_name(self: Principals, names: Collection[str]) -> Shown | None:
+def _know_any_name(self: Principals, names: Collection[str]) -> ProvenPrincipal | None:
     return next(iter(self._by_certificate.values())) if names else None
 
 

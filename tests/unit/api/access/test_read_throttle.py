@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rollbook.api.access import read_throttle
-from rollbook.api.access.authenticator import CALLER, Caller, Doorkeeper
+from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doorkeeper
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.principals import Principal
@@ -74,7 +74,9 @@ class Scene:
         self.is_in_force = True
         keeper = SimpleNamespace(still_admits=lambda _: self.is_in_force)
         principal = Principal("reader", EVERYTHING, quotas)
-        CALLER.set(Caller(principal, self.account, doorkeeper=cast(Doorkeeper, keeper)))
+        CALLER.set(
+            AuthenticatedCaller(principal, self.account, doorkeeper=cast(Doorkeeper, keeper))
+        )
 
     def watch(self, stands: Offset | None = None) -> AsyncGenerator[Any, None]:
         asked = messages.ReadStream(LOG, Earliest(), heartbeat_ms=HEARTBEAT_MS)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollbook.api.cli.bench import actions as bench_work
-from rollbook.api.cli.bench.load import Pace, Stopwatch, at_pace, flood
+from rollbook.api.cli.bench.load import SendSchedule, Stopwatch, at_pace, flood
 from rollbook.api.cli.demo.cluster import LOG_SERVERS
 from rollbook.api.cli.latencies import new_latencies, percentiles
 from tests.support.dev import PATIENCE_S
@@ -60,7 +60,10 @@ async def test_what_waits_behind_a_stop_counts_from_when_it_was_due() -> None:
     """A server that stands still for a while cannot hide it by being asked less."""
     latencies = new_latencies()
     writer: Any = SlowWriter(0.2, list(range(21)))
-    clock, pace = Stopwatch(latencies, 21, PATIENCE_S), Pace(time.perf_counter_ns(), 10 * MS)
+    clock, pace = (
+        Stopwatch(latencies, 21, PATIENCE_S),
+        SendSchedule(time.perf_counter_ns(), 10 * MS),
+    )
     assert await at_pace(writer, lambda _: b"", clock, pace) == 21
     await asyncio.sleep(0)  # The last one's callback.
     median = latencies.quantile(0.5)
@@ -72,7 +75,10 @@ async def test_what_waits_behind_a_stop_counts_from_when_it_was_due() -> None:
 async def test_what_is_due_after_the_end_is_not_waited_for() -> None:
     writer: Any = SlowWriter(0.0, [0])
     an_hour = 3_600_000 * MS
-    clock, pace = Stopwatch(new_latencies(), 10, PATIENCE_S), Pace(time.perf_counter_ns(), an_hour)
+    clock, pace = (
+        Stopwatch(new_latencies(), 10, PATIENCE_S),
+        SendSchedule(time.perf_counter_ns(), an_hour),
+    )
     assert await at_pace(writer, lambda _: b"", clock, pace) == 1
 
 

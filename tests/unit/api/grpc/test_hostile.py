@@ -17,7 +17,7 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.server import CALLS_OF_ONE_MAX, GrpcServer
 from rollbook.api.grpc.status import error_of_call
-from rollbook.api.methods import MESSAGE_BYTES_MAX, METHODS, Kind
+from rollbook.api.methods import MESSAGE_BYTES_MAX, METHODS, CallKind
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.messages import Append, ReadEvent, Records
 from rollbook.proto.errors import (
@@ -69,12 +69,14 @@ async def pair(core: FakeCore, address: Address) -> AsyncIterator[Pair]:
     await channel.close()
 
 
-async def answer_of(channel: Any, path: str, kind: Kind, *messages: bytes) -> RollbookError | None:
+async def answer_of(
+    channel: Any, path: str, kind: CallKind, *messages: bytes
+) -> RollbookError | None:
     try:
         async with asyncio.timeout(30):
-            if kind is Kind.CALL:
+            if kind is CallKind.CALL:
                 await channel.unary_unary(path)(messages[0])
-            elif kind is Kind.WATCH:
+            elif kind is CallKind.WATCH:
                 call = channel.unary_stream(path)(messages[0])
                 await call.read()
                 call.cancel()
@@ -103,7 +105,7 @@ def mutations(data: bytes, count: int) -> list[bytes]:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 async def test_nonsense_is_refused_as_such(pair: Pair, method: Any) -> None:
     core, channel = pair
-    if method.kind is Kind.APPEND_STREAM:
+    if method.kind is CallKind.APPEND_STREAM:
         message = log_pb2.AppendStreamRequest()
         message.binds.add(ref=1, log=str(LOG))
         message.appends.add(number=1, ref=1, block=pack_block([b"x"]))
@@ -127,18 +129,18 @@ async def test_hostile_blocks_are_refused(pair: Pair) -> None:
     request = sample(Append, is_full=False)
     for bent in mutations(block, 100):
         data = pack(replace(request, log=LOG, block=bent)).SerializeToString()
-        error = await answer_of(channel, path, Kind.CALL, data)
+        error = await answer_of(channel, path, CallKind.CALL, data)
         is_untouched = error is None and bent[:8] == block[:8] and bent[40:] == block[40:]
         assert is_untouched or isinstance(error, Invalid), bent
     damaged = block[:-1] + b"?"
     data = pack(replace(request, log=LOG, block=damaged)).SerializeToString()
-    assert isinstance(await answer_of(channel, path, Kind.CALL, data), BadChecksum)
+    assert isinstance(await answer_of(channel, path, CallKind.CALL, data), BadChecksum)
 
 
 async def test_a_message_that_is_too_large_is_refused(pair: Pair) -> None:
     core, channel = pair
     data = log_pb2.AppendRequest(log=str(LOG), block=bytes(MESSAGE_BYTES_MAX)).SerializeToString()
-    error = await answer_of(channel, "/rollbook.v1.LogService/Append", Kind.CALL, data)
+    error = await answer_of(channel, "/rollbook.v1.LogService/Append", CallKind.CALL, data)
     assert isinstance(error, EntryTooLarge)
     assert not core.asked
 

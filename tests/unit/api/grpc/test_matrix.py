@@ -13,7 +13,7 @@ from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.protobuf_codec import pack
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.api.grpc.status import detail_of, error_of, error_of_call, failure_of
-from rollbook.api.methods import METHODS, Kind, Method, late
+from rollbook.api.methods import METHODS, CallKind, Method, late
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.messages import AppendAck
 from rollbook.proto import errors
@@ -38,7 +38,7 @@ class StatusClient:
     async def heard(self, method: Method, word: Any) -> tuple[grpc.StatusCode, RollbookError]:
         data = pack(word).SerializeToString()
         channel = self.channels.to(self.address)
-        if method.kind is Kind.CALL:
+        if method.kind is CallKind.CALL:
             call = channel.unary_unary(method.path)(data, timeout=30)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
@@ -80,7 +80,7 @@ def assert_same(heard: RollbookError, said: RollbookError) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in METHODS if m.kind is not Kind.APPEND_STREAM], ids=lambda m: m.name
+    "method", [m for m in METHODS if m.kind is not CallKind.APPEND_STREAM], ids=lambda m: m.name
 )
 async def test_every_error_of_every_call(line: StatusClient, method: Method) -> None:
     word = sample(method.request)
@@ -93,7 +93,7 @@ async def test_every_error_of_every_call(line: StatusClient, method: Method) -> 
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in METHODS if m.kind is Kind.CALL], ids=lambda m: m.name
+    "method", [m for m in METHODS if m.kind is CallKind.CALL], ids=lambda m: m.name
 )
 async def test_a_deadline_is_told_alike_whichever_end_sees_it_first(
     line: StatusClient, method: Method, monkeypatch: pytest.MonkeyPatch

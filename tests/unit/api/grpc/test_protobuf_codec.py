@@ -16,7 +16,7 @@ from rollbook.api.grpc.protobuf_codec import (
     unpack,
     unpack_event,
 )
-from rollbook.api.methods import METHODS, Kind
+from rollbook.api.methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import InvalidRequest, RollbookError
@@ -24,7 +24,7 @@ from rollbook.proto.v1 import admin_pb2, cluster_pb2, cursor_pb2, error_pb2, log
 from tests.unit.api.grpc.samples import sample
 
 FILES = (log_pb2, cursor_pb2, admin_pb2, cluster_pb2, error_pb2)
-SINGLE = [each for each in METHODS if each.kind is not Kind.APPEND_STREAM]
+SINGLE = [each for each in METHODS if each.kind is not CallKind.APPEND_STREAM]
 WORDS = dict.fromkeys(
     word
     for method in SINGLE

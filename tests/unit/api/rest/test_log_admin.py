@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.methods import METHODS, Kind
+from rollbook.api.methods import METHODS, CallKind
 from rollbook.api.rest.json_codec import example_of, from_json, schema_of, to_json
 from rollbook.api.rest.log_app import make_app
-from rollbook.api.rest.log_metrics import Shown
+from rollbook.api.rest.log_metrics import MetricsPage
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtCursor, CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig, WriterMode
@@ -347,7 +347,7 @@ async def test_a_method_that_is_not_allowed_hears_all_that_are(there: Site) -> N
 def every_word() -> Iterator[Any]:
     seen = set()
     for method in METHODS:
-        if method.kind is not Kind.APPEND_STREAM:
+        if method.kind is not CallKind.APPEND_STREAM:
             for word in (method.request, method.answer):
                 if isinstance(word, type) and word not in seen:
                     seen.add(word)
@@ -431,7 +431,7 @@ def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
     def look() -> None:
         """Nothing to find out."""
 
-    app = make_app(there.door, lambda: True, Shown(Metrics(), look))
+    app = make_app(there.door, lambda: True, MetricsPage(Metrics(), look))
     for path, operations in app.openapi()["paths"].items():
         for method, operation in operations.items():
             if operation.get("parameters"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from rollbook.api.methods import METHODS, Kind
+from rollbook.api.methods import METHODS, CallKind
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import LogName
 from rollbook.proto import errors
@@ -56,7 +56,9 @@ async def test_every_error_of_every_route(route: Route, there: Site) -> None:
 
 def test_every_route_and_every_method_is_among_them(there: Site) -> None:
     reached = {route.core_name for route in ROUTES}
-    assert reached == {each.core_name for each in METHODS if each.kind is not Kind.APPEND_STREAM}
+    assert reached == {
+        each.core_name for each in METHODS if each.kind is not CallKind.APPEND_STREAM
+    }
     served = operations_of(there.app)
     assert len(served) > 30
     for operation in served:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.catalog import Held, Log, Use
+from rollbook.bookie.core.catalog import LedgerInLog, Log, Use
 from rollbook.bookie.core.compaction import (
     TARGET_BYTES,
     Candidate,
@@ -75,8 +75,8 @@ def test_a_batch_is_bounded_in_logs() -> None:
     assert not batch.has_room_for(log(2, 1), TARGET_BYTES)
 
 
-def held(number: int, first: int, last: int) -> Held:
-    return Held(number, first, last, last - first + 1, 100, last - 1)
+def held(number: int, first: int, last: int) -> LedgerInLog:
+    return LedgerInLog(number, first, last, last - first + 1, 100, last - 1)
 
 
 def test_what_would_hide_a_younger_repeat_stays_apart() -> None:
@@ -107,7 +107,8 @@ def test_logs_that_are_put_together_answer_as_before(seed: int) -> None:
     }
     batch = chance.sample(range(5), chance.randint(1, 4))
     all_of_it = [
-        Held(number, min(has), max(has), len(has), 100, -1) for number, has in entries.items()
+        LedgerInLog(number, min(has), max(has), len(has), 100, -1)
+        for number, has in entries.items()
     ]
     logs = [Log(number, 0, 1, ages[number]) for number in range(5)]
     taken = [ages[number] for number in batch]

@@ -9,11 +9,11 @@ import pytest
 from rollbook.bookie.core.identity import (
     STAMP,
     Condition,
-    Directory,
     DirectoryId,
-    Found,
+    FoundStamps,
     MembershipState,
     Stamp,
+    StampedDirectory,
     StartDecision,
     can_rejoin,
     can_write_off,
@@ -46,28 +46,32 @@ def stamped(
     incarnation: str = NOW,
     state: MembershipState = MembershipState.MEMBER,
     starts: tuple[int, int, int] = (0, 0, 0),
-) -> list[Directory]:
+) -> list[StampedDirectory]:
     return [
-        Directory(path, place, Condition.STAMPED, Stamp(cookie, incarnation, place, state, start))
+        StampedDirectory(
+            path, place, Condition.STAMPED, Stamp(cookie, incarnation, place, state, start)
+        )
         for (place, path), start in zip(places_of(WANTED), starts, strict=True)
     ]
 
 
-def without(directories: list[Directory], number: int, condition: Condition) -> list[Directory]:
+def without(
+    directories: list[StampedDirectory], number: int, condition: Condition
+) -> list[StampedDirectory]:
     changed = replace(directories[number], condition=condition, stamp=None)
     return [*directories[:number], changed, *directories[number + 1 :]]
 
 
 def found(
-    directories: list[Directory],
+    directories: list[StampedDirectory],
     cookie: Cookie | None = WANTED,
     incarnation: str | None = NOW,
     start: int = 0,
-) -> Found:
-    return Found(tuple(directories), cookie, cookie is not None, incarnation, start)
+) -> FoundStamps:
+    return FoundStamps(tuple(directories), cookie, cookie is not None, incarnation, start)
 
 
-EMPTY = [Directory(path, place, Condition.EMPTY) for place, path in places_of(WANTED)]
+EMPTY = [StampedDirectory(path, place, Condition.EMPTY) for place, path in places_of(WANTED)]
 
 
 # --- Stamps -----------------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def test_fewer_directories_than_it_had_are_refused() -> None:
 
 def test_one_more_directory_rejoins() -> None:
     more = replace(WANTED, ledger_dirs=(*WANTED.ledger_dirs, "/l3"))
-    some = [*stamped(), Directory("/l3", DirectoryId("ledger", 2), Condition.EMPTY)]
+    some = [*stamped(), StampedDirectory("/l3", DirectoryId("ledger", 2), Condition.EMPTY)]
     assert "is new" in diagnose(found(some), more).problems[0].what
     assert can_rejoin(found(some), more)
 
@@ -295,11 +299,11 @@ def test_a_directory_of_another_copy_that_started_as_often_does_not_serve() -> N
 
 
 CHOICES = (
-    Directory("", DirectoryId("", 0), Condition.EMPTY),
-    Directory("", DirectoryId("", 0), Condition.DAMAGED),
-    Directory("", DirectoryId("", 0), Condition.UNSTAMPED),
+    StampedDirectory("", DirectoryId("", 0), Condition.EMPTY),
+    StampedDirectory("", DirectoryId("", 0), Condition.DAMAGED),
+    StampedDirectory("", DirectoryId("", 0), Condition.UNSTAMPED),
     *(
-        Directory(
+        StampedDirectory(
             "",
             DirectoryId("", 0),
             Condition.STAMPED,

@@ -14,7 +14,7 @@ from rollbook.bookie.core.control_records import (
 )
 from rollbook.bookie.core.fencing import LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, index_of, size_of
-from rollbook.bookie.core.journal_adoption import Shape
+from rollbook.bookie.core.journal_adoption import JournalShape
 from rollbook.bookie.core.possible_losses import Doubts
 from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
@@ -166,7 +166,7 @@ def test_controls_applied_come_to_the_facts() -> None:
 def test_what_is_worth_adopting(
     ledgers: int, entry_bytes: int, overhead: float, expected: bool
 ) -> None:
-    shape, total = Shape(), 0
+    shape, total = JournalShape(), 0
     for _ in range(100):
         entries = 60 * entry_bytes
         shape.on_record(int(entries * min(overhead, 1.3)), ledgers)
@@ -175,7 +175,7 @@ def test_what_is_worth_adopting(
 
 
 def test_a_file_whose_ledgers_were_deleted_is_not() -> None:
-    shape = Shape()
+    shape = JournalShape()
     shape.on_record(1000, 1)
     assert not shape.is_worth_adopting(0, 1000)
     assert not shape.is_worth_adopting(100, 1000)

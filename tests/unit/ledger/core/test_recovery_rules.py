@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollbook.ledger.core.lac_survey import LacSurvey
-from rollbook.ledger.core.tail_search import Ask, TailSearch
+from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import Entry
@@ -57,7 +57,7 @@ class Game:
         self.acked: dict[int, int] = {}  # Entry -> who acknowledged.
         self.lac = -1
         self.next_entry = 0
-        self.questions: list[Ask] = []
+        self.questions: list[TailProbe] = []
         self.is_stopped = False
 
     # --- The writer ---------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Game:
         for slot in good:
             if slot in lasts:
                 self._tell_last(search, slot, lasts[slot])
-        pending: list[Ask] = []
+        pending: list[TailProbe] = []
         while not search.is_over:
             self.meanwhile()
             pending += search.plan(self.chance.randint(1, 8))
@@ -180,7 +180,7 @@ class Game:
             last = last._replace(entry_id=EntryId(before)) if before >= 0 else None
         search.on_last(slot, last)
 
-    def _answer(self, search: TailSearch, ask: Ask) -> None:
+    def _answer(self, search: TailSearch, ask: TailProbe) -> None:
         bookie = self.bookies[ask.slot]
         if bookie.is_down or self.chance.random() < 0.1:
             if self.rules.silence_proves_nothing:
@@ -204,7 +204,7 @@ class Game:
         search.on_entries(ask, kept)
         if not self.rules.short_batches_prove_nothing:
             for entry_id in range(kept[-1].entry_id + 1, ask.first_entry + ask.span):
-                search.on_negative(Ask(ask.slot, EntryId(entry_id), 1))
+                search.on_negative(TailProbe(ask.slot, EntryId(entry_id), 1))
 
     def play(self) -> bool:
         """Whether everything that was confirmed, before or after, is in the ledger."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbook.ledger.core.tail_search import Ask, TailSearch
+from rollbook.ledger.core.tail_search import TailProbe, TailSearch
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import Entry
@@ -36,8 +36,8 @@ def search(
     )
 
 
-def one(slot: int, entry_id: int) -> Ask:
-    return Ask(slot, EntryId(entry_id), 1)
+def one(slot: int, entry_id: int) -> TailProbe:
+    return TailProbe(slot, EntryId(entry_id), 1)
 
 
 def test_the_end_is_proven_in_one_round() -> None:
@@ -203,9 +203,9 @@ def test_a_run_is_asked_of_one_member_and_the_end_of_all() -> None:
     tail = search(last_known=9, highest_seen=39, batch_slots=0b111)
     asks = tail.plan(1000)
     assert [a for a in asks if a.span > 1] == [
-        Ask(1, EntryId(10), 10),
-        Ask(2, EntryId(20), 10),
-        Ask(0, EntryId(30), 10),
+        TailProbe(1, EntryId(10), 10),
+        TailProbe(2, EntryId(20), 10),
+        TailProbe(0, EntryId(30), 10),
     ]
     assert [a for a in asks if a.span == 1] == [one(1, 40), one(2, 40), one(0, 40)]
 
@@ -214,11 +214,11 @@ def test_what_a_batch_had_no_room_for_is_asked_for_again() -> None:
     """FR3: short batches are never negatives."""
     tail = search(highest_seen=9, batch_slots=0b111)
     batch = tail.plan(1000)[0]
-    assert batch == Ask(0, EntryId(0), 10)
+    assert batch == TailProbe(0, EntryId(0), 10)
     tail.on_entries(batch, [entry(0), entry(1), entry(2)])
     assert tail.take_found() == [entry(0), entry(1), entry(2)]
     assert not tail.is_absence_proven
-    assert tail.plan(1000) == [Ask(0, EntryId(3), 7)]
+    assert tail.plan(1000) == [TailProbe(0, EntryId(3), 7)]
 
 
 def test_what_a_batch_passed_over_is_asked_of_others() -> None:
@@ -226,7 +226,7 @@ def test_what_a_batch_passed_over_is_asked_of_others() -> None:
     quorum = Quorum(ensemble=4, write=2, ack=2)
     tail = search(quorum, highest_seen=7, batch_slots=0b1111)
     batches = {a.slot: a for a in tail.plan(1000) if a.span > 1}
-    assert batches == {0: Ask(0, EntryId(0), 8), 2: Ask(2, EntryId(1), 6)}
+    assert batches == {0: TailProbe(0, EntryId(0), 8), 2: TailProbe(2, EntryId(1), 6)}
     tail.on_entries(batches[0], [entry(3), entry(4), entry(7)])
     assert not tail.is_absence_proven
     assert tail.plan(1000) == [one(1, 0)]  # The other holder of entry 0.
@@ -241,7 +241,7 @@ def test_a_batch_that_has_nothing_is_a_negative_for_its_first_entry_alone() -> N
     assert one(1, 0) in asks
     assert one(2, 0) in asks
     rest = [a for a in asks if a.first_entry == 1]
-    assert rest == [Ask(2, EntryId(1), 9)]
+    assert rest == [TailProbe(2, EntryId(1), 9)]
     tail.on_negative(one(1, 0))
     tail.on_entries(rest[0], [entry(i) for i in range(1, 10)])
     assert tail.is_absence_proven
@@ -252,10 +252,10 @@ def test_the_slow_are_not_waited_for() -> None:
     tail = search(highest_seen=9, batch_slots=0b111)
     slow = tail.plan(1000)[0]
     tail.on_delay(slow)
-    assert tail.plan(1000) == [Ask(2, EntryId(0), 10)]
+    assert tail.plan(1000) == [TailProbe(2, EntryId(0), 10)]
     tail.on_entries(slow, [entry(i) for i in range(10)])
     assert len(tail.take_found()) == 10
-    tail.on_negative(Ask(2, EntryId(0), 10))
+    tail.on_negative(TailProbe(2, EntryId(0), 10))
     assert tail.next_entry == 10
 
 
@@ -263,7 +263,7 @@ def test_the_window_bounds_what_is_asked() -> None:
     tail = search(highest_seen=999, batch_slots=0b111, batch_entries_max=100)
     assert sum(a.span for a in tail.plan(250)) == 250
     assert tail.plan(250) == []
-    tail.on_entries(Ask(0, EntryId(0), 100), [entry(i) for i in range(100)])
+    tail.on_entries(TailProbe(0, EntryId(0), 100), [entry(i) for i in range(100)])
     assert len(tail.take_found()) == 100
     assert sum(a.span for a in tail.plan(250)) == 100
 
@@ -337,7 +337,7 @@ def test_it_finds_what_everybody_together_would_say(
         if (last is None or says(slot, last) == HAS) and data.draw(st.booleans()):
             tail.on_last(slot, None if last is None else entry(last))
     found: list[Entry] = tail.take_found()
-    pending: list[Ask] = []
+    pending: list[TailProbe] = []
     rounds = 0
     while not tail.is_over:
         pending += tail.plan(data.draw(st.integers(1, 20)))
@@ -372,7 +372,7 @@ def test_it_finds_what_everybody_together_would_say(
 def answer(
     tail: TailSearch,
     quorum: Quorum,
-    ask: Ask,
+    ask: TailProbe,
     says: Callable[[int, int], str],
     data: st.DataObject,
 ) -> None:

@@ -12,14 +12,14 @@ from rollbook.api.access.core.grants import (
     visible_of,
 )
 from rollbook.api.access.refusals import refusal_of
-from rollbook.api.methods import METHODS, Kind
+from rollbook.api.methods import METHODS, CallKind
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, LogName, Offset, OwnerEpoch
 from rollbook.proto.errors import BadConfig
 from tests.unit.api.grpc.samples import sample
 
 LOG = "ns/log"
-WORDS = [sample(method.request) for method in METHODS if method.kind is not Kind.APPEND_STREAM]
+WORDS = [sample(method.request) for method in METHODS if method.kind is not CallKind.APPEND_STREAM]
 WORDS.append(messages.Bind(1, LogName("ns", "log"), True))
 
 

@@ -2,25 +2,25 @@
 
 import pytest
 
-from rollbook.api.dashboard.core.live import Rows, Seen, event_for, live
+from rollbook.api.dashboard.core.live import PageState, Rows, event_for, live
 from rollbook.api.dashboard.core.markup import element
 
 
 @pytest.mark.parametrize("text", ["", "a1.b2", "a1;7", ";0", "a1.b2;9223372036854775807"])
 def test_an_id_names_what_a_page_has(text: str) -> None:
-    assert str(Seen.parse(text)) == text
+    assert str(PageState.parse(text)) == text
 
 
 @pytest.mark.parametrize("text", ["x", "a1;", "a1;-1", "a" * 500, "a1\n", ";" + "9" * 20, "<b>"])
 def test_of_a_hostile_id_a_page_has_nothing(text: str) -> None:
     """DB5."""
-    assert Seen.parse(text) == Seen()
+    assert PageState.parse(text) == PageState()
 
 
 def test_only_what_has_changed_is_sent() -> None:
     """DB5."""
     one, two = live("one", "1"), live("two", "2")
-    seen = Seen.of([one, two], None)
+    seen = PageState.of([one, two], None)
     assert event_for(seen, [one, two], None) == (seen, b"")
     changed = live("two", "line\nline")
     now, event = event_for(seen, [one, changed], None)
@@ -33,13 +33,15 @@ def test_only_what_has_changed_is_sent() -> None:
     )
     assert event_for(now, [one, changed], None) == (now, b"")
     assert event_for(seen, [one, changed], None) == (now, event), "a page that missed it"
-    assert b"#one" in event_for(Seen(), [one, changed], None)[1], "a page of which nothing is known"
+    assert b"#one" in event_for(PageState(), [one, changed], None)[1], (
+        "a page of which nothing is known"
+    )
 
 
 def test_records_are_sent_from_the_offset_that_the_page_has() -> None:
     """DB5."""
     part = live("facts", "1")
-    seen = Seen.of([part], Rows(3))
+    seen = PageState.of([part], Rows(3))
     assert seen.next_offset == 3
     now, event = event_for(seen, [part], Rows(5, [element("tr", "4"), element("tr", "3")]))
     assert (now.next_offset, event.count(b"<tr>"), b"#facts" in event) == (5, 2, False)
