@@ -174,7 +174,7 @@ class Compactor:
     async def run(self, *, major: bool) -> CompactionState:
         """All that is worth it now, also if it never runs by itself.
 
-        Raises `Stopped`, `OSError` if the disk has no room for it, `BookieFailed`.
+        Raises `CompactionStopped`, `OSError` if the disk has no room for it, `BookieFailed`.
         """
         kind = self.schedule.major if major else self.schedule.minor
         async with self._turn:
