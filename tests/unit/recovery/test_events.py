@@ -16,7 +16,7 @@ from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import CreateMode, MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.core.events import Event, Wanted
-from rollbook.recovery.core.failures import Failure, Loss
+from rollbook.recovery.core.failures import Failure, LostEntries
 from rollbook.recovery.events import ClusterEvents
 from rollbook.recovery.tasks import BadCopies, Failures
 from tests.unit.proto.cluster.faulty import FaultyStore
@@ -120,7 +120,7 @@ async def test_bad_lost_and_overdue_ledgers_have_bookies_and_a_log(
         await bad.add(LedgerId(7), {BK2: [EntryId(3)]})
         await seen_by(events, 2)
         await failures.write(LedgerId(9), Failure(1, "X", "x"))
-        losses = (Loss(EntryId(0), EntryId(4), (BK1, BK2)),)
+        losses = (LostEntries(EntryId(0), EntryId(4), (BK1, BK2)),)
         await failures.write(LedgerId(9), Failure(2, "X", "x", losses=losses))
         await failures.write(LedgerId(9), Failure(3, "X", "x", losses=losses))
         found = await seen_by(events, 3)
