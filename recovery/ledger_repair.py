@@ -152,10 +152,6 @@ class LedgerRepair:
         for _ in range(_ROUNDS_MAX):
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
             plan = self._plan(stored.metadata)
-            if plan.is_empty:
-                if not self._checks_placement or not await self._spread(stored.metadata):
-                    return self.found
-                continue
             self.found.awaited = None
             if plan.first_step is FirstStep.AWAIT_WRITER:
                 open_end = _open_end(stored.metadata, plan)
@@ -170,7 +166,11 @@ class LedgerRepair:
                 await self._move_seats(stored, plan)
                 continue
             self.found.losses, self.found.unavailable = [], ""
-            if not await self._repair_seats(stored.metadata, plan):
+            if await self._repair_seats(stored.metadata, plan):
+                continue
+            # Copies are short no more: now they can be moved to other racks.
+            is_to_spread = self._checks_placement and self.found.is_complete
+            if not is_to_spread or not await self._spread(stored.metadata):
                 return self.found
         raise MetadataConflict("the ledger changes again and again", ledger_id=self._lock.ledger_id)
 

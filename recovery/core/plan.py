@@ -78,10 +78,6 @@ class RepairPlan:
     seats: tuple[SlotRepair, ...]  # Those with the fewest other members present come first.
     open_seats: tuple[int, ...] = ()  # Slots of the open fragment that are in question.
 
-    @property
-    def is_empty(self) -> bool:
-        return self.first_step is FirstStep.NOTHING and not self.seats
-
 
 def plan_repair(
     metadata: LedgerMetadata,

@@ -12,6 +12,7 @@ from rollbook.recovery.core.plan import (
     Action,
     FirstStep,
     Presence,
+    RepairPlan,
     SlotRepair,
     plan_repair,
     sources_of,
@@ -130,7 +131,7 @@ def test_an_open_ledger_whose_end_is_sound_needs_no_first_step() -> None:
 
 def test_a_bookie_that_is_back_makes_nobody_close_a_ledger() -> None:
     metadata = ledger((A, B, C), state=LedgerState.OPEN)
-    assert plan_repair(metadata, {B}, (), presence_of()).is_empty
+    assert plan_repair(metadata, {B}, (), presence_of()) == RepairPlan(FirstStep.NOTHING, ())
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -166,4 +167,5 @@ def test_a_bookie_that_is_only_looked_at_keeps_its_seats() -> None:
         plan = plan_repair(ledger((A, B, C)), (), (), presence, looked_at={B})
         assert [seat.action for seat in plan.seats] == [Action.RESTORE]
         opened = ledger((A, B, C), state=LedgerState.OPEN)
-        assert plan_repair(opened, (), (), presence, looked_at={B}).is_empty
+        plan = plan_repair(opened, (), (), presence, looked_at={B})
+        assert plan == RepairPlan(FirstStep.NOTHING, ())
