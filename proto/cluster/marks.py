@@ -35,6 +35,7 @@ from rollbook.proto.errors import (
     BadMetadata,
     ConnectionLost,
     MetadataConflict,
+    MetadataUnavailable,
     NodeExists,
     NoSuchNode,
     SessionExpired,
@@ -67,6 +68,7 @@ from rollbook.proto.formats.replication import (
 )
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import (
+    NO_SESSION,
     Check,
     Create,
     CreateMode,
@@ -288,6 +290,8 @@ class Marks(MarkTree):
         it is released, or taken after all, by the next call, or by `release_strays`.
         """
         session = self._store.session
+        if session == NO_SESSION:
+            raise MetadataUnavailable(ledger_id=ledger_id)
         await self.release_strays(but=ledger_id)
         held = self._held.get(ledger_id)
         if held is not None and held.session == session:

@@ -33,7 +33,15 @@ from rollbook.proto.errors import (
     SessionExpired,
     Superseded,
 )
-from rollbook.proto.ports import ANY_VERSION, CreateMode, MetadataStore, Node, Op, SessionId
+from rollbook.proto.ports import (
+    ANY_VERSION,
+    NO_SESSION,
+    CreateMode,
+    MetadataStore,
+    Node,
+    Op,
+    SessionId,
+)
 
 ATTEMPTS: Final = 6  # Each of them waits for the connection as long as the store does.
 _PAUSE_S: Final = 0.02  # Doubles.
@@ -244,7 +252,10 @@ async def children_surely(store: MetadataStore, path: str) -> list[str]:
 
 
 def _require(store: MetadataStore, session: SessionId | None) -> None:
-    if session is not None and store.session != session:
+    if session is None:
+        return
+    # Before its first session a store waits for one and then writes in that, which nobody has named.
+    if session == NO_SESSION or store.session != session:
         raise SessionExpired(session=session)
 
 

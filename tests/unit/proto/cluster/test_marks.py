@@ -6,11 +6,17 @@ from itertools import product
 import pytest
 
 from rollbook.proto.cluster.marks import Checked, Lock, Marks
-from rollbook.proto.errors import BadMetadata, NoSuchNode, OutcomeUnknown, SessionExpired
+from rollbook.proto.errors import (
+    BadMetadata,
+    MetadataUnavailable,
+    NoSuchNode,
+    OutcomeUnknown,
+    SessionExpired,
+)
 from rollbook.proto.formats.replication import UnderreplicatedMark, pack_mark
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
-from rollbook.proto.ports import MetadataStore
+from rollbook.proto.ports import NO_SESSION, MetadataStore
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -199,6 +205,18 @@ async def test_a_ledger_is_locked_once(
     await marks.release(lock)
     assert await theirs.holder(L7) is None
     assert await theirs.take(L7, "worker-2") is not None
+
+
+async def test_no_lock_is_taken_before_the_first_session(
+    marks: Marks, rival: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be made in a session that begins meanwhile, and nobody would know whose it is."""
+    with monkeypatch.context() as before:
+        before.setattr(FaultyStore, "session", NO_SESSION)
+        with pytest.raises(MetadataUnavailable):
+            await marks.take(L7, "worker-1")
+    assert await rival.get(LOCK_7) is None
+    await taken(marks, L7)
 
 
 @pytest.mark.parametrize("row", list(product(LOST, repeat=2)))
