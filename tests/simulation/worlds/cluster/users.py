@@ -368,7 +368,7 @@ class Staff(Users):
     async def await_certainty(self, _: Node) -> None:
         """No bookie doubts anything any more (DH1), but entries that have no copy (DH4)."""
         judge = self.work.judge
-        for bookie in judge.writable:
+        for bookie in list(judge.writable):
             while (doubts := self._sums.doubts_of(bookie)) is not None:
                 page = await doubts.page(-1, _DOUBTS_MAX)
                 if not page.everything and judge.is_given_up_of(bookie, page.ledgers):
