@@ -172,6 +172,7 @@ class Steward:
                 found = await self._drain_tasks.read(ledger_id)
             except BadMetadata as error:
                 logger.warning("drain_task_unreadable", ledger_id=ledger_id, reason=error.message)
+                tasks[ledger_id] = self._tasks.get(ledger_id, frozenset())
                 continue
             if found is not None:
                 tasks[ledger_id] = frozenset(found.mark.missing)
@@ -452,6 +453,7 @@ class Steward:
     async def _look_after_suspects(self) -> None:
         outstanding = Counter(each for bookies in self._tasks.values() for each in sorted(bookies))
         self.state.suspects = {}
+        seem_whole: list[BookieId] = []
         for bookie, suspect in list(self._suspects.items()):
             pending = suspect.pending
             keep = max(len(pending) - self._room, 0)
@@ -460,7 +462,15 @@ class Steward:
             del pending[keep:]
             self.state.suspects[bookie] = keep + len(ids) + outstanding[bookie]
             if not ids and not pending and not outstanding[bookie]:
-                await self._whole.write(bookie, suspect.incarnation)
+                seem_whole.append(bookie)
+        if not seem_whole:
+            return
+        # An event may come late: of a task that went, and that was published again since for another bookie.
+        await self._list_tasks()
+        named = {bookie for bookies in self._tasks.values() for bookie in bookies}
+        for bookie in seem_whole:
+            if bookie not in named:
+                await self._whole.write(bookie, self._suspects[bookie].incarnation)
                 logger.info("bookie_is_whole", bookie=bookie)
                 del self._suspects[bookie]
 
