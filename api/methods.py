@@ -95,6 +95,7 @@ METHODS: Final = (
     _method(_LOG, messages.AcquireWriter, messages.WriterGrant, changes=True),
     _method(_LOG, messages.RenewWriter, messages.WriterGrant, changes=True),
     _method(_LOG, messages.ReleaseWriter, messages.Done, changes=True),
+    _method(_LOG, messages.BeginProducer, messages.ProducerProgress, changes=True),
     _method(_CURSOR, messages.GetCursor, messages.Cursor),
     _method(_CURSOR, messages.CommitCursor, messages.Cursor, changes=True),
     _method(_CURSOR, messages.ListCursors, messages.Cursors),

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.barrier import Barriers
-from rollbook.logservice.core.control_blocks import Barrier, Control, Snapshot, pack_control
+from rollbook.logservice.core.control_blocks import Barrier, Control, pack_control
 from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import AppendedBatch
@@ -164,7 +164,7 @@ class Order:
         if writing.is_snapshot_due(self.memory.packed_bytes):
             writing.on_snapshot()
             with suppress(RollbookError):  # A replay will be longer.
-                self.say(Snapshot(self.memory.pack(), self.memory.pack_lived()))
+                self.say(self.memory.snapshot())
 
     def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
         """Writes a control block. `tell` gets `result` when it is settled. The caller tells the memory

@@ -50,6 +50,8 @@ EPOCH_MAX: Final = INT64_MAX
 PRODUCER_ID_BYTES_MAX: Final = 64
 ONCE: Final = b"once:"  # Before an idempotency key: no producer has such an id.
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1
+# From here on epochs are given by logs: seconds since 1970, or one more than the last one.
+NAMED_EPOCH_MIN: Final = 2**30
 PRODUCER_SEQ_MAX: Final = INT64_MAX
 LOG_UID_BYTES: Final = 16
 TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # The end of the year 9999.

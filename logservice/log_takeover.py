@@ -316,7 +316,7 @@ async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId)
         for index in range(len(blocks) - 1, -1, -1):
             snapshot = snapshot_in(blocks[index])
             if snapshot is not None:
-                memory = LogMemory.unpack(snapshot.state, listed.config, snapshot.lived)
+                memory = LogMemory.restore(snapshot, listed.config)
                 for place, block in enumerate(blocks[index:], first + index):
                     memory.replay(block, reader.ledger_id, EntryId(place))
                 return memory

@@ -24,12 +24,14 @@ from typing import Final, Protocol, Self
 
 from rollbook.logservice.ids import (
     FIRST_SEGMENT,
+    ONCE,
     AtOffset,
     CursorName,
     LogName,
     Offset,
     OwnerEpoch,
     Position,
+    ProducerRef,
     SegmentId,
     ServerId,
     WriterEpoch,
@@ -499,6 +501,29 @@ class ReleaseWriter:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginProducer:
+    """Begins the next epoch of a named producer: what bears an older one is refused from then on."""
+
+    log: LogName
+    producer: bytes  # Its id.
+    uid: str = ""  # As of `Append`.
+
+    def __post_init__(self) -> None:
+        ProducerRef(self.producer, 0, 0)
+        if self.producer.startswith(ONCE):
+            raise InvalidRequest("an idempotency key is no producer's name")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerProgress:
+    """How far a producer has come when its epoch begins; its next batch has number 0."""
+
+    epoch: int
+    records: int | None = None  # That it has appended, in all its epochs; None: not known.
+    last_offset: Offset | None = None  # Of the last one; None: there is none.
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """It was done, and there is nothing more to say."""
 
@@ -869,6 +894,7 @@ class ServiceCore(Protocol):
     async def acquire_writer(self, request: AcquireWriter, due: float) -> WriterGrant: ...
     async def renew_writer(self, request: RenewWriter, due: float) -> WriterGrant: ...
     async def release_writer(self, request: ReleaseWriter, due: float) -> Done: ...
+    async def begin_producer(self, request: BeginProducer, due: float) -> ProducerProgress: ...
 
     async def get_cursor(self, request: GetCursor, due: float) -> Cursor: ...
     async def commit_cursor(self, request: CommitCursor, due: float) -> Cursor: ...

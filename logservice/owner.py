@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Self
 import structlog
 
 from rollbook.logservice.append_path import Loss, Order, Tell, resolver_of
-from rollbook.logservice.core.control_blocks import Follows, Opened, Sealed, Snapshot
+from rollbook.logservice.core.control_blocks import Opened, Sealed
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.log_lives import text_of
 from rollbook.logservice.core.record_block import BlockInfo, Limits
@@ -32,6 +32,7 @@ from rollbook.logservice.messages import (
     AcquireMode,
     AppendAck,
     Condition,
+    ProducerProgress,
     TruncateAnswer,
     WriterGrant,
 )
@@ -146,7 +147,7 @@ class Owner:
         segment_id = opening.stored.list.segments[-1].segment_id
         order.take(writer, segment_id, SegmentLimits(self.config, self._context.randomness))
         self._succession.watch()
-        order.say(Follows(*opening.end, memory.pack(), memory.pack_lived()))
+        order.say(memory.follows(*opening.end))
         order.say(Opened(self.owner_epoch, self._context.server.server_id, reason))
         await order.until_settled()
         opening.laps.on_done("begin_ms")
@@ -379,6 +380,26 @@ class Owner:
         """Raises `StaleEpoch`, and what `barrier` raises."""
         await self._writership.release(epoch)
 
+    # --- Named producers ----------------------------------------------------------------------
+
+    async def begin_producer(self, producer_id: bytes) -> ProducerProgress:
+        """Its next epoch, and how far it has come. Answered when all that it appended before is settled (LS15).
+
+        Raises `LogSealed`, `InvalidRequest`, and what `barrier` raises. Cancelled, the epoch may have begun.
+        """
+        order, memory = self._order, self._memory
+        order.use()
+        if memory.is_sealed:
+            await order.refused(LogSealed(tail=memory.tail))
+        now_us = order.sequencer.time(self._context.clock.wall_us())
+        progress = memory.producers.begin(producer_id, now_us)
+        answer = ProducerProgress(progress.begun.epoch, progress.records, progress.last_offset)
+        waiter: asyncio.Future[ProducerProgress] = self._loop.create_future()
+        order.say(progress.begun, resolver_of(waiter), answer)
+        memory.on_begun(progress.begun)
+        order.keep_short()
+        return await waiter
+
     # --- Segments -----------------------------------------------------------------------------
 
     async def roll(self, reason: str = DEMAND) -> SegmentId:
@@ -578,7 +599,7 @@ class Owner:
             raise order.refusal()
         if writing is not None:
             await writing.writer.ready(1, self._memory.packed_bytes)
-            order.say(Snapshot(self._memory.pack(), self._memory.pack_lived()))
+            order.say(self._memory.snapshot())
             await self._succession.close_last()
         event = self._event("log_released", reason, self.tail)
         await self._succession.change(lambda listed: listed.with_released().with_event(event))

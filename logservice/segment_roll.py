@@ -18,7 +18,6 @@ import structlog
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.append_path import Order
-from rollbook.logservice.core.control_blocks import Follows
 from rollbook.logservice.core.degraded_segments import FULL_ENSEMBLE, degraded_to
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
@@ -150,10 +149,7 @@ class Succession:
             await writer.stop()
             raise order.refusal()
         limits = SegmentLimits(self._keeper.list.config, self._context.randomness)
-        memory = order.memory
-        follows = Follows(
-            *(old.ledger_id, old.writer.last_appended, memory.pack()), lived=memory.pack_lived()
-        )
+        follows = order.memory.follows(old.ledger_id, old.writer.last_appended)
         order.take(writer, segment.segment_id, limits)
         self._unclosed = [old, order.writing] if order.writing else [old]
         try:

@@ -200,6 +200,12 @@ class Service:
         await _by(due, owner.release_writer(request.writer_epoch))
         return words.Done()
 
+    async def begin_producer(
+        self, request: words.BeginProducer, due: float
+    ) -> words.ProducerProgress:
+        owner = await self.server.owner_of(request.log, due, uid=request.uid)
+        return await _by(due, owner.begin_producer(request.producer))
+
     # --- Reading ----------------------------------------------------------------------------
 
     async def read(self, request: words.Read, due: float) -> words.ReadAnswer:

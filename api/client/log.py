@@ -11,11 +11,13 @@ from rollbook.api.client.pipeline import Pipeline, Source
 from rollbook.api.client.positions import (
     Start,
     checked_producer,
+    checked_producer_name,
     condition_of,
     milliseconds_of,
     position_of,
     producer_of_key,
 )
+from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.reader import (
     EventReader,
     RecordBatch,
@@ -174,23 +176,57 @@ class Log:
             return await self._appender.append_framed(block, own.seq, condition, timeout_s)
         return await self._appender.append(Framed(block), condition, timeout_s)
 
-    def writer(self, *, epoch: int | None = None) -> Writer:
+    def writer(self, *, epoch: int | None = None, producer: str | None = None) -> Writer:
         """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.
 
-        Raises `ClientClosed`.
+        `producer`: a name under which a program goes on after it was started again, however it ended. The log
+        says how many records it has appended (`resumed_at`), and an older program of that name that still runs gets
+        `ProducerFenced`. No other program may use the name for this log.
+
+            async with log.writer(producer="loader") as writer:
+                for line in lines[writer.resumed_at:]:
+                    await writer.send(line)
+
+        Raises `ClientClosed`, `InvalidRequest`.
         """
         client = self._client
-        pipeline = self._pipelines(epoch)
-        return client.adopt(Writer(client.config, self.name, self.config, pipeline, client.disown))
-
-    def sync_writer(self, thread: LoopThread, *, epoch: int | None = None) -> SyncWriter:
-        """The same for other threads; `thread` runs this log's loop."""
-        client = self._client
-        pipeline = self._pipelines(epoch)
-        writer = SyncWriter(thread, client.config, self.name, self.config, pipeline, client.disown)
+        pipeline, begins = self._pipelines(epoch), None
+        if producer is not None:
+            begins = producer, partial(self.begin_producer, checked_producer_name(producer))
+        writer = Writer(client.config, self.name, self.config, pipeline, client.disown, begins)
         return client.adopt(writer)
 
-    def _pipelines(self, epoch: int | None) -> Callable[[Source], Pipeline]:
+    def sync_writer(
+        self,
+        thread: LoopThread,
+        *,
+        epoch: int | None = None,
+        producer: Producer | None = None,
+        resumed: Resumed = NOT_RESUMED,
+    ) -> SyncWriter:
+        """The same for other threads; `thread` runs this log's loop. `producer`: one that has begun."""
+        client = self._client
+        pipeline = self._pipelines(epoch, producer)
+        return client.adopt(
+            SyncWriter(
+                *(thread, client.config, self.name, self.config, pipeline, client.disown, resumed)
+            )
+        )
+
+    async def begin_producer(self, name: str) -> messages.ProducerProgress:
+        """For `writer`: the next epoch of a named producer, and how far it has come.
+
+        Raises `LogSealed`, `InvalidRequest`. Cancelled, the epoch may have begun.
+        """
+        name = checked_producer_name(name)
+        self._client.require_open()
+        request = messages.BeginProducer(self.name, name.encode(), self.uid)
+        progress: messages.ProducerProgress = await self._client.ask(request)
+        return progress
+
+    def _pipelines(
+        self, epoch: int | None, producer: Producer | None = None
+    ) -> Callable[[Source], Pipeline]:
         client, condition = self._client, condition_of(None, epoch, False)
         client.require_open()
 
@@ -200,6 +236,7 @@ class Log:
                 memory_s=self.config.dedupe_age_s,
                 condition=condition,
                 uid=self.uid,
+                producer=producer,
             )
 
         return make

@@ -54,6 +54,7 @@ class Pipeline:
         memory_s: float,
         condition: Condition | None,
         uid: str = "",
+        producer: Producer | None = None,
     ) -> None:
         self.failure: RollbookError | None = None
         self._log, self._uid = log, uid
@@ -62,7 +63,7 @@ class Pipeline:
         self._owners = owners
         self._config, self._memory_s = config, memory_s
         self._codec = Codec.ZSTD if config.compresses else Codec.NONE
-        self._producer = Producer()
+        self.producer = producer or Producer()
         self._condition = condition
         self._loop = asyncio.get_running_loop()
         self._pauses = Pauses(config)
@@ -107,11 +108,11 @@ class Pipeline:
     def _take_on(self, batch: Batch) -> bool:
         self._flight.append(batch)
         try:
-            batch.pack(self._producer.next_ref, self._codec)
+            batch.pack(self.producer.next_ref, self._codec)
         except Exception as error:  # noqa: BLE001  # Whatever it is: else who submitted it waits for ever.
             self._stop(InvalidRequest(f"a batch cannot be packed: {error!r}"), is_refusal=False)
             return False
-        self._producer.advance()
+        self.producer.advance()
         self._flight_bytes += batch.size
         if self._watchdog is None:
             self._watch(self._loop.time() + self._config.attempt_s, batch.due)
@@ -183,11 +184,11 @@ class Pipeline:
         address = self._line.address
         self._last_error = error
         is_in_doubt = any(batch.is_doubtful for batch in self._flight)
-        if begins_epoch(error, is_in_doubt=is_in_doubt):
+        if not self.producer.name and begins_epoch(error, is_in_doubt=is_in_doubt):
             self._begin_epoch()
             return
         if not may_retry(error):
-            self._stop(error, is_refusal=True)
+            self._stop(self.producer.explained(error), is_refusal=True)
             return
         is_known = self._owners.on_error(self._log, address, error)
         left = self._leave_line()
@@ -206,10 +207,10 @@ class Pipeline:
     def _begin_epoch(self) -> None:
         """What is in flight goes again, from its oldest batch on: the server has taken none of it."""
         self._leave_line()
-        self._producer.begin_epoch()
+        self.producer.begin_epoch()
         for batch in self._flight:
-            batch.renumber(self._producer.next_ref)
-            self._producer.advance()
+            batch.renumber(self.producer.next_ref)
+            self.producer.advance()
         self.pump()
 
     def _go_again(self) -> None:

@@ -94,6 +94,24 @@ def producer_of_key(key: str) -> ProducerRef:
     return ProducerRef(ONCE + key.encode(), 0, 0)
 
 
+def checked_producer_name(name: str) -> str:
+    """Of a writer that goes on over restarts. Raises `InvalidRequest`."""
+    if (
+        type(name) is not str
+        or not 1 <= len(name.encode(errors="replace")) <= PRODUCER_ID_BYTES_MAX
+    ):
+        raise InvalidRequest(
+            f"a producer's name is text of 1 to {PRODUCER_ID_BYTES_MAX} bytes, not {name!r:.80}",
+            next_step="give a name that no other program uses for this log",
+        )
+    if name.startswith(ONCE.decode()) or not name.isprintable():
+        raise InvalidRequest(
+            f"{name!r} is no producer's name",
+            next_step=f"choose printable text that does not begin with {ONCE.decode()!r}",
+        )
+    return name
+
+
 def checked_producer(producer: ProducerRef) -> ProducerRef:
     """Raises `InvalidRequest` for one that no block can bear, which types alone do not exclude."""
     if not isinstance(producer, ProducerRef):

@@ -10,13 +10,18 @@ Then it refuses whatever has not number 0 (`is_forgotten`), and the producer beg
 
 To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So
 one that is in doubt is repeated only for as long as the log surely remembers (`may_repeat`).
+
+A **named** producer keeps its id over restarts of its program. The log gives it its epoch, and says how far it has
+come (LS15). If the log does not know it any more, or a newer epoch has begun, its writer ends: nobody may go on
+under a name without asking the log.
 """
 
 import os
 from typing import Final
 
-from rollbook.logservice.ids import ProducerRef
-from rollbook.proto.errors import ProducerGap, RollbookError
+from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.messages import ProducerProgress
+from rollbook.proto.errors import InvalidRequest, ProducerFenced, ProducerGap, RollbookError
 
 PRODUCER_ID_BYTES: Final = 16
 
@@ -39,11 +44,13 @@ def may_repeat(seq: int, first_sent_s: float, now_s: float, memory_s: float) -> 
 class Producer:
     """One id, and the number of the next batch."""
 
-    __slots__ = ("_epoch", "_id", "_seq")
+    __slots__ = ("_epoch", "_id", "_seq", "name")
 
-    def __init__(self) -> None:
-        self._id: Final = os.urandom(PRODUCER_ID_BYTES)
-        self._epoch = self._seq = 0
+    def __init__(self, name: str = "", epoch: int = 0) -> None:
+        """`name`: of a named one, whose epoch the log has given."""
+        self.name: Final = name
+        self._id: Final = name.encode() or os.urandom(PRODUCER_ID_BYTES)
+        self._epoch, self._seq = epoch, 0
 
     @property
     def next_ref(self) -> ProducerRef:
@@ -56,3 +63,52 @@ class Producer:
     def begin_epoch(self) -> None:
         """Whatever bears an older epoch is refused as soon as the log has a batch of this one."""
         self._epoch, self._seq = self._epoch + 1, 0
+
+    def explained(self, error: RollbookError) -> RollbookError:
+        """What ends the writer, with what a caller of a named producer can do about it."""
+        if self.name and isinstance(error, ProducerFenced):
+            error.message = f"another program has begun to append as producer {self.name!r}"
+            error.next_step = "end this program; only the newest one of a name may append"
+        elif self.name and is_forgotten(error):
+            error.message = f"the log does not know producer {self.name!r} any more"
+            error.next_step = "compare the newest records with what was appended, then open a writer with a new name"
+        return error
+
+
+class Resumed:
+    """Where a named producer goes on, as the log said when its epoch began."""
+
+    __slots__ = ("_name", "_progress")
+
+    def __init__(self, name: str, progress: ProducerProgress | None) -> None:
+        """`progress`: None of a writer without a name."""
+        self._name, self._progress = name, progress
+
+    @property
+    def at(self) -> int:
+        """How many records it has appended. Raises `InvalidRequest` if nobody knows."""
+        records = self._known.records
+        if records is None:
+            raise InvalidRequest(
+                f"the log does not know how many records producer {self._name!r} has appended: "
+                "a server of an earlier release had the log",
+                next_step="read the record at `last_offset`",
+            )
+        return records
+
+    @property
+    def last_offset(self) -> Offset | None:
+        """Of the last one. Raises `InvalidRequest`."""
+        return self._known.last_offset
+
+    @property
+    def _known(self) -> ProducerProgress:
+        if self._progress is None:
+            raise InvalidRequest(
+                "only a writer with a producer's name knows where it goes on",
+                next_step='open it with writer(producer="name"), and enter it with `async with`',
+            )
+        return self._progress
+
+
+NOT_RESUMED: Final = Resumed("", None)

@@ -76,6 +76,7 @@ class Gathering:
         self._open: Batch | None = None
         self._values: list[bytes] = []  # Its own.
         self._takes_records = True
+        self._is_begun = True
         self._failed: list[Batch] = []  # At most a window of them.
         self.newest: Batch  # Where the record is that was added last; from the first on.
         self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
@@ -185,6 +186,13 @@ class Gathering:
         self._shut()
         self._takes_records = False
 
+    def wait_for_begin(self) -> None:
+        """No record is taken before `on_begun`."""
+        self._is_begun = False
+
+    def on_begun(self) -> None:
+        self._is_begun = True
+
     def stop(self, error: RollbookError) -> list[Batch]:
         """Nothing more is taken in; what was never sent."""
         self._shut()
@@ -199,6 +207,11 @@ class Gathering:
             raise again(failure, Outcome.NOT_APPLIED)
         if not self._takes_records:
             raise ClientClosed("the writer was closed")
+        if not self._is_begun:
+            raise InvalidRequest(
+                "a writer with a producer's name has to begin before it takes records",
+                next_step="use `async with`, or `await writer.begin()`",
+            )
         if not self.has_room:
             raise Overloaded("the writer's window is full", next_step="wait for `ready()`")
         self._shut()

@@ -34,6 +34,7 @@ from rollbook.api.client.cursor import REQUIRED, Cursor, D
 from rollbook.api.client.fork_guard import is_own_process, on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
+from rollbook.api.client.producer import Producer, Resumed
 from rollbook.api.client.reader import (
     Event,
     EventReader,
@@ -350,8 +351,28 @@ class SyncLog:
         )
         return self._thread.run(work)
 
-    def writer(self, *, epoch: int | None = None) -> SyncWriter:
-        return self._log.sync_writer(self._thread, epoch=epoch)
+    def writer(self, *, epoch: int | None = None, producer: str | None = None) -> SyncWriter:
+        """Appends in order, exactly once, many at a time. `epoch`: of an exclusive writer.
+
+        `producer`: a name under which a program goes on after it was started again, however it ended. The log
+        says how many records it has appended (`resumed_at`), and an older program of that name that still runs gets
+        `ProducerFenced`. No other program may use the name for this log.
+
+            with log.writer(producer="loader") as writer:
+                for line in lines[writer.resumed_at:]:
+                    writer.submit(line)
+
+        Raises `ClientClosed`, `InvalidRequest`, and with a `producer` what keeps the log from answering.
+        """
+        if producer is None:
+            return self._log.sync_writer(self._thread, epoch=epoch)
+        progress = self._thread.run(self._log.begin_producer(producer))
+        return self._log.sync_writer(
+            self._thread,
+            epoch=epoch,
+            producer=Producer(producer, progress.epoch),
+            resumed=Resumed(producer, progress),
+        )
 
     # --- Reading: leave an iteration early and its stream is hung up ----------------------------
 

@@ -11,6 +11,7 @@ from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.fork_guard import is_own_process, require_own_process
 from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.producer import NOT_RESUMED, Resumed
 from rollbook.api.client.record_accumulator import Gathering, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.retry_policy import again
@@ -84,10 +85,12 @@ class SyncWriter:
         log: LogConfig,
         make_pipeline: Callable[["SyncWriter"], Pipeline],
         on_closed: Callable[["SyncWriter"], None],
+        resumed: Resumed = NOT_RESUMED,
     ) -> None:
         self._thread = thread
         self._name = name
         self._on_closed = on_closed
+        self._resumed = resumed
         self._clock = SystemClock()
         self._gathering = Gathering(config, log, self._now)
         self._lock = threading.Lock()  # Around the gathering.
@@ -109,6 +112,16 @@ class SyncWriter:
     def tally(self) -> Tally:
         """What became of the records that were submitted, as far as it is known."""
         return self._gathering.tally
+
+    @property
+    def resumed_at(self) -> int:
+        """As that of `Writer`."""
+        return self._resumed.at
+
+    @property
+    def last_offset(self) -> Offset | None:
+        """As that of `Writer`."""
+        return self._resumed.last_offset
 
     def submit(
         self,

@@ -6,7 +6,7 @@ lone record waits for nobody, and a flood travels in large batches.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -15,13 +15,18 @@ from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.fork_guard import is_own_process
 from rollbook.api.client.pipeline import Pipeline
+from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.record_accumulator import Gathering, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
 from rollbook.api.client.retry_policy import again
 from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
-from rollbook.logservice.ids import LogName
+from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig
+from rollbook.logservice.messages import ProducerProgress
 from rollbook.proto.errors import ClientClosed, Outcome, RollbookError
+
+Begins = tuple[str, Callable[[], Awaitable[ProducerProgress]]]
+"""A producer's name, and how its next epoch is asked for."""
 
 
 class Writer:
@@ -29,7 +34,7 @@ class Writer:
     record that was not. `close` it, or use `async with`; else its client does when it is closed.
 
     At most `window_bytes` and `window_batches` are on their way; `ready` waits for room, `submit` raises
-    `Overloaded` if there is none.
+    `Overloaded` if there is none. One with a producer's name takes records after `begin`, which `async with` calls.
     """
 
     def __init__(
@@ -39,12 +44,16 @@ class Writer:
         log: LogConfig,
         make_pipeline: Callable[["Writer"], Pipeline],
         on_closed: Callable[["Writer"], None],
+        begins: Begins | None = None,
     ) -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._gathering = Gathering(config, log, self._loop.time)
         self._pipeline = make_pipeline(self)
         self._on_closed = on_closed
+        self._begins, self._resumed = begins, NOT_RESUMED
+        if begins is not None:
+            self._gathering.wait_for_begin()
         self._is_pumping = False
         self._waiting: deque[asyncio.Future[None]] = deque()  # For room.
 
@@ -62,6 +71,34 @@ class Writer:
     def tally(self) -> Tally:
         """What became of the records that were submitted, as far as it is known."""
         return self._gathering.tally
+
+    @property
+    def resumed_at(self) -> int:
+        """How many records the producer had appended, in all its lives, when this writer began.
+
+        Raises `InvalidRequest` if the writer has no producer's name, or no server has counted.
+        """
+        return self._resumed.at
+
+    @property
+    def last_offset(self) -> Offset | None:
+        """Of the producer's last record when this writer began; None: there was none. Raises `InvalidRequest`."""
+        return self._resumed.last_offset
+
+    async def begin(self) -> None:
+        """Asks the log how far the producer has come; older writers of its name are fenced. Idempotent.
+
+        Raises `LogSealed`. Cancelled, they may be fenced.
+        """
+        if self._begins is None:
+            return
+        name, ask = self._begins
+        progress = await ask()
+        if self._begins is not None:  # Else another task was quicker.
+            self._begins = None
+            self._pipeline.producer = Producer(name, progress.epoch)
+            self._resumed = Resumed(name, progress)
+            self._gathering.on_begun()
 
     @property
     def has_room(self) -> bool:
@@ -167,6 +204,11 @@ class Writer:
         self._on_closed(self)
 
     async def __aenter__(self) -> Self:
+        try:
+            await self.begin()
+        except BaseException:
+            self.end()
+            raise
         return self
 
     async def __aexit__(

@@ -5,6 +5,7 @@
     Snapshot        the same memory, now and then, so that a take-over replays little
     Opened          who took the log over, and why
     WriterAcquired  from here on this writer epoch is in force; WriterReleased: it is given up
+    ProducerBegun   from here on this epoch of the producer is in force
     Barrier         nothing: its confirmation shows that its writer is still the owner
     Sealed          the log ends here
 
@@ -32,6 +33,7 @@ class Follows:
     last_entry: EntryId
     state: bytes
     lived: bytes = b""
+    counts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Snapshot:
     lived: bytes = (
         b""  # Beside the state, so that owners of before can read that; empty from those.
     )
+    counts: bytes = b""  # Of records; as `lived`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,13 @@ class WriterReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerBegun:
+    producer: bytes
+    epoch: int
+    is_new: bool  # The log knew nothing of the producer.
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     pass
 
@@ -72,7 +82,9 @@ class Sealed:
     pass
 
 
-Control = Follows | Snapshot | Opened | WriterAcquired | WriterReleased | Barrier | Sealed
+Control = (
+    Follows | Snapshot | Opened | WriterAcquired | WriterReleased | ProducerBegun | Barrier | Sealed
+)
 
 # The messages have the fields of the classes, by name.
 _KINDS: Final[dict[str, type[Control]]] = {
@@ -81,6 +93,7 @@ _KINDS: Final[dict[str, type[Control]]] = {
     "opened": Opened,
     "writer_acquired": WriterAcquired,
     "writer_released": WriterReleased,
+    "producer_begun": ProducerBegun,
     "barrier": Barrier,
     "sealed": Sealed,
 }

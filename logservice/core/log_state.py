@@ -15,6 +15,7 @@ Version 1 has no attempt and is written as long as there is none; who knows only
 Beside it, little-endian, which owners of before neither write nor read:
 
     i64 owner epoch of the newest block · the time that no owner has lived through (`lived_time.py`)
+    how many records each producer has appended (`producers.py`)
 """
 
 import struct
@@ -22,6 +23,7 @@ from typing import Final, Self
 
 from rollbook.logservice.core.control_blocks import (
     Follows,
+    ProducerBegun,
     Sealed,
     Snapshot,
     WriterAcquired,
@@ -78,6 +80,10 @@ class LogMemory:
         if epoch == self.writer_epoch:
             self.holder = ""
 
+    def on_begun(self, begun: ProducerBegun) -> None:
+        """By a block, whose time is known already."""
+        self.producers.on_begun(begun, self.tail, self.timestamp_us)
+
     def replay(self, block: Block, ledger_id: LedgerId, entry_id: EntryId) -> None:
         """One block that another owner, or an earlier life of this one, has written.
 
@@ -96,6 +102,8 @@ class LogMemory:
                     self.on_acquired(acquired)
                 case WriterReleased(epoch):
                     self.on_released(epoch)
+                case ProducerBegun() as begun:
+                    self.on_begun(begun)
                 case Sealed():
                     self.is_sealed = True
             return
@@ -128,8 +136,31 @@ class LogMemory:
             return b""
         return _EPOCH.pack(self.owner_epoch) + self.producers.lived.pack()
 
+    def pack_counts(self) -> bytes:
+        """As `pack_lived`."""
+        return self.producers.pack_counts()
+
+    def follows(self, ledger_id: LedgerId, last_entry: EntryId) -> Follows:
+        """The first entry of a segment."""
+        return Follows(ledger_id, last_entry, self.pack(), self.pack_lived(), self.pack_counts())
+
+    def snapshot(self) -> Snapshot:
+        """Between others."""
+        return Snapshot(self.pack(), self.pack_lived(), self.pack_counts())
+
     @classmethod
-    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT, lived: Buffer = b"") -> Self:
+    def restore(cls, said: Follows | Snapshot, config: LogConfig = DEFAULT) -> Self:
+        """Raises `BadMetadata`."""
+        return cls.unpack(said.state, config, said.lived, said.counts)
+
+    @classmethod
+    def unpack(
+        cls,
+        data: Buffer,
+        config: LogConfig = DEFAULT,
+        lived: Buffer = b"",
+        counts: Buffer = b"",
+    ) -> Self:
         """Raises `BadMetadata`."""
         if len(data) < _HEAD.size:
             raise BadMetadata("a snapshot of a log is cut short")
@@ -151,7 +182,7 @@ class LogMemory:
             found.attempt = bytes(data[end:producers_at]).decode()
         except UnicodeDecodeError as error:
             raise BadMetadata(f"the holder in a snapshot of a log: {error}") from None
-        found.producers = Producers.unpack(memoryview(data)[producers_at:], config)
+        found.producers = Producers.unpack(memoryview(data)[producers_at:], config, counts)
         if lived:
             if len(lived) < _EPOCH.size:
                 raise BadMetadata("what stands beside a snapshot of a log is cut short")

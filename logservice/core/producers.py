@@ -20,6 +20,11 @@ used later are too many.
 All of it follows from the blocks in the log and from nothing else, so replaying them yields the
 same (LS5).
 
+A **named** producer begins each of its epochs by asking the log, which gives the epoch and says how many records
+the producer has appended, and where the last one is (LS15). The epochs that a log gives are from `NAMED_EPOCH_MIN`
+on. A named producer is not forgotten however long it is silent: only when more than `NAMED_MAX` others were used
+later. When all named ones have too many batches, each keeps its newest.
+
 A server whose logs together remember more than it has memory for forgets sooner (`producer_memory.py`). The
 next owner may know such a producer still, from an older snapshot; then it is recognised there.
 
@@ -27,6 +32,11 @@ In a snapshot, little-endian, the one unused the longest first:
 
     u32 producers · for each: u8 id bytes · id · u32 epoch · i64 last seq · u16 batches · batches
     batch: i64 base offset · i64 next offset · i64 timestamp (µs) · i64 ledger id · i64 entry id
+
+A named producer that has begun and appended nothing since has -1 as its last seq, and its last batch, or one
+without records. Beside the snapshot, which owners of before neither write nor read:
+
+    u8 1 · for each producer whose batches above are not all of its records: u32 its place · i64 records
 """
 
 import struct
@@ -34,23 +44,36 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, NamedTuple, Self
 
+from rollbook.logservice.core.control_blocks import NO_LEDGER, ProducerBegun
 from rollbook.logservice.core.lived_time import NO_GAPS
-from rollbook.logservice.ids import Offset, ProducerRef
+from rollbook.logservice.ids import (
+    NAMED_EPOCH_MIN,
+    PRODUCER_EPOCH_MAX,
+    Offset,
+    ProducerRef,
+)
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import (
     BadMetadata,
     DuplicateDiffers,
     DuplicateTooOld,
+    InvalidRequest,
     ProducerFenced,
     ProducerGap,
 )
-from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.ports import Buffer
 
 PRODUCERS_MAX: Final = 8192  # Of a log. This many producers, and this many batches of all of them,
 BATCHES_MAX: Final = 65_536  # fit into one snapshot of 4 MiB.
+
+NAMED_MAX: Final = PRODUCERS_MAX // 2
+_NAMED_BATCHES_MAX: Final = BATCHES_MAX // 2
+_COUNTS_VERSION: Final = 1
+_NOT_KNOWN: Final = -1  # How many records: an owner that did not count had the log.
 
 DEFAULT: Final = LogConfig()
 
@@ -60,10 +83,11 @@ _BATCH_BYTES: Final = 8 * _NUMBERS
 _LONE_BYTES: Final = 160  # In memory, of a producer with one batch, besides its id and that batch;
 _MORE_BYTES: Final = 240  # and of one with more.
 _COUNT: Final = struct.Struct("<I")
-_LONE: Final = struct.Struct(
-    "<IqIB5q"
-)  # Epoch, sequence number, CRC, whether that is known, the batch.
+_LONE: Final = struct.Struct("<IqIB5q")  # Epoch, sequence number, CRC, flags, the batch.
+_HAS_CRC: Final = 1
+_UNCOUNTED: Final = 2
 _HEAD: Final = struct.Struct("<IqH")
+_COUNTED: Final = struct.Struct("<Iq")
 _BEGIN_ANEW: Final = "begin a new epoch of this producer, with batch 0"
 
 
@@ -77,6 +101,15 @@ class AppendedBatch(NamedTuple):
     entry_id: EntryId
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a named producer has come, and the epoch that it begins."""
+
+    begun: ProducerBegun
+    records: int | None  # That it has appended, in all its epochs; None: not known.
+    last_offset: Offset | None  # Of the last one.
+
+
 @dataclass(slots=True)
 class _Producer:
     """One with several batches. Most of a crowd have one, and are kept as `_LONE`: that takes half as much."""
@@ -85,6 +118,7 @@ class _Producer:
     last_seq: int
     last_crc: int | None = None  # Of that one's block; None: not known.
     batches: "array[int]" = field(default_factory=lambda: array("q"))  # Flat, the oldest first.
+    records: int = 0  # Of all its batches, remembered or not.
 
     @property
     def count(self) -> int:
@@ -94,12 +128,21 @@ class _Producer:
     def last_used_us(self) -> int:
         return self.batches[2 - _NUMBERS]
 
+    @property
+    def remembered(self) -> int:
+        """Records of the batches that are remembered."""
+        return sum(self.batches[1::_NUMBERS]) - sum(self.batches[::_NUMBERS])
+
+    def keep_newest(self) -> None:
+        del self.batches[:-_NUMBERS]
+
 
 def _opened(known: "bytes | _Producer") -> _Producer:
     if isinstance(known, _Producer):
         return known
-    epoch, seq, crc, has_crc, *batch = _LONE.unpack(known)
-    return _Producer(epoch, seq, crc if has_crc else None, array("q", batch))
+    epoch, seq, crc, flags, *batch = _LONE.unpack(known)
+    records = _NOT_KNOWN if flags & _UNCOUNTED else batch[1] - batch[0]
+    return _Producer(epoch, seq, crc if flags & _HAS_CRC else None, array("q", batch), records)
 
 
 def _memory_bytes(producer_id: bytes, known: "bytes | _Producer") -> int:
@@ -114,7 +157,8 @@ class Producers:
         self.configure(config)
         # By when it was used last.
         self._producers: OrderedDict[bytes, bytes | _Producer] = OrderedDict()
-        self._batches = 0
+        self._named: OrderedDict[bytes, _Producer] = OrderedDict()  # As well.
+        self._batches = self._named_batches = 0
         self.bytes = 0  # About what it takes in memory.
         self.on_grown: Callable[[int], None] = _nobody  # Called with each change of that.
         self.lived = NO_GAPS
@@ -126,20 +170,19 @@ class Producers:
         self._stale_after_us = 0  # Before that no producer is; 0: it was not looked.
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + len(self._named)
 
     @property
     def packed_bytes(self) -> int:
         """About what a snapshot takes."""
-        return len(self._producers) * 48 + self._batches * _NUMBERS * 8
+        return len(self) * 48 + self._batches * _NUMBERS * 8
 
     def find(self, ref: ProducerRef, now_us: int) -> AppendedBatch | None:
         """The first one's place, if this batch was sent again; None if it is the next one.
 
         Raises `ProducerFenced`, `ProducerGap`, `DuplicateTooOld`.
         """
-        found = self._producers.get(ref.id)
-        known = _opened(found) if isinstance(found, bytes) else found
+        known = self._known(ref.id)
         if known is None or self._is_stale(known, now_us) or ref.epoch > known.epoch:
             if ref.seq:
                 raise ProducerGap(
@@ -166,7 +209,8 @@ class Producers:
 
     def check_same(self, ref: ProducerRef, found: AppendedBatch, count: int, crc: int) -> None:
         """That what was sent again is what was found, as far as is known. Raises `DuplicateDiffers`."""
-        known = _opened(self._producers[ref.id])
+        known = self._known(ref.id)
+        assert known is not None
         is_known = ref.seq == known.last_seq and known.last_crc is not None
         if count != found.next_offset - found.base_offset or (is_known and crc != known.last_crc):
             raise DuplicateDiffers(
@@ -178,10 +222,14 @@ class Producers:
 
     def on_batch(self, ref: ProducerRef, batch: AppendedBatch, crc: int) -> None:
         """It was appended: `find` has said None, now or when its block was written."""
+        if ref.epoch >= NAMED_EPOCH_MIN:
+            self._on_named_batch(ref, batch, crc)
+            return
         producers = self._producers
         found = producers.get(ref.id)
         if found is None:
-            lone = producers[ref.id] = _LONE.pack(ref.epoch, ref.seq, crc, 1, *batch)
+            self._take(ref.id)  # A named one that an owner of before has forgotten.
+            lone = producers[ref.id] = _LONE.pack(ref.epoch, ref.seq, crc, _HAS_CRC, *batch)
             self._batches += 1
             self._grow(_memory_bytes(ref.id, lone))
         else:
@@ -196,6 +244,7 @@ class Producers:
                 after -= surplus
             known.epoch, known.last_seq, known.last_crc = ref.epoch, ref.seq, crc
             known.batches.extend(batch)
+            _count(known, batch)
             after += 1
             self._batches += after - before
             if known is not found:  # It was the only one.
@@ -206,19 +255,111 @@ class Producers:
                 self._grow(_BATCH_BYTES * (after - before))
         if (
             batch.timestamp_us > self._stale_after_us
-            or len(producers) > PRODUCERS_MAX
+            or len(self) > PRODUCERS_MAX
             or self._batches > BATCHES_MAX
         ):
             self._forget(batch.timestamp_us)
 
+    # --- Named ones ---------------------------------------------------------------------------
+
+    def begin(self, producer_id: bytes, now_us: int) -> Progress:
+        """The next epoch of a named producer (LS15). Changes nothing: `on_begun` does, once it is in the log.
+
+        Raises `InvalidRequest` if there is no further epoch.
+        """
+        known = self._known(producer_id)
+        epoch = max(now_us // 1_000_000, NAMED_EPOCH_MIN)
+        if known is None or self._is_stale(known, now_us):
+            return Progress(ProducerBegun(producer_id, epoch, is_new=True), 0, None)
+        epoch = max(epoch, known.epoch + 1)
+        if epoch > PRODUCER_EPOCH_MAX:
+            raise InvalidRequest(
+                f"the producer has used epoch {known.epoch}, which is the last one",
+                next_step="choose another name",
+            )
+        base, end = known.batches[-_NUMBERS], known.batches[1 - _NUMBERS]
+        return Progress(
+            ProducerBegun(producer_id, epoch, is_new=False),
+            None if known.records == _NOT_KNOWN else known.records,
+            Offset(end - 1) if end > base else None,
+        )
+
+    def on_begun(self, begun: ProducerBegun, tail: Offset, timestamp_us: int) -> None:
+        """It is in the log: what bears an older epoch is refused, and number 0 comes next."""
+        known = self._take(begun.producer)
+        if known is None or begun.is_new:
+            nothing = array("q", (tail, tail, timestamp_us, NO_LEDGER, NO_ENTRY))
+            records = 0 if begun.is_new else _NOT_KNOWN
+            known = _Producer(begun.epoch, -1, None, nothing, records)
+        known.epoch, known.last_seq, known.last_crc = begun.epoch, -1, None
+        known.keep_newest()
+        self._put(begun.producer, known)
+        self._forget(timestamp_us)
+
+    def _on_named_batch(self, ref: ProducerRef, batch: Batch, crc: int) -> None:
+        known = self._take(ref.id) or _Producer(ref.epoch, -1)
+        if ref.seq == 0:
+            del known.batches[:]
+        elif (surplus := known.count + 1 - self._window_batches) > 0:
+            del known.batches[: surplus * _NUMBERS]
+        known.epoch, known.last_seq, known.last_crc = ref.epoch, ref.seq, crc
+        known.batches.extend(batch)
+        _count(known, batch)
+        self._put(ref.id, known)
+        if (
+            batch.timestamp_us > self._stale_after_us
+            or len(self) > PRODUCERS_MAX
+            or len(self._named) > NAMED_MAX
+            or self._batches > BATCHES_MAX
+        ):
+            self._forget(batch.timestamp_us)
+
+    def _known(self, producer_id: bytes) -> _Producer | None:
+        found = self._producers.get(producer_id)
+        if found is None:
+            return self._named.get(producer_id)
+        return _opened(found) if isinstance(found, bytes) else found
+
+    def _take(self, producer_id: bytes) -> _Producer | None:
+        """Whatever is known of it; it is not known any more."""
+        known = self._known(producer_id)
+        if known is not None:
+            self._forget_one(producer_id)
+        return known
+
+    def _put(self, producer_id: bytes, known: _Producer) -> None:
+        """As the one that was used last."""
+        self._named[producer_id] = known
+        self._batches += known.count
+        self._named_batches += known.count
+        if self._named_batches > _NAMED_BATCHES_MAX:
+            self._trim_named()
+        self._grow(_memory_bytes(producer_id, known))
+
+    def _trim_named(self) -> None:
+        """Those that were used the longest ago keep their newest batch, until half of the room is free."""
+        for known in self._named.values():
+            if self._named_batches <= _NAMED_BATCHES_MAX // 2:
+                return
+            before = known.count
+            known.keep_newest()
+            self._batches -= before - known.count
+            self._named_batches -= before - known.count
+            self._grow(-_BATCH_BYTES * (before - known.count))
+
+    # --- Forgetting ---------------------------------------------------------------------------
+
     def forget_half(self) -> None:
-        """Of its memory: those that were used the longest ago, but never the last one."""
+        """Of its memory: those that were used the longest ago, named ones last, but never the last one."""
         wanted = self.bytes // 2
-        while self.bytes > wanted and len(self._producers) > 1:
-            self._forget_one(next(iter(self._producers)))
+        while self.bytes > wanted and len(self) > 1:
+            self._forget_one(next(iter(self._producers or self._named)))
 
     def _forget_one(self, producer_id: bytes) -> None:
-        known = self._producers.pop(producer_id)
+        known = self._producers.pop(producer_id, None)
+        if known is None:
+            known = self._named.pop(producer_id)
+            self._named_batches -= known.count
         self._batches -= _opened(known).count
         self._grow(-_memory_bytes(producer_id, known))
 
@@ -233,18 +374,21 @@ class Producers:
 
     def _is_stale(self, known: _Producer, now_us: int) -> bool:
         since_us = known.last_used_us
-        return (
+        return known.epoch < NAMED_EPOCH_MIN and (
             since_us + self._window_us < now_us
             and self.lived.age_us(since_us, now_us) > self._window_us
         )
 
     def _forget(self, now_us: int) -> None:
-        producers = self._producers
-        while True:
+        producers, named = self._producers, self._named
+        while len(named) > NAMED_MAX:
+            self._forget_one(next(iter(named)))
+        self._stale_after_us = now_us + self._window_us
+        while producers:
             producer_id, found = next(iter(producers.items()))
             oldest = _opened(found)
             if (
-                len(producers) <= PRODUCERS_MAX
+                len(self) <= PRODUCERS_MAX
                 and self._batches <= BATCHES_MAX
                 and not self._is_stale(oldest, now_us)
             ):
@@ -256,10 +400,22 @@ class Producers:
     # --- Snapshots ----------------------------------------------------------------------------
 
     def pack(self) -> bytes:
-        return b"".join((_COUNT.pack(len(self._producers)), *self._pack_each()))
+        return b"".join((_COUNT.pack(len(self)), *self._pack_each()))
+
+    def pack_counts(self) -> bytes:
+        """What stands beside it."""
+        counts = bytearray((_COUNTS_VERSION,))
+        for place, (_, found) in enumerate(self._in_order()):
+            known = _opened(found)
+            if known.records != known.remembered:
+                counts += _COUNTED.pack(place, known.records)
+        return bytes(counts)
+
+    def _in_order(self) -> Iterator[tuple[bytes, bytes | _Producer]]:
+        return chain(self._producers.items(), self._named.items())
 
     def _pack_each(self) -> Iterator[bytes]:
-        for producer_id, found in self._producers.items():
+        for producer_id, found in self._in_order():
             known = _opened(found)
             yield bytes((len(producer_id),))
             yield producer_id
@@ -267,12 +423,13 @@ class Producers:
             yield struct.pack(f"<{len(known.batches)}q", *known.batches)
 
     @classmethod
-    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT) -> Self:
+    def unpack(cls, data: Buffer, config: LogConfig = DEFAULT, counts: Buffer = b"") -> Self:
         """Raises `BadMetadata`."""
         found, view, position = cls(config), memoryview(data), _COUNT.size
         try:
+            counted = _unpack_counts(counts)
             (count,) = _COUNT.unpack_from(view)
-            for _ in range(count):
+            for place in range(count):
                 end = position + 1 + view[position]
                 producer_id = bytes(view[position + 1 : end])
                 epoch, last_seq, batches = _HEAD.unpack_from(view, end)
@@ -281,19 +438,38 @@ class Producers:
                 position += batches * _NUMBERS * 8
                 if not batches:
                     raise BadMetadata("a producer in a snapshot has no batch")
-                known: bytes | _Producer = (
-                    _LONE.pack(epoch, last_seq, 0, 0, *numbers)
-                    if batches == 1
-                    else _Producer(epoch, last_seq, None, array("q", numbers))
-                )
-                found._producers[producer_id] = known
+                known = _Producer(epoch, last_seq, None, array("q", numbers))
+                has_all = bool(counts) or (not epoch and last_seq + 1 == batches)
+                known.records = counted.get(place, known.remembered if has_all else _NOT_KNOWN)
+                if epoch >= NAMED_EPOCH_MIN:
+                    found._put(producer_id, known)
+                    continue
+                kept: bytes | _Producer = known
+                if batches == 1 and known.records in (known.remembered, _NOT_KNOWN):
+                    flags = _UNCOUNTED if known.records == _NOT_KNOWN else 0
+                    kept = _LONE.pack(epoch, last_seq, 0, flags, *numbers)
+                found._producers[producer_id] = kept
                 found._batches += batches
-                found.bytes += _memory_bytes(producer_id, known)
+                found.bytes += _memory_bytes(producer_id, kept)
         except (struct.error, IndexError) as error:
             raise BadMetadata(f"a snapshot of producers is cut short: {error}") from None
         if position != len(view):
             raise BadMetadata(f"{len(view) - position} bytes follow a snapshot of producers")
         return found
+
+
+def _count(known: _Producer, batch: Batch) -> None:
+    if known.records != _NOT_KNOWN:
+        known.records += batch.next_offset - batch.base_offset
+
+
+def _unpack_counts(counts: Buffer) -> dict[int, int]:
+    """Raises `BadMetadata`, `struct.error`."""
+    if not counts:
+        return {}
+    if counts[0] != _COUNTS_VERSION:
+        raise BadMetadata(f"counts of producers have version {counts[0]}, known is 1")
+    return dict(_COUNTED.iter_unpack(memoryview(counts)[1:]))
 
 
 def _nobody(grown: int) -> None:

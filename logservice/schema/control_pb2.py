@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(rollbook/logservice/schema/control.proto\x12\x13rollbook.logservice\"\x84\x03\n\x07\x43ontrol\x12/\n\x07\x66ollows\x18\x01 \x01(\x0b\x32\x1c.rollbook.logservice.FollowsH\x00\x12\x31\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1d.rollbook.logservice.SnapshotH\x00\x12-\n\x06opened\x18\x03 \x01(\x0b\x32\x1b.rollbook.logservice.OpenedH\x00\x12>\n\x0fwriter_acquired\x18\x04 \x01(\x0b\x32#.rollbook.logservice.WriterAcquiredH\x00\x12>\n\x0fwriter_released\x18\x05 \x01(\x0b\x32#.rollbook.logservice.WriterReleasedH\x00\x12/\n\x07\x62\x61rrier\x18\x06 \x01(\x0b\x32\x1c.rollbook.logservice.BarrierH\x00\x12-\n\x06sealed\x18\x07 \x01(\x0b\x32\x1b.rollbook.logservice.SealedH\x00\x42\x06\n\x04kind\"N\n\x07\x46ollows\x12\x11\n\tledger_id\x18\x01 \x01(\x12\x12\x12\n\nlast_entry\x18\x02 \x01(\x12\x12\r\n\x05state\x18\x03 \x01(\x0c\x12\r\n\x05lived\x18\x04 \x01(\x0c\"(\n\x08Snapshot\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\r\n\x05lived\x18\x02 \x01(\x0c\"@\n\x06Opened\x12\x13\n\x0bowner_epoch\x18\x01 \x01(\x03\x12\x11\n\tserver_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"P\n\x0eWriterAcquired\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\"\x1f\n\x0eWriterReleased\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\"\t\n\x07\x42\x61rrier\"\x08\n\x06Sealedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(rollbook/logservice/schema/control.proto\x12\x13rollbook.logservice\"\xc2\x03\n\x07\x43ontrol\x12/\n\x07\x66ollows\x18\x01 \x01(\x0b\x32\x1c.rollbook.logservice.FollowsH\x00\x12\x31\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1d.rollbook.logservice.SnapshotH\x00\x12-\n\x06opened\x18\x03 \x01(\x0b\x32\x1b.rollbook.logservice.OpenedH\x00\x12>\n\x0fwriter_acquired\x18\x04 \x01(\x0b\x32#.rollbook.logservice.WriterAcquiredH\x00\x12>\n\x0fwriter_released\x18\x05 \x01(\x0b\x32#.rollbook.logservice.WriterReleasedH\x00\x12/\n\x07\x62\x61rrier\x18\x06 \x01(\x0b\x32\x1c.rollbook.logservice.BarrierH\x00\x12-\n\x06sealed\x18\x07 \x01(\x0b\x32\x1b.rollbook.logservice.SealedH\x00\x12<\n\x0eproducer_begun\x18\x08 \x01(\x0b\x32\".rollbook.logservice.ProducerBegunH\x00\x42\x06\n\x04kind\"^\n\x07\x46ollows\x12\x11\n\tledger_id\x18\x01 \x01(\x12\x12\x12\n\nlast_entry\x18\x02 \x01(\x12\x12\r\n\x05state\x18\x03 \x01(\x0c\x12\r\n\x05lived\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x05 \x01(\x0c\"8\n\x08Snapshot\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\r\n\x05lived\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"@\n\x06Opened\x12\x13\n\x0bowner_epoch\x18\x01 \x01(\x03\x12\x11\n\tserver_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"P\n\x0eWriterAcquired\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\"\x1f\n\x0eWriterReleased\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\"@\n\rProducerBegun\x12\x10\n\x08producer\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06is_new\x18\x03 \x01(\x08\"\t\n\x07\x42\x61rrier\"\x08\n\x06Sealedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollbook.logservice.schema.
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONTROL']._serialized_start=66
-  _globals['_CONTROL']._serialized_end=454
-  _globals['_FOLLOWS']._serialized_start=456
-  _globals['_FOLLOWS']._serialized_end=534
-  _globals['_SNAPSHOT']._serialized_start=536
-  _globals['_SNAPSHOT']._serialized_end=576
-  _globals['_OPENED']._serialized_start=578
-  _globals['_OPENED']._serialized_end=642
-  _globals['_WRITERACQUIRED']._serialized_start=644
-  _globals['_WRITERACQUIRED']._serialized_end=724
-  _globals['_WRITERRELEASED']._serialized_start=726
-  _globals['_WRITERRELEASED']._serialized_end=757
-  _globals['_BARRIER']._serialized_start=759
-  _globals['_BARRIER']._serialized_end=768
-  _globals['_SEALED']._serialized_start=770
-  _globals['_SEALED']._serialized_end=778
+  _globals['_CONTROL']._serialized_end=516
+  _globals['_FOLLOWS']._serialized_start=518
+  _globals['_FOLLOWS']._serialized_end=612
+  _globals['_SNAPSHOT']._serialized_start=614
+  _globals['_SNAPSHOT']._serialized_end=670
+  _globals['_OPENED']._serialized_start=672
+  _globals['_OPENED']._serialized_end=736
+  _globals['_WRITERACQUIRED']._serialized_start=738
+  _globals['_WRITERACQUIRED']._serialized_end=818
+  _globals['_WRITERRELEASED']._serialized_start=820
+  _globals['_WRITERRELEASED']._serialized_end=851
+  _globals['_PRODUCERBEGUN']._serialized_start=853
+  _globals['_PRODUCERBEGUN']._serialized_end=917
+  _globals['_BARRIER']._serialized_start=919
+  _globals['_BARRIER']._serialized_end=928
+  _globals['_SEALED']._serialized_start=930
+  _globals['_SEALED']._serialized_end=938
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class Control(_message.Message):
     WRITER_RELEASED_FIELD_NUMBER: _builtins.int
     BARRIER_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    PRODUCER_BEGUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def follows(self) -> Global___Follows: ...
     @_builtins.property
@@ -43,6 +44,8 @@ class Control(_message.Message):
     def barrier(self) -> Global___Barrier: ...
     @_builtins.property
     def sealed(self) -> Global___Sealed: ...
+    @_builtins.property
+    def producer_begun(self) -> Global___ProducerBegun: ...
     def __init__(
         self,
         *,
@@ -53,12 +56,13 @@ class Control(_message.Message):
         writer_released: Global___WriterReleased | None = ...,
         barrier: Global___Barrier | None = ...,
         sealed: Global___Sealed | None = ...,
+        producer_begun: Global___ProducerBegun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "follows", b"follows", "kind", b"kind", "opened", b"opened", "sealed", b"sealed", "snapshot", b"snapshot", "writer_acquired", b"writer_acquired", "writer_released", b"writer_released"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "follows", b"follows", "kind", b"kind", "opened", b"opened", "producer_begun", b"producer_begun", "sealed", b"sealed", "snapshot", b"snapshot", "writer_acquired", b"writer_acquired", "writer_released", b"writer_released"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "follows", b"follows", "kind", b"kind", "opened", b"opened", "sealed", b"sealed", "snapshot", b"snapshot", "writer_acquired", b"writer_acquired", "writer_released", b"writer_released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "follows", b"follows", "kind", b"kind", "opened", b"opened", "producer_begun", b"producer_begun", "sealed", b"sealed", "snapshot", b"snapshot", "writer_acquired", b"writer_acquired", "writer_released", b"writer_released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["follows", "snapshot", "opened", "writer_acquired", "writer_released", "barrier", "sealed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["follows", "snapshot", "opened", "writer_acquired", "writer_released", "barrier", "sealed", "producer_begun"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -72,11 +76,14 @@ class Follows(_message.Message):
     LAST_ENTRY_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     LIVED_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     last_entry: _builtins.int
     state: _builtins.bytes
     lived: _builtins.bytes
     """Whose blocks the state ends with, and the time that no owner has lived through."""
+    counts: _builtins.bytes
+    """How many records each producer has appended (`core/producers.py`)."""
     def __init__(
         self,
         *,
@@ -84,10 +91,11 @@ class Follows(_message.Message):
         last_entry: _builtins.int = ...,
         state: _builtins.bytes = ...,
         lived: _builtins.bytes = ...,
+        counts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_entry", b"last_entry", "ledger_id", b"ledger_id", "lived", b"lived", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "last_entry", b"last_entry", "ledger_id", b"ledger_id", "lived", b"lived", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,18 +107,22 @@ class Snapshot(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     LIVED_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     state: _builtins.bytes
     lived: _builtins.bytes
+    """As that of `Follows`."""
+    counts: _builtins.bytes
     """As that of `Follows`."""
     def __init__(
         self,
         *,
         state: _builtins.bytes = ...,
         lived: _builtins.bytes = ...,
+        counts: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lived", b"lived", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "lived", b"lived", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,6 +200,34 @@ class WriterReleased(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriterReleased: _TypeAlias = WriterReleased  # noqa: Y015
+
+@_typing.final
+class ProducerBegun(_message.Message):
+    """From here on this epoch of the producer is in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    IS_NEW_FIELD_NUMBER: _builtins.int
+    producer: _builtins.bytes
+    epoch: _builtins.int
+    is_new: _builtins.bool
+    """The log knew nothing of it, or too little was left of its time: its records count from 0."""
+    def __init__(
+        self,
+        *,
+        producer: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        is_new: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_new", b"is_new", "producer", b"producer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProducerBegun: _TypeAlias = ProducerBegun  # noqa: Y015
 
 @_typing.final
 class Barrier(_message.Message):

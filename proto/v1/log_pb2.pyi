@@ -1732,6 +1732,73 @@ class RenewWriterRequest(_message.Message):
 Global___RenewWriterRequest: _TypeAlias = RenewWriterRequest  # noqa: Y015
 
 @_typing.final
+class BeginProducerRequest(_message.Message):
+    """The next epoch of a producer that keeps its id over restarts. Asked again, it is a further epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    log: _builtins.str
+    """`namespace/log`."""
+    producer: _builtins.bytes
+    """The producer's id: 1 to 64 bytes."""
+    uid: _builtins.str
+    """As in AppendRequest."""
+    def __init__(
+        self,
+        *,
+        log: _builtins.str = ...,
+        producer: _builtins.bytes = ...,
+        uid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "producer", b"producer", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginProducerRequest: _TypeAlias = BeginProducerRequest  # noqa: Y015
+
+@_typing.final
+class ProducerProgress(_message.Message):
+    """How far a producer has come when its epoch begins. Its next batch has number 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    LAST_OFFSET_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """For ProducerRef. What bears an older one is refused with PRODUCER_FENCED."""
+    records: _builtins.int
+    """That it has appended, in all its epochs. Absent: the log does not know, since a server that does not count had it."""
+    last_offset: _builtins.int
+    """Of the last one. Absent: there is none."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        records: _builtins.int | None = ...,
+        last_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_offset", b"_last_offset", "_records", b"_records", "last_offset", b"last_offset", "records", b"records"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_offset", b"_last_offset", "_records", b"_records", "epoch", b"epoch", "last_offset", b"last_offset", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_offset: _TypeAlias = _typing.Literal["last_offset"]  # noqa: Y015
+    _WhichOneofArgType__last_offset: _TypeAlias = _typing.Literal["_last_offset", b"_last_offset"]  # noqa: Y015
+    _WhichOneofReturnType__records: _TypeAlias = _typing.Literal["records"]  # noqa: Y015
+    _WhichOneofArgType__records: _TypeAlias = _typing.Literal["_records", b"_records"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_offset) -> _WhichOneofReturnType__last_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__records) -> _WhichOneofReturnType__records | None: ...
+
+Global___ProducerProgress: _TypeAlias = ProducerProgress  # noqa: Y015
+
+@_typing.final
 class ReleaseWriterRequest(_message.Message):
     """Idempotent."""
 

@@ -181,6 +181,7 @@ _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
     messages.AcquireWriter: _APPENDS,
     messages.RenewWriter: _APPENDS,
     messages.ReleaseWriter: _APPENDS,
+    messages.BeginProducer: _APPENDS,
     messages.Read: _READS,
     messages.ReadStream: _READS,
     messages.FindOffset: _READS,

@@ -40,6 +40,7 @@ from rollbook.proto.errors import (
     Interrupted,
     InvalidRequest,
     Outcome,
+    ProducerFenced,
     RollbookError,
     WriterHeld,
 )
@@ -298,6 +299,10 @@ class _Numbered:
                 expect=self._expected,
                 epoch=self._epoch,
             )
+        except ProducerFenced as error:
+            error.message = f"a program appends as producer {self._producer!r}"
+            error.next_step = "give --producer another name, or append with that program"
+            raise
         except DuplicateTooOld:  # It is there, and the log does not know any more where.
             self.repeated += len(self._batch)
             self._expected = None

@@ -22,6 +22,7 @@ from rollbook.proto.errors import (
     OffsetMismatch,
     Overloaded,
     OwnerChanging,
+    ProducerFenced,
     StaleEpoch,
     WriterHeld,
     WriterRequired,
@@ -359,6 +360,42 @@ def test_two_whose_attempts_have_the_same_name_are_two() -> None:
 
 
 # --- Barriers ---------------------------------------------------------------------------------------
+
+
+def test_a_named_producer_learns_how_far_it_has_come_once_that_is_settled() -> None:
+    """LS15, also by the next owner, and while what an older copy appended is on its way."""
+    name = b"loader"
+
+    async def story(scene: Scene) -> None:
+        log = await (await scene.server("s1")).open()
+        first = await log.run(log.owner.begin_producer(name))
+        assert (first.records, first.last_offset) == (0, None)
+        await log.append(b"a", b"b", producer=ProducerRef(name, first.epoch, 0))
+        scene.set_bookies(delay_s=0.3)
+        pending = log.begin(b"c", producer=ProducerRef(name, first.epoch, 1))
+        beginning = log.server.begin(log.owner.begin_producer(name))
+        await asyncio.sleep(0.2)
+        assert not beginning.done()
+        second = await scene.within(beginning)
+        assert pending.answer.done()
+        assert (second.records, second.last_offset) == (3, 2)
+        assert second.epoch > first.epoch
+        scene.set_bookies(delay_s=0.0)
+        late = log.begin(b"late", producer=ProducerRef(name, first.epoch, 2))
+        await refused(scene.within(late.answer), ProducerFenced)
+        log.server.node.kill()
+        again = await (await scene.server("s2")).open()
+        late = again.begin(b"late", producer=ProducerRef(name, first.epoch, 2))
+        await refused(scene.within(late.answer), ProducerFenced)
+        await again.append(b"d", producer=ProducerRef(name, second.epoch, 0))
+        third = await again.run(again.owner.begin_producer(name))
+        assert (third.records, third.last_offset) == (4, 3)
+        await again.run(again.owner.seal())
+        await refused(again.run(again.owner.begin_producer(name)), LogSealed)
+        await again.close()
+        assert await scene.values() == [b"a", b"b", b"c", b"d"]
+
+    play(story)
 
 
 def test_barriers_share_entries_and_need_none_beside_appends() -> None:

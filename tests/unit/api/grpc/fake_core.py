@@ -487,6 +487,18 @@ class FakeCore:
             log.tell()
         return messages.Done()
 
+    async def begin_producer(
+        self, request: messages.BeginProducer, due: float
+    ) -> messages.ProducerProgress:
+        await self._asked("begin_producer", request)
+        log = self.owned(request.log)
+        epoch, seen = log.producers.get(request.producer, (-1, {}))
+        last = max((ack.next_offset for ack in seen.values()), default=0)
+        log.producers[request.producer] = (epoch + 1, {})
+        records = sum(ack.next_offset - ack.first_offset for ack in seen.values())
+        offset = Offset(last - 1) if last else None
+        return messages.ProducerProgress(epoch + 1, records, offset)
+
     # --- CursorService ------------------------------------------------------------------------
 
     async def get_cursor(self, request: messages.GetCursor, due: float) -> messages.Cursor:

@@ -7,6 +7,7 @@ from rollbook.logservice.core.control_blocks import (
     Control,
     Follows,
     Opened,
+    ProducerBegun,
     Sealed,
     Snapshot,
     WriterAcquired,
@@ -20,8 +21,9 @@ from tests.unit.logservice.core.blocks import stamped_at
 
 _INTS = st.integers(-1, 2**63 - 1)
 CONTROLS: st.SearchStrategy[Control] = st.one_of(
-    st.builds(Follows, _INTS, _INTS, st.binary()),
-    st.builds(Snapshot, st.binary()),
+    st.builds(Follows, _INTS, _INTS, st.binary(), st.binary(), st.binary()),
+    st.builds(Snapshot, st.binary(), st.binary(), st.binary()),
+    st.builds(ProducerBegun, st.binary(), st.integers(0, 2**32 - 1), st.booleans()),
     st.builds(Opened, _INTS, st.text(), st.text()),
     st.builds(WriterAcquired, _INTS, st.text(), _INTS),
     st.builds(WriterReleased, _INTS),

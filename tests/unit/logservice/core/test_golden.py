@@ -14,6 +14,7 @@ from rollbook.logservice.core.control_blocks import (
     Control,
     Follows,
     Opened,
+    ProducerBegun,
     Sealed,
     Snapshot,
     WriterAcquired,
@@ -80,6 +81,7 @@ CONTROLS: dict[str, Control] = {
     "writer_acquired": WriterAcquired(WriterEpoch(5), "till-7", 30_000),
     "writer_acquired_by": WriterAcquired(WriterEpoch(5), "till-7", 30_000, "5c1c9a1e"),
     "writer_released": WriterReleased(WriterEpoch(5)),
+    "producer_begun": ProducerBegun(b"loader", 1_767_225_600, is_new=True),
     "barrier": Barrier(),
     "sealed": Sealed(),
 }

@@ -65,7 +65,10 @@ OF_READERS = {
     *("Read", "ReadStream", "FindOffset", "GetCursor", "ListCursors", "ListSegments"),
     "GetJournal",
 }
-OF_APPENDERS = {"Append", "Bind", "AcquireWriter", "RenewWriter", "ReleaseWriter"}
+OF_APPENDERS = {
+    *("Append", "Bind", "AcquireWriter", "RenewWriter", "ReleaseWriter"),
+    "BeginProducer",
+}
 OF_ANYBODY_THERE = {"GetTail", "WatchTail", "GetLog"}
 OF_ADMINS = {
     *("EnsureLog", "UpdateLog", "DeleteLog", "Truncate", "Seal", "RollLog", "TransferLog"),
