@@ -102,7 +102,7 @@ class AppendedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BegunEpoch:
     """How far a named producer has come, and the epoch that it begins."""
 
     begun: ProducerBegun
@@ -262,7 +262,7 @@ class Producers:
 
     # --- Named ones ---------------------------------------------------------------------------
 
-    def begin(self, producer_id: bytes, now_us: int) -> Progress:
+    def begin(self, producer_id: bytes, now_us: int) -> BegunEpoch:
         """The next epoch of a named producer (LS15). Changes nothing: `on_begun` does, once it is in the log.
 
         Raises `InvalidRequest` if there is no further epoch.
@@ -270,7 +270,7 @@ class Producers:
         known = self._known(producer_id)
         epoch = max(now_us // 1_000_000, NAMED_EPOCH_MIN)
         if known is None or self._is_stale(known, now_us):
-            return Progress(ProducerBegun(producer_id, epoch, is_new=True), 0, None)
+            return BegunEpoch(ProducerBegun(producer_id, epoch, is_new=True), 0, None)
         epoch = max(epoch, known.epoch + 1)
         if epoch > PRODUCER_EPOCH_MAX:
             raise InvalidRequest(
@@ -278,7 +278,7 @@ class Producers:
                 next_step="choose another name",
             )
         base, end = known.batches[-_NUMBERS], known.batches[1 - _NUMBERS]
-        return Progress(
+        return BegunEpoch(
             ProducerBegun(producer_id, epoch, is_new=False),
             None if known.records == _NOT_KNOWN else known.records,
             Offset(end - 1) if end > base else None,
@@ -296,7 +296,7 @@ class Producers:
         self._put(begun.producer, known)
         self._forget(timestamp_us)
 
-    def _on_named_batch(self, ref: ProducerRef, batch: Batch, crc: int) -> None:
+    def _on_named_batch(self, ref: ProducerRef, batch: AppendedBatch, crc: int) -> None:
         known = self._take(ref.id) or _Producer(ref.epoch, -1)
         if ref.seq == 0:
             del known.batches[:]
@@ -458,7 +458,7 @@ class Producers:
         return found
 
 
-def _count(known: _Producer, batch: Batch) -> None:
+def _count(known: _Producer, batch: AppendedBatch) -> None:
     if known.records != _NOT_KNOWN:
         known.records += batch.next_offset - batch.base_offset
 

@@ -8,7 +8,7 @@ import pytest
 from rollbook.logservice.core import producers as module
 from rollbook.logservice.core.control_blocks import Follows, ProducerBegun, pack_control
 from rollbook.logservice.core.log_state import LogMemory
-from rollbook.logservice.core.producers import Batch, Producers
+from rollbook.logservice.core.producers import AppendedBatch, Producers
 from rollbook.logservice.core.record_block import Block, pack_block, stamped
 from rollbook.logservice.ids import (
     NAMED_EPOCH_MIN,
@@ -56,7 +56,7 @@ class Story:
         ref = ProducerRef(who, epoch, seq)
         assert self.known.find(ref, now_us) is None
         end = self.tail + records
-        place = Batch(Offset(self.tail), Offset(end), now_us, LedgerId(7), EntryId(end))
+        place = AppendedBatch(Offset(self.tail), Offset(end), now_us, LedgerId(7), EntryId(end))
         self.known.on_batch(ref, place, 16)
         self.tail = end
 
