@@ -63,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     unit.add_argument("pytest_arguments", nargs="*", help="handed to pytest, after `--`")
     unit.set_defaults(run=kinds.unit)
 
+    messages = kind.add_parser("messages", help="the words of errors at each door; part of unit")
+    messages.add_argument(
+        "--write", action="store_true", help="keep the words of today in tests/messages"
+    )
+    messages.set_defaults(run=kinds.messages)
+
     contract = kind.add_parser("contract", help="one suite, and one random history, on every store")
     contract.add_argument("--sequences", type=_count, default=300, help="random histories (300)")
     contract.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")

@@ -21,6 +21,7 @@ import structlog
 
 from tests import lanes
 from tests.bench import Figure, bare_disk
+from tests.messages import WRITE_VARIABLE
 from tests.support import curl
 from tests.tally import Tally, clean, missing_piece, progress_line
 
@@ -210,6 +211,13 @@ def unit(arguments: argparse.Namespace) -> Tally:
         "doors": [*_DOORS],
     }
     return _pytest(*ways[arguments.of], *arguments.pytest_arguments)
+
+
+def messages(arguments: argparse.Namespace) -> Tally:
+    """The words of each door against `tests/messages`; `--write` keeps the new ones."""
+    if arguments.write:
+        os.environ[WRITE_VARIABLE] = "1"
+    return _pytest("tests/unit/api/test_messages.py", "tests/unit/api/cli/test_mistakes.py")
 
 
 def contract(arguments: argparse.Namespace) -> Tally:

@@ -1,0 +1,62 @@
+"""Every class of error, as each door shows it."""
+
+import json
+import sys
+from typing import Final
+
+import pytest
+from google.protobuf.text_format import MessageToString
+
+from rollbook.api.cli.failures import explain_error
+from rollbook.api.grpc.status import detail_of, status_of, text_of
+from rollbook.api.rest.problems import problem_of
+from rollbook.proto import errors
+from rollbook.proto.errors import RollbookError, every_error
+from tests.messages import Messages
+
+_ERRORS: Final = [each for each in every_error() if each.__module__ == errors.__name__]
+
+
+def _bare(error: RollbookError) -> str:
+    return f"error {type(error).__name__}"
+
+
+def _full(error: RollbookError) -> str:
+    return f"error {type(error).__name__} with details"
+
+
+_SAMPLES: Final = {_bare(each()): each() for each in _ERRORS} | {
+    _full(each): each
+    for each in (
+        errors.NoSuchLedger("there is no ledger 7", next_step="rollbook ledger ls", ledger_id=7),
+        errors.NotOwner("log orders has another owner", owner="log://b:7400", owner_epoch=3),
+        errors.Overloaded("4 of 4 appends wait", next_step="retry later", retry_after_ms=1500),
+    )
+}
+
+
+@pytest.mark.parametrize("title", _SAMPLES)
+def test_an_error_at_the_command_line(
+    title: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rollbook"])
+    explain_error(_SAMPLES[title])
+    Messages("cli").check(title, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("title", _SAMPLES)
+def test_an_error_at_http(title: str) -> None:
+    problem = json.dumps(problem_of(_SAMPLES[title]), indent=1)
+    Messages("rest").check(title, problem)
+
+
+@pytest.mark.parametrize("title", _SAMPLES)
+def test_an_error_at_grpc(title: str) -> None:
+    error = _SAMPLES[title]
+    detail = MessageToString(detail_of(error))
+    Messages("grpc").check(title, f"{status_of(error).name}: {text_of(error)}\n{detail}")
+
+
+@pytest.mark.parametrize("door", ["cli", "rest", "grpc"])
+def test_no_message_of_an_error_is_kept_beyond_its_class(door: str) -> None:
+    Messages(door).check_titles("error ", list(_SAMPLES))
