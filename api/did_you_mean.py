@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-SHOWN: Final = 80  # Of a word that somebody sent, in an answer to him.
+SHOWN: Final = 80  # How much of an unknown word an error repeats.
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -1,4 +1,4 @@
-"""Numbers that are typed: what is none, or is out of range, is told in words, with the range that there is."""
+"""Numbers as options: an error names the invalid value and the accepted range."""
 
 import math
 from typing import Any

@@ -1,6 +1,6 @@
 """Names for a shell that completes: from the server that is meant, if it answers at once.
 
-Whoever cannot tell says nothing: somebody is typing.
+A completion that fails is silent: a user is typing.
 """
 
 import asyncio

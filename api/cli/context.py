@@ -50,7 +50,7 @@ def add(
     use: bool,
     **files: Any,
 ) -> None:
-    """Name a cluster, or name it anew. The first one is used from now on."""
+    """Name a cluster, or change what a name means. The first one is used from now on."""
     from rollbook.api import context_file
     from rollbook.api.cli.cluster.actions import parse_url
     from rollbook.api.client.url import parse_log_url

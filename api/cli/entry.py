@@ -1,4 +1,4 @@
-"""Where the command begins: whoever interrupts it while it is imported sees no traceback either."""
+"""Where the command begins: an interrupt during the imports shows no traceback either."""
 
 import sys
 from typing import Final

@@ -1,4 +1,4 @@
-"""How long things took, for whoever measures from the shell: bounded, however many they are."""
+"""Latencies that a command has measured, in bounded memory."""
 
 from collections.abc import Iterator
 from typing import Final

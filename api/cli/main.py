@@ -91,7 +91,7 @@ def _drop_output() -> None:
 
 @contextmanager
 def _until_the_reader_leaves() -> Iterator[None]:
-    """Whoever reads has seen enough (`| head`): that is no failure, as click would have it."""
+    """A closed standard output (`| head`) ends the command without a failure, unlike in click."""
     try:
         yield
     except BrokenPipeError:

@@ -13,7 +13,7 @@ _STOP_S_MAX: Final = 20  # Whatever hangs then, hangs for ever.
 
 
 async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _STOP_S_MAX) -> None:
-    """Runs it until it ends, or until the process is told to stop: then it is cancelled."""
+    """Runs it until it ends, or until a signal asks the process to stop: then it is cancelled."""
     loop = asyncio.get_running_loop()
     survive_full_file_table(loop)
     task = loop.create_task(serving)
@@ -21,7 +21,7 @@ async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _S
 
     def stop() -> None:
         nonlocal is_stopping
-        if not is_stopping:  # Whoever says it twice must not break off the ending.
+        if not is_stopping:  # A second signal must not cut the ending short.
             is_stopping = True
             signal.alarm(stop_s_max)  # The kernel's: it goes off even if a disk hangs.
             notify_manager("STOPPING=1")

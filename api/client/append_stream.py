@@ -1,7 +1,7 @@
 """One append stream to one server, shared by all logs and writers that append there.
 
 Whatever is waiting goes out as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`; while one is
-being sent the next one gathers. When the stream ends, every append that has no result yet is told why.
+being sent the next one gathers. When the stream ends, every append that has no result yet fails with the reason.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _MESSAGE_BYTES: Final = 1024 * 1024
 # A thousand logs in one message would take turns with the server, and that with its bookies, as a whole.
 _MESSAGE_APPENDS: Final = 128
 _APPEND_BYTES: Final = 32  # What frames a block.
-_GREETING_S: Final = 2.5  # A server that says nothing for so long is left: before an attempt is over, which is told less of.
+_GREETING_S: Final = 2.5  # Without a greeting until then the server is left. Shorter than an attempt: its error says less.
 
 
 class _Bind(NamedTuple):
@@ -86,7 +86,7 @@ class AppendLine:
         return ref
 
     def unbind(self, ref: int) -> int:
-        """Nothing more of it is sent; its results are wanted no more. So many appends were not sent."""
+        """Sends no more of it and ignores its results. Returns how many appends were not sent."""
         unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
         for append in unsent:  # No result of theirs will ever take them away.
             self._waiting.pop(append.number, None)
@@ -135,7 +135,7 @@ class AppendLine:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # The receiving side knows why.
         except grpc.aio.UsageError:
-            pass  # Likewise: the call was over.
+            pass  # The call was over already.
 
     async def _server_listens(self) -> bool:
         """Once it says so. Before that nothing is sent: where a write meets the end of a stream, gRPC

@@ -61,7 +61,7 @@ class Batch:
             self.keys.append(key)
         if headers:
             self.headers = _padded(self.headers, index)
-            self.headers.append(dict(headers))  # He may change his.
+            self.headers.append(dict(headers))  # The caller may change its own.
         if event_time_us is not None:
             self.event_times = _padded(self.event_times, index)
             self.event_times.append(event_time_us)
@@ -104,7 +104,7 @@ class Batch:
         return Offset(self.ack.first_offset + index)
 
     async def settled(self) -> None:
-        """Cancelling whoever waits changes nothing."""
+        """Waits for the result. Cancelling the wait does not cancel the batch."""
         if self.is_settled:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,11 +1,11 @@
 """Connections to log servers: two to each, made when they are first wanted.
 
-A server takes so many calls of one connection at a time, and what is beyond waits here. Calls that wait
-for something have therefore a connection of their own: however many readers there are, appends and
+A server limits the concurrent calls of one connection; further calls wait here. Long-polling calls
+have therefore a connection of their own: however many readers there are, appends and
 renewals go through.
 
-In the clear a token is shown to this machine alone, unless told otherwise: not to a server elsewhere that was named
-(`BadConfig`), nor to one that a server has named, which hears none and will say that it wants one.
+Without TLS a token is sent to this machine only, unless `insecure` is set. A configured server elsewhere is refused
+(`BadConfig`); a server that another server has named gets no token, and refuses the call.
 """
 
 import asyncio
@@ -130,7 +130,7 @@ class Channels:
         self._channels: dict[tuple[str, bool], grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str, bool], Any] = {}
         self._shown: dict[tuple[str, str], Metadata] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # Of whoever used them first.
+        self._loop: asyncio.AbstractEventLoop | None = None  # Of the first call.
         self._is_closed = False
 
     def shown_to(self, address: str) -> Metadata:

@@ -109,7 +109,7 @@ def connect(
 class Client:
     """Belongs to the loop on which it was made, and to its process: not to one forked from it.
 
-    Who is cancelled while he waits for a change has not called it off; who only asked leaves nothing behind.
+    Cancelling a call that changes something does not undo the change; cancelling a read leaves nothing behind.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class Client:
 
     async def drain(self, server: str, *, resume: bool = False) -> int:
         """Has a server hand over its logs and take no others, until `resume`; how many it has yet to hand
-        over. Cancelled, it may have been told or not.
+        over. If it is cancelled, the server may drain or not.
         """
         answer: messages.DrainAnswer = await self.ask(messages.DrainServer(server, resume))
         return answer.logs_left

@@ -18,8 +18,8 @@ class LogClientConfig:
     retry_pause_s_max: float = 0.25  # up to this. Longer: failovers are noticed later.
 
     # --- Writer: larger batches cost less for each record, and are waited for longer. --------
-    # With all that frames it, a piece of 256 KiB: so much a connection to a bookie takes at a time at either end,
-    # and allocators give larger pieces back, and fetch them anew.
+    # With its framing, a message of 256 KiB: connections to bookies read that much at a time at both ends, and
+    # allocators return larger blocks to the system after each use.
     batch_bytes_max: int = 255 * _KIB
     batch_records_max: int = 10_000
     window_bytes: int = 8 * _MIB  # Not yet acked, in memory.

@@ -9,7 +9,7 @@ class ConnectProblem(Enum):
     NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
     NO_TLS = "it does not speak TLS"
     HTTP = "it speaks HTTP/1 alone"  # As our own door for curl does.
-    HUNG_UP = "it hung up before it said anything"  # As TLS does on whoever does not speak it.
+    HUNG_UP = "it hung up before it said anything"  # As TLS does with peers that do not speak it.
     SILENCE = "nobody is there"
 
 

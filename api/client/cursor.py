@@ -70,7 +70,7 @@ class Cursor:
     ) -> messages.Cursor:
         """`commit` with this `blob`, protected: what lies at `offset` and above it is not truncated.
 
-        Cancelled, likewise.
+        If it is cancelled, the cursor may have moved or not.
         """
         return await self.commit(offset, blob=blob, protect=True, version=version)
 

@@ -1,7 +1,7 @@
 """A process that was forked from one that has used a client.
 
 gRPC does not live on there: its threads are gone, and what they held stays locked, so that a call hangs or
-ends the process. Whoever uses a client there is told so at once. (`multiprocessing` forks, unless told otherwise,
+ends the process. Using a client there raises at once. (`multiprocessing` forks by default
 on Linux up to Python 3.13.)
 """
 

@@ -416,8 +416,8 @@ class Log:
     ) -> messages.WriterGrant:
         """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
 
-        `mode`, if somebody holds it: `"fail"` with `WriterHeld`, `"wait"` until he lets go of it or his
-        time is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
+        `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder releases it or its
+        lease is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
         under an epoch that nobody heard of: asked again by the same `attempt`, a name that you draw
         at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if it
         was released. Without a name only this one call asks again by itself. Cancelled, it is as in doubt.
@@ -434,7 +434,7 @@ class Log:
         return grant
 
     async def renew_writer(self, epoch: int) -> messages.WriterGrant:
-        """Its time begins anew. Raises `StaleEpoch`. Cancelled, it may have begun anew or not."""
+        """Restarts the writer's lease. Raises `StaleEpoch`. If it is cancelled, the lease may be renewed or not."""
         grant: messages.WriterGrant = await self._client.ask(
             messages.RenewWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )

@@ -54,7 +54,7 @@ class Owners:
         return tuple(self._servers)
 
     def address_of(self, log: LogName | None) -> str:
-        """Its owner's, or of whoever may know it."""
+        """The owner's address, else that of a server which can name the owner."""
         if log is not None and (found := self._owners.get(log)):
             return found.address
         return self._servers[self._next]
@@ -81,7 +81,7 @@ class Owners:
         self._next = self._servers.index(asked) if asked in self._servers else 0
 
     def nobody_answers(self, last: RollbookError) -> ServerUnreachable:
-        """For whoever has asked them all in vain; `last` is what came of it at last."""
+        """The error when no server answered; `last` is that of the last attempt."""
         some = ", ".join(self._servers[:_NAMED_MAX])
         more = len(self._servers) - _NAMED_MAX
         why = last.message.rpartition("last error: ")[2][:_WHY_MAX]

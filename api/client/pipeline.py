@@ -7,7 +7,7 @@
   a batch is in doubt.
 - A batch that fails for now makes everything in flight go again, from it on. While it is not clear
   whether an attempt took effect the batch is in doubt, and an error at the end says so.
-- A batch that fails for good, or whose deadline passes, is the end of the writer: what came after it
+- A batch that fails permanently, or whose deadline passes, is the end of the writer: what came after it
   is refused, too, so that no record is appended whose predecessor was not.
 
 There are no tasks here; whatever happens is a result, a timer, or a call.
@@ -69,7 +69,7 @@ class Pipeline:
         self._pauses = Pauses(config)
         self._flight: deque[Batch] = deque()  # In order.
         self._flight_bytes = 0
-        self._sent = 0  # So many of them, the oldest, are with the server.
+        self._sent = 0  # How many of them, the oldest, were sent to the server.
         self._line: AppendLine | None = None
         self._ref = 0
         self._is_proven = False  # This line has acked something.
@@ -102,7 +102,7 @@ class Pipeline:
             self._send(batch)
 
     def close(self, error: RollbookError) -> None:
-        """What is in flight is told `error`."""
+        """Fails what is in flight with `error`."""
         self._stop(error, is_refusal=False)
 
     def _take_on(self, batch: Batch) -> bool:
@@ -246,7 +246,7 @@ class Pipeline:
     # --- The end ------------------------------------------------------------------------------
 
     def _stop(self, error: RollbookError, *, is_refusal: bool) -> None:
-        """For good. After a refusal the server has taken nothing that was sent behind it."""
+        """Ends the writer. After a refusal the server has taken nothing that was sent later."""
         if self.failure is not None:
             return
         self.failure = error

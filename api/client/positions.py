@@ -46,7 +46,7 @@ def position_of(start: Start) -> Position:
             return Ago(round(start.total_seconds() * 1_000_000))
         case Earliest() | Latest() | AtOffset() | BeforeTail() | AtTime() | Ago() | AtCursor():
             return start
-        case _:  # Whoever checks no types.
+        case _:  # The caller checks no types.
             raise InvalidRequest(f"{start!r:.80} is no position")
 
 
@@ -70,7 +70,9 @@ def listed(namespace: str, prefix: str) -> tuple[str, str]:
 def milliseconds_of(seconds: float, what: str) -> int:
     """Raises `InvalidRequest` for what no length of time is."""
     if not 0 <= seconds <= _SECONDS_MAX:
-        raise InvalidRequest(f"{what} of {seconds} s is no length of time that can be told")
+        raise InvalidRequest(
+            f"{what} of {seconds} s is too long or negative; expected 0 to {_SECONDS_MAX} s"
+        )
     return round(seconds * 1000)
 
 

@@ -2,7 +2,7 @@
 
 - It resumes at the very next offset, wherever and whenever a stream broke, and up to the end that it was
   given when it began.
-- Offsets are dense: what comes has to begin where the last ended, unless a gap was told of.
+- Offsets are dense: what comes has to begin where the last ended, unless a gap event came before.
 - It never waits quietly. Servers say at least every heartbeat where they stand. One that misses two is
   left for another; after `silences_max` heartbeats without a word from anybody, or with a lag that
   does not shrink, it raises `ReaderStalled` and says what it waits for.
@@ -116,7 +116,7 @@ class EventReader:
         owners: Whom,
         config: LogClientConfig,
     ) -> None:
-        self.position: Offset | None = None  # The next one to be told; None: not known yet.
+        self.position: Offset | None = None  # The next one to return; None: not known yet.
         self.is_over = False
         self._request = request
         self._channels = channels
@@ -128,8 +128,10 @@ class EventReader:
         self._loop = asyncio.get_running_loop()
         self._call: Any = None
         self._address = ""
-        self._is_new = True  # The stream has told nothing yet.
-        self._tail: Offset | None = None  # When it began, as the first event told who stops there.
+        self._is_new = True  # No event has come on the stream yet.
+        self._tail: Offset | None = (
+            None  # When the stream began, by its first event; for bounded reads.
+        )
         self._moving_to = ""  # Where the server before has sent us.
         self._heard_at = self._loop.time()  # From anybody.
         self._due = 0.0  # When this server has been silent for too long.
@@ -149,7 +151,7 @@ class EventReader:
         return event
 
     async def next(self) -> Event | None:
-        """None: what was asked for has been told. Cancelled it misses nothing: ask again."""
+        """The next event; None at the end of the range. A cancelled call loses no event: call again."""
         while not self.is_over:
             if self._batches:
                 return self._next_batch()
@@ -159,7 +161,7 @@ class EventReader:
         return None
 
     async def aclose(self) -> None:
-        """Hangs up: the server is told to send no more. At once, cancelled or not."""
+        """Closes the stream at once, also if it is cancelled; the server stops sending."""
         self.let_go()
 
     def let_go(self) -> None:
@@ -197,7 +199,7 @@ class EventReader:
         spans = [span_of(block) for block in event.blocks]
         tiles = all(end == start for (_, end), (start, _) in pairwise(spans))
         start, end = event.base_offset, event.next_offset
-        # Each of them holds some: else whoever goes block by block finds one told twice, or left out.
+        # Each of them holds some: else readers by block would find one twice, or miss one.
         covers = spans and spans[0][0] <= start < spans[0][1] and spans[-1][0] < end <= spans[-1][1]
         if not tiles or not covers or start >= end:
             raise BadFrame(
@@ -225,7 +227,7 @@ class EventReader:
     def _on_progress(self, event: messages.Progress) -> None:
         self._expect(event.position)
         if self._tail is None and event.waits_for is not messages.WaitsFor.THROTTLE:
-            self._tail = event.tail  # Who waits for his quota has not begun.
+            self._tail = event.tail  # A reader that waits for its quota has not begun.
         before, self._last_progress = self._last_progress, event
         if before and event.lag_records and before.position == event.position:
             self._stuck += 1
@@ -336,7 +338,7 @@ class EventReader:
             waits_for=progress.waits_for.value if progress else "",
         )
         stalled.__cause__ = error
-        self._heard_at = self._loop.time()  # Whoever asks again waits anew.
+        self._heard_at = self._loop.time()  # The next call waits for the full time again.
         self._stuck = 0
         self._owners.outages.explained(stalled)
         return stalled

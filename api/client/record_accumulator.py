@@ -1,6 +1,6 @@
 """Where the records of a writer gather until they are sent: full batches, and one that is being filled.
 
-It knows no loop and no thread: whoever shares it between threads locks around each call.
+It knows no loop and no thread: callers that share it between threads lock around each call.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from rollbook.proto.errors import (
 
 _OFFSET_BYTES: Final = 4  # What a block needs for each value besides it.
 _BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
-_EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, likewise.
+_EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, generously.
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Gathering:
         index = len(values)
         size = len(value)
         room = self._room - size - _OFFSET_BYTES
-        if (  # What most records are not is told from here in one step: each of these has cost them.
+        if (  # The rare cases in one condition, so that most records pay for one test only.
             room < 0
             or index >= self._records_max
             or size > self._record_bytes_max

@@ -1,7 +1,7 @@
 """Keeps a client acquainted with the servers that there are.
 
-Whoever was given one address has to know others before that one is gone. So they are asked for as
-soon as anybody answers, and again from time to time, since servers come and go; after a failure soon. What
+A client with one configured address must learn others before that server is gone. So it requests the list as
+soon as a server answers, and again from time to time, since servers come and go; after a failure soon. What
 was learned last is kept as long as nothing newer is heard.
 """
 

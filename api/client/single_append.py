@@ -1,7 +1,7 @@
 """`log.append`: one batch, and its ack.
 
-Each append that is under way has a producer of its own, so that a failure of one is none of another's
-business; whoever comes next takes the producer over. One whose last append is in doubt goes on in a new
+Each append that is under way has a producer of its own, so that the failure of one does not affect
+others; the next append takes the producer over. One whose last append is in doubt goes on in a new
 epoch, which fences that append; so does one that the log has forgotten (`producer.py`).
 """
 

@@ -52,7 +52,7 @@ class SyncSubmission:
 
         What it raises is logged, as futures do it: nobody is there to hear of it.
         """
-        is_called = threading.Lock()  # Whoever gets it calls.
+        is_called = threading.Lock()  # The first to acquire it calls.
 
         def call() -> None:
             if is_called.acquire(blocking=False):

@@ -73,7 +73,7 @@ def on_ended(log: LogName, pending: int) -> None:
 
 
 def on_collected(writer: object, log: LogName, pending: int) -> None:
-    """Nobody is left who could be told in another way."""
+    """Logs the loss: the writer is gone, and its caller can get no error."""
     if pending:
         _logger.warning("writer_collected: records_in_doubt=%d log=%s", pending, log)
         warnings.warn(

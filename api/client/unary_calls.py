@@ -2,8 +2,8 @@
 
 Every change that can be asked for may be repeated: made twice it is as if it had been made once. An answer
 that refuses it after an attempt whose end nobody heard of says therefore nothing for certain, and is
-raised as in doubt. Who acquires a log does so by an attempt that has a name, so that he does not stand in
-his own way when he asks again.
+raised as in doubt. Acquiring a log has a named attempt, so that a retry is
+not refused because of the first request.
 """
 
 import asyncio

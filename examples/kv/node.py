@@ -32,7 +32,7 @@ class Node:
         self.term: wal.Term | None = None
 
     def get(self, key: str) -> str | None:
-        """Whatever anybody was told that it is; also if another node has told him."""
+        """The value after every write that any node has acknowledged before this call."""
         return self.machine.read(lambda: self.store.values.get(key))
 
     def change(self, command: dict[str, Any]) -> Any:
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
                 super().handle_one_request()
             except RollbookError as error:
                 self._answer(503 if error.outcome is Outcome.NOT_APPLIED else 504, str(error))
-        except ConnectionError:  # Whoever asked has hung up.
+        except ConnectionError:  # The client has hung up.
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:

@@ -48,7 +48,7 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
     if there.named(name) is not None:
         raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
     added = parse_principals(tomllib.loads(section)[SECTION])
-    Principals([*there, *added])  # Nothing of it may be another's.
+    Principals([*there, *added])  # Raises if a name or token is taken.
     _replace(path, section)
     if secret:
         click.echo(secret)

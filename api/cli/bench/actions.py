@@ -237,7 +237,7 @@ class _Followers:
         self._has_news = asyncio.Event()
 
     async def follow(self, log: Log, is_ready: asyncio.Event) -> None:
-        """Ready when it is told that there is nothing before it."""
+        """Sets `is_ready` when the server has confirmed the position."""
         async for event in log.events("latest"):
             if isinstance(event, RecordBatch):
                 self._take(event.values())
@@ -262,7 +262,7 @@ class _Followers:
                     await self._has_news.wait()
         except TimeoutError:
             raise ReaderStalled(
-                "acked records were not told to those who follow", told=self.told, acked=count
+                "followers did not get all acked records", told=self.told, acked=count
             ) from None
 
 
@@ -289,7 +289,7 @@ async def _followed(logs: Sequence[Log], latencies: Histogram) -> AsyncIterator[
 def _run(
     access: LogAccess, work: Callable[[Client], Awaitable[dict[str, Any]]], writers: int
 ) -> dict[str, Any]:
-    """Told to stop, it deletes its logs, too."""
+    """Deletes its logs, also when it is stopped early."""
     configure_logs(level="error", as_json=False)
     calm_collector()
     keep_freed_memory()

@@ -28,9 +28,9 @@ class Clock(Protocol):
 
 
 class Stopwatch:
-    """A clock for one writer: over after so many records or seconds, whichever is first.
+    """A clock for one writer: over after a number of records or of seconds, whichever is first.
 
-    `on_sent` is told how many more were submitted.
+    `on_sent` gets the number of records submitted since its last call.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ def _acked(submissions: list[Submission], first: int | None) -> int:
 
 
 async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_flight: int) -> int:
-    """So many are under way at any time. How many were acked, which is all; each is timed."""
+    """Keeps `in_flight` appends under way and times each. Returns how many were acked."""
     under_way: deque[Submission] = deque()
     sent = 0
     while clock.goes_on(sent):

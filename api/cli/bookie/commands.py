@@ -1,4 +1,4 @@
-"""`rollbook bookie`: one bookie, its identity, its files, and what a running one is told to do."""
+"""`rollbook bookie`: one bookie, its identity, its files, and requests to a running one."""
 
 from typing import Final
 

@@ -88,7 +88,7 @@ class Where:
 
     @contextmanager
     def advising(self, lists: str) -> Iterator[None]:
-        """Whoever asks for what is not there is told the command that lists what is."""
+        """Adds to a `Missing` the command that lists what exists."""
         try:
             yield
         except Missing as error:

@@ -1,6 +1,6 @@
 """The cluster as HTTP management and the dashboard see it: by the functions that the shell's commands call.
 
-Each question has a deadline, unless it reads all ledgers. While the metadata store is out of reach nothing is sent to it, and the caller is told at
+Each question has a deadline, unless it reads all ledgers. While the metadata store is out of reach nothing is sent to it, and calls fail at
 once. A change that was sent and not answered has an unknown outcome, as in the shell.
 """
 
@@ -370,8 +370,8 @@ class ClusterAdmin:
     ) -> tuple[list[Facts], int | None]:
         """Rows with ids above `after`, and what `after` is for the next page; None: there is none.
 
-        A page may have fewer rows than `limit`, even none, and another one after it: so many ledgers are looked at
-        for each (MG3). `short`: a ledger that is marked, since it lacks copies.
+        A page may have fewer rows than `limit`, even none, and another one after it: the number of ledgers that are
+        read for a page is bounded (MG3). `short`: a ledger that is marked, since it lacks copies.
         """
         return await self._look(self._page(after, limit, state, bookie, short))
 

@@ -68,7 +68,7 @@ class _Gathering:
         self.found: dict[str, Any] = {}
         self._archive = archive
         self.missing: list[dict[str, Any]] = []
-        self._ids: frozenset[str] = frozenset()  # Of the log servers that were told of.
+        self._ids: frozenset[str] = frozenset()  # Of the log servers that are registered.
 
     def miss(self, what: str, error: RollbookError) -> dict[str, Any]:
         why = {"error": error.code.reason, "detail": str(error)}
@@ -151,7 +151,9 @@ class _Gathering:
         if self._ids and registered and not registered & self._ids:
             self.miss(
                 "the cluster of the servers that were asked",
-                BadConfig("the metadata that was looked at names none of them: it is another's"),
+                BadConfig(
+                    "the metadata that was read names none of them: it is of another cluster"
+                ),
             )
         for name, why in sorted(missing.items()):
             self.miss(f"metrics of {name}", why)

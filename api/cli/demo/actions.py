@@ -1,6 +1,6 @@
 """What the clients of `rollbook demo` do: append and look at every ack, read and look at every record.
 
-Record number N has to get offset N: whoever reads knows what has to come next.
+Record number N has to get offset N: so a reader can check each record.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Appending:
         return time.monotonic() - begun_s
 
     async def at_pace(self, count: int, per_second: int) -> None:
-        """Whoever was held up does not catch up."""
+        """A delay is not made up for with a burst."""
         end, at_once = self._submitted + count, round(per_second * _TICK_S)
         while self._submitted < end:
             for _ in range(min(at_once, end - self._submitted)):

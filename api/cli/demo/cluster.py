@@ -100,7 +100,7 @@ class DemoCluster:
 
 
 def _environment() -> Mapping[str, str]:
-    """Without what its user has set for servers of his own."""
+    """Without the variables that configure other servers of this user."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ROLLBOOK_")}
     return {**ours, **_SMALL}
 

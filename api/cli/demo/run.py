@@ -81,9 +81,9 @@ async def _use(cluster: DemoCluster) -> None:
         await _append(cluster, client, log, records)
         await _read_back(log, records)
         await _seal(log)
-        told = await tail
-        require(told == RECORDS, "the tail is told every record", told=told)
-        _tell("tail", f"{told:,} records as they came: each once, in order, byte for byte")
+        seen = await tail
+        require(seen == RECORDS, "the tail gets every record", seen=seen)
+        _tell("tail", f"{seen:,} records as they came: each once, in order, byte for byte")
         await _verify_copies(cluster.url)
         await _truncate(log, records)
 
@@ -97,8 +97,8 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
         watching = group.create_task(appending.watch())
         took = percentiles(await appending.alone(ALONE))
         p50_ms, p99_ms = took["p50_ms"], took["p99_ms"]
-        assert p50_ms is not None, "so many have one"
-        assert p99_ms is not None, "and the other"
+        assert p50_ms is not None, "the demo has enough appends for a median"
+        assert p99_ms is not None, "and enough for a p99"
         _tell("append", f"{ALONE:,} one by one: acked after {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
         took_s = await appending.at_speed(AT_SPEED)
         _tell("append", f"{AT_SPEED:,} as fast as goes: {AT_SPEED / took_s:,.0f} records/s")

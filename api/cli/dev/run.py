@@ -49,7 +49,7 @@ def run_dev(
     configure_logs(level=log_level, as_json=False)
     folder = _folder(data)
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
-    usual = 0 if where.endswith(":0") else REST_PORT  # Whoever wants any port wants any port.
+    usual = 0 if where.endswith(":0") else REST_PORT  # A free port for one: a free port for both.
     config = LogServerConfig(
         metadata="", listen=where, rest=_on_this_machine("--rest", rest, usual)
     )

@@ -506,7 +506,7 @@ def import_(access: "LogAccess", **how: Any) -> None:
     log_export.import_log(access, **how)
 
 
-# --- What changes it for good -------------------------------------------------------------------
+# --- Permanent changes --------------------------------------------------------------------------
 
 
 @group.command(

@@ -86,7 +86,9 @@ def acquire_writer(
         again += f" --ttl {shlex.quote(ttl)}" if ttl else ""
         if isinstance(error, WriterHeld):
             error.next_step = f"{again} --wait{access.flags}, or with --steal, which fences"
-        elif error.outcome is Outcome.UNKNOWN:  # It may be his now: the same attempt is granted it.
+        elif (
+            error.outcome is Outcome.UNKNOWN
+        ):  # It may be granted already: the same attempt gets it again.
             again += f" --attempt {shlex.quote(attempt)}"
             again += " --wait" if wait else " --steal" if steal else ""
             error.next_step = f"{again}{access.flags}"

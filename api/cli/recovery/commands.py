@@ -68,7 +68,7 @@ def heal(access: "Access", **how: Any) -> None:
     verified, and written back. Ledgers that are not closed are recovered for it, which ends their writers.
 
     Entries without any copy stay UNKNOWN unless they are accepted as lost by name. It may be stopped
-    and run again at any time. Ends with 0 if the bookie is whole, 5 if something cannot be told now,
+    and run again at any time. Ends with 0 if the bookie is whole, 5 if a state is unknown now,
     7 if entries are lost.
     """
     from rollbook.api.cli.recovery import actions as recovery_work

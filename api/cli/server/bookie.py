@@ -51,7 +51,7 @@ _OTHER_FILES: Final = 768  # Of the store, handshakes, the metadata, the admin p
 
 def run_bookie(flags: Mapping[str, Any]) -> None:
     """Runs until it is stopped. Raises `StorageFailed`, `RollbookError`."""
-    # What reading the file has to tell is told before it is known what the file says.
+    # Reading the file may log, and the file's log level is not known before that.
     configure_logs(level=flags["log_level"] or "info", as_json=not sys.stderr.isatty())
     with advising(flags):
         config_file = flags["config_file"]
@@ -130,7 +130,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
         return await Bookie.open(machine, store, settings, tls)
 
     bookie = await retry_while_missing(open_bookie, settings.bookie.startup_s)
-    reason, is_serving = "told to", False
+    reason, is_serving = "asked to", False
     try:
         stats = _stats_of_recovery(recovery)
         async with _admin_pages(bookie, machine, stats) as http:
@@ -142,7 +142,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
                     is_serving = True
                     raise await bookie.failed()
             finally:
-                await bookie.leave()  # First of all, whoever asks for pages right now.
+                await bookie.leave()  # First, so that requests for pages fail at once.
     except Exception as error:
         is_of_storage = isinstance(error, OSError | BookieFailed)
         reason = "it failed" if is_serving else "it could not start"
