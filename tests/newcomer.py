@@ -2,7 +2,7 @@
 
 In a fresh folder and on one cluster, as somebody would go it: every block and every indented command as it stands,
 one after the other, but for `rollbook dev` itself, which is there; only where the cluster is, is put in its place.
-Each says how long it took; the first one that fails ends it, since whoever goes there would be stuck.
+Each reports how long it took; the first failure ends the walk, since a user would be stuck there.
 """
 
 import os

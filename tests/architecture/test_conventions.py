@@ -195,7 +195,7 @@ def test_help_loads_no_command() -> None:
 
 
 def test_no_help_loads_what_its_command_does() -> None:
-    """Whoever asks how something is done waits for the interpreter and for click, and for nothing more."""
+    """`--help` loads the interpreter and click, and nothing more."""
     code = (
         "import json, sys, click\n"
         "from rollbook.api.cli.main import rollbook\n"
@@ -280,7 +280,7 @@ def test_optimised_python_is_refused() -> None:
 
 
 def test_values_are_frozen() -> None:
-    """What `proto` hands around cannot be changed behind another's back."""
+    """Values that `proto` shares between callers are immutable."""
     from rollbook.proto import ports, quorum
 
     for module in (ports, quorum):

@@ -1,5 +1,5 @@
 """The processes of a run: bookies and clients that are started again and again, each life with files of
-its own for what it is told (`history/`) and what it complains about (`logs/`)."""
+its own for the responses it gets (`history/`) and its log (`logs/`)."""
 
 import asyncio
 import sys

@@ -1,10 +1,10 @@
-"""Judges what clients were told, in a run in which everybody could die, hang or be cut off.
+"""Judges the responses that clients got, in a run in which every process could die, hang or be cut off.
 
-- **lost**: what a writer was told is confirmed is in the ledger: it is closed there or behind it.
-- **contents**: entry i is the i-th that was written, whoever reads it, whenever.
-- **one end**: all who were told where a ledger ends were told the same, and metadata says so, too.
+- **lost**: an entry that was confirmed to a writer is in the ledger: its last entry is that one or a later one.
+- **contents**: entry i is the i-th that was written, for every reader at every time.
+- **one end**: all clients that learned where a ledger ends learned the same, and metadata says so, too.
 - **prefix**: a reader is shown entries without a gap, and none that the closed ledger has not.
-- **refused**: what a writer was told is not in the ledger is not in it.
+- **refused**: an entry that was refused to a writer is not in the ledger.
 - **late**: nothing that was handed over after somebody had seen the ledger closed is confirmed.
 - **open**: when all is healed, every ledger is closed.
 - **audit**: each ledger was then read to its end, more than once, and all its copies were looked at.
@@ -25,7 +25,7 @@ AUDITS_MIN: Final = 2
 
 @dataclass(slots=True)
 class _Ledger:
-    """What everybody together was told of one ledger."""
+    """The responses of all clients about one ledger."""
 
     ends: dict[int, str] = field(default_factory=dict)  # And who said so first.
     closed_ns: int = NEVER  # Somebody knew by then.
@@ -52,7 +52,7 @@ class Judgement:
 
     @property
     def unknown_share(self) -> float:
-        """Of what was handed over: nobody was told what became of it."""
+        """The share of appends whose outcome no client learned."""
         return (self.appended - self.acked - self.refused) / max(1, self.appended)
 
 

@@ -1,4 +1,4 @@
-"""One client process of a chaos run, driven by lines, and writing down all that it is told.
+"""One client process of a chaos run. It is driven by lines, and records every response it gets.
 
     python -m tests.chaos.client ROLE METADATA-URL HISTORY-FILE FLAW-OR-MINUS
 

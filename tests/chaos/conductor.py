@@ -296,7 +296,7 @@ class Conductor:
             self._ask(closer, "close all", "all closed", _PATIENCE_S),
             *(self._ask(name, "finish", "finished", _PATIENCE_S) for name in WRITERS[1:]),
         )
-        # Once more, for what a writer had only begun to make when it was told to finish.
+        # Once more, for a ledger that a writer had begun to make when it was asked to finish.
         await self._ask(closer, "close all", "all closed", _PATIENCE_S)
 
     async def audit(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What clients were told, written down as they are told: a file for each life of each client.
+"""The responses that clients got, recorded at once: a file for each life of each client.
 
     KIND LEDGER FIRST LAST NANOSECONDS
 
@@ -7,14 +7,14 @@ one, which all of its processes share. Numbers that a kind has no use for are -1
 
     create       LEDGER is ours to write
     append       entries FIRST to LAST were handed over; each carries its own number
-    acked, refused, unsettled   told of them: confirmed; never in the ledger; nobody knows
-    misplaced    told that they are confirmed under other ids
+    acked, refused, unsettled   their outcome: confirmed; never in the ledger; unknown
+    misplaced    confirmed under other ids
     closing      by the writer, or by a recovery that begins
-    closed       told that LEDGER ends at LAST
+    closed       the response: LEDGER ends at LAST
     follow       a reader begins at FIRST
     read         it was shown FIRST to LAST, one after the other, as they were written
     odd          it was shown FIRST, and that is not what was written
-    ended        it was told that LAST is the last
+    ended        the response: LAST is the last
     listed       metadata says that LEDGER is closed at LAST; NOT_CLOSED: it is open
     verified     every copy of LEDGER up to LAST was looked at, and FIRST of them are not as they must be
 """

@@ -1,4 +1,4 @@
-"""A network of its own for each process of a run, with a router between them that can be told to drop.
+"""A network of its own for each process of a run, with a router between them that can drop packets.
 
     conductor = the router ── 10.77.1.0/24 ── bk-1
                            ├─ 10.77.2.0/24 ── bk-2

@@ -306,7 +306,7 @@ async def test_more_calls_than_fit_wait_their_turn(store: ZooKeeperStore) -> Non
 async def test_children_are_told_by_servers_that_keep_one_mode_per_path(
     store: ZooKeeperStore, zookeeper: ZooKeeperTree
 ) -> None:
-    """Before 3.9, a recursive watch takes the place of a plain one, which told of children."""
+    """Before 3.9, a recursive watch replaces a plain one, which reported changes of children."""
     plain, recursive = await store.watch("/a"), await store.watch("/a", recursive=True)
     store.on_change(1, f"{zookeeper.chroot}/a/x")  # All that such a server says.
     assert await next_event(recursive) == WatchEvent(EventKind.CREATED, "/a/x")

@@ -136,7 +136,7 @@ def run_failed_syncs(
 ) -> Outcome:
     """After a failed fsync the kernel holds pages that it takes for clean and the disk never got.
 
-    The next process reads them there, and shows them to whoever asks; then the power goes. With large
+    The next process reads them there, and serves them to readers; then the power goes. With large
     journal files it is nearly always adds that the failed fsync was for.
     """
     with _subject(disk.path, disk.path.parent, flaw, journal_file_bytes) as subject:
@@ -226,7 +226,9 @@ def _subject(
         command = ("rollbook.api.cli.main", "cluster", "init", "--metadata", url)
         assert children.start_module(*command).wait(PATIENCE_S) == 0
         bookies.give_out_ids(url)
-        children.start_module("tests.crash.server", url)  # Whoever serves it must not be killed.
+        children.start_module(
+            "tests.crash.server", url
+        )  # The process that serves it must not be killed.
         yield Subject(
             *(folder / "bookie", children, url), flaw=flaw, journal_file_bytes=journal_file_bytes
         )

@@ -1,14 +1,14 @@
-"""What the clients of one bookie were told, and whether it can have told the truth.
+"""The responses that clients of one bookie got, and whether they can be true.
 
-The judge is told of every request before it is sent and of every answer that came. What was sent and
+The judge gets every request before it is sent, and every response that came. What was sent and
 never answered, because the process died, has an unknown outcome: until somebody reads it, both are
 possible, and from then on only what was read. For each ledger:
 
-- An entry that was acknowledged, or read, is there for good, with the bytes that were added.
+- An entry that was acknowledged, or read, stays there, with the bytes that were added.
 - An entry that nobody added, that was refused, or that was read as absent and not added since, is not.
 - A fence that was answered holds: whatever ordinary add is sent later is refused; and an entry that
   was absent to a read behind it stays absent, unless a recovery adds it.
-- The LAC that a reader is told never falls below one that was acknowledged or read before.
+- The LAC that a reader gets never falls below one that was acknowledged or read before.
 - What is deleted stays deleted.
 - UNKNOWN is never the answer: nothing here was damaged.
 

@@ -1,4 +1,4 @@
-"""Clients at work on one bookie, in both protocols, all they do told to the judge.
+"""Clients at work on one bookie, in both protocols. The judge gets all they do.
 
 Each lane has a ledger at a time, which it fills, reads, fences, fills up as a recovery does, and leaves
 or deletes; then it takes a new one. What is in flight when the bookie dies is left to the judge.
@@ -37,7 +37,9 @@ _WINDOW: Final = 150  # Adds of one lane in flight.
 _CHUNK_MAX: Final = 24
 _LEDGER_ENTRIES: Final = 1500  # About; then the lane goes on with another ledger.
 _READS_AT_ONCE: Final = 200
-_DEFERRED_EVERY: Final = 5  # So many lanes, from the fourth one on, defer the sync of some adds.
+_DEFERRED_EVERY: Final = (
+    5  # One lane in this many, from the fourth on, defers the sync of some adds.
+)
 _READS_OF_THE_LAST: Final = 5
 _OLD_LEDGERS: Final = 4  # Looked at again after each crash, besides those at work.
 
@@ -100,7 +102,7 @@ class Load:
         self.judge.on_crash()
 
     async def rest(self) -> None:
-        """Everybody ends what he has begun; the connections stay."""
+        """Each lane ends what it has begun; the connections stay."""
         self._is_resting = True
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await asyncio.gather(*self._tasks)

@@ -191,7 +191,7 @@ class Rig:
         await self.load.begin(address)
 
     async def let_work(self, adds: int = 300) -> None:
-        """Until so many more were acknowledged, and one of everything else; then a while longer."""
+        """Until `count` more were acknowledged, and one of everything else; then a while longer."""
         enough = self.judge.outcomes["acknowledged"] + adds
         await self.until(lambda: self.judge.outcomes["acknowledged"] >= enough, "answers")
         await self.load.promise_some()

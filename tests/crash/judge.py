@@ -1,4 +1,4 @@
-"""What the clients of a metadata store were told, and whether the store can have told the truth.
+"""The responses that clients of a metadata store got, and whether they can be true.
 
 Clients say each line before they send an operation and after they learn of its outcome; the judge
 lives in another process, so a line that arrived survives whatever happens to the clients. At the
@@ -140,7 +140,7 @@ class Judge:
 
     def verdict(self, store: Mapping[str, tuple[str, int]]) -> list[str]:
         """Everything that was ever wrong, given all nodes with their values and versions."""
-        for attempt in self._open.values():  # The client died, or was not told in time.
+        for attempt in self._open.values():  # The client died, or got no response in time.
             self.outcomes["unknown"] += 1
             self._on_unknown(attempt)
         self._open.clear()

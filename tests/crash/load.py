@@ -1,4 +1,4 @@
-"""A client of a metadata store under test: works, and tells on standard output what it was told.
+"""A client of a metadata store under test: it works, and prints each response it gets.
 
     python -m tests.crash.load URL NAME SESSION_TIMEOUT_S
 
@@ -66,7 +66,7 @@ async def prepare(store: MetadataStore) -> None:
 
 
 def say(*line: object) -> None:
-    """In one write, so that a line is told as a whole or not at all."""
+    """In one write, so that a line is printed as a whole or not at all."""
     os.write(1, json.dumps(line).encode() + b"\n")
 
 

@@ -66,7 +66,7 @@ def test_nor_where_only_a_folder_s_sync_keeps_names(strict_disk: ForgetfulDisk) 
 
 
 def test_failed_fsyncs_end_the_bookie_and_lose_no_promise(disk: ForgetfulDisk) -> None:
-    """What nobody knows the outcome of is settled by whoever reads it first, for good."""
+    """The first read of an entry with an unknown outcome decides it permanently."""
     crashes = run_failed_syncs(disk, 2, 1, silent)
     assert not crashes.violations
     assert disk.statistics()["syncs_failed"] >= 2

@@ -1,4 +1,4 @@
-"""The children of tests do as they are told, and never outlive them."""
+"""Child processes of tests obey their lines, and never outlive the tests."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A ZooKeeper that dies under load: what its clients were told of their writes is true."""
+"""A ZooKeeper that dies under load: the responses to its clients' writes are true."""
 
 import re
 
@@ -14,7 +14,7 @@ SESSION_TIMEOUT_S = 10.0  # Its restart may take half of that on a busy machine.
 def test_clients_of_a_dying_zookeeper_are_told_the_truth() -> None:
     """What was acknowledged is there, what was refused did not happen, no event was missed.
 
-    Sessions are left out: whoever reaches a ZooKeeper that is still starting may be told at once
+    Sessions are left out: a client of a ZooKeeper that is still starting may learn at once
     that a session of 10 s, silent for 2, is over.
     """
     with running_or_skipped() as server, family() as children:

@@ -243,7 +243,7 @@ class _Member:
         except _NOT_NOW:
             return
         except OSError:
-            self.receive()  # What it was told before is there still.
+            self.receive()  # The earlier responses are still to be read.
             self.is_hung_up = True
             return
         if not self.rest and self.attack.resets:

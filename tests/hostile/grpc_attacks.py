@@ -2,7 +2,7 @@
 
 What a client library would not send; what one can send is refused with a status (`test_guarded_doors.py`).
 
-`python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends so many of a kind each
+`python -m tests.hostile.grpc_attacks HOST PORT NAME SECONDS COUNT AUTHORITY CERTIFICATE KEY` sends COUNT of a kind each
 second (without a certificate, if that is empty): from a process of its own, so that what it costs there is not what
 others are thought to suffer.
 """

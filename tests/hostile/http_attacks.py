@@ -1,6 +1,6 @@
 """Connections that mean no good, against a log server's HTTP: what each sends, and what must come of it.
 
-`python -m tests.hostile.http_attacks HOST PORT NAME SECONDS COUNT` sends so many of a kind each second: from
+`python -m tests.hostile.http_attacks HOST PORT NAME SECONDS COUNT` sends COUNT of a kind each second: from
 a process of its own, so that what it costs there is not what others are thought to suffer.
 """
 

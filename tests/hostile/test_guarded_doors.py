@@ -212,7 +212,7 @@ def test_an_attack_on_grpc_costs_little(attack: Attack, victim: Victim) -> None:
 
 @pytest.mark.parametrize("attack", http_attacks(), ids=lambda attack: attack.name)
 def test_an_attack_on_http_has_its_answer(attack: Attack, victim: Victim) -> None:
-    if attack.name == "HTTP/2":  # Under what name he comes is of no account to who is known.
+    if attack.name == "HTTP/2":  # The name it uses does not matter to known clients.
         attack = replace(attack, end=End.ANSWERED, answer=b"HTTP/1.1 404")
     server = victim.server
     members, grown = victim.besieged((server.http, attack, _COUNT, server.context("member")))

@@ -46,7 +46,7 @@ def java_is_fenced_off() -> pytest.RaisesExc[JavaError]:
 
 
 def we_are_fenced_off() -> pytest.RaisesExc[RollbookError]:
-    """Around an append of ours. A writer that such a third copy has told of the fence takes nothing more."""
+    """Around an append of ours. A writer that a third copy has notified of the fence takes nothing more."""
 
     def is_it(error: RollbookError) -> bool:
         told = error.__cause__ if isinstance(error, AppendUnsettled) else error

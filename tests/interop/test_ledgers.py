@@ -58,7 +58,7 @@ def test_recovery_closes_a_ledger_that_was_never_written(client: Client) -> None
 
 
 def test_a_writer_is_fenced_at_full_speed(client: Client) -> None:
-    """Whatever it was told is stored is there when it has been recovered."""
+    """Every entry that was acknowledged is there after recovery."""
     writer = client.create(ALL)
     written = payloads(3000, 100)
     for first in range(0, 500, 100):

@@ -156,7 +156,7 @@ async def test_java_fences_and_recovers_our_writer(
 async def test_a_writer_at_full_speed_is_recovered_by_the_other_client(
     ledgers: Ledgers, client: Client
 ) -> None:
-    """Whatever it was told is stored is there, whoever wrote and whoever recovered."""
+    """Every entry that was acknowledged is there, for each pair of writer and recoverer."""
     written = payloads(3000, 100)
     ours = await create(ledgers, ALL)
     await ours.append_many(written[:500])

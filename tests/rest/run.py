@@ -91,7 +91,7 @@ class _Door:
         return answer.status, headers, body
 
     def json(self, method: str, path: str, body: bytes = b"") -> Any:
-        """Of a server that is not drained or out of order for good."""
+        """Of a server that is not drained or out of order permanently."""
         headers = {"content-type": "application/octet-stream"} if body else {}
         deadline = time.monotonic() + _PATIENCE_S
         while True:

@@ -27,7 +27,7 @@ def lines(_context: Any, value: Any) -> dict[str, bytes]:
 
 
 def map_path_parameters(context: Any, found: Any) -> Any:
-    """Every other one is told of what is there."""
+    """Every other request names something that exists."""
     operation = context.operation
     is_an_end = operation.path.endswith(":seal") or (
         operation.method == "delete" and operation.path.endswith("/logs/{log}")

@@ -59,7 +59,7 @@ class Script:
         self._start()
 
     def end(self) -> list[str]:
-        """All that it was told to append, when it has."""
+        """All lines that it was given, after it has appended them."""
         self.wait_for(self.next + 1)
         self._child.end_input()
         assert self._child.wait(_PATIENCE_S) == 0

@@ -1,4 +1,4 @@
-"""What clients asked, what they were told, and what was broken meanwhile.
+"""Clients' requests and responses, and the faults that were active at the time.
 
 A history is a sequence of numbered events. Each call by a client is two of them, its invocation
 and its return; a call precedes another iff its return has the smaller number, so that no two
@@ -29,7 +29,7 @@ class Append:
     invoked: int
     returned: int = NEVER
     outcome: Outcome = Outcome.UNKNOWN
-    position: int | None = None  # Told to the client; known exactly when APPLIED.
+    position: int | None = None  # In the response; known exactly when APPLIED.
     why_unknown: str = "no answer by the end of the run"
 
 

@@ -1,7 +1,7 @@
 """Fault schedules as data: a seed first becomes a list of timed faults and steps, then it runs.
 
 What a run does on purpose is written down in its `Case`: which fault hits whom, when and for how
-long, and what the clients are told to do. All other chance (delays, torn sectors, which node goes
+long, and what the clients do. All other chance (delays, torn sectors, which node goes
 first) is drawn from `Case.seed` while it runs. So a case can be cut down without changing what it
 is about, kept as JSON, and run again for ever.
 
@@ -24,7 +24,9 @@ class Kind(StrEnum):
     """Each comment names `nodes`, then `amount`. All but the momentary ones last for `for_us`."""
 
     KILL = "kill"  # node: the process dies, its page cache stays. for_us 0: it does not come back.
-    POWER_CUT = "power cut"  # nodes: they die at once and lose what was not synced; back likewise.
+    POWER_CUT = (
+        "power cut"  # nodes: they die at once and lose what was not synced; they come back at once.
+    )
     PAUSE = "pause"  # node: stopped, while its machine keeps the connections open.
     CUT = "cut"  # a, b: nothing passes either way.
     CUT_ONE_WAY = "one-way cut"  # from, to.
@@ -33,7 +35,7 @@ class Kind(StrEnum):
     SLOW_LINK = "slow link"  # from, to; µs added to each delivery.
     FAR_APART = "far apart"  # nodes; µs added to each delivery between any two of them.
     JITTER = "jitter"  # nodes; tail latency between any two of them.
-    TAIL_LATENCY = "tail latency"  # from, to; at most so many µs added to one delivery in five.
+    TAIL_LATENCY = "tail latency"  # from, to; up to `amount` µs added to one delivery in five.
     SLOW_DISK = "slow disk"  # node; µs that each sync takes.
     HUNG_DISK = "hung disk"  # node: no sync ends.
     SYNC_ERROR = "sync error"  # nodes: their syncs fail.

@@ -1,12 +1,12 @@
-"""Is there an order that explains what everybody was told? Linearizability, key by key.
+"""Is there an order that explains every response? Linearizability, key by key.
 
-Each operation takes effect at one moment between its call and its return, and is told what was there at
+Each operation takes effect at one moment between its call and its return, and returns what was there at
 that moment; one that nobody knows the end of takes effect at some moment behind its call, or never. The search
 is Wing's and Gong's: take any operation next that was called before all others returned; whatever was tried,
 as a set of operations and a value, is not tried again (Lowe). Keys are independent, and short-lived.
 
 A write that nobody knows the end of, and whose value nobody ever saw or compared with, changes nothing
-that anybody was told, and is left out.
+that any client saw, and is left out.
 """
 
 from collections import defaultdict

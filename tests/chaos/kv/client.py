@@ -1,4 +1,4 @@
-"""Clients of the key-value store: they ask any node, go where they are sent, and write down what they are told.
+"""Clients of the key-value store: they call any node, follow redirects, and record each response.
 
 Keys live for a second or two, so that what nobody knows the end of is soon nobody's concern.
 """
@@ -77,7 +77,7 @@ class Client:
         self._kinds = kinds
         self.history: list[Op] = []
         self.refused = 0
-        self.changed_ns: list[int] = []  # When it was told that a change was made.
+        self.changed_ns: list[int] = []  # When a change was acknowledged.
         self._nodes = nodes
         self._chance = chance
         self._doors = {node: Door(node) for node in nodes}

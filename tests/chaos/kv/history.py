@@ -1,4 +1,4 @@
-"""What clients of a key-value store did, and what they were told."""
+"""Calls of clients of a key-value store, with their responses."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Op:
         return self.value
 
     def explains(self, state: str | None) -> bool:
-        """Whether it could have been told what it was, with that there."""
+        """Whether its response is possible if the key had this value."""
         if not self.is_known:
             return True
         is_done = self.do != "cas" or state == self.expect

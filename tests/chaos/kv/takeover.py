@@ -1,6 +1,6 @@
 """How long nobody leads, judged: another one has to lead within `TAKEOVER_S`, in the median and mostly (`WITHIN`).
 
-Of fewer gaps of a kind than `JUDGED_FROM` that cannot be told from chance.
+With fewer gaps of a kind than `JUDGED_FROM` the difference could be chance.
 """
 
 from bisect import bisect_right

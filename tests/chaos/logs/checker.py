@@ -1,4 +1,4 @@
-"""Judges what clients of logs were told, in a run in which owners could die, hang, or be replaced.
+"""Judges the responses that clients of logs got, in a run in which owners could die, hang, or be replaced.
 
 - **linearizable**: `simulation/checkers/log.py` decides, log by log: nothing acked is lost, appended twice,
   or before what was acked before it was handed over; no hole; what was refused is nowhere; all who
@@ -7,9 +7,9 @@
   missing in front of another.
 - **retry**: a batch that is sent again gets its first offsets.
 - **condition**: what was acked with an expected offset has it.
-- **prefix**: a reader is shown every offset from where it begins, but for gaps that it is told of.
+- **prefix**: a reader gets every offset from where it begins, except for reported gaps.
 - **gap**: only what somebody asked to truncate is missing to a reader.
-- **end**: every log was sealed, all who were told its end were told the same, and all of it was read.
+- **end**: every log was sealed, all clients learned the same end, and all of it was read.
 - **thaw**: an owner that was stopped for longer than its lease acks nothing that was handed over later.
 """
 
@@ -69,7 +69,7 @@ class Judgement:
 
 
 class _Log:
-    """What everybody together was told of one log."""
+    """The responses of all clients about one log."""
 
     def __init__(self, name: str, judgement: Judgement) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""One client process of a chaos run of logs, driven by lines, and writing down all that it is told.
+"""One client process of a chaos run of logs. It is driven by lines, and records every response it gets.
 
     python -m tests.chaos.logs.client ROLE LOG-URL HISTORY-FILE
 

@@ -1,4 +1,4 @@
-"""Written down as clients are told: a file for each life of each client, a JSON object a line.
+"""The responses that clients got, recorded at once: a file for each life of each client, a JSON object a line.
 
 Each is one write, so that SIGKILL loses nothing of it. `at` is the machine's monotonic clock, which all of
 its processes share; `who` is the file's name. Records are named `STREAM/NUMBER`, and carry that name.
@@ -6,14 +6,14 @@ its processes share; `who` is the file's name. Records are named `STREAM/NUMBER`
     append       stream, first, count, expect (or none)    handed over
     acked        stream, first, offsets, epoch (or none)
     again        stream, first, offsets                     sent once more, with the same producer
-    refused      stream, first, count                       told that it never will be in the log
+    refused      stream, first, count                       it will never be in the log
     unknown      stream, first, count
     asked        then `tail`: tail                          a linearizable question for the length
     begin                                                   a reader, at no offset in particular
     read         offset, names                              shown, one after the other
     odd          offset                                     shown, and as nobody wrote it
-    gap          start, end                                 told that these are truncated
-    sealed       tail                                       told that the log ends there
+    gap          start, end                                 these are truncated
+    sealed       tail                                       the log ends there
     truncate     before                                     asked for
     owner        epoch, server, at_us, reason               as the log's own journal has it
     audited      offset, tail                               read from there to there

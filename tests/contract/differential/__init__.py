@@ -1,7 +1,7 @@
 """One random history, every store: whatever a caller can see must be the same.
 
 `run` plays plans (see `plan`) on each store (`stages`) through its own clients and compares the
-transcripts (`play`): each result, each refusal, each session event, what watches told, and the tree
+transcripts (`play`): each result, each refusal, each session event, the watches' events, and the tree
 that is left. A plan that tells stores apart is cut down to the steps that do it.
 """
 

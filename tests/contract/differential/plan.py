@@ -72,7 +72,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What the client's watches have told since the last time."""
+    """The events of the client's watches since the last call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ class _Client:
         return ("watches",)
 
     async def drain(self) -> Outcome:
-        await self.seat.store.sync()  # Then all that happened before has been told.
+        await self.seat.store.sync()  # After it every earlier event has arrived.
         # The ephemeral nodes of a session go in no particular order.
         in_order = self._terms.sessions_ended == self._sessions_ended
         self._sessions_ended = self._terms.sessions_ended

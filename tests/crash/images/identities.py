@@ -6,7 +6,7 @@ a start. After each change of a directory, and of the metadata, the power may go
 moment are those that `cuts.py` describes, and the metadata, which is elsewhere, is as it was.
 
 Then a bookie starts from them. Made or started, it must: nobody is asked for anything. In the middle of a
-rejoin or a format it may ask for that again, and no more. Whoever starts is of the life that the metadata
+rejoin or a format it may ask for that again, and no more. Every start is of the life that the metadata
 names, if it names one, and has that life's store; after a format it doubts what the earlier one may have
 held. And no copy of the directories from before that start passes for them any more (B8).
 """

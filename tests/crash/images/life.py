@@ -120,7 +120,7 @@ def _draw_config(chance: random.Random) -> StorageConfig:
 
 @contextmanager
 def small_and_quiet() -> Iterator[None]:
-    """Catalogs grow in small steps and are begun anew often; nobody logs his recovery."""
+    """Catalogs grow in small steps and are rewritten often; recoveries are not logged."""
     before = (catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES)
     catalog_module._STEP_BYTES, catalog_module._ANEW_BYTES = 4096, 4096
     configuration = structlog.get_config()
@@ -191,7 +191,7 @@ class Life:
             await at_work
             await self._background.close()
             await storage.close()
-        # A process whose journal failed ends here; whoever watches over it starts it again.
+        # A process whose journal failed ends here; its supervisor starts it again.
 
     async def _work(self, node: Node, storage: Storage) -> None:
         waiting: list[asyncio.Future[Any]] = []

@@ -1,4 +1,4 @@
-"""So many images, so many flips, on all cores; and the search for planted flaws."""
+"""A number of images and of flips, on all cores; and the search for planted flaws."""
 
 import multiprocessing
 import os
@@ -23,7 +23,9 @@ Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 FAILURES_MAX: Final = 10
-_BLANK_STRIDE: Final = 64  # Of bytes that nobody wrote, so many-th are flipped in a short run.
+_BLANK_STRIDE: Final = (
+    64  # One in this many of the bytes that were never written is flipped in a short run.
+)
 _IDENTITY_ONE_IN: Final = 4  # Traces, which are small; the others are of the storage.
 _FLIPS_PER_TASK: Final = 500
 

@@ -31,7 +31,7 @@ from tests.simulation.history import NEVER, Append, Delivery, History, Read, Tai
 class Name(StrEnum):
     LOST_WRITE = "lost write"  # Acknowledged, and later not there.
     VANISHED = "vanished read"  # Seen by someone, and later not there.
-    ABORTED_READ = "aborted read"  # Seen, though its client was told that it did not happen.
+    ABORTED_READ = "aborted read"  # Seen, though its client learned that it did not happen.
     PHANTOM_READ = "phantom read"  # Seen, though nobody appended it.
     EARLY_READ = "early read"  # Seen before anybody appended it.
     DUPLICATE = "duplicate"  # One append at two positions.

@@ -143,7 +143,7 @@ class Endpoint(asyncio.Transport):
         return self._context[LANE].name
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """From here on the protocol is told; bytes may have come before."""
+        """From here on the protocol gets its callbacks; bytes may have come before."""
         self.set_protocol(protocol)
         protocol.connection_made(self)
         if self.incoming:
@@ -195,7 +195,7 @@ class Endpoint(asyncio.Transport):
         self._network.on_departed(self)
 
     def vanish(self) -> None:
-        """Power was cut: nobody is told. What is sent here now waits for the machine to come back."""
+        """Power was cut: the peer gets no event. What it sends now waits for the machine to come back."""
         self.is_gone = self._is_closing = True
         self._network.on_departed(self)
 

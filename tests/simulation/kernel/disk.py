@@ -207,7 +207,7 @@ class SimulatedDisk:
         self._boots = 0  # Also of other disks in its place.
         # All that is done from here on; complete if it was set before anything, or before `wipe`.
         self.record: list[Operation] | None = None
-        # Told of each sync that ends well: what of the file is durable now, and from where to where
+        # Called for each sync that ends well: what of the file is durable now, and from where to where
         # that is new.
         self.on_synced: Callable[[bytearray, int, int], None] | None = None
         self.sync_s: Span = SYNC_S

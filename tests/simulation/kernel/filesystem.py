@@ -1,7 +1,7 @@
 """Files as the page cache shows them and as the disk will after a power cut. Pure: no time, no loop.
 
 Each file has its contents, the contents that are durable, and the changes in between, in order. A
-sync makes the changes durable. A power cut decides anew, as `choose` says, for what is not synced:
+sync makes the changes durable. A power cut decides, as `choose` says, for what is not synced:
 
 - each 512-byte sector holds one of the versions that were written to it since, or the durable one,
   independently of its neighbours: writes are torn and reordered;
@@ -183,7 +183,7 @@ class FileSystem:
         inode.pending.append(change)
 
     def sync(self, number: int, changes: int) -> None:
-        """Makes the first so many changes of the file's life durable."""
+        """Makes the first `count` changes of the file's life durable."""
         self.fail_sync(number, changes, (), reverts=False)
 
     def fail_sync(
@@ -237,7 +237,7 @@ class FileSystem:
                 image[position] ^= 1 << bit
 
     def revert_write(self, number: int, index: int) -> None:
-        """A write that the last sync was told of was lost: the sector has its former contents."""
+        """A write that the last sync covered was lost: the sector has its former contents."""
         inode = self.files[number]
         former = inode.replaced.pop(index)
         end = min(former.position + SECTOR, former.position // SECTOR * SECTOR + SECTOR)

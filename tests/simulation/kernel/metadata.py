@@ -308,8 +308,8 @@ class SimulatedMetadata:
         self.openers: dict[SessionId, str] = {}  # and by which process there.
         self.losses: dict[str, str] = {}  # What the next request of a node loses.
         self.commits: list[Commit] = []
-        self.on_commit: Callable[[Commit], None] | None = None  # Told of each as it happens.
-        # Told of each question before it is judged, and by which process it was asked.
+        self.on_commit: Callable[[Commit], None] | None = None  # Called for each as it happens.
+        # Called with each request before it is judged, and with the process that sent it.
         self.on_asked: Callable[[str, Question], None] | None = None
         self.lag_s: Span | None = None
         self.partial_listing_odds = 0.0
@@ -380,7 +380,7 @@ class SimulatedMetadata:
         await asyncio.get_running_loop().create_future()
 
     def _listen_in(self, service: Service) -> None:
-        """Followers and the next life of the service are told what it commits."""
+        """Followers and the next life of the service get what it commits."""
         take_batch = service.take_batch
 
         def take_and_note() -> CommitGroup | None:

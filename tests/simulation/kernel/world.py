@@ -55,7 +55,7 @@ class Process:
             value = await main(self.node)
         except asyncio.CancelledError:
             tell = self.result.cancel
-        except Exception as error:  # noqa: BLE001  # The process dies of it; who awaits it is told.
+        except Exception as error:  # noqa: BLE001  # The process dies of it; its awaiter gets the error.
             tell = partial(self.result.set_exception, error)
         else:
             tell = partial(self.result.set_result, value)

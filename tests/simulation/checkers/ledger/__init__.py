@@ -135,7 +135,7 @@ class LedgerChecker:
         self._copies.on_formatted(bookie)
 
     def on_healed(self, bookie: str) -> None:
-        """It has all of every closed ledger again, as the caller of the healing was told."""
+        """It has all of every closed ledger again, as the healing reported."""
         self._copies.on_healed(bookie)
 
     # --- At the end -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""A client that does what it is told, with the product's codec, and tells the checker all of it.
+"""A client that does the plan's steps with the product's codec, and reports all of it to the checker.
 
 It has one connection to each bookie in each version, made when first needed and made again after it
 was lost. It retries nothing: whatever had no answer then has an unknown outcome. But like any writer it
-has only so many adds on their way, and waits for a bookie that cannot be reached: else a run whose
+has a bounded number of adds on their way, and waits for a bookie that cannot be reached: else a run whose
 connections break early would be of nothing but unknown outcomes.
 """
 
@@ -278,7 +278,7 @@ class Client:
         )
         for entry_id in picked if entry_ids is None else entry_ids:
             if link.sent.get((ledger_id, entry_id)):
-                continue  # Answers to adds are told apart by these ids.
+                continue  # Answers to adds are matched by these ids.
             is_again = (
                 bookie,
                 ledger_id,

@@ -181,7 +181,7 @@ _establish_identity = Identity._establish
 
 
 async def _let_in(self: Identity) -> None:
-    """Whoever comes with empty directories."""
+    """A bookie with empty directories."""
     try:
         await _establish_identity(self)
     except WrongBookie:

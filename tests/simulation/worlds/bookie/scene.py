@@ -5,7 +5,7 @@ registration, storage, server, garbage collection, compaction, scrub. Ledgers li
 far as the clients are concerned, so whatever a bookie says is judged by itself.
 
 While clients do what the case tells them, its faults come and go. Then they end: within a deadline the
-bookies serve and are registered, whoever waits for an answer of a bookie that lived on has it, and
+bookies serve and are registered, every request to a bookie that lived on has its answer, and
 what the bookies held for clients is given back. At last all machines lose power and come back, and
 everything that was ever written is asked for.
 """

@@ -190,7 +190,7 @@ def two_losses(rng: random.Random, at_us: int) -> Happening:
         fill = Step(at_us - 800 * MS, WRITER, f"{words.FILL} 3 20 4000 3 3 2")
         later = lost_at + rng.randint(100 * MS, 500 * MS)
         return [fill], [_kill(lost_at, M1, 12_000 * MS), _kill(later, M2, 12_000 * MS)]
-    later = lost_at + rng.randint(4_500 * MS, 5_500 * MS)  # Whoever took the first one's place.
+    later = lost_at + rng.randint(4_500 * MS, 5_500 * MS)  # The one that replaced the first.
     return [_fill(at_us), _hold(at_us)], [_lose(lost_at, M1), _lose(later, rng.choice((S1, S2)))]
 
 

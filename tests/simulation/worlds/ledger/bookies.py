@@ -362,7 +362,7 @@ async def _count_nothing(_: Identity) -> bool:
 
 _pack_cookie, _unpack_cookie = cache(pack_cookie), cache(unpack_cookie)
 
-# Small files in small steps, texts that are parsed once, no copies of directories to be told apart, no
+# Small files in small steps, texts that are parsed once, no copies of directories to be detected, no
 # work in the background on which no ledger's safety rests: most of what bookies would cost.
 FRUGAL: Final[tuple[Patch, ...]] = (
     (catalog, "_STEP_BYTES", 4096),

@@ -1,6 +1,6 @@
 """Moments on which protocols fail, set up on purpose; what exactly happens in them is chance.
 
-A drill is a few steps and faults around the newest ledger: `member-1` is whoever has the first place in
+A drill is a few steps and faults around the newest ledger: `member-1` is the bookie in the first slot of
 its last fragment when the fault comes, `stranger-1` the first bookie that has none. Each lasts less than
 a second. Random cases have some of them; a planted bug that is one drill's business is sought with that
 drill alone.

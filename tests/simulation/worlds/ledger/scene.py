@@ -2,7 +2,7 @@
 
 Writers, recoverers and readers are processes of their own that know nothing of each other; all of them
 are the product's client on simulated ports. While they do what the case tells them its faults come and
-go. Then they end, perhaps but for one bookie that stays away: whoever appends has an answer, a follower
+go. Then they end, perhaps but for one bookie that stays away: each append has an answer, a follower
 sees what was written, every ledger is closed, each within a deadline (V1, V3, V4), and clients that are
 closed leave nothing behind (V5). At last all bookies lose power and come back, and every copy of
 every entry is asked for.

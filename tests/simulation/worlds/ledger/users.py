@@ -1,7 +1,7 @@
 """Those who use the ledger client, each a process of its own: a writer, recoverers, readers, an operator.
 
-They do what the case tells them and tell the checker what came of it. Whoever lost its process begins
-anew as an owner of a log would: the writer recovers the ledger that it left and makes another one.
+They do what the case says and report the outcomes to the checker. One that lost its process begins
+again as an owner of a log would: the writer recovers the ledger that it left and makes another one.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ PASSWORD: Final = b"secret"
 LOST: Final = "lost"
 LEFTOVERS: Final = "leftovers"
 SESSION_S: Final = 2.0
-_PATIENCE_S: Final = 8.0  # Of whoever asks for something that must come, and asks again then.
+_PATIENCE_S: Final = 8.0  # Of a user that waits for something that must come, and then asks again.
 _PAUSE_S: Final = 0.1
 _PRESENT_S: Final = 0.001  # A step that was due so long ago was meant for an earlier life.
 _TAIL_GIVEN_UP_AFTER: Final = 3
@@ -460,7 +460,7 @@ class Users:
             try:
                 await self._timed("delete", ledgers.delete(ledger_id, password=PASSWORD))
             except NoSuchLedger:
-                return  # An attempt before this one did it, and nobody was told that it is done.
+                return  # An earlier attempt did it, and its response was lost.
             except RollbookError as error:
                 self._sums.tell(f"deleting ledger {ledger_id} fails: {error!r}")
                 await asyncio.sleep(_PAUSE_S)

@@ -81,7 +81,7 @@ class Door(asyncio.Protocol):
                     self._spawn(self._read(message))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What was asked for goes on; what was told has nobody to hear it."""
+        """Requests go on; their responses are dropped."""
         for task in list(self._tasks):
             task.cancel()
         if self._stream is not None:

@@ -190,7 +190,7 @@ _list_replace = LogNodes.replace
 async def _list_for_any_version(
     self: LogNodes, stored: Any, listed: LedgerList, *, made_for: int | None = None
 ) -> Any:
-    """Whoever was late reads the list again and lists his ledger all the same."""
+    """A late owner reads the list again and lists its ledger all the same."""
     while True:
         try:
             return await _list_replace(

@@ -4,8 +4,8 @@ Log servers, the service core behind a simulated door, over the product's ledger
 writers, readers and an administrator that know nothing of each other; a stranger who fences. While they
 do what the case tells them its faults come and go. Then they end: whatever producers have sent is
 answered, each log takes appends at every server that is asked, readers catch up, each within a deadline;
-servers that are told to stop come to an end. At last each log is read from head to tail, and all that was
-ever told of it is held against that.
+servers that are asked to stop come to an end. At last each log is read from head to tail, and every response
+about it is compared with that.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The servers of a run: log servers with all that is behind their doors, and the bookies beneath.
 
 A log server is what `rollbook server log` runs, but for gRPC: the service core on the ports of a node,
-two sessions with the metadata store, a door. One that cannot start, or was told to stop, is started again
+two sessions with the metadata store, a door. One that cannot start, or was asked to stop, is started again
 by its operator. Bookies keep what they are given in memory, across restarts of their processes: what
 disks and whole bookies do is the business of other worlds, and costs ten times as much.
 """

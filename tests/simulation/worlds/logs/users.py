@@ -70,7 +70,7 @@ from tests.simulation.worlds.logs import plan, words
 from tests.simulation.worlds.logs.door import DoorConnection, Submit, connect
 
 ATTEMPT_S: Final = 0.7
-PATIENCE_S: Final = 1.5  # Of whoever does not have to have it.
+PATIENCE_S: Final = 1.5  # Of a user that can do without a result.
 _PAUSE_S: Final = 0.03
 _SILENCE_S: Final = 2.0
 _IN_FLIGHT: Final = 8
@@ -121,7 +121,7 @@ class Caller:
         self._sums, self._node = sums, node
         self._chance = random.Random(node.randomness.getrandbits(64))
         self._lines: dict[str, DoorConnection] = {}
-        self._owners: dict[str, str] = {}  # By log, as far as was told.
+        self._owners: dict[str, str] = {}  # By log, as far as known.
 
     def server_for(self, log: str) -> str:
         owner = self._owners.get(log)
@@ -312,7 +312,7 @@ class Users:
     async def _append(
         self, node: Node, caller: Caller, log: str, condition: Condition
     ) -> Offset | None:
-        """Returns the tail behind it, or the one that it was told of."""
+        """Returns the tail after it, or the tail in the refusal."""
         records, name = self._records, words.LOGS[log]
         values = self._values(node.name, log, 1)
         records.on_append(log, node.name, values, condition.writer_epoch)
@@ -338,7 +338,7 @@ class Users:
     async def append_surely(
         self, client: str, caller: Caller, log: str, index: int, within_s: float
     ) -> None:
-        """By whoever owns it; in an exclusive log by a new writer, who has fenced all others."""
+        """At the log's owner; in an exclusive log by a new writer, which has fenced all others."""
         name, records = words.LOGS[log], self._records
         epoch: WriterEpoch | None = None
         if plan.logs_of(self._sums.case)[log].writer_mode is WriterMode.EXCLUSIVE:
@@ -353,7 +353,7 @@ class Users:
         request = service_words.Append(name, block, condition)
         try:
             ack = await caller.settle(log, "append", request, may_repeat=True, within_s=within_s)
-        except StaleEpoch as error:  # Some writer is not through yet with what it was told to do.
+        except StaleEpoch as error:  # Some writer has not finished its step yet.
             records.on_refused(log, values, error)
             await self.append_surely(client, caller, log, index + 1000, within_s)
             return
@@ -363,7 +363,7 @@ class Users:
         records.on_acked(log, values, ack)
 
     async def resume(self, caller: Caller, server: str) -> None:
-        """Whoever was drained, as soon as he knows himself."""
+        """The servers that were drained, as soon as they know it themselves."""
         request = service_words.DrainServer(server, resume=True)
         while True:
             try:
@@ -383,7 +383,7 @@ class Users:
     async def _acquire(
         self, client: str, caller: Caller, log: str, epochs: dict[str, WriterEpoch]
     ) -> None:
-        """Half of them politely at first. Each bears a name of its own, so nobody stands in his own way."""
+        """Half of them first without stealing. Each has a name of its own, so that no holder blocks itself."""
         asked = self._records.asks_tail(client)
         mine = f"{client} {self._world.now}"
         is_polite = bool(round(self._world.now * 1e6) % 2)

@@ -41,7 +41,7 @@ READ: Final = "read"  # LOG: all of it.
 RANGE: Final = "range"  # LOG: its last records, until the server says that these are all.
 TO_TAIL: Final = "to-tail"  # LOG: a stream of them that stops at the tail.
 # Of the administrator.
-TRUNCATE: Final = "truncate"  # LOG BACK: to so many records before what is acked; or beyond it.
+TRUNCATE: Final = "truncate"  # LOG BACK: to BACK records before what is acked; or beyond it.
 MARK: Final = "mark"  # LOG BACK
 UNMARK: Final = "unmark"  # LOG
 ROLL: Final = "roll"  # LOG

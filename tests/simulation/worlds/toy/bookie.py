@@ -5,7 +5,7 @@ the order in which things happened. Nothing is answered before it is durable, wi
 plain read tells of what is durable already.
 
 At start the records up to the first bad one are copied to a new journal that takes the old one's
-name. That drops a torn tail for good. It also makes durable what the old process left in the page
+name. That drops a torn tail permanently. It also makes durable what the old process left in the page
 cache: after a failed sync those pages count as clean, so syncing them again would prove nothing.
 """
 
@@ -38,10 +38,10 @@ _RECORD_SIZE: Final = _FIELDS.size + _CRC.size
 
 class Watcher(Protocol):
     def on_serving(self, bookie: "Bookie") -> None:
-        """Told when it has replayed its journal and listens."""
+        """Called when it has replayed its journal and listens."""
 
     def on_answer(self, bookie: "Bookie", stream: Stream, ask: Message, answer: Message) -> None:
-        """Told of every answer at the instant it leaves."""
+        """Called with every answer at the instant it leaves."""
 
 
 def pack_record(kind: int, entry: int, body: int, lac: int) -> bytes:

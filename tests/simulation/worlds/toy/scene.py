@@ -194,7 +194,7 @@ class _Run:
         bookie = self._parts.bookie(BookieId(node.name), node.transport, node.disk, self.oracle)
         try:
             await bookie.serve()
-        except OSError as error:  # It stops, and whoever watches over it starts it again.
+        except OSError as error:  # It stops, and its supervisor starts it again.
             self._tell(f"{node.name} stops: {error}")
             self.world.at(self.world.now + RESTART_S, self._start_again, node)
 
