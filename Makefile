@@ -31,10 +31,11 @@ endif
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --site-dir build/site
 
 # Schemathesis over what OpenAPI says, 20,000 requests, in an environment of its own; needs uv, and a quarter of an hour.
+# OF=cluster: over management of a cluster, and not over a log server.
 schemathesis: .venv/.test
 	@$(NEEDS_UV)
 	UV_PROJECT_ENVIRONMENT=build/schemathesis $(UV) sync --quiet --frozen --only-group schemathesis
-	$(BIN)/python -m tests rest --schemathesis --cases $(or $(CASES),20000)
+	$(BIN)/python -m tests rest --of $(or $(OF),logs) --schemathesis --cases $(or $(CASES),20000)
 
 # Helm and Kubernetes' schemas, 350 MB, in an environment of their own: with it tests/architecture render compose/helm.
 chart: build/chart/.made

@@ -166,7 +166,13 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("--from", dest="seed", type=int, default=0, help="first seed (0)")
     fuzz.set_defaults(run=kinds.fuzz)
 
-    rest = kind.add_parser("rest", help="random requests to a real log server, from its OpenAPI")
+    rest = kind.add_parser("rest", help="random requests to a real server, from its OpenAPI")
+    rest.add_argument(
+        "--of",
+        choices=("logs", "cluster"),
+        default="logs",
+        help="what is asked: a log server, or management of a cluster (logs)",
+    )
     rest.add_argument("--cases", type=_count, default=1_000, help="requests in all (1,000)")
     rest.add_argument(
         "--kills", type=_count, help="of servers, under a script that appends: that many instead"

@@ -93,6 +93,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     images = "--images=14000" if arguments.thorough else "--images=10000"
     # Bytes that lie next to each other are alike: each commit flips one half of them or the other.
     kinds["images"] = ["tests", "crash", images, "--flips=half", first]
+    managed = "--cases=1500" if arguments.thorough else "--cases=150"
+    kinds["management"] = ["tests", "rest", "--of=cluster", managed, first]
     kills = ["--kills=10", "--browser"] if arguments.thorough else ["--kills=3"]
     kinds["kills"] = ["tests", "rest", *kills, first]
     kinds["spark-kills"] = [
@@ -152,7 +154,7 @@ _FIRST: Final = (
     *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "logs", "clusters"),
     *("bookies", "determinism"),
 )
-_LAST: Final = ("fuzz", "rest", "kills", "simulate", "generated")
+_LAST: Final = ("fuzz", "rest", "management", "kills", "simulate", "generated")
 
 # --- pytest -------------------------------------------------------------------------------------
 
@@ -450,7 +452,7 @@ _KILLS_WITH_BROWSER: Final = 10
 
 
 def rest(arguments: argparse.Namespace) -> Tally:
-    """Random requests to a real log server, made from what its OpenAPI says; or kills of two of them."""
+    """Random requests to a real server, made from what its OpenAPI says; or kills of two log servers."""
     if arguments.kills or arguments.browser:
         if without_curl := _without_curl("records"):
             return without_curl
@@ -460,12 +462,20 @@ def rest(arguments: argparse.Namespace) -> Tally:
             *(*wanted, _progress("kills"), _say), with_browser=arguments.browser
         )
         return found
+    of = {
+        "logs": ("tests.rest.log_subject", "LogSubject"),
+        "cluster": ("tests.rest.cluster_subject", "ClusterSubject"),
+    }
+    module_name, class_name = of[arguments.of]
+    subject = getattr(importlib.import_module(module_name), class_name)()
     if arguments.schemathesis:
         by_others = importlib.import_module("tests.rest.schemathesis_run")
-        theirs: Tally = by_others.run(arguments.cases, arguments.seed)
+        theirs: Tally = by_others.run(subject, arguments.cases, arguments.seed)
         return theirs
     module = importlib.import_module("tests.rest.run")
-    tally: Tally = module.run(arguments.cases, arguments.seed, _progress("requests"), _say)
+    tally: Tally = module.run(
+        *(subject, arguments.cases, arguments.seed, _progress("requests"), _say)
+    )
     return tally
 
 

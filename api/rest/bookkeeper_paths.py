@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from pydantic.alias_generators import to_camel
 
 from rollbook.api.access.core.grants import Duty
@@ -76,7 +76,7 @@ class ReplicationStatus(BaseModel):
 class DelaySeconds(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    delay_seconds: int = Field(ge=0, le=2**31 - 1, examples=[300])
+    delay_seconds: StrictInt = Field(ge=0, le=2**31 - 1, examples=[300])
 
 
 class BookiesToRecover(BaseModel):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.convertors import Convertor, register_url_convertor
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import CALLER
@@ -169,6 +170,20 @@ class ClusterAdmin(Protocol):
     ) -> tuple[Sequence[Facts], str | None]:
         """The newest first, as this server saw them. `wanted`: kind, bookie and log. Raises `Missing`."""
 
+
+class _LedgerPart(Convertor[str]):
+    """Of a path: neither with a verb behind it nor `bad`, so that these have no methods but their own."""
+
+    regex = "(?!bad$)[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("ledger", _LedgerPart())
 
 BookieName = Annotated[str, Path(min_length=1, max_length=255)]
 LedgerNumber = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
@@ -329,7 +344,7 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
         found, next_after = await admin.bad_ledgers(after, limit)
         return BadLedgers.model_validate({"entries": found, "next_after": next_after})
 
-    @routes.get("/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger, *AWAY))
+    @routes.get("/ledgers/{ledger_id:ledger}", responses=describe_problems(NoSuchLedger, *AWAY))
     async def get_ledger(ledger_id: LedgerNumber) -> LedgerWithPlaces:
         return LedgerWithPlaces.model_validate(await admin.ledger(ledger_id))
 
@@ -516,7 +531,9 @@ class BookieActs:
 def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
     routes = APIRouter(tags=["ledgers"])
 
-    @routes.post("/ledgers/{ledger_id}:verify", status_code=202, responses=_begins(NoSuchLedger))
+    @routes.post(
+        "/ledgers/{ledger_id:ledger}:verify", status_code=202, responses=_begins(NoSuchLedger)
+    )
     async def start_verify(
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None
     ) -> ClusterOperation:
@@ -524,7 +541,9 @@ def _ledger_acts(admin: ClusterAdmin, managing: Managing) -> APIRouter:
         return begun_at(response, await begin_verify(admin, managing, ledger_id, key))
 
     @routes.post(
-        "/ledgers/{ledger_id}:recover", status_code=202, responses=_begins(NoSuchLedger, PartOfLog)
+        "/ledgers/{ledger_id:ledger}:recover",
+        status_code=202,
+        responses=_begins(NoSuchLedger, PartOfLog),
     )
     async def start_recover(
         ledger_id: LedgerNumber, response: Response, key: IdempotencyKey = None

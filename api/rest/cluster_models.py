@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from rollbook import __version__
 from rollbook.proto.formats.lifecycle import LifecycleState
@@ -47,7 +47,9 @@ class ClusterBookie(_Shown):
     state: Literal["writable", "read-only", "down"] = Field(examples=["read-only"])
     address: str | None = Field(examples=["10.0.0.5:3181"])
     http: str | None = Field(examples=["10.0.0.5:8001"])
-    incarnation: str = Field(examples=["5f0c2a"])
+    incarnation: str | None = Field(
+        examples=["5f0c2a"]
+    )  # Null: it is a Java bookie, or never started.
     lifecycle: LifecycleState = Field(examples=["draining"])
     lifecycle_since_ms: int | None = Field(examples=[1_795_219_200_000])
     reason: str | None = Field(examples=[None])
@@ -197,11 +199,11 @@ class Switch(_Shown):
 
 
 class Delay(_Shown):
-    delay_s: int = Field(ge=0, le=2**31 - 1, examples=[300])
+    delay_s: StrictInt = Field(ge=0, le=2**31 - 1, examples=[300])
 
 
 class WantedRate(_Shown):
-    bytes_per_s: int = Field(ge=0, lt=10**17, examples=[67_108_864])  # 0: unlimited.
+    bytes_per_s: StrictInt = Field(ge=0, lt=10**17, examples=[67_108_864])  # 0: unlimited.
 
 
 class Rate(_Shown):
@@ -238,7 +240,7 @@ class WantedDrain(_Shown):
     """`at_most` of them drain at the same time, in this order."""
 
     bookies: list[str] = Field(min_length=1, max_length=_BOOKIES_MAX, examples=[["bk-2", "bk-3"]])
-    at_most: int = Field(_BOOKIES_MAX, ge=1, le=_BOOKIES_MAX, examples=[1])
+    at_most: StrictInt = Field(_BOOKIES_MAX, ge=1, le=_BOOKIES_MAX, examples=[1])
     force: StrictBool = Field(False, examples=[False])  # Though some ledgers have no other bookie.
 
 
@@ -272,7 +274,7 @@ class WantedCookie(_Shown):
     text: str = Field(
         max_length=32_768, examples=['5\nbookieHost: "bk-2"\njournalDir: "/journal"\n']
     )
-    version: int | None = Field(None, ge=0, lt=2**31, examples=[0])
+    version: StrictInt | None = Field(None, ge=0, lt=2**31, examples=[0])
 
 
 class WantedDirectories(_Shown):

@@ -142,7 +142,7 @@ def ledger_ends(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
     routes = APIRouter(tags=["ledgers"])
 
     @routes.delete(
-        "/ledgers/{ledger_id}",
+        "/ledgers/{ledger_id:ledger}",
         response_model=DeletedLedger,
         responses=_GOES_ON
         | describe_problems(NoSuchLedger, PartOfLog, RecoveryIncomplete, Overloaded, *ACTS),

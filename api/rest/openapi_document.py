@@ -8,7 +8,7 @@ is left out: no header and no field of a query can be null.
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
-from rollbook.proto.errors import RollbookError, Throttled, Unauthorized
+from rollbook.proto.errors import InvalidRequest, RollbookError, Throttled, Unauthorized
 
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": "integer", "format": "int64"}
@@ -130,7 +130,7 @@ def complete(document: dict[str, Any], open_paths: Collection[str], describe: De
                 response["headers"] = {name.rstrip("?"): _header(name) for name in names}
         for parameter in operation.get("parameters", ()):
             parameter["schema"] = _never_null(parameter["schema"])
-            _add_example(parameter)
+            _add_example(parameter, document["components"]["schemas"])
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,7 +141,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 def _add_refusals(responses: dict[str, Any], describe: Describe) -> None:
     refusals: tuple[tuple[int, type[RollbookError]], ...] = (
-        *((401, Unauthorized), (403, Unauthorized)),
+        *((400, InvalidRequest), (401, Unauthorized), (403, Unauthorized)),
         (Throttled.code.http, Throttled),
     )
     for status, error in refusals:
@@ -160,9 +160,11 @@ def _never_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **kinds[0]} if len(kinds) == 1 else schema
 
 
-def _add_example(parameter: dict[str, Any]) -> None:
+def _add_example(parameter: dict[str, Any], schemas: dict[str, Any]) -> None:
     schema = parameter["schema"]
     example = _PARAMETERS.get(parameter["name"].lower(), schema.get("default"))
+    if example is None and "$ref" in schema:
+        example = schemas[schema["$ref"].rpartition("/")[2]]["enum"][0]
     if example is None:
         example = schema.get("minimum", 1)
     if schema.get("type") == "array" and not isinstance(example, list):

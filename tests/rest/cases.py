@@ -62,23 +62,31 @@ class Case:
         return f"{self.method} {self.path} {headers} {self.body[:200]!r}"
 
 
-def case_of(document: Json, chance: random.Random, names: Sequence[str]) -> Case:
-    """`names`: of logs that are there."""
+Known = Mapping[str, Sequence[str]]
+"""Values of parameters that are there, or nearly so, by the parameter's name."""
+
+
+def case_of(document: Json, chance: random.Random, known: Known, often: str = "") -> Case:
+    """`document`: without references. `often`: how paths end that are taken seven times as often."""
     paths = sorted(document["paths"])
-    path = chance.choice([*paths, *[each for each in paths if each.endswith("/records")] * 6])
+    more = [each for each in paths if often and each.endswith(often)]
+    path = chance.choice([*paths, *more * 6])
     method = chance.choice(sorted(document["paths"][path]))
     operation = document["paths"][path][method]
     oddness = chance.choice((0.0, 0.0, 0.05, 0.3))
     query: list[str] = []
-    headers = {_TIMEOUT: chance.choice(("50", "100", "1000"))}
-    for parameter in operation.get("parameters", ()):
+    parameters = operation.get("parameters", ())
+    headers = {}
+    if any(each["name"].lower() == _TIMEOUT for each in parameters):
+        headers[_TIMEOUT] = chance.choice(("50", "100", "1000"))
+    for parameter in parameters:
         name, schema = parameter["name"], parameter.get("schema", {})
         is_odd = chance.random() < oddness
         if parameter["in"] == "path":
-            text = chance.choice(ODD_TEXTS) if is_odd else _path_value(name, chance, names)
+            text = chance.choice(ODD_TEXTS) if is_odd else _path_value(parameter, chance, known)
             path = path.replace(f"{{{name}}}", quote(text, safe=chance.choice(("", ":*%/"))))
         elif is_odd or parameter.get("required") or chance.random() < _OFTEN[parameter["in"]]:
-            text = chance.choice(ODD_TEXTS) if is_odd else _text(name, schema, chance)
+            text = chance.choice(ODD_TEXTS) if is_odd else _text(name, schema, chance, known)
             if parameter["in"] == "query":
                 query.append(f"{quote(name)}={quote(text)}")
             elif name.lower() != _TIMEOUT:
@@ -98,17 +106,17 @@ def _as_header(text: str) -> str:
     return text.encode("latin-1", "replace").decode("latin-1").strip()
 
 
-def _path_value(name: str, chance: random.Random, names: Sequence[str]) -> str:
-    if name == "offset":
-        return str(chance.randrange(4))
-    if name == "server":
-        return chance.choice(("log-1", "log-9"))
-    return "default" if name == "namespace" else chance.choice(names)
+def _path_value(parameter: Json, chance: random.Random, known: Known) -> str:
+    if parameter["name"] in known:
+        return chance.choice(known[parameter["name"]])
+    return str(value_of(parameter["schema"], chance, 0.0))
 
 
-def _text(name: str, schema: Json, chance: random.Random) -> str:
+def _text(name: str, schema: Json, chance: random.Random, known: Known) -> str:
     if name in _SMALL:
         return str(_SMALL[name])
+    if name in known:
+        return chance.choice(known[name])
     if name in ("from", "at"):
         return chance.choice(("earliest", "latest", "0", "1", "-2", "ago:1m"))
     if name == "accept":
@@ -122,14 +130,46 @@ def _text(name: str, schema: Json, chance: random.Random) -> str:
 def _body(kind: str, content: Json, chance: random.Random, oddness: float) -> bytes:
     if kind == "application/json":
         value = value_of(content["schema"], chance, oddness)
-        if "example" in content and chance.random() < 0.5:
-            value = mutated(content["example"], chance, oddness)
+        examples = _examples(content)
+        if examples and chance.random() < 0.5:
+            value = mutated(chance.choice(examples), chance, oddness)
         return json.dumps(value).encode()
     example = content.get("example", "")
     data = bytearray(example.encode() * chance.randrange(1, 5))
     if data and chance.random() < oddness:
         data[chance.randrange(len(data))] = chance.randrange(256)
     return bytes(data)
+
+
+def _examples(content: Json) -> list[Any]:
+    """Of a body; where it has none, one of those of its fields."""
+    if "example" in content:
+        return [content["example"]]
+    schema = content["schema"]
+    of_fields = {
+        name: each["examples"][0]
+        for name, each in schema.get("properties", {}).items()
+        if "examples" in each
+    }
+    return [*schema.get("examples", ()), *([of_fields] if of_fields else [])]
+
+
+def without_references(document: Json) -> Json:
+    """Each `$ref` is what it names, beside what stands with it."""
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolve(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        found = {name: resolve(each) for name, each in value.items() if name != "$ref"}
+        if isinstance(value.get("$ref"), str):
+            *_, group, name = value["$ref"].split("/")
+            found = {**resolve(document["components"][group][name]), **found}
+        return found
+
+    found: Json = resolve(document)
+    return found
 
 
 def mutated(value: Any, chance: random.Random, oddness: float) -> Any:

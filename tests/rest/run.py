@@ -1,5 +1,7 @@
 """Random requests to a real server (`python -m tests rest`): each is answered, and as OpenAPI says.
 
+The server is a log server, or with `--of cluster` the management of a cluster (`cluster_subject.py`).
+
 an answer       comes in time, with a status that is documented, and never as a surprise (INTERNAL)
 a good one      is of its schema
 a refusal       is a problem with a reason of the table, its status, its outcome
@@ -15,11 +17,10 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from rollbook.logservice.stats import NAMESPACE
 from rollbook.proto.errors import every_error
-from tests.rest.cases import Case, Json, case_of, misfits
+from tests.rest.cases import Case, Json, Known, case_of, misfits, without_references
 from tests.support.dev import running_dev
 from tests.tally import Tally
 
@@ -38,39 +39,61 @@ Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
 
 
-def run(cases: int, seed: int, progress: Progress, say: Say) -> Tally:
+class Subject(Protocol):
+    """What the requests are sent to, on a `rollbook dev` of its own."""
+
+    bookies: int
+    often: str  # How paths end that are asked most often.
+    hooks: str  # The file with what Schemathesis has to know.
+
+    def base(self, said: str) -> str:
+        """Where it is, `host:port`, by what `rollbook dev` printed."""
+
+    def begin(self, door: "Door", number: int, folder: Path) -> Known:
+        """Puts right what earlier requests did. Returns what is there."""
+
+    def begin_for_schemathesis(self, door: "Door", folder: Path) -> Known:
+        """What is there, from the first request to the last."""
+
+    def afterwards(self, door: "Door", folder: Path) -> list[str]:
+        """What does not work any more."""
+
+
+def run(subject: Subject, cases: int, seed: int, progress: Progress, say: Say) -> Tally:
     tally = Tally("requests")
-    with tempfile.TemporaryDirectory() as folder, running_dev(Path(folder) / "data", 1) as dev:
-        place = next(line for line in dev.said.splitlines() if line.startswith("rest "))
-        door = _Door(place.split()[1].removeprefix("http://").removesuffix("/v1"))
-        with closing(door):
-            document = door.json("GET", "/openapi.json")
-            answers: Counter[str] = Counter()
-            for number in range(cases):
-                if number % _LIFE == 0:
-                    names = _make_logs(door, number)
-                case = case_of(document, random.Random(f"{seed}:{number}"), names)
-                wrong = _judge(door, document, case, answers)
-                if wrong:
-                    tally.failed += 1
-                    if tally.failed <= _SHOWN:
-                        say(f"{number}: {case}\n    {wrong}")
-                else:
-                    tally.passed += 1
-                progress(number + 1, cases)
-            for text in _afterwards(door):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        running_dev(Path(name) / "data", subject.bookies) as dev,
+        closing(Door(subject.base(dev.said))) as door,
+    ):
+        folder = Path(name) / "data"
+        document = without_references(door.json("GET", "/openapi.json"))
+        answers: Counter[str] = Counter()
+        for number in range(cases):
+            if number % _LIFE == 0:
+                known = subject.begin(door, number, folder)
+            case = case_of(document, random.Random(f"{seed}:{number}"), known, subject.often)
+            wrong = _judge(door, document, case, answers)
+            if wrong:
                 tally.failed += 1
-                say(text)
-            told = ", ".join(f"{status} {count:,}" for status, count in sorted(answers.items()))
-            say(f"answers: {told}")
+                if tally.failed <= _SHOWN:
+                    say(f"{number}: {case}\n    {wrong}")
+            else:
+                tally.passed += 1
+            progress(number + 1, cases)
+        for text in subject.afterwards(door, folder):
+            tally.failed += 1
+            say(text)
+        told = ", ".join(f"{status} {count:,}" for status, count in sorted(answers.items()))
+        say(f"answers: {told}")
     return tally
 
 
-class _Door:
+class Door:
     """One connection, made again when it is over."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
+        self.place = place
         self._connection = http.client.HTTPConnection(place, timeout=_PATIENCE_S)
 
     def ask(self, case: Case) -> tuple[int, dict[str, str], bytes]:
@@ -90,32 +113,31 @@ class _Door:
             self.close()
         return answer.status, headers, body
 
-    def json(self, method: str, path: str, body: bytes = b"") -> Any:
+    def json(self, method: str, path: str, body: bytes | dict[str, Any] = b"") -> Any:
         """Of a server that is not drained or out of order permanently."""
-        headers = {"content-type": "application/octet-stream"} if body else {}
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            status, _, found = self.ask(Case("", method, path, headers, body))
-            if status != 503 or time.monotonic() > deadline:
-                break
-            time.sleep(_PAUSE_S)  # It may have lost touch with its metadata for a moment.
+        status, found = self.tries(method, path, body)
         assert status < 300, (method, path, status, found)
         return json.loads(found) if found else None
+
+    def tries(
+        self, method: str, path: str, body: bytes | dict[str, Any] = b""
+    ) -> tuple[int, bytes]:
+        """Its answer, whatever that is. `body`: bytes of a record, or fields."""
+        kind = "application/json" if isinstance(body, dict) else "application/octet-stream"
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        headers = {"content-type": kind} if data else {}
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            status, _, found = self.ask(Case("", method, path, headers, data))
+            if status != 503 or time.monotonic() > deadline:
+                return status, found
+            time.sleep(_PAUSE_S)  # It may have lost touch with its metadata for a moment.
 
     def close(self) -> None:
         self._connection.close()
 
 
-def _make_logs(door: _Door, number: int) -> list[str]:
-    names = [f"{name}-{number}" for name in ("a", "b.c", "d_e")]
-    door.json("POST", "/v1/servers/log-1:resume")
-    for name in names:
-        door.json("PUT", f"/v1/namespaces/default/logs/{name}")
-    door.json("POST", f"/v1/namespaces/default/logs/{names[0]}/records", b"first")
-    return names
-
-
-def _judge(door: _Door, document: Json, case: Case, answers: Counter[str]) -> str:
+def _judge(door: Door, document: Json, case: Case, answers: Counter[str]) -> str:
     """What is wrong with the answer; empty: nothing."""
     try:
         status, headers, body = door.ask(case)
@@ -160,22 +182,3 @@ def _judge_problem(status: int, kind: str, body: bytes, case: Case) -> str:
     if not {"type", "title", "detail", "outcome", "retryable"} <= problem.keys():
         return f"an incomplete problem: {body[:300]!r}"
     return ""
-
-
-def _afterwards(door: _Door) -> list[str]:
-    """What does not work any more."""
-    wrong = []
-    try:
-        door.json("POST", "/v1/servers/log-1:resume")
-        log = "/v1/namespaces/default/logs/afterwards"
-        door.json("PUT", log)
-        door.json("POST", f"{log}/records", b"still here")
-        found = door.json("GET", f"{log}/records")["records"]
-        if [each["data"] for each in found] != ["still here"]:
-            wrong.append(f"what was appended afterwards is {found}")
-        stats = door.json("GET", "/v1/stats")["stats"]
-        if readers := stats[f"{NAMESPACE}_readers"]:
-            wrong.append(f"{readers:g} readers were left behind")
-    except (OSError, http.client.HTTPException, AssertionError) as error:
-        wrong.append(f"the server does not serve afterwards: {error!r}")
-    return wrong

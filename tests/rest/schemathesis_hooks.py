@@ -5,14 +5,14 @@ those of no log, and after its first `:drain` all that it sends would come to on
 """
 
 import json
+import os
 import urllib.request
 from typing import Any, Final
 from zlib import crc32
 
 import schemathesis
 
-_STANDING: Final = {"namespace": "default", "log": "standing"}  # Neither sealed nor deleted.
-_SERVER: Final = "log-1"
+_KNOWN: Final = {name: found[0] for name, found in json.loads(os.environ["ROLLBOOK_KNOWN"]).items()}
 _WAITS_MS: Final = "500"  # Who says nothing else: half a minute is the server's own default.
 _PATIENCE_S: Final = 40.0
 _UNDECLARED: Final = "x-schemathesis-unknown-property"
@@ -34,8 +34,7 @@ def map_path_parameters(context: Any, found: Any) -> Any:
     )
     if not found or is_an_end or crc32(repr(sorted(found.items())).encode()) % 2:
         return found
-    there = {**_STANDING, "server": _SERVER}
-    return {name: there.get(name, value) for name, value in found.items()}
+    return {name: _KNOWN.get(name, value) for name, value in found.items()}
 
 
 def map_headers(_context: Any, found: Any) -> Any:
@@ -53,7 +52,9 @@ def after_call(_context: Any, case: Any, response: Any) -> None:
     """A server that was drained takes logs again."""
     if response.status_code < 300 and case.path.endswith(":drain"):
         base = response.request.url.partition("/v1/")[0]
-        resume = urllib.request.Request(f"{base}/v1/servers/{_SERVER}:resume", method="POST")
+        resume = urllib.request.Request(
+            f"{base}/v1/servers/{_KNOWN['server']}:resume", method="POST"
+        )
         with urllib.request.urlopen(resume, timeout=_PATIENCE_S):
             pass
 

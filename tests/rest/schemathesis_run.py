@@ -1,53 +1,62 @@
-"""Schemathesis over our OpenAPI (`make schemathesis`), against a `rollbook dev` of its own: all its checks but
-what `schemathesis.toml` takes out, with reasons. A run that sent too little has failed, too."""
+"""Schemathesis over our OpenAPI (`make schemathesis`, or `OF=cluster` with it), against a `rollbook dev` of its own: all
+its checks but what `schemathesis.toml` takes out, with reasons. A run that sent too little has failed, too."""
 
 import json
 import os
 import subprocess
 import tempfile
-import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from tests.rest.run import Door, Subject
 from tests.support.dev import running_dev
 from tests.tally import Tally, missing_piece
 
 PROGRAM: Final = Path("build/schemathesis/bin/schemathesis").absolute()
 _FOLDER: Final = Path(__file__).parent
-_STANDING: Final = "/v1/namespaces/default/logs/standing"  # As in `schemathesis_hooks.py`.
 _PATIENCE_S: Final = 40.0  # Longer than a server lets anybody wait who names no time.
 # Of what it may make up for an operation it makes half: where answers teach it nothing, it ends early.
 _MADE_UP_OF_ALLOWED: Final = 0.5
 
 
-def run(cases: int, seed: int) -> Tally:
+def run(subject: Subject, cases: int, seed: int) -> Tally:
     if not PROGRAM.exists():
         why = missing_piece("schemathesis", f"{PROGRAM} is not there", "make schemathesis")
         return Tally("requests", skipped=[why])
-    with tempfile.TemporaryDirectory() as folder, running_dev(Path(folder) / "data", 1) as dev:
-        place = next(line for line in dev.said.splitlines() if line.startswith("rest "))
-        base = place.split()[1].removesuffix("/v1")
-        with urllib.request.urlopen(
-            urllib.request.Request(base + _STANDING, method="PUT"), timeout=_PATIENCE_S
-        ):
-            pass
-        report = _send(base, cases, seed, Path(folder) / "report.json")
-        with urllib.request.urlopen(f"{base}/healthz", timeout=_PATIENCE_S):
-            pass  # It serves as before when all is over.
-    return _judged(report, cases)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        running_dev(Path(name) / "data", subject.bookies) as dev,
+        closing(Door(subject.base(dev.said))) as door,
+    ):
+        folder = Path(name) / "data"
+        known = subject.begin_for_schemathesis(door, folder)
+        hooks = {
+            "SCHEMATHESIS_HOOKS": str(_FOLDER / subject.hooks),
+            "ROLLBOOK_KNOWN": json.dumps(known),
+        }
+        door.close()
+        report = _send(door, cases, seed, Path(name) / "report.json", hooks)
+        door.close()
+        wrong = subject.afterwards(door, folder)
+    tally = _judged(report, cases)
+    for text in wrong:
+        tally.failed += 1
+        print(text)
+    return tally
 
 
-def _send(base: str, cases: int, seed: int, report: Path) -> dict[str, Any]:
+def _send(door: Door, cases: int, seed: int, report: Path, hooks: dict[str, str]) -> dict[str, Any]:
     """What it says of failures goes where all other output goes."""
-    operations = sum(map(len, _json(f"{base}/openapi.json")["paths"].values()))
+    operations = sum(map(len, door.json("GET", "/openapi.json")["paths"].values()))
     each = 1 + int(cases / operations / _MADE_UP_OF_ALLOWED)
+    where = f"http://{door.place}/openapi.json"
     command = (
-        *(PROGRAM, "--config-file", _FOLDER / "schemathesis.toml", "run", f"{base}/openapi.json"),
+        *(PROGRAM, "--config-file", _FOLDER / "schemathesis.toml", "run", where),
         *("--max-examples", str(each), "--seed", str(seed), "--request-timeout", str(_PATIENCE_S)),
         *("--continue-on-failure", "--no-shrink", "--no-color"),
         *("--report", "json", "--report-json-path", report),
     )
-    hooks = {"SCHEMATHESIS_HOOKS": str(_FOLDER / "schemathesis_hooks.py")}
     subprocess.run(command, env={**os.environ, **hooks}, cwd=report.parent, check=False)
     found: dict[str, Any] = json.loads(report.read_text())
     return found
@@ -63,8 +72,3 @@ def _judged(report: dict[str, Any], cases: int) -> Tally:
         print(f"too little was sent: {told}")
         tally.failed += 1
     return tally
-
-
-def _json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=_PATIENCE_S) as answer:
-        return json.load(answer)
