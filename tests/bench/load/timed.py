@@ -80,7 +80,7 @@ def _watch_everything() -> None:
     from rollbook.proto.runtime import disk
     from rollbook.proto.wire.request_decoder import RequestDecoder
 
-    transport = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    transport = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]  # A private class.
     _watch(transport, "_read_ready__get_buffer", "receive from sockets")
     _watch(Connection, "buffer_updated", "connections")
     _watch(RequestDecoder, "feed", "parse chunks")

@@ -47,7 +47,7 @@ def eager() -> None:
         return apply(self, command)
 
     Term.propose = apply_first  # type: ignore[method-assign]  # The flaw.
-    StateMachine._apply = apply_later  # type: ignore[method-assign]
+    StateMachine._apply = apply_later  # type: ignore[method-assign]  # The flaw.
 
 
 def trusting() -> None:

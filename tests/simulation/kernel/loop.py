@@ -400,7 +400,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         address = Address(host or "", port or 0)
         return await self.network.connect(self.lane().host, protocol_factory, address)
 
-    async def create_server(  # type: ignore[override]
+    async def create_server(  # type: ignore[override]  # Only what the simulator has.
         self,
         protocol_factory: ProtocolFactory,
         host: str | None = None,
@@ -413,13 +413,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         address = Address(host or "", port or 0)
         return self.network.listen(self.lane().host, protocol_factory, address)
 
-    async def create_unix_connection(  # type: ignore[override]
+    async def create_unix_connection(  # type: ignore[override]  # Only what the simulator has.
         self, protocol_factory: ProtocolFactory, path: str, *, ssl: None = None, **_hints: Any
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         _refuse_tls(ssl)
         return await self.network.connect(self.lane().host, protocol_factory, Address(path, 0))
 
-    async def create_unix_server(  # type: ignore[override]
+    async def create_unix_server(  # type: ignore[override]  # Only what the simulator has.
         self, protocol_factory: ProtocolFactory, path: str, *, ssl: None = None, **_hints: Any
     ) -> "SimulatedServer":
         _refuse_tls(ssl)
@@ -502,7 +502,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, *_arguments: Any) -> "asyncio.Future[Any]":  # type: ignore[override]  # Refused, whatever it is given.
         raise self._forbid("run_in_executor")
 
-    def call_soon_threadsafe(self, *_arguments: Any, context: Context | None = None) -> Call:  # type: ignore[override]
+    def call_soon_threadsafe(self, *_arguments: Any, context: Context | None = None) -> Call:  # type: ignore[override]  # There are no threads.
         raise self._forbid("call_soon_threadsafe")
 
     def _forbid(self, what: str) -> ForbiddenCall:
