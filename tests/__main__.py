@@ -241,6 +241,13 @@ def _parser() -> argparse.ArgumentParser:
         "--all", action="store_true", help="each container, more servers, other images; ~8 min"
     )
     deploy.add_argument(
+        "--of",
+        action="append",
+        default=[],
+        choices=["failures", "monitoring", "tls", "chart"],
+        help="one part of --all; repeated for several",
+    )
+    deploy.add_argument(
         "--prepare", action="store_true", help="only download what it needs, and try the engine"
     )
     deploy.add_argument(

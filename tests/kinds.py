@@ -495,7 +495,8 @@ def deploy(arguments: argparse.Namespace) -> Tally:
     if arguments.prepare:
         prepared: Tally = module.prepare(_say)
         return prepared
-    tally: Tally = module.run(_say, has_all=arguments.all, downloads=not arguments.prepared)
+    parts = module.PARTS if arguments.all else arguments.of
+    tally: Tally = module.run(_say, parts, downloads=not arguments.prepared)
     return tally
 
 

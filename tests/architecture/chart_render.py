@@ -14,17 +14,20 @@ RELEASES = ("1.34", "1.35", "1.36", "1.37")
 OF_THE_OPERATOR = "monitoring.coreos.com/v1"  # Kubernetes itself has no schema of these.
 
 
-def main(folder: str) -> None:
+def main(folder: str, release: str = "demo") -> None:
     helm: Any = importlib.import_module("helm_python")
     chart = helm.Chart.load(folder)
-    cases = {name: _rendered(helm, chart, values) for name, values in json.load(sys.stdin).items()}
+    cases = {
+        name: _rendered(helm, chart, values, release)
+        for name, values in json.load(sys.stdin).items()
+    }
     json.dump({"lint": helm.lint(folder)["errors"], "cases": cases}, sys.stdout)
 
 
-def _rendered(helm: Any, chart: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _rendered(helm: Any, chart: Any, values: dict[str, Any], release: str) -> dict[str, Any]:
     yaml: Any = importlib.import_module("yaml")
     try:
-        files = chart.render(values, name="demo", namespace="prod")
+        files = chart.render(values, name=release, namespace="prod")
     except helm.HelmError as error:
         return {"objects": [], "invalid": [], "error": str(error)}
     objects = [
@@ -54,4 +57,4 @@ def _problems(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

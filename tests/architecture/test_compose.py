@@ -1,6 +1,8 @@
 """`compose/compose.yaml` and its neighbours say what the commands, settings and files of the repository are."""
 
+import json
 import re
+import subprocess
 from dataclasses import fields
 
 import pytest
@@ -11,15 +13,19 @@ from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.runtime.config import variables_of_flags
 from tests.architecture.source import ROOT
 from tests.architecture.test_readme import _parse
+from tests.deploy import images
+from tests.tally import missing_piece
 
 COMPOSE = (ROOT / "compose" / "compose.yaml").read_text()
+TLS = (ROOT / "compose" / "compose.tls.yaml").read_text()
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
 CONTAINERFILE = (ROOT / "compose" / "Containerfile").read_text()
-COMMANDS = re.findall(r"^ +command: (?:&\S+ )?((?:server|cluster) .+)$", COMPOSE, re.MULTILINE)
+_COMMAND = re.compile(r"^ +command: (?:&\S+ )?((?:server|cluster) .+)$", re.MULTILINE)
+COMMANDS = _COMMAND.findall(COMPOSE)
 SERVERS = (BookieConfig, LogServerConfig, RecoveryServerConfig)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *_COMMAND.findall(TLS)])
 def test_each_command_can_be_typed(command: str) -> None:
     _parse(f"rollbook {command}", "compose.yaml")
 
@@ -30,8 +36,8 @@ def test_every_part_is_started() -> None:
 
 def test_each_variable_is_a_setting() -> None:
     known = {name for each in SERVERS for name in variables_of_flags(each).values()}
-    used = set(re.findall(r"(?<!\{)\b(ROLLBOOK_[A-Z_]+):", COMPOSE))
-    assert used
+    used = set(re.findall(r"(?<!\{)\b(ROLLBOOK_[A-Z_]+):", COMPOSE + TLS)) - {"ROLLBOOK_IMAGE"}
+    assert {"ROLLBOOK_METADATA", "ROLLBOOK_PEER_AUTHORITIES"} <= used
     assert used - known == set()
     for server in SERVERS:  # All of them get this one from the block that they share.
         assert "insecure" in {field.name for field in fields(server)}
@@ -39,18 +45,20 @@ def test_each_variable_is_a_setting() -> None:
 
 def test_variables_of_the_file_are_on_the_page() -> None:
     assert [
-        each for each in re.findall(r"\$\{([A-Z_]+):-", COMPOSE) if f"`{each}`" not in DEPLOY
+        each for each in re.findall(r"\$\{([A-Z_]+):-", COMPOSE + TLS) if f"`{each}`" not in DEPLOY
     ] == []
 
 
 def test_ports_are_published_on_loopback_alone() -> None:
-    ports = re.findall(r'^ +ports: \["([^"]+)"\]$', COMPOSE, re.MULTILINE)
-    assert len(ports) == COMPOSE.count(" ports:") == 3
-    assert all(each.startswith("127.0.0.1:") for each in ports)
+    lists = re.findall(r"^ +ports: (\[.+\])$", COMPOSE, re.MULTILINE)
+    assert len(lists) == COMPOSE.count(" ports:") == 3
+    assert " ports:" not in TLS
+    ports = [each for text in lists for each in json.loads(text)]
+    assert all(each.startswith("127.0.0.1:${") for each in ports)
 
 
 def test_each_mounted_file_is_there() -> None:
-    mounted = re.findall(r"(\./[^:\s\"]+):/", COMPOSE)
+    mounted = re.findall(r"(\.{1,2}/[^:\s\"]+):/", COMPOSE + TLS)
     assert mounted
     assert [each for each in mounted if not (ROOT / "compose" / each).exists()] == []
 
@@ -62,3 +70,30 @@ def test_the_image_copies_what_the_engine_is_sent() -> None:
     copied = {name for names in copies for name in names.split()}
     assert copied == sent
     assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("profiles", [(), ("monitoring",), ("example",), ("monitoring", "example")])
+@pytest.mark.parametrize("files", [("compose.yaml",), ("compose.yaml", "compose.tls.yaml")])
+def test_compose_takes_each_combination(files: tuple[str, ...], profiles: tuple[str, ...]) -> None:
+    program = images.FOLDER / "docker-compose"
+    if not program.exists():
+        how = "python -m tests deploy --prepare"
+        pytest.skip(missing_piece("compose", f"there is no {program}", how))
+    words = [*(f"--file={each}" for each in files), *(f"--profile={each}" for each in profiles)]
+    done = subprocess.run(
+        [program, *words, "config", "--quiet"],
+        cwd=ROOT / "compose",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_tls_replaces_says_the_same_besides() -> None:
+    """A command is replaced as a whole, so what it has in common is written twice."""
+    (plain,) = {each for each in COMMANDS if each.startswith("server bookie")}
+    (encrypted,) = _COMMAND.findall(TLS)
+    doors = "--listen 127.0.0.1:3181 --tls-listen :3182 --http :8001 --http-tls"
+    assert encrypted == plain.replace("--listen :3181 --http :8001", doors)

