@@ -106,11 +106,11 @@ def test_counters_and_their_logs_must_agree() -> None:
     assert verdict({}, *steps, *acks)
 
 
-def test_what_was_seen_must_have_been() -> None:
+def test_value_that_no_write_made_is_a_violation() -> None:
     assert not verdict(COUNTED, ["saw", "c", 2, "t2"])
     assert verdict(COUNTED, ["saw", "c", 2, "t7"])
     assert verdict(COUNTED, ["saw", "c", 3, "t3"])
 
 
-def test_what_a_client_found_itself_counts() -> None:
+def test_violation_that_a_client_reports_counts() -> None:
     assert verdict({}, ["bad", "its session expired"]) == ["client: its session expired"]

@@ -118,7 +118,7 @@ def test_a_block_of_many_bytes_is_a_batch_of_its_own() -> None:
     assert len(list(Batches(schema).add(Slice("ns/a", block, 0, 1)))) == 1
 
 
-def test_no_column_is_wanted_by_a_count() -> None:
+def test_count_reads_no_columns() -> None:
     schema = pa.schema([])
     batches = Batches(schema)
     list(batches.add(Slice("ns/a", some_block(random.Random(1), 9, 0), 2, 7)))

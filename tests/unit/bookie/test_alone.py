@@ -120,7 +120,7 @@ def test_where_the_disk_is_slow_it_is_waited_for_elsewhere() -> None:
     tell(story)
 
 
-def test_those_who_are_several_are_gathered() -> None:
+def test_adds_of_several_clients_share_a_sync() -> None:
     async def story(storage: Storage, node: Node) -> None:
         node.disk.quick_odds = 1.0
         clients = [await be_alone(storage, ledger_id) for ledger_id in (7, 8)]
@@ -196,7 +196,7 @@ def test_a_write_that_takes_zeros_along_is_not_made_at_once(
     tell(story, config=replace(CONFIG, zeros_ahead_bytes=stretch))
 
 
-def test_so_is_a_large_one_which_takes_none() -> None:
+def test_large_lone_add_is_synced_at_once() -> None:
     """It never was, since nothing had been written ahead of it."""
 
     async def story(storage: Storage, node: Node) -> None:

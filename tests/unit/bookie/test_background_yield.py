@@ -67,14 +67,14 @@ async def test_it_goes_on_beside_others_who_never_have_done() -> None:
         assert others.turns_left
 
 
-async def test_nobody_else_means_no_patience() -> None:
+async def test_background_work_does_not_wait_on_an_idle_loop() -> None:
     clock = StandingClock()
     clock.now_ns = MS
     await Background(clock).give_way(4.0, patience=1_000_000.0)
     assert clock.now_ns == MS
 
 
-async def test_what_is_more_pressing_goes_first() -> None:
+async def test_background_work_waits_for_urgent_work() -> None:
     clock = StandingClock()
     background = Background(clock, is_preceded=lambda: clock.now_ns < 50 * MS)
     with Others(clock, MS // 100, turns=10**9).at_work():  # Lulls, one after the other.

@@ -169,7 +169,7 @@ def _itself(client: BookieClient) -> BookieClient:
     return client
 
 
-def test_it_says_who_it_is() -> None:
+def test_bookie_answers_with_its_identity() -> None:
     """Its address may have belonged to another bookie."""
 
     async def story(town: Town) -> None:

@@ -52,7 +52,9 @@ def run(page: str, dev: RunningDev, folder: Path) -> list[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", ["tutorial.md", "services.md", "dashboard.md"])
-def test_what_is_typed_says_what_is_shown(page: str, dev: RunningDev, tmp_path: Path) -> None:
+def test_commands_of_a_guide_print_what_it_shows(
+    page: str, dev: RunningDev, tmp_path: Path
+) -> None:
     assert run(page, dev, tmp_path) == "".join(pages.blocks(DOCS / page, "text")).splitlines()
 
 
@@ -77,7 +79,7 @@ def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_what_others_type_works_as_written(dev: RunningDev, tmp_path: Path) -> None:
+def test_commands_for_users_of_other_systems_work(dev: RunningDev, tmp_path: Path) -> None:
     told = run("coming-from.md", dev, tmp_path)
     assert [line for line in told if line.startswith(("0 ", "1 ", "2 "))] == [
         *("0 17 paid", "1  shipped", "2  returned"),

@@ -124,7 +124,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield Machine(children, folder, cluster.url)
 
 
-def test_all_of_them_are_run() -> None:
+def test_every_procedure_of_the_page_is_run() -> None:
     assert list(PROCEDURES)[1:] == [
         "Scale down",
         "Reinstall a bookie",

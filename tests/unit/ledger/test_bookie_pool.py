@@ -805,7 +805,7 @@ def test_a_bookie_that_hangs_up_on_everybody_is_not_stormed() -> None:
     play(story)
 
 
-def test_nor_is_one_that_hangs_up_on_adds() -> None:
+def test_bookie_that_closes_the_connection_on_each_add_is_given_up() -> None:
     """It accepts, says who it is, and takes nothing: the frame limits may differ."""
 
     async def story(scene: Scene) -> None:

@@ -123,7 +123,7 @@ async def ask(scene: Scene, chance: random.Random, wrong: list[str]) -> str:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", range(25))
-def test_what_is_heard_answers_what_was_asked(version: int, seed: int) -> None:
+def test_each_response_reaches_its_request(version: int, seed: int) -> None:
     """CN1, CN2."""
     outcomes: dict[str, int] = {}
     acknowledged = 0

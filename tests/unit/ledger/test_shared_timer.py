@@ -97,7 +97,7 @@ async def test_a_ticker_that_is_closed_calls_nobody(time: LoopTime) -> None:
     assert not called
 
 
-async def test_one_who_fails_takes_nobodys_ticks(time: LoopTime) -> None:
+async def test_failing_writer_does_not_stop_the_ticks_of_others(time: LoopTime) -> None:
     """WR6: and the next ticks come in their time."""
     bugs: list[object] = []
     asyncio.get_running_loop().set_exception_handler(

@@ -92,7 +92,7 @@ def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
     ]
 
 
-async def test_who_hands_out_knows_whether_others_do() -> None:
+async def test_tick_flush_knows_whether_several_hand_out() -> None:
     turn, shared = TickFlush(), list[bool]()
 
     def hand_out() -> None:

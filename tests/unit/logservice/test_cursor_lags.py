@@ -177,7 +177,7 @@ def test_what_is_owned_by_then_is_not_read() -> None:
     play_idle(story)
 
 
-def test_whoever_closes_waits_for_no_read() -> None:
+def test_closing_does_not_wait_for_reads() -> None:
     async def story(lags: CursorLags, owners: Owners, nodes: Nodes) -> None:
         lags.on_idle(LOGS[0], listed(9))
         await asyncio.sleep(0)

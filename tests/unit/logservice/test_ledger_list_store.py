@@ -30,7 +30,7 @@ def test_what_the_list_forbids_is_not_asked_for_for_ever() -> None:
     play(story)
 
 
-def test_whoever_is_slower_comes_to_his_turn() -> None:
+def test_change_that_loses_races_is_made_in_the_end() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         keeper: ListKeeper = log.owner._keeper

@@ -40,7 +40,7 @@ def test_whoever_holds_a_log_fits_into_its_memory() -> None:
 
 
 @pytest.mark.parametrize("holder", ["", "h" * (HOLDER_CHARACTERS_MAX + 1), "h" * 3_000_000])
-def test_nobody_and_the_endless_hold_no_log(holder: str) -> None:
+def test_empty_and_too_long_holders_are_refused(holder: str) -> None:
     """A log without a holder is one that was released."""
     with pytest.raises(InvalidRequest):
         AcquireWriter(LOG, holder)

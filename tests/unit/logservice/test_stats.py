@@ -80,7 +80,7 @@ async def _results(stream: messages.AppendStream) -> list[messages.AppendResult]
     return list(await stream.results())
 
 
-def test_who_lags_is_told() -> None:
+def test_cursor_lags_are_counted_while_the_log_has_an_owner() -> None:
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
         log = await make_log(scene, log_suggested_to(a))

@@ -35,7 +35,7 @@ def test_a_port_without_a_default_has_to_be_said() -> None:
         parse_address("h", "listen")
 
 
-def test_who_can_reach_it() -> None:
+def test_loopback_and_wildcard_addresses_are_recognised() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1", "/run/socket")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.5", "h.example", "")))
     assert all(map(is_wildcard, ("0.0.0.0", "::")))

@@ -17,7 +17,7 @@ def kinds(case: Case) -> list[Kind]:
     return [fault.kind for fault in case.faults]
 
 
-def test_what_does_not_matter_goes() -> None:
+def test_shrinking_removes_what_does_not_matter() -> None:
     def run(case: Case) -> str | None:
         guilty = kinds(case).count(Kind.KILL) >= 2 and Kind.SYNC_ERROR in kinds(case)
         return "broken" if guilty and len(case.steps) >= 3 else None
@@ -38,7 +38,7 @@ def test_faults_become_short_and_round() -> None:
     assert fault.for_us % 100 == 0
 
 
-def test_one_bug_does_not_slide_into_another() -> None:
+def test_shrinking_keeps_to_the_same_bug() -> None:
     def run(case: Case) -> str | None:
         if len(case.faults) > 10:
             return "first"

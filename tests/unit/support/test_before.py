@@ -27,7 +27,7 @@ CASE = '<testsuite><testcase classname="tests.regressions.test_a" name="test_x[1
         ),
     ],
 )
-def test_what_a_helper_lacks_shows_nothing(inside: str, verdict: BaseVerdict) -> None:
+def test_failure_outside_a_test_shows_no_defect(inside: str, verdict: BaseVerdict) -> None:
     nodeid = "tests/regressions/test_a.py::test_x[1]"
     assert verdicts(CASE.format(inside)) == {case_of(nodeid): verdict}
 

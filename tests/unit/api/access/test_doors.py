@@ -614,7 +614,7 @@ async def test_who_hangs_up_over_an_act_is_told_too(there: Site) -> None:
     assert told["outcome"] == "unknown"
 
 
-async def test_who_had_another_server_act_is_told(there: Site) -> None:
+async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> None:
     """G9: the owner sees a server's token; the caller is known at the first server."""
 
     class Peers:
@@ -644,7 +644,7 @@ async def test_refusals_do_not_fill_the_disk(there: Site) -> None:
     assert logs[-1]["left_out"] + len(logs) == 10_001
 
 
-async def test_nobody_drowns_what_others_do(there: Site) -> None:
+async def test_flood_of_one_principal_hides_no_other_acts(there: Site) -> None:
     """G9: each has its own rate for failed acts; what may have been done is always logged."""
     audit = Audit(lambda: 0)
     with structlog.testing.capture_logs() as logs:
@@ -670,7 +670,9 @@ async def test_no_level_silences_the_audit(there: Site, log: io.StringIO) -> Non
     assert events == ["act_done", "access_refused"]
 
 
-async def test_who_asks_nobody_accounts_for_nobody(there: Site, log: io.StringIO) -> None:
+async def test_without_authentication_the_audit_obeys_the_log_level(
+    there: Site, log: io.StringIO
+) -> None:
     """On one's own machine a level is a level."""
     configure_logs(level="error", stream=log)
     CALLER.set(anybody())

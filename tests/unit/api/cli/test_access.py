@@ -21,7 +21,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(rollbook, words, catch_exceptions=True)
 
 
-def test_what_is_added_may_come_in(tmp_path: Path) -> None:
+def test_added_token_and_certificate_are_accepted(tmp_path: Path) -> None:
     path = str(tmp_path / "access.toml")
     added = run(
         *("access", "add", "ingest", "--file", path, "--append", "team/*", "--read", "team/a"),

@@ -124,7 +124,7 @@ def test_nonsense_is_told_with_what_to_do(
     assert caught.value.next_step.startswith(advice)
 
 
-def test_so_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_spec_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="No such file") as caught:
         read_spec(str(tmp_path / "nope.toml"))
     assert caught.value.next_step == "name a file that is there and that you may read"

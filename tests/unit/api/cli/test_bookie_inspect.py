@@ -516,13 +516,13 @@ async def test_a_damaged_ledger_ends_with_an_error(admin: FakeAdmin, http: str) 
     assert isinstance(found.exception, errors.DataLost)
 
 
-async def test_nobody_has_to_wait(admin: FakeAdmin, http: str) -> None:
+async def test_scrub_with_no_wait_returns_at_once(admin: FakeAdmin, http: str) -> None:
     admin.may_finish.clear()
     started = await ask(http, "scrub", "--no-wait")
     assert (started["state"], started["result"]) == ("running", None)
 
 
-async def test_what_fails_there_fails_here(admin: FakeAdmin, http: str) -> None:
+async def test_error_of_the_bookie_is_the_error_of_the_command(admin: FakeAdmin, http: str) -> None:
     admin.raises = errors.MetadataUnavailable("no answer", next_step="Wait.")
     error = await failure(http, "gc")
     assert isinstance(error, errors.MetadataUnavailable)

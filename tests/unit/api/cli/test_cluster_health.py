@@ -56,7 +56,9 @@ def member(kind: str, state: str) -> dict[str, Any]:
         ([], [], "unavailable"),
     ],
 )
-def test_it_judges_by_what_still_works(bookies: list[str], servers: list[str], health: str) -> None:
+def test_health_follows_from_what_still_works(
+    bookies: list[str], servers: list[str], health: str
+) -> None:
     found = [member("bookie", each) for each in bookies]
     found += [member("log server", each) for each in servers]
     assert judge(found)["health"] == health

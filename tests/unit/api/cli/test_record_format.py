@@ -31,7 +31,7 @@ BARE = Record(Offset(8), b"", None, NO_HEADERS, TIME_US, None)
         (r"100%%\\é\r", "100%\\é\r".encode(), "100%\\é\r".encode()),
     ],
 )
-def test_what_is_written(template: str, of_full: bytes, of_bare: bytes) -> None:
+def test_template_is_filled_with_a_record(template: str, of_full: bytes, of_bare: bytes) -> None:
     write = compile_format(template)
     assert (write(FULL), write(BARE)) == (of_full, of_bare)
 
@@ -42,7 +42,7 @@ def test_a_time_is_a_position() -> None:
 
 
 @pytest.mark.parametrize("template", ["%", "%x", r"\q", "%o{hex}", "%v{rot13}", "%v{", "a\\"])
-def test_what_says_nothing_is_refused(template: str) -> None:
+def test_template_without_a_field_is_refused(template: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compile_format(template)
     assert "%o" in caught.value.next_step

@@ -167,7 +167,9 @@ async def test_a_server_that_does_not_say_that_it_listens_is_left(
     await lines.close()
 
 
-async def test_so_hears_whoever_appends_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_append_without_a_server_greeting_names_an_earlier_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The error named the time-out only, and not what the last attempt met."""
     monkeypatch.setattr(append_line, "_GREETING_S", 0.05)
     stream = Stream()

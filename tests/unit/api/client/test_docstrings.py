@@ -41,7 +41,7 @@ def test_everything_public_says_what_it_does(face: type) -> None:
 
 
 @pytest.mark.parametrize("connect", [aio.connect, sync.connect])
-def test_so_does_connecting(connect: Callable[..., Any]) -> None:
+def test_connect_has_a_docstring(connect: Callable[..., Any]) -> None:
     assert connect.__doc__
 
 

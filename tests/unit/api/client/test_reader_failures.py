@@ -227,7 +227,7 @@ async def test_a_log_that_nobody_serves_is_told(site: Site) -> None:
     await reader.aclose()
 
 
-async def test_what_cannot_pass_ends_it(site: Site) -> None:
+async def test_permanent_error_ends_the_reader(site: Site) -> None:
     reader = await reader_of(site, scripted([records(0, b"a"), Truncated(head=7)]))
     assert await reader.next()
     with pytest.raises(Truncated) as caught:

@@ -86,7 +86,7 @@ async def test_a_server_that_comes_is_listened_to(site: Site) -> None:
         await until(watch, lambda: TWO in watch.known)
 
 
-async def test_what_cannot_pass_ends_it(site: Site) -> None:
+async def test_permanent_error_ends_the_watch(site: Site) -> None:
     site.cores["a"].failures["watch_tails"].append(Unauthorized("no"))
     async with site.client("a").tails() as watch:
         with pytest.raises(Unauthorized):

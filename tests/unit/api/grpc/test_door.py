@@ -139,7 +139,7 @@ async def test_a_failure_says_its_reason_outcome_and_ids(door: Door) -> None:
     assert detail.ids["owner_epoch"].number == 1
 
 
-async def test_what_nobody_expected_stays_here(door: Door) -> None:
+async def test_unexpected_error_is_not_shown_to_the_client(door: Door) -> None:
     door.core.failures["get_tail"].append(KeyError("secret"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await door.ask("LogService/GetTail", log_pb2.GetTailRequest(log="x"), log_pb2.LogTail)

@@ -165,7 +165,7 @@ async def test_an_error_in_the_middle_of_a_stream(line: StatusClient) -> None:
         assert_same(heard, said)
 
 
-def test_what_does_not_fit_is_left_out() -> None:
+def test_error_details_beyond_the_limit_are_left_out() -> None:
     """A peer refuses headers that are too long, and would hear nothing at all."""
     said = RollbookError("m" * 100_000, next_step="n" * 100_000, big="x" * 100_000, small=7)
     for index in range(1000):

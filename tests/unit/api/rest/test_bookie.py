@@ -486,7 +486,9 @@ async def test_what_was_begun_has_an_end_when_its_server_stops_at_once() -> None
     assert not operations.is_running("scrub")
 
 
-async def test_who_silences_the_log_is_told(client: Client, log: io.StringIO) -> None:
+async def test_audit_logs_the_act_that_raises_the_log_level(
+    client: Client, log: io.StringIO
+) -> None:
     """G9: and so are all acts after it."""
     configure_logs(stream=log)
     await client.put("/api/v1/log_level", {"level": "error"})

@@ -160,7 +160,7 @@ def document() -> dict[str, Any]:
 # --- Looking ----------------------------------------------------------------------------------
 
 
-async def test_what_is_shown(cluster: FakeCluster, client: Client) -> None:
+async def test_each_page_of_the_cluster_is_served(cluster: FakeCluster, client: Client) -> None:
     for path in LOOKS:
         assert (await client.get(f"{API}/{path}")).status == 200, path
     bookies = (await client.get(f"{API}/bookies?limit=1")).json

@@ -181,7 +181,7 @@ async def test_an_object_without_records_is_refused(there: Site, body: bytes) ->
     assert (answer.status, answer.reason) == (400, "INVALID")
 
 
-async def test_what_a_body_is_has_to_be_said(there: Site) -> None:
+async def test_append_without_a_known_media_type_is_refused(there: Site) -> None:
     for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         answer = await append(there, b"x", {"content-type": kind} if kind else {})
         assert (answer.status, answer.reason) == (415, "INVALID")
@@ -423,7 +423,7 @@ async def test_a_query_that_makes_no_sense(there: Site, query: str) -> None:
     assert (answer.status, answer.reason) == (400, "INVALID")
 
 
-async def test_what_is_accepted(there: Site) -> None:
+async def test_accept_header_decides_the_media_type(there: Site) -> None:
     for accept in (
         *("*/*", "application/*", "*/*;q=0.1", "text/html, application/json;q=0.9"),
         *("", " ", ",", ", ,", ",application/json,"),
@@ -872,7 +872,7 @@ async def test_the_tail_can_be_watched(there: Site) -> None:
         ("/readyz", "text/plain; charset=utf-8"),
     ],
 )
-async def test_what_can_be_got_has_a_head(there: Site, path: str, kind: str) -> None:
+async def test_head_has_the_headers_of_get(there: Site, path: str, kind: str) -> None:
     log_of(there).append(pack_block([b"a"]), None)
     got, answer = await there.get(path), await there.ask("HEAD", path)
     assert (answer.status, answer.headers["content-type"]) == (200, kind)

@@ -112,7 +112,7 @@ UNTIDY = [
 ]
 
 
-async def test_no_path_is_tidied_up(there: There) -> None:
+async def test_paths_are_not_normalised(there: There) -> None:
     for path in UNTIDY:
         answer = await there.client.get(path)
         assert answer.status in (400, 404)
@@ -550,7 +550,7 @@ def test_trailers_are_counted_however_they_come(end: bytes) -> None:
         assert isinstance(parsed(said + b"\r\n" + next_one)[-1], h11.EndOfMessage)
 
 
-async def test_what_decides_is_said_once(there: There) -> None:
+async def test_header_that_decides_must_not_occur_twice(there: There) -> None:
     """A proxy in between may have taken the other one."""
 
     async def say(method: str, path: str, *headers: str) -> Answer:
@@ -695,7 +695,7 @@ async def test_the_system_takes_little_for_who_takes_nothing(there: There) -> No
     writer.close()
 
 
-async def test_those_who_are_served_do_not(there: There) -> None:
+async def test_served_followers_stay_connected_when_others_wait(there: There) -> None:
     follow = f"GET {LOG}/records HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n"
     followers = [await asyncio.open_connection(*_place(there)) for _ in range(8)]
     async with asyncio.timeout(DEADLINE_S):

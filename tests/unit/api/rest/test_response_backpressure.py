@@ -37,7 +37,7 @@ def ask(room: Untaken, client: Client) -> asyncio.Task[None]:
     return asyncio.ensure_future(room.serve(answer, SCOPE, nothing, client.send))
 
 
-async def test_it_counts_while_its_head_waits() -> None:
+async def test_response_counts_while_its_head_waits() -> None:
     """For answers before it on its connection, which are not taken."""
     room, clients = Untaken(2 * SIZE), [Client() for _ in range(3)]
     asked = [ask(room, clients[0])]

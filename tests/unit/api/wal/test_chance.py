@@ -165,7 +165,7 @@ def hasty(machines: dict[str, StateMachine]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_what_clients_are_told_has_an_order(site: Site, seed: int) -> None:
+async def test_history_of_the_state_machine_is_linearizable(site: Site, seed: int) -> None:
     """WK1 to WK5"""
     world = World(site, random.Random(seed))
     await world.live()

@@ -37,7 +37,7 @@ DELETED = OPEN.with_deletion(1000)
         (DELETED, False, KEY, True, LedgerFenced),
     ],
 )
-def test_who_may_add(
+def test_whether_an_add_is_refused(
     facts: LedgerFacts, wanted: bool, key: bytes, recovery: bool, expected: Failure
 ) -> None:
     """B4: asked for is as good as durable, for adds; recovery passes; the deleted stay dead."""

@@ -9,7 +9,7 @@ from rollbook.proto.ids import NO_ENTRY
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_it_finds_what_a_dict_finds(seed: int) -> None:
+def test_journal_index_agrees_with_a_dict(seed: int) -> None:
     chance = random.Random(seed)
     table, model = Memtable(), dict[tuple[int, int], EntryLocation]()
     position = 0

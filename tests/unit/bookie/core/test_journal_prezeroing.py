@@ -19,7 +19,7 @@ def test_a_small_write_takes_zeros_along_up_to_the_end_of_a_stretch() -> None:
     assert taken == bytes(STRETCH - 2 * KIB)
 
 
-def test_those_that_follow_in_it_take_none() -> None:
+def test_adds_within_prezeroed_space_write_no_zeros() -> None:
     subject = zeros()
     subject.behind(1 * KIB, 2 * KIB)
     assert subject.takes_none(2 * KIB, 3 * KIB)
@@ -37,7 +37,7 @@ def test_a_large_write_takes_none_and_the_small_one_behind_it_does() -> None:
     assert len(subject.behind(end, end + SMALL)) == STRETCH - end - SMALL
 
 
-def test_none_lie_behind_the_end_of_the_file() -> None:
+def test_no_zeros_are_written_beyond_the_end_of_the_file() -> None:
     subject = zeros(allocated=STRETCH + 3 * KIB)
     assert len(subject.behind(STRETCH, STRETCH + KIB)) == 2 * KIB
     assert subject.takes_none(STRETCH, STRETCH + 3 * KIB)
@@ -47,7 +47,7 @@ def test_a_file_that_grows_beyond_its_size_gets_none() -> None:
     assert not zeros(allocated=4 * KIB).behind(3 * KIB, 5 * KIB)
 
 
-def test_who_wants_none_gets_none() -> None:
+def test_prezeroing_can_be_switched_off() -> None:
     subject = zeros(stretch=0)
     assert subject.takes_none(KIB, 512 * KIB)
     assert not subject.behind(KIB, 2 * KIB)

@@ -25,7 +25,7 @@ def test_who_adds_often_in_a_row_is_alone_until_somebody_else_adds() -> None:
     assert chunks_until_alone(solo, "first") == 8
 
 
-def test_those_who_take_turns_are_never_alone() -> None:
+def test_two_alternating_clients_are_not_lone_writers() -> None:
     solo = Solo(8)
     for _ in range(100):
         for source in ("first", "second"):

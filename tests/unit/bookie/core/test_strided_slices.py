@@ -33,7 +33,7 @@ def test_one_that_lies_elsewhere_or_is_longer_leaves_all_to_be_cut_one_by_one(
     assert cut_evenly(bytes(4_000), ORIGIN, *both, 0) == ()
 
 
-def test_none_are_cut_outside_the_body() -> None:
+def test_slices_outside_the_body_are_not_cut() -> None:
     positions, lengths = columns(range(0, 20 * 128, 128), 100)
     assert len(cut_evenly(bytes(20 * 128 - 28), ORIGIN, positions, lengths, 0)) == 20
     assert len(cut_evenly(bytes(20 * 128 - 29), ORIGIN, positions, lengths, 0)) == 19

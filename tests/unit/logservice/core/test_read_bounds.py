@@ -33,7 +33,7 @@ def until(offset: int | None = None, timestamp_us: int | None = None) -> Until:
         *((17, (A, B, C), 17, True), (16, (A, B), 16, True), (11, (A,), 11, True)),
     ],
 )
-def test_it_ends_at_an_offset(
+def test_read_ends_at_an_offset(
     offset: int | None, blocks: tuple[bytes, ...], end: int, is_over: bool
 ) -> None:
     assert until(offset).cut(ALL) == (Records(blocks, Offset(10), Offset(end)), is_over)
@@ -43,13 +43,13 @@ def test_it_ends_at_an_offset(
     ("time_us", "blocks", "end", "is_over"),
     [(301, (A, B, C), 20, False), (300, (A, B), 16, True), (101, (A,), 13, True)],
 )
-def test_it_ends_at_a_time(
+def test_read_ends_at_a_time(
     time_us: int, blocks: tuple[bytes, ...], end: int, is_over: bool
 ) -> None:
     assert until(None, time_us).cut(ALL) == (Records(blocks, Offset(10), Offset(end)), is_over)
 
 
-def test_of_two_ends_the_first_counts() -> None:
+def test_earlier_of_two_read_bounds_counts() -> None:
     assert until(12, 200).cut(ALL) == (Records((A,), Offset(10), Offset(12)), True)
     assert until(15, 101).cut(ALL) == (Records((A,), Offset(10), Offset(13)), True)
 

@@ -181,7 +181,7 @@ def test_blocks_that_do_not_continue_are_never_told(base: int) -> None:
 
 
 @pytest.mark.parametrize("base", [2, 4])
-def test_nor_are_those_from_memory(base: int) -> None:
+def test_records_from_memory_out_of_order_are_lost_data(base: int) -> None:
     trail = Trail(Offset(0))
     trail.on_memory([records(0, 3)])
     with pytest.raises(DataLost):

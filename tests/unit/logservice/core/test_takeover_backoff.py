@@ -21,7 +21,7 @@ def test_who_refuses_for_half_a_second_is_dead() -> None:
     assert refused(1000, 1100, 1499, 1500).is_dead
 
 
-def test_who_answers_in_between_lives() -> None:
+def test_server_that_answers_between_refusals_is_alive() -> None:
     refusals = refused(1000, 1400)
     assert refusals.is_refusing
     refusals.on_other()

@@ -166,7 +166,9 @@ async def test_a_leader_that_fails_makes_room(store: FaultyStore, rival: Metadat
     assert await votes(rival) == []
 
 
-async def test_nobody_leads_where_nobody_stands(store: FaultyStore, rival: MetadataStore) -> None:
+async def test_election_without_a_valid_vote_has_no_leader(
+    store: FaultyStore, rival: MetadataStore
+) -> None:
     assert await election(store, A).leader() is None
     await election(store, A).stand()
     await rival.set(f"{FOLDER}/V_0000000000", b"\xff")

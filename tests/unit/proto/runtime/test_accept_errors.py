@@ -58,7 +58,7 @@ def test_full_tables_are_told_at_once_and_then_once_in_a_while() -> None:
         {"message": "accept"},
     ],
 )
-def test_all_else_is_told_as_ever(context: dict[str, Any]) -> None:
+def test_other_loop_errors_reach_the_default_handler(context: dict[str, Any]) -> None:
     loop = Loop()
     with capture_logs() as events:
         loop.call_exception_handler(context)

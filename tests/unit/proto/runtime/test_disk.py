@@ -532,7 +532,7 @@ def test_what_is_read_a_second_time_is_left_to_the_page_cache(
         assert files.of(file, file.fileno(), 7, 1_000) is None
 
 
-async def test_what_will_be_read_is_read_ahead_once(
+async def test_prefetched_range_is_read_once(
     disk: SystemDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_bytes(bytes(300_000) + b"more")

@@ -74,7 +74,9 @@ def test_a_whole_run_is_three_numbers_a_column(version: int) -> None:
 
 @pytest.mark.parametrize(("version", "kind"), [(2, 1), (3, 3)])  # In version 3 with a tail.
 @pytest.mark.parametrize("wrong_by", [0x01, 0x80])
-def test_one_byte_of_it_wrong(wrong_by: int, version: int, kind: int) -> None:
+def test_run_with_one_wrong_byte_is_read_as_single_adds(
+    wrong_by: int, version: int, kind: int
+) -> None:
     frames = _stream(16_350, 16_370, kind, version=version)
     sound = frames[AT]
     for place in range(4, len(sound)):

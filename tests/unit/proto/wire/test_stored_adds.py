@@ -100,7 +100,7 @@ def test_they_are_gathered_as_they_came(seed: int) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_of_one_size_in_any_order_of_ledgers(version: int) -> None:
+def test_adds_of_one_size_and_many_ledgers_are_read_from_the_journal(version: int) -> None:
     """Of several hundred, so that the first few say nothing of the others."""
     chance = random.Random(version)
     stored, txn_ids = StoredAdds(), itertools.count(2**14 - 300)

@@ -181,7 +181,7 @@ def test_each_rule_can_be_broken(play: Callable[[CheckedHistory], None], rule: s
     assert told.broken[:1] == [rule]
 
 
-def test_what_is_right_passes() -> None:
+def test_correct_history_has_no_violation() -> None:
     told = CheckedHistory()
     told.ack(0)
     early = told.send(1)

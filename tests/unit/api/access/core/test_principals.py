@@ -79,7 +79,7 @@ def hashed(digit: str) -> dict[str, Any]:
         ({"a": 3}, "no table"),
     ],
 )
-def test_what_cannot_be_used(tables: dict[str, Any], why: str) -> None:
+def test_invalid_access_file_is_refused(tables: dict[str, Any], why: str) -> None:
     with pytest.raises(BadConfig, match=why):
         parse_principals(tables)
 

@@ -58,7 +58,7 @@ def test_a_meter_holds_both() -> None:
     Meter(None, None).require(0)
 
 
-def test_so_many_streams_and_no_more() -> None:
+def test_stream_beyond_the_quota_is_throttled() -> None:
     account = Account(Quotas(streams=2))
     with account.stream(), account.stream():
         with pytest.raises(Throttled, match="2 streams"), account.stream():

@@ -12,7 +12,7 @@ def test_an_id_names_what_a_page_has(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "a1;", "a1;-1", "a" * 500, "a1\n", ";" + "9" * 20, "<b>"])
-def test_of_a_hostile_id_a_page_has_nothing(text: str) -> None:
+def test_hostile_page_state_is_ignored(text: str) -> None:
     """DB5."""
     assert PageState.parse(text) == PageState()
 

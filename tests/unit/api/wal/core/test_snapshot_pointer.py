@@ -20,7 +20,7 @@ def test_a_mark_says_where_its_snapshot_is() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", b"x", b"7", b"{}", b'{"token": "x"}', b'{"token":"","a":1}'])
-def test_what_is_no_mark_is_said_to_be_none(blob: bytes) -> None:
+def test_damaged_snapshot_pointer_is_refused(blob: bytes) -> None:
     with pytest.raises(DigestMismatch):
         Snapshot.unpack(blob)
 

@@ -101,7 +101,7 @@ def test_what_a_client_says_comes_back(message: FromClient) -> None:
 
 
 @pytest.mark.parametrize("message", FROM_SERVICE, ids=repr)
-def test_what_the_service_says_comes_back(message: FromService) -> None:
+def test_messages_of_the_service_survive_the_codec(message: FromService) -> None:
     assert unpack_from_service(body_of(pack_from_service(message))) == message
 
 

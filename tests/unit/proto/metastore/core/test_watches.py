@@ -22,7 +22,7 @@ CREATED, CHANGED, CHILDREN = EventKind.CREATED, EventKind.CHANGED, EventKind.CHI
         (told(CHILDREN, "/"), ["plain /"]),
     ],
 )
-def test_who_is_told(event: WatchEvent, watches: list[str]) -> None:
+def test_watches_that_an_event_reaches(event: WatchEvent, watches: list[str]) -> None:
     table: WatchTable[str] = WatchTable()
     for path in ("/a", "/"):
         table.add(f"plain {path}", path, recursive=False)
