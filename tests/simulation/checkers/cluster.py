@@ -88,6 +88,7 @@ _BY_PERSON: Final = (
 
 _TRIES: Final = 3  # After which no bookie will come by itself.
 SETTLED_S: Final = 1.0  # A bookie may come back writable before it hears that it drains.
+LONG_LOOK_S: Final = 2.0  # A check that waits for a silent bookie marks what was copied meanwhile.
 HEARD_S: Final = (
     0.15  # What was asked before it by a process that no fault hinders is made by then.
 )
@@ -199,6 +200,7 @@ class ClusterChecker:
         self._checks_asked_s = -1.0
         self._has_unseen_loss = False
         self._ended_s: dict[tuple[int, int], float] = {}  # Since when a fragment's end is known.
+        self._unmarked_s: dict[tuple[int, BookieId], float] = {}  # When a mark of both went last.
         self._healing_failed_s: dict[tuple[int, str], float] = {}  # By healer and bookie.
         self._losses_told: dict[tuple[str, str], tuple[int, float]] = {}  # By process and bookie.
         self._scarce_s: dict[int, float] = {}  # When a ledger's writer had nowhere to go.
@@ -494,6 +496,7 @@ class ClusterChecker:
         self._put(self.marks, path, row)
         if row is None and before is not None:
             self.tallies.unmarks += 1
+            self._unmarked_s |= {(ledger_id, bookie): self._now() for bookie in before}
             self._on_unmarked(ledger_id, before, by())
         elif row is not None:
             self.tallies.marks += 1
@@ -508,7 +511,9 @@ class ClusterChecker:
             if is_asked:
                 continue
             ledger = self._facts.ledger(ledger_id)
-            if bookie not in self._missed and self._lacked_at_first(ledger, bookie):
+            unmarked_s = self._unmarked_s.get((ledger_id, bookie), -LONG_LOOK_S)
+            was_lacking = self._lacked_at_first(ledger, bookie) or now - unmarked_s < LONG_LOOK_S
+            if bookie not in self._missed and was_lacking:
                 continue  # A check has found that (AU7).
             # One that is back, unheard, was away for long enough before.
             seen_s = self._was_away_s.get(bookie, 0.0)
