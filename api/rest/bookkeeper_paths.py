@@ -1,11 +1,15 @@
 """BookKeeper's own paths for a whole cluster, with its names and statuses: scripts that asked a Java bookie go on.
 
-What differs from BookKeeper 4.17, and why:
+What differs from BookKeeper 4.18, and why (`tests/interop/test_http.py` asks a Java bookie the same):
 
 - "None" is an empty answer and not 404: no auditor, no ledger that lacks copies.
+- What does not exist is 404, and a request that makes no sense 400: BookKeeper answers 404, 500, or 200 with nothing done. Another
+  method is 405 and not 404.
+- Answers say their media type.
 - What runs in the background is an operation: 202 with its state, in place of 200 with a sentence. Cookies stay: they
   are deleted with `DELETE cookies/{id}`, once nothing needs them.
 - `ledger/list` has pages of 100 with metadata and of 1,000 without it, and metadata is JSON and not the node's bytes.
+- `ledger/metadata` has no password: BookKeeper shows it.
 - `ledger/read` takes the right to administer everything, since entries may be records of logs; at most 1,000 entries and
   4 MiB at a time.
 - Errors are RFC 9457 problems with the statuses of all our routes.
@@ -67,6 +71,32 @@ class ClusterInfo(_AsBookKeeper):
     writable_bookies_count: int = Field(examples=[3])
     readonly_bookies_count: int = Field(examples=[1])
     unavailable_bookies_count: int = Field(examples=[0])
+
+
+class EnsembleMember(BaseModel):
+    id: str = Field(examples=["bk-2"])
+
+
+class LedgerAsBookKeeper(_AsBookKeeper):
+    """The password is always empty; times are milliseconds since 1970."""
+
+    ledger_id: int = Field(examples=[7])
+    metadata_format_version: int = Field(examples=[3])
+    ensemble_size: int = Field(examples=[3])
+    write_quorum_size: int = Field(examples=[3])
+    ack_quorum_size: int = Field(examples=[2])
+    state: Literal["OPEN", "IN_RECOVERY", "CLOSED"] = Field(examples=["CLOSED"])
+    length: int = Field(examples=[1_024_000])
+    last_entry_id: int = Field(examples=[2_998])
+    ctime: int = Field(examples=[1_795_219_200_000])
+    digest_type: str | None = Field(examples=["CRC32C"])
+    password: Literal[""] = Field(examples=[""])
+    custom_metadata: dict[str, str] = Field(examples=[{"application": "b3JkZXJz"}])  # Base64.
+    closed: bool = Field(examples=[True])
+    all_ensembles: dict[str, list[EnsembleMember]] = Field(
+        examples=[{"0": [{"id": "bk-1"}, {"id": "bk-2"}, {"id": "bk-3"}]}]
+    )  # By the first entry of each fragment.
+    ctoken: int = Field(examples=[0])
 
 
 class ReplicationStatus(BaseModel):
@@ -189,8 +219,9 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
         }
 
     @routes.get("/ledger/metadata", responses=describe_problems(NoSuchLedger, *AWAY))
-    async def get_metadata_as_bookkeeper(ledger_id: _LedgerId) -> dict[str, str]:
-        return {str(ledger_id): json.dumps(dict(await admin.ledger(ledger_id)))}
+    async def get_metadata_as_bookkeeper(ledger_id: _LedgerId) -> dict[str, LedgerAsBookKeeper]:
+        found = await admin.ledger_as_bookkeeper(ledger_id)
+        return {str(ledger_id): LedgerAsBookKeeper.model_validate(found)}
 
     return routes
 

@@ -115,6 +115,9 @@ class ClusterAdmin(Protocol):
     async def ledger(self, ledger_id: int) -> Facts:
         """Raises `NoSuchLedger`."""
 
+    async def ledger_as_bookkeeper(self, ledger_id: int) -> Facts:
+        """By BookKeeper's names. Raises `NoSuchLedger`."""
+
     async def bad_ledgers(self, after: int, limit: int) -> tuple[Sequence[Facts], int | None]: ...
 
     async def recovery(self) -> Facts: ...

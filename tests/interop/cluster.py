@@ -192,6 +192,16 @@ class Bookie:
         self.config_path.write_text(text)
 
 
+def http_settings(port: int) -> dict[str, str | int]:
+    """Of a Java bookie that serves HTTP."""
+    return {
+        "httpServerEnabled": "true",
+        "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
+        "httpServerHost": "127.0.0.1",
+        "httpServerPort": port,
+    }
+
+
 class Cluster:
     """Its metadata are below one node of ZooKeeper's, its processes end with it."""
 
@@ -212,6 +222,7 @@ class Cluster:
         self.children = children
         self.metadata = f"zk+{layout}://{tree.server.address}{self._root}"
         self.bookies: list[Bookie] = []
+        self.http_port = 0  # Of a Java bookie, where one serves HTTP.
         self._recovering: list[Child] = []
 
     @property

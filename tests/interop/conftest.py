@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop import shell, toolchain
-from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty
+from tests.interop.cluster import ROLLBOOK, Cluster, Make, empty, http_settings
 from tests.interop.puppet import Client, Protocol, Puppet
 from tests.support.java import PIECE, NoJava
 from tests.support.processes import REPOSITORY
-from tests.support.zookeeper import ZooKeeperServer, tree, zookeeper_server
+from tests.support.zookeeper import ZooKeeperServer, free_port, tree, zookeeper_server
 from tests.tally import missing_piece
 
 __all__ = ["zookeeper_server"]
@@ -66,7 +66,8 @@ def mixed(
     with tree(zookeeper_server) as own, empty(own, folder, "longhierarchical") as cluster:
         cluster.add_bookie(Make.ROLLBOOK)
         cluster.add_bookie(Make.ROLLBOOK, "bookie-by-name")
-        cluster.add_bookie(Make.JAVA)
+        cluster.http_port = free_port()
+        cluster.add_bookie(Make.JAVA, settings=http_settings(cluster.http_port))
         shell.run(cluster.bookies[0].config_path, "initnewcluster")
         cluster.start()
         yield cluster

@@ -18,7 +18,7 @@ _WRITERS: Final = (  # The first that a test's name or its file's has in it.
 _SUBJECTS: Final = (
     (r"conversations", "replies"),
     (r"autorecovery", "autorecovery"),
-    (r"shell\.py|page\.py|bookkeeper_shell|administrators|tell_of_their_disks", "tools"),
+    (r"shell\.py|page\.py|http\.py|bookkeeper_shell|administrators|tell_of_their_disks", "tools"),
     (r"dies|died|killed|dead|lost|stop|away|comes_back|read_only", "bookie away"),
     (r"fence|recover", "recovery"),
     (r"follow|poll|lac\b|_lac_", "following"),
@@ -29,7 +29,7 @@ _SUBJECTS: Final = (
 )
 _PLACES: Final = (
     (r"\[cluster|\[.*-cluster", "ours"),
-    (r"\[mixed|mixed\.py|conversations\.py", "mixed"),
+    (r"\[mixed|mixed\.py|http\.py|conversations\.py", "mixed"),
     (r"\[javas|page\.py|java_bookie|_on_javas", "Java's"),
     (r"", "ours"),
 )

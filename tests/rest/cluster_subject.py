@@ -103,7 +103,7 @@ def _mend(door: Door, row: dict[str, Any]) -> None:
 
 async def _make_ledgers(folder: Path) -> list[int]:
     """One of them is left open by a writer that is gone."""
-    found = []
+    found: list[int] = []
     async with connect(f"sqlite://{folder}/metadata.db") as ledgers:
         for number in range(_LEDGERS):
             writer = await ledgers.create(ensemble=2, write=2)  # A bookie of three can be drained.

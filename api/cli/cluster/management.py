@@ -19,6 +19,7 @@ from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
 from rollbook.api.cli.cluster.http_next_steps import steps_for_http
 from rollbook.api.cli.ledger.actions import (
+    facts_as_bookkeeper,
     facts_of_ledger,
     fragments_of,
     in_pieces,
@@ -436,6 +437,10 @@ class ClusterAdmin:
                 for loss in (failure.losses if failure else ())
             ],
         }
+
+    async def ledger_as_bookkeeper(self, ledger_id: int) -> Facts:
+        """Raises `NoSuchLedger`."""
+        return facts_as_bookkeeper(await self._look(self._ledgers.metadata(ledger_id, fresh=True)))
 
     async def bad_ledgers(self, after: int, limit: int) -> tuple[list[Facts], int | None]:
         """Entries that a check found to be bad, and those that a repair found to be lost."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -15,11 +16,17 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import NoSuchLedger, RecoveryIncomplete
 from rollbook.proto.formats.ledger_metadata import pack_ledger_metadata
-from rollbook.proto.ids import LedgerId
+from rollbook.proto.ids import NO_ENTRY, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.wire.digest import DigestType
 
 _METADATA_READS: Final = 64  # At once.
+_JAVAS_DIGEST: Final[dict[DigestType | None, str]] = {
+    DigestType.CRC32: "CRC32",
+    DigestType.HMAC: "MAC",
+    DigestType.CRC32C: "CRC32C",
+    DigestType.DUMMY: "DUMMY",
+}
 _ROW_COLUMNS: Final = (
     *("ledger_id", "state", "quorum", "digest", "last_entry", "length", "fragments", "created"),
 )
@@ -95,6 +102,31 @@ def _rest(stored: StoredLedger) -> dict[str, Any]:
 
 def facts_of_ledger(stored: StoredLedger) -> dict[str, Any]:
     return _row(stored) | _rest(stored)
+
+
+def facts_as_bookkeeper(stored: StoredLedger) -> dict[str, Any]:
+    """By the names that BookKeeper's HTTP server gives them; without the password."""
+    metadata, quorum = stored.metadata, stored.metadata.quorum
+    return {
+        "ledger_id": metadata.ledger_id,
+        "metadata_format_version": metadata.format_version,
+        "ensemble_size": quorum.ensemble,
+        "write_quorum_size": quorum.write,
+        "ack_quorum_size": quorum.ack,
+        "state": metadata.state.name,
+        "length": metadata.length or 0,
+        "last_entry_id": NO_ENTRY if metadata.last_entry is None else metadata.last_entry,
+        "ctime": stored.created_ms,
+        "digest_type": _JAVAS_DIGEST.get(metadata.digest_type),
+        "password": "",
+        "custom_metadata": {name: b64encode(value).decode() for name, value in metadata.custom},
+        "closed": metadata.is_closed,
+        "all_ensembles": {
+            str(each.first_entry): [{"id": str(bookie)} for bookie in each.ensemble]
+            for each in metadata.fragments
+        },
+        "ctoken": metadata.creation_token or 0,
+    }
 
 
 def fragments_of(metadata: LedgerMetadata) -> list[dict[str, Any]]:

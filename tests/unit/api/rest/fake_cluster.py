@@ -195,6 +195,20 @@ class FakeCluster:
         last = found[limit - 1]["ledger_id"] if len(found) > limit else None
         return found[:limit], last
 
+    async def ledger_as_bookkeeper(self, ledger_id: int) -> Facts:
+        await self.ledger(ledger_id)
+        numbers = ("metadata_format_version", "ensemble_size", "write_quorum_size")
+        more = ("ack_quorum_size", "length", "last_entry_id", "ctime", "ctoken")
+        return dict.fromkeys((*numbers, *more), 3) | {
+            "ledger_id": ledger_id,
+            "state": "CLOSED",
+            "digest_type": "CRC32C",
+            "password": "",
+            "custom_metadata": {},
+            "closed": True,
+            "all_ensembles": {"0": [{"id": "bk-1"}]},
+        }
+
     async def ledger(self, ledger_id: int) -> Facts:
         self._ask()
         for row in self.ledger_rows:
