@@ -105,6 +105,8 @@ METHODS: Final = (
     _method(_ADMIN, messages.ListLogs, messages.LogNames),
     _method(_ADMIN, messages.UpdateLog, messages.LogState, changes=True),
     _method(_ADMIN, messages.DeleteLog, messages.DeleteLogAnswer, changes=True),
+    _method(_ADMIN, messages.ListDeletedLogs, messages.DeletedLogs),
+    _method(_ADMIN, messages.UndeleteLog, messages.LogState, changes=True),
     _method(_ADMIN, messages.RollLog, messages.RollLogAnswer, changes=True),
     _method(_ADMIN, messages.ListSegments, messages.Segments),
     _method(_ADMIN, messages.GetJournal, messages.Journal),

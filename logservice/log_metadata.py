@@ -3,6 +3,8 @@
     <own root>/logs/<namespace>/<hh>/<log>   the ledger list; `hh`: which of 256 folders, by the name
         marks                                floor and marks, from the first mark or truncation on
         cursors/<name>                       one for each cursor
+    <own root>/deleted-logs/<uid>            a deleted log whose name another log has; or the name that it came back
+                                             under, for as long as it lives, since its ledgers bear the old one
     <own root>/log-servers-witness           `Witness`: which time log servers have lived through
 
 A namespace is there from its first log on. Folders keep the children of a node few, so
@@ -18,9 +20,9 @@ that its metadata names (LL8): `replace` asks for it when a ledger is new.
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rollbook.logservice.core.cursors import (
@@ -41,9 +43,16 @@ from rollbook.logservice.core.cursors import (
 )
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, draw_log_uid
 from rollbook.logservice.core.lived_time import Witness
-from rollbook.logservice.core.log_format import TOKEN_BYTES, pack_log_node, unpack_log_node
+from rollbook.logservice.core.log_format import (
+    TOKEN_BYTES,
+    Displaced,
+    pack_displaced,
+    pack_log_node,
+    unpack_displaced,
+    unpack_log_node,
+)
 from rollbook.logservice.core.log_lives import check_life, text_of
-from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, Offset, parse_name
+from rollbook.logservice.ids import OFFSET_MAX, CursorName, LogName, LogUid, Offset, parse_name
 from rollbook.logservice.log_config import CONFIG_FIELDS, ConfigValues, LogConfig
 from rollbook.logservice.messages import CommitCursor, CommitCursorBy, Cursor, DeleteCursor
 from rollbook.proto.cluster.cluster import Cluster, ensure_own_root
@@ -81,6 +90,7 @@ from rollbook.proto.ports import (
 )
 
 LOGS: Final = "logs"
+DELETED_LOGS: Final = "deleted-logs"
 WITNESS: Final = "log-servers-witness"
 MARKS: Final = "marks"
 CURSORS: Final = "cursors"
@@ -98,6 +108,7 @@ class StoredLog:
     name: LogName
     list: LedgerList
     version: int  # What a change made from this list has to name.
+    is_displaced: bool = False  # It is deleted, and another log has its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +128,14 @@ class LogNodes:
         self._clock = clock
         self._randomness = randomness
         self.root: Final = f"{cluster.own_root}/{LOGS}"
+        self._displaced: Final = f"{cluster.own_root}/{DELETED_LOGS}"
         self._totals: Final = f"{cluster.own_root}/{CURSOR_TOTALS}"
         self._witness_path: Final = f"{cluster.own_root}/{WITNESS}"
 
     async def start(self) -> None:
         await ensure_own_root(self._store, self._cluster)
         await ensure_node(self._store, self.root)
+        await ensure_node(self._store, self._displaced)
 
     def path(self, name: LogName) -> str:
         return f"{self.root}/{name.namespace}/{_folder(name.name)}/{name.name}"
@@ -135,12 +148,14 @@ class LogNodes:
         config: ConfigValues | None,
         default: LogConfig = LogConfig(),  # noqa: B008  # A frozen value.
         fields: Sequence[str] = CONFIG_FIELDS,
+        *,
+        before_displaced: Callable[[StoredLog], Awaitable[None]] | None = None,
     ) -> tuple[StoredLog, bool]:
-        """The log, and whether this call made it.
+        """The log, and whether this call made it. A deleted log gives its name to the new one (LL10).
 
         With `config` None whatever an existing log has will do. Of `config` those `fields` count; what else a new log
-        has is `default`. Raises `LogExists` if it has another configuration, `LogDeleted` as long as a deleted
-        one keeps its ledgers, `BadConfig`, `InvalidRequest` for an unknown field.
+        has is `default`. `before_displaced`: what is done before a deleted one loses its name. Raises `LogExists` if
+        the log has another configuration, `BadConfig`, `InvalidRequest` for an unknown field.
         """
         wanted = default if config is None else default.with_values(config, fields)
         for _ in range(_RACES_MAX):
@@ -152,12 +167,12 @@ class LogNodes:
                 except LogExists:
                     continue  # Somebody was quicker: let us see with which configuration.
             if stored.list.state is LogState.DELETED:
-                raise LogDeleted(
-                    "a log that was deleted keeps its name until its ledgers go",
-                    next_step="take another name, or wait until a minute or so after `free_at_us`",
-                    log=str(name),
-                    free_at_us=stored.list.free_at_us,
-                )
+                if before_displaced is not None:
+                    await before_displaced(stored)
+                try:
+                    return await self._displace(stored, self._new_list(wanted), ()), True
+                except (MetadataConflict, NoSuchLog):
+                    continue
             if config is not None:
                 _require_equal(name, stored.list.config, wanted, fields)
             return stored, False
@@ -165,13 +180,7 @@ class LogNodes:
 
     async def create(self, name: LogName, config: LogConfig) -> StoredLog:
         """Raises `LogExists`, whatever the one that exists is like."""
-        now_us = self._clock.wall_us()
-        listed = LedgerList(
-            draw_log_uid(self._randomness),
-            config,
-            created_us=now_us,
-            events=(LogEvent("log_created", now_us),),
-        )
+        listed = self._new_list(config)
         path, value = self.path(name), pack_log_node(listed, self._draw_token())
         for _ in range(_RACES_MAX):
             try:
@@ -184,6 +193,15 @@ class LogNodes:
             else:
                 return StoredLog(name, listed, 0)
         raise MetadataConflict("its folder is removed again and again", log=str(name))
+
+    def _new_list(self, config: LogConfig) -> LedgerList:
+        now_us = self._clock.wall_us()
+        return LedgerList(
+            draw_log_uid(self._randomness),
+            config,
+            created_us=now_us,
+            events=(LogEvent("log_created", now_us),),
+        )
 
     async def read(self, name: LogName, *, fresh: bool = True) -> StoredLog:
         """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLog`."""
@@ -255,12 +273,17 @@ class LogNodes:
 
     async def _write(self, stored: StoredLog, listed: LedgerList, more: Sequence[Op]) -> StoredLog:
         assert listed.uid == stored.list.uid
-        path, token = self.path(stored.name), self._draw_token()
-        ops = (Set(path, pack_log_node(listed, token), stored.version), *more)
+        path, token = self._path_of(stored), self._draw_token()
+        value = (
+            pack_displaced(Displaced(stored.name, listed), token)
+            if stored.is_displaced
+            else pack_log_node(listed, token)
+        )
+        ops = (Set(path, value, stored.version), *more)
 
         async def was_made() -> bool:
             node = await read_surely(self._store, path)
-            return node is not None and unpack_log_node(node.value)[1] == token
+            return node is not None and node.value == value
 
         try:
             await transact_surely(self._store, ops, was_made)
@@ -270,7 +293,7 @@ class LogNodes:
             raise NoSuchLog(log=str(stored.name)) from None
         except NodeExists:  # Of the marks: somebody made the first one.
             raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
-        return StoredLog(stored.name, listed, stored.version + 1)
+        return replace(stored, list=listed, version=stored.version + 1)
 
     async def change(
         self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
@@ -285,6 +308,182 @@ class LogNodes:
                 await self._pause(attempt)
         raise MetadataConflict("the list changes again and again", log=str(name))
 
+    async def change_stored(
+        self, stored: StoredLog, make: Callable[[LedgerList], LedgerList]
+    ) -> StoredLog:
+        """As `change`, of this very log, also if it is displaced. Raises `NoSuchLog` if it is neither."""
+        for attempt in range(_RACES_MAX):
+            try:
+                return await self.replace(stored, make(stored.list))
+            except MetadataConflict:
+                await self._pause(attempt)
+            found = (
+                await self.read_displaced(stored.list.uid)
+                if stored.is_displaced
+                else await self.read(stored.name)
+            )
+            if found is None or found.list.uid != stored.list.uid:
+                raise NoSuchLog(log=str(stored.name))
+            stored = found
+        raise MetadataConflict("the list changes again and again", log=str(stored.name))
+
+    # --- Deleted logs -------------------------------------------------------------------------
+
+    async def displaced(self) -> list[LogUid]:
+        """Of deleted logs whose names others have, and of those that came back under another name."""
+        names = await self._children(self._displaced)
+        return [LogUid(bytes.fromhex(name)) for name in names]
+
+    async def read_displaced(self, uid: LogUid) -> StoredLog | None:
+        """The log, deleted or back under another name; None: there is none of this uid here."""
+        node = await read_surely(self._store, self._displaced_path(uid))
+        if node is None:
+            return None
+        found, _ = unpack_displaced(node.value)
+        if found.list is not None:
+            return StoredLog(found.log, found.list, node.stat.version, is_displaced=True)
+        with suppress(NoSuchLog):
+            stored = await self.read(found.log)
+            if stored.list.uid == uid:
+                return stored
+        return None
+
+    async def undelete(
+        self, name: LogName, uid: str, to: LogName | None, event: LogEvent
+    ) -> StoredLog:
+        """The log that was deleted as `name`, under `to` or that name again.
+
+        `uid`: empty if one log alone was deleted under the name. Raises `NoSuchLog`, `LogExists` if the name is taken,
+        `LogDeleted` if its records are gone already, `InvalidRequest`.
+        """
+        for attempt in range(_RACES_MAX):
+            stored = await self._find_deleted(name, uid)
+            target = to or name
+            listed = stored.list.with_undeleted().with_event(event)
+            try:
+                if not stored.is_displaced and target == name:
+                    return await self._undelete_in_place(stored, listed)
+                return await self._come_back(stored, listed, target)
+            except (MetadataConflict, NodeExists):
+                await self._pause(attempt)
+        raise MetadataConflict("it is deleted and undeleted again and again", log=str(name))
+
+    async def deleted_as(self, name: LogName) -> list[StoredLog]:
+        """Those that were deleted under this name, and are kept."""
+        found = [each for each in await self.all_displaced() if each.name == name]
+        with suppress(NoSuchLog):
+            stored = await self.read(name)
+            if stored.list.state is LogState.DELETED:
+                found.append(stored)
+        return found
+
+    async def all_displaced(self) -> list[StoredLog]:
+        """Deleted logs whose names others have."""
+        uids, found = await self.displaced(), list[StoredLog | None]()
+        for start in range(0, len(uids), _FOLDERS_AT_ONCE):
+            part = uids[start : start + _FOLDERS_AT_ONCE]
+            found += await asyncio.gather(*map(self.read_displaced, part))
+        return [each for each in found if each is not None and each.is_displaced]
+
+    async def _find_deleted(self, name: LogName, uid: str) -> StoredLog:
+        found = [
+            each
+            for each in await self.deleted_as(name)
+            if uid in ("", text_of(each.list.uid)) and not each.list.is_condemned
+        ]
+        if not found:
+            raise NoSuchLog(
+                f"no deleted log {name} is kept" + (f" with uid {uid}" if uid else ""),
+                next_step="`rollbook log ls --deleted` lists those that are",
+            )
+        if len(found) > 1:
+            raise InvalidRequest(
+                f"{len(found)} logs were deleted as {name}",
+                next_step="say which one by its uid: "
+                + ", ".join(text_of(each.list.uid) for each in found[:4]),
+            )
+        return found[0]
+
+    async def _undelete_in_place(self, stored: StoredLog, listed: LedgerList) -> StoredLog:
+        marks = await self.read_marks(stored.name)
+        lowered = replace(marks.marks, floor=listed.head)
+        more = () if marks.version is None else (self._op_of_marks(stored.name, marks, lowered),)
+        return await self._replace(stored, listed, more, None)
+
+    async def _come_back(self, stored: StoredLog, listed: LedgerList, target: LogName) -> StoredLog:
+        """Of a displaced log. A deleted log that has the target's name is displaced in turn."""
+        if not stored.is_displaced:
+            raise InvalidRequest(
+                f"the name {stored.name} is free",
+                next_step=f"undelete it as {stored.name}",
+            )
+        path = self._displaced_path(listed.uid)
+        moved = pack_displaced(Displaced(target, None), self._draw_token())
+        ops = (Set(path, moved, stored.version),)
+        try:
+            there = await self.read(target)
+        except NoSuchLog:
+            return await self._place(target, listed, ops)
+        if there.list.state is not LogState.DELETED:
+            raise LogExists(
+                f"another log is called {target}",
+                next_step="choose a name with --as",
+                log=str(target),
+            )
+        return await self._displace(there, listed, ops)
+
+    async def _place(self, name: LogName, listed: LedgerList, more: Sequence[Op]) -> StoredLog:
+        """Where no node is. Raises `NodeExists`, `MetadataConflict`."""
+        path = self.path(name)
+        folder = path.rpartition("/")[0]
+        await self._ensure_folders(folder.rpartition("/")[0], folder)
+        await self._transact_list(path, listed, more, lambda value: Create(path, value))
+        return StoredLog(name, listed, 0)
+
+    async def _displace(
+        self, stored: StoredLog, listed: LedgerList, more: Sequence[Op]
+    ) -> StoredLog:
+        """`listed` gets the name of the deleted log `stored`, which is kept by its uid, without cursors (LL10).
+
+        The node stays, so that its version goes on: no ledger that was made for the old log can be listed in the new
+        one (LL8). Raises `MetadataConflict`, `NoSuchLog`.
+        """
+        assert stored.list.state is LogState.DELETED
+        path, own = self.path(stored.name), self._displaced_path(stored.list.uid)
+        await self._uncount(stored.name)
+        await self._remove_below(path)
+        node = await read_surely(self._store, own)
+        kept = pack_displaced(Displaced(stored.name, stored.list), self._draw_token())
+        keep = Create(own, kept) if node is None else Set(own, kept, node.stat.version)
+        try:
+            await self._transact_list(
+                path, listed, (keep, *more), lambda value: Set(path, value, stored.version)
+            )
+        except NodeExists:
+            raise MetadataConflict("it was displaced meanwhile", log=str(stored.name)) from None
+        except NoSuchNode:
+            raise NoSuchLog(log=str(stored.name)) from None
+        return StoredLog(stored.name, listed, stored.version + 1)
+
+    async def _transact_list(
+        self, path: str, listed: LedgerList, more: Sequence[Op], make: Callable[[bytes], Op]
+    ) -> None:
+        value = pack_log_node(listed, self._draw_token())
+
+        async def was_made() -> bool:
+            node = await read_surely(self._store, path)
+            return node is not None and node.value == value
+
+        await transact_surely(self._store, (make(value), *more), was_made)
+
+    def _path_of(self, stored: StoredLog) -> str:
+        if stored.is_displaced:
+            return self._displaced_path(stored.list.uid)
+        return self.path(stored.name)
+
+    def _displaced_path(self, uid: LogUid) -> str:
+        return f"{self._displaced}/{uid.hex()}"
+
     async def remove(self, stored: StoredLog) -> None:
         """The node of a deleted log whose ledgers are gone, with its cursors and marks.
 
@@ -293,12 +492,16 @@ class LogNodes:
         listed = stored.list
         if listed.state is not LogState.DELETED or listed.segments or listed.discarded:
             raise MetadataConflict("the log still has ledgers", log=str(stored.name))
-        path = self.path(stored.name)
+        path = self._path_of(stored)
         for attempt in range(_RACES_MAX):
-            await self._uncount(stored.name)
-            await self._remove_below(path)
+            if not stored.is_displaced:
+                await self._uncount(stored.name)
+                await self._remove_below(path)
             try:
                 await delete_surely(self._store, path, stored.version)
+                if not stored.is_displaced:
+                    with suppress(NoSuchNode):  # It came back under this name.
+                        await delete_surely(self._store, self._displaced_path(listed.uid))
                 return
             except NodeNotEmpty:  # A cursor that was committed just now.
                 await self._pause(attempt)

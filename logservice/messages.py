@@ -676,6 +676,38 @@ class DeleteLogAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ListDeletedLogs:
+    """Those whose records are kept still."""
+
+    namespace: str = ""  # Empty: all of them.
+    prefix: str = ""
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedLog:
+    log: LogName  # As it was called.
+    uid: str
+    deleted_us: int
+    free_at_us: int  # When its records go, or a minute or so later.
+    segments: int
+    has_name: bool  # No other log was created under it.
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedLogs:
+    logs: tuple[DeletedLog, ...]  # By name, then by when they were deleted.
+    is_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UndeleteLog:
+    log: LogName  # As it was called.
+    uid: str = ""  # Empty: there is only one.
+    to: LogName | None = None  # Another name, if that one is taken.
+
+
+@dataclass(frozen=True, slots=True)
 class RollLog:
     """Starts a new segment, unless the one that is written is still empty."""
 
@@ -906,6 +938,8 @@ class ServiceCore(Protocol):
     async def update_log(self, request: UpdateLog, due: float) -> LogState: ...
     async def list_logs(self, request: ListLogs, due: float) -> LogNames: ...
     async def delete_log(self, request: DeleteLog, due: float) -> DeleteLogAnswer: ...
+    async def list_deleted_logs(self, request: ListDeletedLogs, due: float) -> DeletedLogs: ...
+    async def undelete_log(self, request: UndeleteLog, due: float) -> LogState: ...
     async def roll_log(self, request: RollLog, due: float) -> RollLogAnswer: ...
     async def list_segments(self, request: ListSegments, due: float) -> Segments: ...
     async def get_journal(self, request: GetJournal, due: float) -> Journal: ...

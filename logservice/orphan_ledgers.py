@@ -10,6 +10,7 @@ What other applications keep in the cluster has no such metadata and is not look
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_NAME,
     LEDGER_OF_VERSION,
     LedgerList,
+    LogState,
 )
 from rollbook.logservice.ids import LOG_UID_BYTES, LogName, LogUid
 from rollbook.logservice.log_metadata import LogNodes, StoredLog
@@ -116,18 +118,31 @@ class OrphanRepair:
         listed = self._lists[name]
         return listed is not None and listed.uid == belonging.uid and _has(listed, ledger_id)
 
+    async def _read(self, belonging: Belonging) -> StoredLog | None:
+        """The log, wherever its list is by now (LL10). None: it is gone."""
+        for _ in range(_RACES_MAX):
+            with suppress(NoSuchLog):
+                stored = await self._nodes.read(belonging.name)
+                if stored.list.uid == belonging.uid:
+                    return stored
+            if (displaced := await self._nodes.read_displaced(belonging.uid)) is not None:
+                return displaced
+            # Between the two looks it may have come back under its name.
+            with suppress(NoSuchLog):
+                if (await self._nodes.read(belonging.name)).list.uid == belonging.uid:
+                    continue
+            return None
+        raise MetadataConflict("it comes and goes again and again", log=str(belonging.name))
+
     async def _never_will_be_listed(self, ledger_id: LedgerId, belonging: Belonging) -> bool:
         """OR1."""
         for _ in range(_RACES_MAX):
-            try:
-                stored = await self._nodes.read(belonging.name)
-            except NoSuchLog:
+            stored = await self._read(belonging)
+            if stored is None:
                 return True
-            if stored.list.uid != belonging.uid:
-                return True  # Another log has the name; the one it was made for is gone.
             if _has(stored.list, ledger_id):
                 return False
-            if belonging.made_for < stored.version:
+            if belonging.made_for < stored.version or stored.list.state is LogState.DELETED:
                 return True
             if belonging.made_for > stored.version:  # Metadata was put back: nothing is certain.
                 logger.warning(

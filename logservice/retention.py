@@ -136,6 +136,9 @@ class Sweeper:
             if self._keeper.find(name) is None and self._keeper.is_suggested(name):
                 await self._try(name)
                 await asyncio.sleep(_PAUSE_S)
+        for stored in await self._nodes.all_displaced():
+            if self._keeper.is_suggested(stored.name):
+                await self._free(stored)
         self._lags.on_swept()
 
     # ------------------------------------------------------------------------------------------
@@ -182,6 +185,15 @@ class Sweeper:
         except RollbookError as error:
             self._lags.on_unknown(name)
             logger.info("log_not_swept", log=str(name), reason=error.code.reason)
+
+    async def _free(self, stored: StoredLog) -> None:
+        """A deleted log whose name another one has."""
+        try:
+            if stored.list.discarded:
+                stored = await delete_discarded(self._ledgers, self._nodes, stored)
+            await free_log(self._ledgers, self._nodes, stored, self._now_us, self._lived)
+        except RollbookError as error:
+            logger.info("log_not_swept", log=str(stored.name), reason=error.code.reason)
 
     async def _look_after(self, name: LogName) -> None:
         owner = self._keeper.find(name)

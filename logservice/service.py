@@ -77,6 +77,7 @@ from rollbook.logservice.tail_directory import TailDirectory
 from rollbook.logservice.truncation import (
     delete_discarded,
     delete_log,
+    free_log,
     stop_writer,
     truncate_closed,
 )
@@ -737,7 +738,8 @@ class Service:
         stored, was_created = await _by(
             due,
             self._nodes.ensure(
-                request.log, request.config, self._default, request.fields or CONFIG_FIELDS
+                *(request.log, request.config, self._default, request.fields or CONFIG_FIELDS),
+                before_displaced=lambda stored: stop_writer(self._ledgers, stored),
             ),
         )
         return await _by(due, self._state_of(stored, due, was_created=was_created))
@@ -800,7 +802,7 @@ class Service:
         check_life(request.log, text_of(stored.list.uid), request.uid)
         if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
             await _by(due, stop_writer(self._ledgers, stored))
-            return words.DeleteLogAnswer(stored.list.free_at_us)
+            return await self._freed_sooner(stored, request.grace_ms, due)
         listed = await self._list_of(request.log)
         self._require_no_other_owner(listed)
         now_us, config = self._clock.wall_us(), listed.config
@@ -820,7 +822,69 @@ class Service:
             owner.lose("the log was deleted")
         else:
             await _by(due, stop_writer(self._ledgers, stored))
+        if not grace_ms:
+            await self._free(stored, due)
         return words.DeleteLogAnswer(stored.list.free_at_us)
+
+    async def _freed_sooner(
+        self, stored: StoredLog, grace_ms: int | None, due: float
+    ) -> words.DeleteLogAnswer:
+        """Of a log that was deleted before. A grace never grows."""
+        if grace_ms is not None:
+            free_at_us = self._clock.wall_us() + grace_ms * 1000
+            stored = await _by(
+                due,
+                self._nodes.change_stored(
+                    stored, lambda listed: listed.with_shorter_grace(free_at_us)
+                ),
+            )
+            if not grace_ms:
+                await self._free(stored, due)
+        return words.DeleteLogAnswer(stored.list.free_at_us)
+
+    async def _free(self, stored: StoredLog, due: float) -> None:
+        """Now, as far as that is possible; the next sweep does the rest."""
+        with suppress(RollbookError):
+            now_us = self._clock.wall_us()
+            await _by(due, free_log(self._ledgers, self._nodes, stored, now_us))
+
+    async def list_deleted_logs(
+        self, request: words.ListDeletedLogs, due: float
+    ) -> words.DeletedLogs:
+        limit = max(1, min(request.limit, _NAMES_MAX))
+        found = [
+            each
+            for each in await _by(due, self._nodes.all_displaced())
+            if request.namespace in ("", each.name.namespace)
+            and each.name.name.startswith(request.prefix)
+        ]
+        namespaces = [request.namespace] if request.namespace else await self._nodes.namespaces()
+        for namespace in namespaces:
+            names = await _by(due, self._nodes.names(namespace, request.prefix))
+            for start in range(0, len(names), _READS_MAX):
+                part = map(self._deleted_as, names[start : start + _READS_MAX])
+                found += [each for each in await _by(due, asyncio.gather(*part)) if each]
+        found.sort(key=lambda each: (str(each.name), each.list.deleted_us))
+        logs = tuple(map(_shown_deleted, found[:limit]))
+        return words.DeletedLogs(logs, len(found) <= limit)
+
+    async def _deleted_as(self, name: LogName) -> StoredLog | None:
+        with suppress(NoSuchLog):
+            stored = await self._nodes.read(name)
+            if stored.list.state is LogState.DELETED:
+                return stored
+        return None
+
+    async def undelete_log(self, request: words.UndeleteLog, due: float) -> words.LogState:
+        event = LogEvent(
+            "log_undeleted",
+            self._clock.wall_us(),
+            server_id=self.server.server_id,
+            reason=f"it was {request.log}" if request.to else "",
+        )
+        work = self._nodes.undelete(request.log, request.uid, request.to, event)
+        stored = await _by(due, work)
+        return await _by(due, self._state_of(stored, due))
 
     async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
@@ -1139,3 +1203,15 @@ async def _by(due: float, work: Awaitable[T]) -> T:
             return await work
     except TimeoutError:
         raise QuorumTimeout("it takes longer than this request has") from None
+
+
+def _shown_deleted(stored: StoredLog) -> words.DeletedLog:
+    listed = stored.list
+    return words.DeletedLog(
+        stored.name,
+        text_of(listed.uid),
+        listed.deleted_us,
+        listed.free_at_us,
+        len(listed.segments),
+        not stored.is_displaced,
+    )

@@ -144,7 +144,7 @@ async def delete_discarded(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog)
         gone += [ledger_id for ledger_id, is_gone in zip(some, done, strict=True) if is_gone]
     if not gone:
         return stored
-    return await nodes.change(stored.name, lambda listed: listed.without_discarded(gone))
+    return await nodes.change_stored(stored, lambda listed: listed.without_discarded(gone))
 
 
 async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: LedgerId) -> bool:
@@ -184,7 +184,7 @@ async def delete_log(
     etag: str = "",
     owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
-    """From here on nobody reads or writes it. Its ledgers are kept until then, its name too.
+    """From here on nobody reads or writes it. Its ledgers are kept until then; another log may have its name.
 
     `owned_by`: the caller informs that owner, or it is gone. An owner that comes between would not know, and
     go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,

@@ -128,6 +128,8 @@ class Guarded:
             return await elsewhere(NotOwner(owner=server), word)
         if isinstance(word, messages.ListLogs):
             return await self._list_visible(caller, word, due)
+        if isinstance(word, messages.ListDeletedLogs):
+            return _visible_deleted(caller, await self._core.list_deleted_logs(word, due))
         word = _without_writes(caller, word)
         try:
             return await getattr(self._core, method.core_name)(_signed(caller, word), due)
@@ -384,3 +386,12 @@ def _who(caller: AuthenticatedCaller, method: Method, word: Any) -> dict[str, An
         "method": method.name,
         "log" if hasattr(word, "log") else "server": str(where),
     }
+
+
+def _visible_deleted(
+    caller: AuthenticatedCaller, found: messages.DeletedLogs
+) -> messages.DeletedLogs:
+    grants = caller.principal.grants
+    return replace(
+        found, logs=tuple(each for each in found.logs if is_visible(grants, str(each.log)))
+    )

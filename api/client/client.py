@@ -40,6 +40,7 @@ DEFAULTS: Final = LogClientConfig()
 _ASKED_MAX: Final = 3  # Servers, about what is away.
 _PROBE_S: Final = 2.0  # Of a direct call to a server that was not reached before.
 _PROBES_MAX: Final = 16
+_DELETED_MAX: Final = 10_000
 _OUTAGE_S: Final = 1.0  # They answer within half of it.
 
 
@@ -289,6 +290,32 @@ class Client:
             messages.DeleteLog(LogName.parse(name), etag, grace_ms, uid)
         )
         return answer
+
+    async def deleted(
+        self, namespace: str = "", prefix: str = ""
+    ) -> tuple[messages.DeletedLog, ...]:
+        """Deleted logs whose records are kept still, by name. Namespace and prefix as of `logs`."""
+        namespace, prefix = listed(namespace, prefix)
+        answer: messages.DeletedLogs = await self.ask(
+            messages.ListDeletedLogs(namespace, prefix, _DELETED_MAX)
+        )
+        return answer.logs
+
+    async def undelete(
+        self, name: str | LogName, *, uid: str = "", to: str | LogName | None = None
+    ) -> LogName:
+        """Brings a deleted log back, with its records, and returns its name.
+
+        `uid`: which one, if several were deleted under the name. `to`: another name, if that one is taken. Its cursors
+        are back, too, unless another log had its name. Raises `NoSuchLog`, `LogExists`, `LogDeleted` if its records
+        are gone. Cancelled, it may be back or not.
+        """
+        answer: messages.LogState = await self.ask(
+            messages.UndeleteLog(
+                LogName.parse(name), uid, None if to is None else LogName.parse(to)
+            )
+        )
+        return answer.log
 
     # --- Cluster ------------------------------------------------------------------------------
 

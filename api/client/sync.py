@@ -197,6 +197,14 @@ class SyncClient:
     ) -> messages.DeleteLogAnswer:
         return self._thread.run(self._client.delete(name, etag=etag, grace_s=grace_s, uid=uid))
 
+    def deleted(self, namespace: str = "", prefix: str = "") -> tuple[messages.DeletedLog, ...]:
+        return self._thread.run(self._client.deleted(namespace, prefix))
+
+    def undelete(
+        self, name: str | LogName, *, uid: str = "", to: str | LogName | None = None
+    ) -> LogName:
+        return self._thread.run(self._client.undelete(name, uid=uid, to=to))
+
     def lookup(self, names: Sequence[str | LogName]) -> tuple[messages.LogOwner, ...]:
         return self._thread.run(self._client.lookup(names))
 

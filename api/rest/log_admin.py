@@ -67,6 +67,7 @@ View = Annotated[
         "fewer if the time is over before. A log whose owner died is opened for that."
     ),
 ]
+Producer = Annotated[str, Path(description="Its id.", min_length=1, max_length=64)]
 Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
 
@@ -75,6 +76,7 @@ def admin_routes(door: Door) -> APIRouter:
     _logs(door, routes)
     _verbs(door, routes)
     _writers(door, routes)
+    _producers(door, routes)
     _cursors(door, routes)
     _inside(door, routes)
     _cluster(door, routes)
@@ -202,6 +204,34 @@ def _logs(door: Door, routes: APIRouter) -> None:
         """Nobody can use it any more. Its records are freed when the grace is over."""
         answer = await door.ask(messages.DeleteLog(log, etag, grace_ms), how)
         return json_response(answer, status=202)
+
+    @routes.post(
+        f"{LOG}:undelete",
+        tags=["logs"],
+        **described(
+            messages.LogState,
+            errors=(*ANYWHERE, LogExists, MetadataConflict),
+            says=messages.UndeleteLog,
+        ),
+    )
+    async def undelete_log(request: Request, log: Log, how: HowOf) -> Response:
+        """Brings a deleted log back, with its records. `uid`: which one, if several were deleted under the name;
+        `to`: another name, if that one is taken.
+        """
+        said = await _said(request) or {}
+        word = from_json(said, messages.UndeleteLog, log=log)
+        return _state_response(await door.ask(word, how))
+
+    @routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))
+    async def list_deleted_logs(
+        how: How,
+        namespace: Annotated[str, Query(max_length=255)] = "",
+        prefix: Annotated[str, Query(max_length=255)] = "",
+        limit: Page = 1000,
+    ) -> Response:
+        """Deleted logs whose records are kept still, by name."""
+        known = LogName(namespace, "any").namespace if namespace else ""
+        return json_response(await door.ask(messages.ListDeletedLogs(known, prefix, limit), how))
 
 
 def _list_described() -> dict[str, Any]:
@@ -339,6 +369,23 @@ def _writers(door: Door, routes: APIRouter) -> None:
         """Somebody else may have it."""
         await door.ask(messages.ReleaseWriter(log, epoch), how)
         return Response(status_code=204)
+
+
+# --- Producers --------------------------------------------------------------------------------
+
+
+def _producers(door: Door, routes: APIRouter) -> None:
+    @routes.post(
+        f"{LOG}/producers/{{producer}}",
+        tags=["records"],
+        **described(messages.ProducerProgress, status=201, errors=AT_OWNER),
+    )
+    async def begin_producer(log: Log, how: HowOf, producer: Producer) -> Response:
+        """Begins the next epoch of a producer, and says how many records it has appended. Use that epoch with
+        `Producer-Seq` from 0 on; older epochs are refused.
+        """
+        word = messages.BeginProducer(log, producer.encode())
+        return json_response(await door.ask(word, how), status=201)
 
 
 # --- Cursors ----------------------------------------------------------------------------------

@@ -64,6 +64,8 @@ _TEXT_CHARACTERS_MAX: Final = 200
 # In the custom metadata of a log's ledgers.
 LEDGER_OF_LOG: Final = "rollbook.log"  # The log's uid, in hexadecimal.
 LEDGER_OF_VERSION: Final = "rollbook.log-version"  # Of the list, from which alone it may be listed.
+LOG_DELETED: Final = "log_deleted"  # Kinds of events that later changes go by.
+LOG_SEALED: Final = "log_sealed"
 LEDGER_OF_NAME: Final = "rollbook.log-name"  # For people, and to find the list by.
 
 
@@ -391,6 +393,32 @@ class LedgerList:
         if self.state is LogState.DELETED:
             return self
         return replace(self, state=LogState.DELETED, owner=None, free_at_us=max(free_at_us, 1))
+
+    @property
+    def is_condemned(self) -> bool:
+        """Whether its grace is over, and its ledgers go or are gone. One that was never opened has none."""
+        has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
+        return self.state is LogState.DELETED and has_lost_all
+
+    @property
+    def deleted_us(self) -> int:
+        """When it was deleted, of a DELETED one."""
+        told_us = [event.at_us for event in self.events if event.kind == LOG_DELETED]
+        return told_us[-1] if told_us else self.free_at_us
+
+    def with_shorter_grace(self, free_at_us: int) -> Self:
+        """Of a DELETED one."""
+        return replace(self, free_at_us=min(self.free_at_us, max(free_at_us, 1)))
+
+    def with_undeleted(self) -> Self:
+        """As it was before it was deleted. Raises `MetadataConflict` unless DELETED, `LogDeleted` if its ledgers go."""
+        if self.state is not LogState.DELETED:
+            raise MetadataConflict("the log is not deleted")
+        if self.is_condemned:
+            raise LogDeleted("its grace is over, and its records are deleted now")
+        was_sealed = not self.unclosed and any(event.kind == LOG_SEALED for event in self.events)
+        state = LogState.SEALED if was_sealed else LogState.OPEN
+        return replace(self, state=state, owner=None, free_at_us=0)
 
     def with_ledgers_condemned(self) -> Self:
         """The grace is over: everything is to be deleted (LL3). Raises `MetadataConflict` unless DELETED."""

@@ -7,6 +7,7 @@ releases read it: version 2 is that of logs without degraded segments. A closed 
 others (bases, ids in a row) is not written. A list has to fit into one node of the metadata store.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rollbook.logservice.core.ledger_list import (
@@ -19,6 +20,7 @@ from rollbook.logservice.core.ledger_list import (
 )
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
+    LogName,
     LogUid,
     Offset,
     OwnerEpoch,
@@ -236,3 +238,36 @@ def _unpack_config(message: schema.LogSettings) -> LogConfig:
         labels=tuple((as_text(label.name), as_text(label.text)) for label in message.labels),
         **settings,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """A deleted log whose name another one has; or, without a list, one that came back under `log`."""
+
+    log: LogName
+    list: LedgerList | None
+
+
+def pack_displaced(displaced: Displaced, token: bytes) -> bytes:
+    """Raises `InvalidRequest` if the list is too long for a node."""
+    listed = displaced.list
+    return pack_binary(
+        schema.DisplacedLog(
+            format_version=FORMAT_VERSION,
+            token=token,
+            log=str(displaced.log),
+            node=b"" if listed is None else pack_log_node(listed, token),
+        )
+    )
+
+
+def unpack_displaced(data: bytes) -> tuple[Displaced, bytes]:
+    """With the token of its write. Raises `BadMetadata`, `UnsupportedVersion`."""
+    message = unpack_binary(schema.DisplacedLog, data)
+    check_version(message.format_version)
+    try:
+        name = LogName.parse(message.log)
+    except InvalidRequest as error:
+        raise BadMetadata(f"a deleted log: {error.message}") from None
+    listed = unpack_log_node(message.node)[0] if message.node else None
+    return Displaced(name, listed), message.token

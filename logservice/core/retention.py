@@ -90,8 +90,7 @@ def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool
     """A deleted log whose grace is over."""
     if listed.state is not LogState.DELETED:
         return False
-    told_us = [event.at_us for event in listed.events if event.kind == "log_deleted"]
-    deleted_us = told_us[-1] if told_us else listed.free_at_us
+    deleted_us = listed.deleted_us
     return lived.age_us(deleted_us, now_us) >= listed.free_at_us - deleted_us
 
 

@@ -308,6 +308,39 @@ class Label(_message.Message):
 Global___Label: _TypeAlias = Label  # noqa: Y015
 
 @_typing.final
+class DisplacedLog(_message.Message):
+    """`deleted-logs/<uid>`: a deleted log whose name another log has, or had when it came back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_VERSION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    format_version: _builtins.int
+    """1"""
+    token: _builtins.bytes
+    log: _builtins.str
+    """Its name when it was deleted; with an empty `node`, the name that it has now."""
+    node: _builtins.bytes
+    """A LogNode."""
+    def __init__(
+        self,
+        *,
+        format_version: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        log: _builtins.str = ...,
+        node: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_version", b"format_version", "log", b"log", "node", b"node", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DisplacedLog: _TypeAlias = DisplacedLog  # noqa: Y015
+
+@_typing.final
 class CursorNode(_message.Message):
     """One cursor: `<log>/cursors/<name>`."""
 

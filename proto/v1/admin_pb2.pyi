@@ -581,6 +581,140 @@ class DeleteLogAnswer(_message.Message):
 Global___DeleteLogAnswer: _TypeAlias = DeleteLogAnswer  # noqa: Y015
 
 @_typing.final
+class ListDeletedLogsRequest(_message.Message):
+    """Which ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Default: all of them."""
+    prefix: _builtins.str
+    """Of the log's name."""
+    limit: _builtins.int
+    """Default 1000."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        limit: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "namespace", b"namespace", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___ListDeletedLogsRequest: _TypeAlias = ListDeletedLogsRequest  # noqa: Y015
+
+@_typing.final
+class DeletedLog(_message.Message):
+    """A log whose records are kept until its grace is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    DELETED_US_FIELD_NUMBER: _builtins.int
+    FREE_AT_US_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    HAS_NAME_FIELD_NUMBER: _builtins.int
+    log: _builtins.str
+    """`namespace/log`, as it was called."""
+    uid: _builtins.str
+    """Its own; a log that was created later under its name has another one."""
+    deleted_us: _builtins.int
+    """Microseconds since 1970."""
+    free_at_us: _builtins.int
+    """When its records go, or a minute or so later. Microseconds since 1970."""
+    segments: _builtins.int
+    """How many it has."""
+    has_name: _builtins.bool
+    """No other log was created under its name."""
+    def __init__(
+        self,
+        *,
+        log: _builtins.str = ...,
+        uid: _builtins.str = ...,
+        deleted_us: _builtins.int = ...,
+        free_at_us: _builtins.int = ...,
+        segments: _builtins.int = ...,
+        has_name: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_us", b"deleted_us", "free_at_us", b"free_at_us", "has_name", b"has_name", "log", b"log", "segments", b"segments", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletedLog: _TypeAlias = DeletedLog  # noqa: Y015
+
+@_typing.final
+class DeletedLogs(_message.Message):
+    """By name, then by when they were deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGS_FIELD_NUMBER: _builtins.int
+    IS_ALL_FIELD_NUMBER: _builtins.int
+    is_all: _builtins.bool
+    """Else there are more."""
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedLog]:
+        """Those that the caller may see."""
+
+    def __init__(
+        self,
+        *,
+        logs: _abc.Iterable[Global___DeletedLog] | None = ...,
+        is_all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_all", b"is_all", "logs", b"logs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletedLogs: _TypeAlias = DeletedLogs  # noqa: Y015
+
+@_typing.final
+class UndeleteLogRequest(_message.Message):
+    """Which one, and under which name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    log: _builtins.str
+    """`namespace/log`, as it was called."""
+    uid: _builtins.str
+    """Default: the only one that was deleted under the name."""
+    to: _builtins.str
+    """Another name, if that one is taken. Default: the same."""
+    def __init__(
+        self,
+        *,
+        log: _builtins.str = ...,
+        uid: _builtins.str = ...,
+        to: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_to", b"_to", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to", b"_to", "log", b"log", "to", b"to", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__to: _TypeAlias = _typing.Literal["to"]  # noqa: Y015
+    _WhichOneofArgType__to: _TypeAlias = _typing.Literal["_to", b"_to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to) -> _WhichOneofReturnType__to | None: ...
+
+Global___UndeleteLogRequest: _TypeAlias = UndeleteLogRequest  # noqa: Y015
+
+@_typing.final
 class RollLogRequest(_message.Message):
     """Nothing happens if the open segment is empty."""
 

@@ -196,6 +196,7 @@ _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
     messages.EnsureLog: _ADMINS,
     messages.UpdateLog: _ADMINS,
     messages.DeleteLog: _ADMINS,
+    messages.UndeleteLog: _ADMINS,
     messages.Truncate: _ADMINS,
     messages.Seal: _ADMINS,
     messages.RollLog: _ADMINS,
@@ -205,6 +206,7 @@ _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
 _SHOWN_TO_ALL: Final = (
     messages.WatchTails,
     messages.ListLogs,
+    messages.ListDeletedLogs,
     messages.Lookup,
     messages.ListServers,
     messages.GetLimits,
@@ -224,6 +226,8 @@ def may_ask(grants: Grants, word: Any) -> bool:
     """Lists may be requested by everybody; they show each caller its own logs (`visible`)."""
     kind = type(word)
     if rights := rights_for(word):
+        if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):
+            return False
         return grants.may_any(rights, str(word.log))
     if kind in _SHOWN_TO_ALL:
         return True

@@ -1,5 +1,6 @@
 """What `rollbook log` does to logs as a whole; `log_records` does what is about their records."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
@@ -145,6 +146,9 @@ def _label(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise InvalidRequest(f"--label has {text!r}, which is no NAME=VALUE")
     return name, value
+
+
+_UID: Final = re.compile("[0-9a-f]{32}", re.ASCII)
 
 
 def list_logs(
@@ -327,3 +331,44 @@ def remove_logs(
         return rows
 
     tell_rows(("log", "freed_at"), access.run(remove), output, "log")
+
+
+def list_deleted(
+    access: LogAccess, prefix: str, namespace: str, limit: int | None, output: str
+) -> None:
+    async def look(client: Client) -> list[dict[str, Any]]:
+        if prefix.count("/"):
+            found = await client.deleted(f"{prefix}*")
+        else:
+            found = await client.deleted(namespace, prefix)
+        return [
+            {
+                "log": str(each.log),
+                "uid": each.uid,
+                "deleted_at": time_of(each.deleted_us),
+                "freed_at": time_of(each.free_at_us),
+                "segments": each.segments,
+                "name_is_free": each.has_name,
+            }
+            for each in found[:limit]
+        ]
+
+    columns = ("log", "uid", "deleted_at", "freed_at")
+    tell_rows(columns, access.run(look), output, "uid", ("segments", "name_is_free"))
+
+
+def undelete_log(access: LogAccess, log: str, name: str | None, output: str) -> None:
+    async def bring_back(client: Client) -> dict[str, Any]:
+        wanted, uid = log, ""
+        if _UID.fullmatch(log):
+            for each in await client.deleted():
+                if each.uid == log:
+                    wanted, uid = str(each.log), log
+        try:
+            back = await client.undelete(wanted, uid=uid, to=name)
+        except LogExists as error:
+            error.next_step = f"rollbook log undelete {log} --as NAME{access.flags}"
+            raise
+        return {"log": str(back), "next_offset": await (await client.open(back)).tail_offset()}
+
+    tell(access.run(bring_back), output, "log")

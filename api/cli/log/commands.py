@@ -192,18 +192,25 @@ def create(access: "LogAccess", **how: Any) -> None:
         "rollbook log ls",
         "rollbook log ls ord --namespace shop --long",
         "rollbook log ls -o name | xargs -n 1 echo",
+        "rollbook log ls --deleted",
     )
 )
 @click.argument("prefix", default="")
 @with_access
 @click.option("--namespace", default="", help="Only this one.")
 @click.option("--long", "-l", is_flag=True, help="With what there is to know of each.")
+@click.option("--deleted", is_flag=True, help="Deleted logs whose records are kept still.")
 @_limit_option
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
     """List logs, by name."""
     from rollbook.api.cli.log import actions as log_work
 
+    if how.pop("deleted"):
+        if how.pop("long"):
+            raise click.UsageError("--long and --deleted: leave out one of them")
+        log_work.list_deleted(access, **how)
+        return
     log_work.list_logs(access, **how)
 
 
@@ -640,3 +647,21 @@ def rm(access: "LogAccess", **how: Any) -> None:
     from rollbook.api.cli.log import actions as log_work
 
     log_work.remove_logs(access, **how)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook log undelete orders",
+        "rollbook log undelete 5f0c1d2e3a4b5c6d7e8f90a1b2c3d4e5",
+        "rollbook log undelete orders --as orders-of-before",
+    )
+)
+@click.argument("log", metavar="LOG|UID")
+@with_access
+@click.option("--as", "name", metavar="NAME", help="Another name, if another log has that one.")
+@bare_output_option
+def undelete(access: "LogAccess", **how: Any) -> None:
+    """Bring a deleted log back, with its records. `raw` is its name."""
+    from rollbook.api.cli.log import actions as log_work
+
+    log_work.undelete_log(access, **how)

@@ -231,8 +231,6 @@ async def test_a_log_is_removed_when_its_ledgers_are_gone(nodes: LogNodes) -> No
         stored, stored.list.with_deleted(5), found=await nodes.read_marks(NAME)
     )
     with pytest.raises(LogDeleted):
-        await nodes.ensure(NAME, None)
-    with pytest.raises(LogDeleted):
         await nodes.commit_cursor(CommitCursor(NAME, CursorName("late"), Offset(3)))
     with pytest.raises(MetadataConflict):
         await nodes.remove(stored)

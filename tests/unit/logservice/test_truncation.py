@@ -1,15 +1,16 @@
 """Truncation and deletion on real ledgers: what is gone, what stays, and who goes on where one died."""
 
 from rollbook.logservice.core.ledger_list import LogEvent, LogState
-from rollbook.logservice.ids import CursorName, Offset
+from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.messages import CommitCursor
+from rollbook.logservice.orphan_ledgers import YOUNG_MS, OrphanRepair
 from rollbook.logservice.truncation import delete_discarded, delete_log, free_log, truncate
 from rollbook.proto.errors import (
     Guarded,
     InvalidRequest,
-    LogDeleted,
+    LogExists,
     MetadataConflict,
     NoSuchLog,
     OwnerChanging,
@@ -18,6 +19,8 @@ from rollbook.proto.ids import LedgerId
 from tests.unit.logservice.lists import closed
 from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
 
+OTHER = LogName(LOG.namespace, "other")
+NEVER_OPENED = LogName(LOG.namespace, "never")
 EVENT = LogEvent("log_truncated", 1, reason="test")
 
 
@@ -141,7 +144,7 @@ def test_what_cannot_be_fenced_now_is_deleted_later() -> None:
     play(story)
 
 
-def test_a_deleted_log_keeps_its_ledgers_and_its_name_for_the_grace() -> None:
+def test_a_deleted_log_keeps_its_ledgers_for_the_grace() -> None:
     async def story(scene: Scene) -> None:
         before = await three_segments(scene)
         await refused(delete_log(scene.nodes, LOG, 1000, EVENT, etag="another"), MetadataConflict)
@@ -150,7 +153,6 @@ def test_a_deleted_log_keeps_its_ledgers_and_its_name_for_the_grace() -> None:
         assert await delete_log(scene.nodes, LOG, 9999, EVENT) == stored
         assert not await free_log(scene.ledgers, scene.nodes, stored, now_us=999)
         assert len(await ledgers_of(scene)) == 3
-        await refused(scene.nodes.ensure(LOG, None), LogDeleted)
         assert await free_log(scene.ledgers, scene.nodes, stored, now_us=1000)
         assert await ledgers_of(scene) == []
         await refused(scene.nodes.read(LOG), NoSuchLog)
@@ -159,6 +161,65 @@ def test_a_deleted_log_keeps_its_ledgers_and_its_name_for_the_grace() -> None:
         assert anew.list.uid != before.list.uid
 
     play(story)
+
+
+def test_a_deleted_log_gives_its_name_away_and_keeps_its_ledgers() -> None:
+    """LL10: they are nobody's orphans, whatever became of the name, and go when the grace is over."""
+
+    async def orphans(scene: Scene) -> int:
+        late_ms = scene.ledgers._clock.wall_us() // 1000 + 2 * YOUNG_MS
+        return (await OrphanRepair(scene.ledgers, scene.nodes, late_ms).run()).deleted
+
+    async def story(scene: Scene) -> None:
+        before = await three_segments(scene)
+        await delete_log(scene.nodes, LOG, 1000, EVENT)
+        anew, was_made = await scene.nodes.ensure(LOG, LogConfig(description="another"))
+        assert was_made
+        assert (await scene.nodes.read(LOG)).list.uid == anew.list.uid != before.list.uid
+        assert await orphans(scene) == 0
+        (kept,) = await scene.nodes.all_displaced()
+        assert (kept.name, kept.list.uid) == (LOG, before.list.uid)
+        assert kept.list.segments == before.list.segments
+        await refused(scene.nodes.undelete(LOG, "", None, EVENT), LogExists)
+        back = await scene.nodes.undelete(LOG, "", OTHER, EVENT)
+        assert (back.name, back.list.state) == (OTHER, LogState.OPEN)
+        assert back.list.segments == before.list.segments
+        assert await scene.nodes.all_displaced() == []
+        assert await orphans(scene) == 0  # The ledgers bear the name of before.
+        assert len(await ledgers_of(scene)) == 3
+        gone = await delete_log(scene.nodes, OTHER, 1000, EVENT)
+        assert await free_log(scene.ledgers, scene.nodes, gone, now_us=1000)
+        assert await ledgers_of(scene) == []
+        assert await scene.nodes.displaced() == []
+        for _ in range(2):  # Twice displaced by the same name; the newest comes back where it was.
+            await delete_log(scene.nodes, LOG, 1000, EVENT)
+            await scene.nodes.ensure(LOG, None)
+        assert len(await scene.nodes.all_displaced()) == 2
+        for each in await scene.nodes.all_displaced():
+            assert await free_log(scene.ledgers, scene.nodes, each, now_us=1000)
+        assert await scene.nodes.displaced() == []
+
+    play(story)
+
+
+def test_a_log_whose_ledgers_go_does_not_come_back() -> None:
+    """LL10, between the steps of freeing it, too."""
+
+    async def story(scene: Scene) -> None:
+        await three_segments(scene)
+        stored = await delete_log(scene.nodes, LOG, 1000, EVENT)
+        stored = await scene.nodes.replace(stored, stored.list.with_ledgers_condemned())
+        await refused(scene.nodes.undelete(LOG, "", None, EVENT), NoSuchLog)
+        await delete_discarded(scene.ledgers, scene.nodes, stored)
+        await refused(scene.nodes.undelete(LOG, "", None, EVENT), NoSuchLog)
+        assert await scene.nodes.undelete(NEVER_OPENED, "", None, EVENT)
+
+    async def with_another(scene: Scene) -> None:
+        await scene.nodes.create(NEVER_OPENED, LogConfig())
+        await delete_log(scene.nodes, NEVER_OPENED, 1000, EVENT)
+        await story(scene)
+
+    play(with_another)
 
 
 def test_a_marked_log_is_not_deleted() -> None:

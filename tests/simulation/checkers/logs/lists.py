@@ -173,7 +173,10 @@ class ListRules:
             self._break(EPOCH, f"{log.name}: {before.owner_epoch} was {listed.owner_epoch}")
         if listed.owner not in (None, before.owner) and listed.owner_epoch == before.owner_epoch:
             self._break(EPOCH, f"{log.name}: {before.owner} and {listed.owner} have one epoch")
-        if _STATES.index(listed.state) < _STATES.index(before.state):
+        if before.state is LogState.DELETED and listed.state is not LogState.DELETED:
+            if before.discarded and not before.segments:
+                self._break(DELETION, f"{log.name}: its ledgers go, and it is {listed.state.value}")
+        elif _STATES.index(listed.state) < _STATES.index(before.state):
             self._break(EPOCH, f"{log.name}: {before.state} becomes {listed.state}")
         if listed.head < before.head:
             self._break(HEAD, f"{log.name}: {before.head} becomes {listed.head}")

@@ -371,6 +371,10 @@ def _is_the_one(log: Any, uid: str, wanted: str) -> None:
 _with_discarded = LedgerList.with_discarded
 
 
+def _never_condemned(self: LedgerList) -> bool:
+    return False
+
+
 def _forget_the_discarded(self: LedgerList, segment_id: Any) -> LedgerList:
     return replace(_with_discarded(self, segment_id), discarded=self.discarded)
 
@@ -599,6 +603,13 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         ((LedgerList, "with_discarded", _forget_the_discarded),),
         drill="stuck_roll",
+    ),
+    LogMutant(
+        "logs-undeletes-what-is-freed",
+        "A deleted log comes back while its ledgers are deleted (LL10).",
+        _BUDGET,
+        ((LedgerList, "is_condemned", property(_never_condemned)),),
+        drill="undeletion",
     ),
     LogMutant(
         "logs-passes-marks",

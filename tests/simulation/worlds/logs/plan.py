@@ -593,6 +593,17 @@ def replacement(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, []
 
 
+def undeletion(rng: random.Random, at_us: int, log: str) -> Happening:
+    """A log without a grace is deleted and brought back at the same time, and used again."""
+    asked_us = PEACE_US + _CALM_US + rng.randint(0, 900 * MS)
+    steps = [*_burst(rng, asked_us - 60 * MS, log), _config(log, delete_grace_s=0)]
+    steps.append(Step(asked_us, ADMIN, f"{words.UNDELETE} {log}"))
+    for number in range(4):
+        steps += _burst(rng, asked_us + 150 * MS * (number + 1), log)
+        steps.append(Step(asked_us + 170 * MS * (number + 1), READERS[0], f"{words.READ} {log}"))
+    return steps, []
+
+
 def full_disks(rng: random.Random, at_us: int, log: str) -> Happening:
     """All bookies are full: logs are truncated and read, and owned again when there is space."""
     lasts = rng.randint(200 * MS, 900 * MS)
@@ -725,7 +736,7 @@ DRILLS: Final = {
         *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
         *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
         *(fast_clock, forgotten, full_disks, interrupted, sealing, few_bookies, replacement),
-        *(elsewhere, orphaned_followers),
+        *(elsewhere, orphaned_followers, undeletion),
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

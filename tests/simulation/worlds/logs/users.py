@@ -15,6 +15,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -75,6 +76,8 @@ _PAUSE_S: Final = 0.03
 _SILENCE_S: Final = 2.0
 _IN_FLIGHT: Final = 8
 _FREED_S: Final = 2.0  # For the ledgers of a deleted log to go.
+_UNDELETED_S: Final = 0.3  # For as long somebody tries to bring a log back.
+_UNDELETE_PAUSE_S: Final = 0.002
 _SECOND_RECORDS: Final = 4
 _RANGE: Final = 12  # Records that a visitor reads, and what was acked since.
 LIVES: Final = (
@@ -688,6 +691,8 @@ class Users:
                 log, "seal", service_words.Seal(name), may_repeat=True
             )
             self._records.on_sealed(log, sealed.tail)
+        elif verb == words.UNDELETE:
+            await self._delete_and_undelete(caller, log)
         elif verb in (words.DELETE, words.REPLACE):
             delete_log = service_words.DeleteLog(
                 name, grace_ms=0 if verb == words.REPLACE else None
@@ -699,6 +704,28 @@ class Users:
         else:
             transfer = service_words.TransferLog(name, rest[1])
             await caller.settle(log, "transfer_log", transfer, may_repeat=True)
+
+    async def _delete_and_undelete(self, caller: Caller, log: str) -> None:
+        """Both at once: either its grace was over first, or it is back as it was."""
+        name, uid = words.LOGS[log], self._sums.uids[log]
+        delete = service_words.DeleteLog(name, uid=uid)
+
+        async def undelete() -> None:
+            due = self._world.now + _UNDELETED_S
+            while self._world.now < due:
+                word = service_words.UndeleteLog(name, uid)
+                with suppress(RollbookError):
+                    await caller.settle(log, "undelete_log", word, may_repeat=True)
+                    self._sums.tell(f"{log} is back")
+                    return
+                await asyncio.sleep(_UNDELETE_PAUSE_S)
+
+        deleted, _ = await asyncio.gather(
+            caller.settle(log, "delete_log", delete, may_repeat=False),
+            undelete(),
+            return_exceptions=True,
+        )
+        self._sums.tell(f"{log} is deleted: {deleted}")
 
     async def _create_again(self, caller: Caller, log: str) -> None:
         """Once the ledgers of the first one are gone; it holds nothing but what is appended here."""

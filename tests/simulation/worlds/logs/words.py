@@ -50,6 +50,7 @@ DELETE: Final = "delete"  # LOG
 REPLACE: Final = (
     "replace"  # LOG: deletes it, and creates another one under its name, with records of its own.
 )
+UNDELETE: Final = "undelete"  # LOG: deletes it, and brings it back while its ledgers may be freed.
 DRAIN: Final = "drain"  # SERVER
 RESUME: Final = "resume"  # SERVER
 TRANSFER: Final = "transfer"  # LOG SERVER

@@ -172,6 +172,7 @@ class FakeLog:
 class FakeCluster:
     def __init__(self) -> None:
         self.logs: dict[LogName, FakeLog] = {}
+        self.deleted: dict[LogName, FakeLog] = {}
         self.addresses: dict[str, str] = {}  # By server name.
         self.default = LogConfig()  # Of logs of which nothing is said.
         self.changed = asyncio.Event()  # Any log, as far as tails are concerned; tests call `tell`.
@@ -600,8 +601,25 @@ class FakeCore:
     async def delete_log(self, request: messages.DeleteLog, due: float) -> messages.DeleteLogAnswer:
         await self._asked("delete_log", request)
         self.cluster.log(request.log)
-        del self.cluster.logs[request.log]
+        self.cluster.deleted[request.log] = self.cluster.logs.pop(request.log)
         return messages.DeleteLogAnswer(request.grace_ms or 0)
+
+    async def list_deleted_logs(
+        self, request: messages.ListDeletedLogs, due: float
+    ) -> messages.DeletedLogs:
+        await self._asked("list_deleted_logs", request)
+        found = [
+            messages.DeletedLog(name, "7" * 32, 1, 2, 1, has_name=True)
+            for name in self.cluster.deleted
+        ]
+        return messages.DeletedLogs(tuple(found), is_all=True)
+
+    async def undelete_log(self, request: messages.UndeleteLog, due: float) -> messages.LogState:
+        await self._asked("undelete_log", request)
+        if request.log not in self.cluster.deleted:
+            raise NoSuchLog(log=str(request.log))
+        self.cluster.logs[request.to or request.log] = self.cluster.deleted.pop(request.log)
+        return await self.get_log(messages.GetLog(request.to or request.log), due)
 
     async def roll_log(self, request: messages.RollLog, due: float) -> messages.RollLogAnswer:
         await self._asked("roll_log", request)

@@ -71,11 +71,28 @@ OF_APPENDERS = {
 }
 OF_ANYBODY_THERE = {"GetTail", "WatchTail", "GetLog"}
 OF_ADMINS = {
-    *("EnsureLog", "UpdateLog", "DeleteLog", "Truncate", "Seal", "RollLog", "TransferLog"),
+    *(
+        "EnsureLog",
+        "UpdateLog",
+        "DeleteLog",
+        "UndeleteLog",
+        "Truncate",
+        "Seal",
+        "RollLog",
+        "TransferLog",
+    ),
     *("DeleteCursor", "CommitCursor"),  # The sample protects it.
 }
 OF_OPERATORS = {"DrainServer", "GetServerStats"}
-OF_ALL = {"ListLogs", "WatchTails", "Lookup", "ListServers", "GetLimits", "GetOutage"}
+OF_ALL = {
+    "ListLogs",
+    "ListDeletedLogs",
+    "WatchTails",
+    "Lookup",
+    "ListServers",
+    "GetLimits",
+    "GetOutage",
+}
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
