@@ -212,7 +212,8 @@ def test_a_log_whose_ledgers_go_does_not_come_back() -> None:
         await refused(scene.nodes.undelete(LOG, "", None, EVENT), NoSuchLog)
         await delete_discarded(scene.ledgers, scene.nodes, stored)
         await refused(scene.nodes.undelete(LOG, "", None, EVENT), NoSuchLog)
-        assert await scene.nodes.undelete(NEVER_OPENED, "", None, EVENT)
+        back = await scene.nodes.undelete(NEVER_OPENED, "", None, EVENT)
+        assert back.list.state is LogState.OPEN
 
     async def with_another(scene: Scene) -> None:
         await scene.nodes.create(NEVER_OPENED, LogConfig())

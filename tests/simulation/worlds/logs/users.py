@@ -720,12 +720,12 @@ class Users:
                     return
                 await asyncio.sleep(_UNDELETE_PAUSE_S)
 
-        deleted, _ = await asyncio.gather(
+        answers: list[Any] = await asyncio.gather(
             caller.settle(log, "delete_log", delete, may_repeat=False),
             undelete(),
             return_exceptions=True,
         )
-        self._sums.tell(f"{log} is deleted: {deleted}")
+        self._sums.tell(f"{log} is deleted: {answers[0]}")
 
     async def _create_again(self, caller: Caller, log: str) -> None:
         """Once the ledgers of the first one are gone; it holds nothing but what is appended here."""
