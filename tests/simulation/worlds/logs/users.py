@@ -720,7 +720,7 @@ class Users:
                     return
                 await asyncio.sleep(_UNDELETE_PAUSE_S)
 
-        answers: list[Any] = await asyncio.gather(
+        answers = await asyncio.gather(
             caller.settle(log, "delete_log", delete, may_repeat=False),
             undelete(),
             return_exceptions=True,
