@@ -220,7 +220,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
         """
         said = await _said(request) or {}
         word = from_json(said, messages.UndeleteLog, log=log)
-        return _state_response(await door.ask(word, how))
+        return json_response(await door.ask(word, how))
 
     @routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))
     async def list_deleted_logs(
