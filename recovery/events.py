@@ -1,6 +1,6 @@
 """Watches what the cluster's events are made of (`core/events.py`), and remembers the events of this process.
 
-    watch of each folder ──► paths that changed ──► their nodes are read ──► `seen`: one sight of each thing
+    watch of each folder ──► paths that changed ──► their nodes are read ──► `tracks`: the states of each thing
 
 Every recovery server does this for itself, so any of them can be asked. What a watch may have missed is read again
 after RESYNC, and all of it every two minutes. Of ledgers, the first thousand of each kind are looked at.
@@ -8,7 +8,7 @@ after RESYNC, and all of it every two minutes. Of ledgers, the first thousand of
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Never
 
@@ -35,7 +35,9 @@ from rollbook.recovery.core.events import (
     Event,
     EventMemory,
     Sight,
+    State,
     Thing,
+    Tracks,
     Wanted,
     derive,
     first_marks,
@@ -79,7 +81,7 @@ class _Part:
 
 
 class ClusterEvents:
-    """`run` it; `seen` and `page` may be asked at any time."""
+    """`run` it; everything else may be asked at any time."""
 
     def __init__(
         self,
@@ -117,11 +119,10 @@ class ClusterEvents:
         self._logs: dict[tuple[str, str], str | None] = {}  # By subject and mark.
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
-        self._known: dict[str, str] | None = None
+        self._known: dict[str, str] | None = None  # None: not everything was read yet.
         self._memory = EventMemory()
-        self.seen: Mapping[str, Sight] | None = (
-            None  # By subject. None: not everything was read yet.
-        )
+        self._tracks = Tracks()
+        self._looks = self._wanted_looks = 0
 
     # --- Questions ----------------------------------------------------------------------------
 
@@ -131,12 +132,35 @@ class ClusterEvents:
         """The newest first. `after`: the last event of the page before; None: this process does not know it."""
         return self._memory.page(wanted, after, limit)
 
-    async def changed(self, known: Mapping[str, Sight] | None) -> Mapping[str, Sight]:
-        """Returns once `seen` is another one than `known`."""
-        while self.seen is None or self.seen is known:
+    @property
+    def tracks(self) -> Mapping[str, Sequence[State]] | None:
+        """By subject. None: not everything was read yet."""
+        return None if self._known is None else self._tracks.states
+
+    async def known(self) -> Mapping[str, Sequence[State]]:
+        """`tracks`, once everything was read."""
+        while (tracks := self.tracks) is None:
+            await self.changed()
+        return tracks
+
+    async def changed(self) -> None:
+        """Returns when a thing has become another one, from now on."""
+        changed = self._changed
+        await changed.wait()
+
+    async def refresh(self) -> None:
+        """Returns when all has been read again, as it was at the call or later."""
+        self._wanted_looks += 1
+        wanted = self._wanted_looks
+        self._look_at_all()
+        self._news.set()
+        while self._looks < wanted:
             changed = self._changed
             await changed.wait()
-        return self.seen
+
+    def _look_at_all(self) -> None:
+        for part in self._parts:
+            part.changed = None
 
     # --- Keeping it ---------------------------------------------------------------------------
 
@@ -182,16 +206,16 @@ class ClusterEvents:
         overdue_at = loop.time()
         while True:
             self._news.clear()
+            wanted = self._wanted_looks
             if loop.time() >= look_again_at:
                 look_again_at = loop.time() + _LOOK_AGAIN_S
-                for part in self._parts:
-                    part.changed = None
+                self._look_at_all()
             for part in self._parts:
                 await self._read(part)
             if self._overdue_s and loop.time() >= overdue_at:
                 overdue_at = loop.time() + _OVERDUE_LOOK_S
                 await self._look_for_overdue()
-            await self._publish()
+            await self._publish(wanted)
             due_at = min(look_again_at, overdue_at) if self._overdue_s else look_again_at
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(due_at - loop.time(), 0)):
@@ -233,15 +257,19 @@ class ClusterEvents:
             logger.warning("event_source_unreadable", path=path, reason=error.message)
             return part.sights.get(path)
 
-    async def _publish(self) -> None:
+    async def _publish(self, looks: int) -> None:
+        """`looks`: the questions of `refresh` that are answered by it."""
         seen = await self._with_logs({each.subject: each for each in self._merged()})
-        if self.seen is not None and seen == self.seen:
+        now_ms = self._clock.wall_us() // 1000
+        is_new = self._tracks.on_look(seen, now_ms)
+        if not is_new and looks == self._looks and self._known is not None:
             return
+        tracks = self._tracks.states
         if self._known is None:
-            self._known = first_marks(seen)
-        events, self._known = derive(self._known, seen, self._clock.wall_us() // 1000)
+            self._known = first_marks(tracks)
+        events, self._known = derive(self._known, tracks, now_ms)
         self._memory.add(events)
-        self.seen = seen
+        self._looks = looks
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -25,6 +25,7 @@ from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.ports import Clock, MetadataStore, Randomness
 from rollbook.proto.tasks import TaskGroup
 from rollbook.recovery.auditor import Auditor
+from rollbook.recovery.callbacks import CallbackSender, Post
 from rollbook.recovery.checks import Checks
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtHealing, DoubtsOf
@@ -90,10 +91,11 @@ class RecoveryServer:
             "detail": str(error)
         },
         log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None,
+        post: Post | None = None,
     ) -> None:
         """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts.
         `operations`: what it can run for people; `describe`: how their errors are kept. `log_of`: the log that a
-        ledger with this custom metadata was made for.
+        ledger with this custom metadata was made for. `post`: how callbacks are sent.
         """
         self.stats = stats or RecoveryStats()
         self.ledgers = ledgers
@@ -149,7 +151,11 @@ class RecoveryServer:
             runner = OperationRunner(store, cluster, clock, operations, describe)
             folder = f"{cluster.own_root}/{RUNNER}"
             election = Election(store, folder, name, above=cluster.own_root)
-            self._works["operations"] = self._elected("operations", election, runner.lead)
+            lead: Callable[[Vote], Coroutine[Any, Any, None]] = runner.lead
+            if post is not None:
+                sender = CallbackSender(store, cluster, clock, randomness, self.events, post)
+                lead = _both(runner.lead, sender.lead)
+            self._works["operations"] = self._elected("operations", election, lead)
         self._works["presence"] = lambda: patiently("presence", self._tell)
         self._show_gauges()
 
@@ -288,3 +294,14 @@ class RecoveryServer:
             worker = asdict(self.worker.stats)
             worker["running"] = len(self.worker.stats.running)
         return Presence(self.name, self._release, self._started_ms, parts, audit, drains, worker)
+
+
+def _both(
+    *leads: Callable[[Vote], Coroutine[Any, Any, None]],
+) -> Callable[[Vote], Coroutine[Any, Any, None]]:
+    async def lead(vote: Vote) -> None:
+        async with TaskGroup() as group:
+            for each in leads:
+                group.create_task(each(vote))
+
+    return lead

@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     crash.add_argument(
         "--of",
         action="append",
-        choices=("bookie", "store"),
-        help="what dies: a bookie, or owners of the embedded store (both, one after the other)",
+        choices=("bookie", "store", "callbacks"),
+        help="what dies: a bookie, owners of the embedded store (both, one after the other), or servers and receivers of callbacks",
     )
     crash.add_argument("--kills", type=_count, default=40, help="of each, under load (40)")
     crash.add_argument("--cuts", type=_count, default=10, help="power cuts of each (10)")

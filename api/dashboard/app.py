@@ -39,6 +39,7 @@ from rollbook.api.rest.cluster import (
     begin_verify,
     local_operation,
 )
+from rollbook.api.rest.cluster_events import CallbackActs, may_see_urls
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
@@ -142,6 +143,7 @@ class Dashboard:
         self._operations = operations
         self._logs = logs
         self._samples = samples
+        self._callback_acts = CallbackActs(admin, managing)
         self._acts = BookieActs(admin, managing, operations)
         self._doorkeeper = doorkeeper
         self._is_behind_tls = is_behind_tls
@@ -165,6 +167,8 @@ class Dashboard:
             "/recovery": self._recovery,
             "/operations": self._list_operations,
             "/events": self._events_page,
+            "/callbacks": self._list_callbacks,
+            "/callback": self._callback,
             "/metadata": self._metadata,
         }
         acts = {
@@ -174,6 +178,8 @@ class Dashboard:
             "/bookie": self._act_on_bookie,
             "/ledgers/{ledger_id}": self._act_on_ledger,
             "/recovery": self._act_on_recovery,
+            "/callbacks": self._act_on_callbacks,
+            "/callback": self._act_on_callback,
         }
         self._pages = pages
         post = ["POST"]
@@ -442,6 +448,26 @@ class Dashboard:
         )
         return event_screens.events(rows, following, asked)
 
+    async def _list_callbacks(self, _: Request, visit: "_Visit") -> Screen:
+        shows_urls = may_see_urls()  # What is remembered is shown to those who may see as much.
+        rows = await self._ask(
+            visit,
+            f"callbacks {shows_urls}",
+            lambda: self._admin.callbacks.list(shows_urls=shows_urls),
+        )
+        return event_screens.callbacks(visit.framed(), rows, CALLER.get().principal.grants)
+
+    async def _callback(self, request: Request, visit: "_Visit") -> Screen:
+        name, shows_urls = request.query_params.get("id", ""), may_see_urls()
+        callbacks = self._admin.callbacks
+        row = await self._ask(
+            visit,
+            f"callback {name} {shows_urls}",
+            lambda: callbacks.read(name, shows_urls=shows_urls),
+        )
+        found = await self._ask(visit, f"deliveries {name}", lambda: callbacks.deliveries(name))
+        return event_screens.callback(visit.framed(), row, found, CALLER.get().principal.grants)
+
     # --- Screens of logs ----------------------------------------------------------------------
 
     async def _list_logs(self, request: Request, visit: "_Visit") -> Screen:
@@ -687,6 +713,33 @@ class Dashboard:
             with act(Duty.OPERATE, "SetRecoveryRate", bytes_per_s=rate):
                 await admin.set_rate(rate)
             return "/recovery", f"The rate is {rate or 'unlimited'}."
+        raise _no_act(verb)
+
+    async def _act_on_callbacks(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        if fields.get("act") != "create":
+            raise _no_act(fields.get("act", ""))
+        kinds = [
+            kind
+            for kind in event_screens.EVENT_KINDS
+            if fields.get(f"{event_screens.KIND_FIELD}{kind}")
+        ]
+        url, bookie = fields.get("url", "").strip(), fields.get("bookie", "").strip()
+        made = await self._callback_acts.create(url, kinds, bookie or None)
+        name = event_screens.short_id(made["id"])
+        said = f"Callback {name} is made. Its secret, shown only here: {made['secret']}"
+        return with_query("/callback", id=made["id"]), said
+
+    async def _act_on_callback(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:
+        name, verb = fields.get("id", ""), fields.get("act", "")
+        if verb == "test":
+            found = await self._callback_acts.test(name)
+            said = f"The test is {found['outcome']}. {_sentence(found['problem'] or '')}"
+            return with_query("/callback", id=name), said.rstrip()
+        if verb == "delete":
+            self._managing.require(Duty.REMOVE, "DeleteCallback")
+            _require_typed(fields, event_screens.short_id(name))
+            await self._callback_acts.delete(name)
+            return "/callbacks", f"Callback {event_screens.short_id(name)} is deleted."
         raise _no_act(verb)
 
     # --- Signing in ---------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from rollbook.api.dashboard.core.live import Live, PageState, Rows, live
 from rollbook.api.dashboard.core.markup import Child, Html, element, page
 
 PREFIX: Final = "/dashboard"
+BY_RIGHT: Final = "Your token does not give the right to act here: "
 REFRESH_S: Final = 5
 RECONNECT_MS_MAX: Final = 2000
 _CHARTS: Final = "uPlot.iife.min.js"
@@ -24,6 +25,7 @@ _SCREENS: Final = {
     "/recovery": "Recovery",
     "/operations": "Operations",
     "/events": "Events",
+    "/callbacks": "Callbacks",
     "/metadata": "Metadata",
 }
 
@@ -196,9 +198,22 @@ def badge(state: str) -> Html:
 
 _LEVELS: Final = {
     **dict.fromkeys(
-        ("writable", "serving", "active", "drained", "closed", "enabled", "healthy", "done"), "good"
+        (
+            "writable",
+            "serving",
+            "active",
+            "drained",
+            "closed",
+            "enabled",
+            "healthy",
+            "done",
+            "delivered",
+        ),
+        "good",
     ),
-    **dict.fromkeys(("read-only", "draining", "in_recovery", "paused", "degraded"), "warning"),
+    **dict.fromkeys(
+        ("read-only", "draining", "in_recovery", "paused", "degraded", "retrying"), "warning"
+    ),
     **dict.fromkeys(
         ("down", "unreachable", "draining-failed", "failed", "unavailable", "unknown", "lost"),
         "bad",

@@ -12,6 +12,7 @@ from rollbook.api.dashboard.core.markup import Child, Html, element
 from rollbook.api.dashboard.core.samples import SERIES, Sample, Samples
 from rollbook.api.dashboard.core.sentence import sentence_of
 from rollbook.api.dashboard.parts import (
+    BY_RIGHT,
     Field,
     PageFrame,
     Screen,
@@ -32,7 +33,6 @@ Facts = Mapping[str, Any]
 
 _STATES: Final = {"": "any state", "open": "open", "in_recovery": "in recovery", "closed": "closed"}
 _SHORT: Final = {"": "all", "true": "lack copies", "false": "have all copies"}
-_BY_RIGHT: Final = "Your token does not give the right to act here: "
 _TYPED: Final = "Type its name"
 
 
@@ -210,7 +210,7 @@ def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
                 act("undrain", "Undrain", "It takes entries again; what was copied stays copied.")
             )
     else:
-        parts.append(element("p", f"{_BY_RIGHT}{Duty.OPERATE.value} = true."))
+        parts.append(element("p", f"{BY_RIGHT}{Duty.OPERATE.value} = true."))
     if grants.may_manage(Duty.REMOVE):
         if "drained" in allowed:
             says = (
@@ -329,7 +329,7 @@ def ledger(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
             acts.append(form(frame, path, [recover], "Recover", {"act": "recover"}, [typed]))
         parts.append(element("div", acts, attributes={"class": "acts"}))
     else:
-        parts.append(element("p", f"{_BY_RIGHT}{Duty.OPERATE.value} = true."))
+        parts.append(element("p", f"{BY_RIGHT}{Duty.OPERATE.value} = true."))
     return Screen(
         f"Ledger {ledger_id}",
         parts,
@@ -418,7 +418,7 @@ _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
 
 def _recovery_acts(frame: PageFrame, found: Facts, grants: Grants) -> Child:
     if not grants.may_manage(Duty.OPERATE):
-        return element("p", f"{_BY_RIGHT}{Duty.OPERATE.value} = true.")
+        return element("p", f"{BY_RIGHT}{Duty.OPERATE.value} = true.")
     is_enabled = found["autorecovery"] == "enabled"
     delay = Field(
         "delay_s", "Seconds", "number", str(found["delay_s"]).partition(" ")[0], {"min": "0"}

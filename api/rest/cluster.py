@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -67,6 +67,9 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 from rollbook.recovery.core.operations import KEY_CHARS_MAX
 
+if TYPE_CHECKING:
+    from rollbook.api.rest.cluster_events import CallbackAdmin
+
 OPEN_PATHS: Final = ("/heartbeat",)
 PAGE: Final = 100
 _PATIENCE_S: Final = 20.0  # An exchange ends after 30 s.
@@ -82,6 +85,9 @@ _METHODS: Final = {  # In the audit.
 
 class ClusterAdmin(Protocol):
     """One cluster, as its operators see it. Every method raises `MetadataUnavailable` while the store is away."""
+
+    @property
+    def callbacks(self) -> "CallbackAdmin": ...
 
     async def cluster(self) -> Facts:
         """Answers without the store, too."""
@@ -238,7 +244,7 @@ def make_app(
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
     # They take what stands below from this module.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
-    from rollbook.api.rest.cluster_events import events
+    from rollbook.api.rest.cluster_events import callbacks, events
     from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
 
     acts = BookieActs(admin, managing, operations)
@@ -246,6 +252,7 @@ def make_app(
     app.include_router(ledger_ends(admin, acts), prefix=_PREFIX)
     app.include_router(bookie_pages(admin, acts, looks), prefix=_PREFIX)
     app.include_router(events(admin, looks), prefix=_PREFIX)
+    app.include_router(callbacks(admin, managing, looks), prefix=_PREFIX)
     app.include_router(as_bookkeeper(admin, managing, acts, looks), prefix=_PREFIX)
     return app
 

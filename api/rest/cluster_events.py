@@ -1,15 +1,49 @@
-"""Routes of a cluster's management for what happened in it."""
+"""Routes of a cluster's management for what happened in it, and for callbacks that are sent it."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query, Response
 
-from rollbook.api.rest.cluster import AWAY, PAGE, ClusterAdmin
-from rollbook.api.rest.cluster_models import ClusterEvents
+from rollbook.api.access.authenticator import CALLER
+from rollbook.api.access.core.grants import Duty
+from rollbook.api.access.managing import Managing
+from rollbook.api.rest.callback_post import origin_of
+from rollbook.api.rest.cluster import ACTS, AWAY, PAGE, ClusterAdmin
+from rollbook.api.rest.cluster_models import (
+    Callback,
+    Callbacks,
+    ClusterEvents,
+    Deliveries,
+    Delivery,
+    NewCallback,
+    WantedCallback,
+)
+from rollbook.api.rest.operations import Facts
 from rollbook.api.rest.problems import describe_problems
-from rollbook.proto.errors import Missing
+from rollbook.proto.errors import InvalidRequest, Missing, Overloaded
 from rollbook.recovery.core.events import EventKind
+
+CallbackId = Annotated[str, Path(min_length=1, max_length=100)]
+
+
+class CallbackAdmin(Protocol):
+    """Every method raises `MetadataUnavailable` while the store is away."""
+
+    async def list(self, *, shows_urls: bool) -> Sequence[Facts]: ...
+
+    async def read(self, callback_id: str, *, shows_urls: bool) -> Facts:
+        """Raises `Missing`."""
+
+    async def create(
+        self, url: str, kinds: Sequence[str], bookie: str | None, principal: str
+    ) -> Facts: ...
+
+    async def delete(self, callback_id: str) -> Facts: ...
+
+    async def test(self, callback_id: str) -> Facts: ...
+
+    async def deliveries(self, callback_id: str) -> Facts: ...
 
 
 def events(admin: ClusterAdmin, looks: Sequence[Any]) -> APIRouter:
@@ -28,5 +62,84 @@ def events(admin: ClusterAdmin, looks: Sequence[Any]) -> APIRouter:
         wanted = {name: value for name, value in asked.items() if value}
         found, next_after = await admin.events(wanted, after, limit)
         return ClusterEvents.model_validate({"events": found, "next_after": next_after})
+
+    return routes
+
+
+def may_see_urls() -> bool:
+    """A path of a URL is often a secret: with it anybody may write to a channel."""
+    return CALLER.get().principal.grants.may_manage(Duty.REMOVE)
+
+
+class CallbackActs:
+    """Of routes and of pages: who may, and the audit. A URL is in the audit as its origin."""
+
+    def __init__(self, admin: ClusterAdmin, managing: Managing) -> None:
+        self._admin = admin
+        self._managing = managing
+
+    async def create(self, url: str, kinds: Sequence[str], bookie: str | None) -> Facts:
+        about: Mapping[str, Any] = {"to": origin_of(url), "kinds": list(kinds), "bookie": bookie}
+        with self._managing.act(Duty.REMOVE, "CreateCallback", **about) as more:
+            name = CALLER.get().principal.name
+            created = await self._admin.callbacks.create(url, kinds, bookie, name)
+            more["callback"] = created["id"]
+        return created
+
+    async def delete(self, callback_id: str) -> Facts:
+        with self._managing.act(Duty.REMOVE, "DeleteCallback", callback=callback_id):
+            return await self._admin.callbacks.delete(callback_id)
+
+    async def test(self, callback_id: str) -> Facts:
+        with self._managing.act(Duty.REMOVE, "TestCallback", callback=callback_id):
+            return await self._admin.callbacks.test(callback_id)
+
+
+def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> APIRouter:
+    routes = APIRouter(tags=["callbacks"])
+    acts = CallbackActs(admin, managing)
+
+    @routes.get("/callbacks", dependencies=looks, responses=describe_problems(*AWAY))
+    async def list_callbacks() -> Callbacks:
+        """The oldest first, without secrets; to others than administrators without the paths of URLs."""
+        found = await admin.callbacks.list(shows_urls=may_see_urls())
+        return Callbacks.model_validate({"callbacks": found})
+
+    @routes.get(
+        "/callbacks/{callback_id}", dependencies=looks, responses=describe_problems(Missing, *AWAY)
+    )
+    async def get_callback(callback_id: CallbackId) -> Callback:
+        found = await admin.callbacks.read(callback_id, shows_urls=may_see_urls())
+        return Callback.model_validate(found)
+
+    @routes.post(
+        "/callbacks",
+        status_code=201,
+        responses=describe_problems(InvalidRequest, Overloaded, *ACTS),
+    )
+    async def create_callback(wanted: WantedCallback, response: Response) -> NewCallback:
+        """Events from now on are sent to the URL, with a signature by the secret, which is shown here and never again."""
+        created = await acts.create(wanted.url, wanted.kinds, wanted.bookie)
+        response.headers["location"] = f"/api/v1/callbacks/{created['id']}"
+        return NewCallback.model_validate(created)
+
+    @routes.delete("/callbacks/{callback_id}", responses=describe_problems(Missing, *ACTS))
+    async def delete_callback(callback_id: CallbackId) -> Callback:
+        """What waits for it is not sent any more. Answers with the callback that was there."""
+        return Callback.model_validate(await acts.delete(callback_id))
+
+    @routes.post("/callbacks/{callback_id}:test", responses=describe_problems(Missing, *ACTS))
+    async def test_callback(callback_id: CallbackId) -> Delivery:
+        """Sends one event of the kind `test`, once, and answers with what came of it."""
+        return Delivery.model_validate(await acts.test(callback_id))
+
+    @routes.get(
+        "/callbacks/{callback_id}/deliveries",
+        dependencies=looks,
+        responses=describe_problems(Missing, *AWAY),
+    )
+    async def list_deliveries(callback_id: CallbackId) -> Deliveries:
+        """The last hundred attempts, the newest first."""
+        return Deliveries.model_validate(await admin.callbacks.deliveries(callback_id))
 
     return routes

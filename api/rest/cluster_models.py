@@ -313,3 +313,66 @@ class ClusterEvent(_Shown):
 class ClusterEvents(_Shown):
     events: list[ClusterEvent]
     next_after: str | None = Field(examples=[None])  # What `after` is for the next page.
+
+
+CallbackKind = Literal[
+    "lifecycle",
+    "bookie-lost",
+    "bookie-back",
+    "bad-ledger",
+    "ledger-overdue",
+    "recovery-paused",
+    "recovery-resumed",
+    "auditor",
+    "operation-started",
+    "operation-ended",
+]
+
+
+class WantedCallback(_Shown):
+    """Without `kinds` events of all kinds are sent; with `bookie` only those that name it."""
+
+    url: str = Field(max_length=2000, examples=["https://hooks.example.com/rollbook"])
+    kinds: list[CallbackKind] = Field([], max_length=20, examples=[["lifecycle", "bookie-lost"]])
+    bookie: str | None = Field(None, min_length=1, max_length=255, examples=[None])
+
+
+class Delivery(_Shown):
+    """One attempt."""
+
+    event: str = Field(examples=["lifecycle/bk-2@1f3.2"])
+    kind: EventKind = Field(examples=["lifecycle"])
+    attempt: int = Field(examples=[1])
+    at_ms: int = Field(examples=[1_795_219_200_000])
+    took_ms: int = Field(examples=[12])
+    status: int | None = Field(examples=[204])  # Null: nobody answered.
+    problem: str | None = Field(examples=[None])
+    outcome: Literal["delivered", "retrying", "given-up"] = Field(examples=["delivered"])
+
+
+class Deliveries(_Shown):
+    deliveries: list[Delivery]
+    waiting: int = Field(examples=[0])  # Events that are not delivered yet.
+
+
+class Callback(_Shown):
+    id: str = Field(examples=["5f0c2a7e9b1d4c3fa0865d2be9147c31"])
+    url: str = Field(examples=["https://hooks.example.com/…"])
+    kinds: list[CallbackKind] = Field(examples=[["lifecycle", "bookie-lost"]])
+    bookie: str | None = Field(examples=[None])
+    principal: str = Field(examples=["boss"])  # Who asked for it.
+    created_ms: int = Field(examples=[1_795_219_200_000])
+    waiting: int = Field(examples=[0])
+    last: Delivery | None
+
+
+class NewCallback(Callback):
+    """`secret`: the key of signatures, shown only here."""
+
+    secret: str = Field(
+        examples=["9b1d4c3fa0865d2be9147c315f0c2a7e9b1d4c3fa0865d2be9147c315f0c2a7e"]
+    )
+
+
+class Callbacks(_Shown):
+    callbacks: list[Callback]

@@ -55,6 +55,7 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
         ("trigger_gc", "trigger_scrub", "verify_ledger", "start_verify", "start_recover"),
         ("Location",),
     ),
+    "create_callback": ("Location",),
     **dict.fromkeys(("set_lifecycle", "judge_removal", "remove_bookie"), ("Location?",)),
 }
 _BY_STATUS: Final = {

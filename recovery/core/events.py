@@ -1,16 +1,16 @@
 """Events of a cluster: made from what its metadata says now, and what was known of it before.
 
-    sights (nodes as they are now) ──┐
-    marks (what is known of each)  ──┴─► derive ──► events, and the marks after them
+    sights (nodes as they are now) ──► tracks (states that were seen) ──┐
+    marks (what is known of each thing)                               ──┴─► derive ──► events, and the marks after them
 
-Each thing that is looked at has a subject and a mark. A mark that is new is an event, and so is a bookie's
+Each thing that is looked at has a subject, and each of its states a mark. A mark that is new is an event, and so is a bookie's
 registration, a lifecycle or a pause that is gone. An event's id is the node that it tells of, the node's life (the
 transaction that made it) and what it was: its version, or how it ended. So all servers that see it give it one id (EV1).
 Marks are small and can be kept: a process that reads them continues exactly where they were written (EV2).
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final
@@ -108,46 +108,122 @@ class Sight:
         return f"{self.node}@{self.life:x}"
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of one thing at one time. Without a sight it was gone."""
+
+    mark: str
+    sight: Sight | None
+    at_ms: int
+
+
+class Tracks:
+    """The last states of each thing that this process has seen, the oldest first."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, tuple[State, ...]] = {}
+
+    def on_look(self, sights: Mapping[str, Sight], now_ms: int) -> bool:
+        """`sights`: of all things that there are, by subject. Whether something is new."""
+        is_new = False
+        for subject, sight in sights.items():
+            states = self.states.get(subject, ())
+            if not states or states[-1].mark != sight.mark:
+                self._add(subject, State(sight.mark, sight, now_ms))
+                is_new = True
+        for subject in [each for each in self.states if each not in sights]:
+            last = self.states[subject][-1]
+            if not _ends(subject):
+                del self.states[subject]
+            elif last.sight is not None:
+                self._add(subject, State(f"{_GONE}{last.mark}", None, now_ms))
+                is_new = True
+        return is_new
+
+    def _add(self, subject: str, state: State) -> None:
+        known = self.states.pop(subject, ())  # What changed last comes last.
+        self.states[subject] = (*known[-_STATES_MAX + 1 :], state)
+        if len(self.states) > _TRACKS_MAX:
+            gone = (each for each, states in self.states.items() if states[-1].sight is None)
+            if (oldest := next(gone, None)) is not None:
+                del self.states[oldest]
+
+    def marks(self) -> dict[str, str]:
+        return {subject: states[-1].mark for subject, states in self.states.items()}
+
+
 def derive(
     marks: Mapping[str, str],
-    sights: Mapping[str, Sight],
+    tracks: Mapping[str, Sequence[State]],
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
-    """What is new since `marks`, in order, and the marks after it. `sights`: of all things that there are, by subject.
-    `things_max`: only the things that changed first, at most this number; the others stay as they were known.
+    """What is new since `marks`, in order, and the marks after it. A state that passed between two looks of others is
+    new, too, if this process saw it. `things_max`: only the things that changed first, at most this number.
     """
-    changed = [
-        (sight.at_ms, subject)
-        for subject, sight in sights.items()
-        if marks.get(subject) != sight.mark
-    ]
-    changed += [(now_ms, subject) for subject in marks if subject not in sights]
-    events: list[Event] = []
+    found: list[tuple[int, str, list[Event], str | None]] = []
+    for subject, states in tracks.items():
+        before = marks.get(subject)
+        if before == states[-1].mark:
+            continue
+        known = [number for number, state in enumerate(states) if state.mark == before]
+        events: list[Event] = []
+        for state in states[known[-1] + 1 if known else 0 :]:
+            if state.sight is not None:
+                events += _news(before, state.sight)
+            elif before is not None:
+                events += _end_of(subject, before, state.at_ms)
+            before = state.mark
+        found.append((events[0].at_ms if events else 0, subject, events, before))
+    for subject, mark in marks.items():
+        if subject not in tracks and not mark.startswith(_GONE):
+            gone = f"{_GONE}{mark}" if _ends(subject) else None
+            found.append((now_ms, subject, _end_of(subject, mark, now_ms), gone))
+    ordered: list[tuple[int, str, int, Event]] = []
     after = dict(marks)
-    for _, subject in sorted(changed)[:things_max]:
-        sight = sights.get(subject)
-        if sight is None:
+    for _, subject, events, mark_after in sorted(found, key=lambda each: each[:2])[:things_max]:
+        at_ms = 0
+        for number, event in enumerate(events):
+            at_ms = max(at_ms, event.at_ms)  # Clocks differ: what one thing became keeps its order.
+            ordered.append((at_ms, subject, number, event))
+        if mark_after is None:
             del after[subject]
-            events += _end_of(subject, marks[subject], now_ms)
         else:
-            after[subject] = sight.mark
-            events += _news(marks.get(subject), sight)
-    # An order by subject in what came at one time: equal sights give equal lists.
-    events.sort(key=lambda each: (each.at_ms, each.bookies, _RANK[each.kind], each.id))
-    return events, after
+            after[subject] = mark_after
+    return [event for *_, event in sorted(ordered, key=lambda each: each[:3])], _bounded(after)
 
 
-def first_marks(sights: Mapping[str, Sight]) -> dict[str, str]:
+def _bounded(marks: dict[str, str]) -> dict[str, str]:
+    """Marks of things that are gone tell whether that was an event already; old ones are left out."""
+    gone = [subject for subject, mark in marks.items() if mark.startswith(_GONE)]
+    for subject in gone[: max(len(gone) - _GONE_MAX, 0)]:
+        del marks[subject]
+    return marks
+
+
+def first_marks(tracks: Mapping[str, Sequence[State]]) -> dict[str, str]:
     """Of a server that has just begun: that a bookie is registered is no news, and all else is (EV3)."""
     return {
-        subject: sight.mark
-        for subject, sight in sights.items()
-        if sight.thing is Thing.REGISTRATION
+        subject: states[-1].mark
+        for subject, states in tracks.items()
+        if _thing_of(subject) == Thing.REGISTRATION.value
     }
 
 
-_RANK: Final = {kind: rank for rank, kind in enumerate(EventKind)}
+def _thing_of(subject: str) -> str:
+    return subject.partition("/")[0]
+
+
+def _ends(subject: str) -> bool:
+    """That it is gone is an event."""
+    ends = (Thing.REGISTRATION.value, Thing.LIFECYCLE.value, Thing.SWITCH.value)
+    return _thing_of(subject) in ends
+
+
+_GONE: Final = "gone "
+_GONE_MAX: Final = 1_000
+_STATES_MAX: Final = 8
+_TRACKS_MAX: Final = 20_000
 _SHORT_TEXTS: Final = {
     "draining": "drains: its copies are made elsewhere",
     "drained": "is drained: no ledger names it",
@@ -179,7 +255,7 @@ def _news(before: str | None, sight: Sight) -> list[Event]:
 
 def _registered(before: str | None, sight: Sight) -> list[Event]:
     back = _event(sight, EventKind.BOOKIE_BACK, "", f"Bookie {sight.name} is registered.")
-    if before is None:
+    if before is None or before.startswith(_GONE):
         return [back]
     owner, _, stamp = before.partition(" ")
     if owner == sight.state:

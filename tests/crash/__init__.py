@@ -20,9 +20,14 @@ def run(
     of: Sequence[str], kills: int, power_cuts: int, seed: int, report: Callable[[str], None]
 ) -> CrashResult:
     """Kills processes under load, then cuts the power under them: a number of times each."""
-    from tests.crash import bookie, embedded_store  # Here, for children import this package, too.
+    from tests.crash import (
+        bookie,
+        callbacks,
+        embedded_store,
+    )  # Here, for children import this package, too.
 
     subjects = {"bookie": bookie.crash_it, "store": embedded_store.crash_it}
+    subjects["callbacks"] = callbacks.crash_it
     result = CrashResult("crashes")
     for name in of:
         each = subjects[name](kills, power_cuts, seed, report)

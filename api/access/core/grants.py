@@ -35,7 +35,9 @@ class Duty(Enum):
 
     LOOK = "monitor"
     OPERATE = "operate"  # Drain, audit, pause repairs, set their pace, verify and recover ledgers.
-    REMOVE = 'admin = ["*"]'  # Remove bookies, call them drained, override a refusal.
+    REMOVE = (
+        'admin = ["*"]'  # Remove bookies, call them drained, override a refusal, touch callbacks.
+    )
 
 
 class Right(Enum):

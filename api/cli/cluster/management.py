@@ -16,6 +16,7 @@ from rollbook import __version__
 from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.cluster.actions import list_bookies
+from rollbook.api.cli.cluster.callbacks import CallbackAdmin
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
 from rollbook.api.cli.cluster.http_next_steps import steps_for_http
 from rollbook.api.cli.ledger.actions import (
@@ -66,6 +67,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import MetadataStore, SessionState
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
+from rollbook.recovery.callbacks import CallbackNodes
 from rollbook.recovery.core.events import EventKind, Wanted
 from rollbook.recovery.core.lifecycle import allowed_from
 from rollbook.recovery.core.operations import LastingOperation, id_of_key
@@ -112,8 +114,11 @@ class ClusterAdmin:
         watch: StoreWatch,
         metadata: str,
         pages_of: Callable[[BookieId], AdminClient | None] | None = None,
+        callback_hosts: Sequence[str] = (),
     ) -> None:
-        """`metadata`: its URL, for people, without secrets. `pages_of`: how a bookie's own pages are asked."""
+        """`metadata`: its URL, for people, without secrets. `pages_of`: how a bookie's own pages are asked.
+        `callback_hosts`: where callbacks may be sent.
+        """
         self._pages_of = pages_of
         self._events = events
         self._pages_at_once = asyncio.Semaphore(_PAGES_AT_ONCE)
@@ -132,6 +137,12 @@ class ClusterAdmin:
         )
         self._operations = OperationNodes(self._store, self._cluster)
         self._cookies = CookieNodes(self._store, self._cluster.root)
+        self.callbacks = CallbackAdmin(
+            CallbackNodes(self._store, self._cluster),
+            *(events, self._clock, callback_hosts),
+            self._look,
+            lambda work: self._act(work, "ask GET /api/v1/callbacks which there are"),
+        )
 
     # --- The cluster --------------------------------------------------------------------------
 

@@ -90,10 +90,16 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    folder: str, bookies: int, server: LogServerConfig, sizes: Sizes, http: str = ""
+    folder: str,
+    bookies: int,
+    server: LogServerConfig,
+    sizes: Sizes,
+    http: str = "",
+    callback_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[LocalCluster]:
     """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at. `http`: where management
-    and the dashboard are served, with the certificate and the tokens of the log server.
+    and the dashboard are served, with the certificate and the tokens of the log server. `callback_hosts`: where
+    callbacks may be sent.
 
     Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of ours,
     and what keeps a part from starting.
@@ -127,7 +133,9 @@ async def local_cluster(
                 dashboard=lambda: dashboard,
             )
         )
-        recovery = RecoverySettings(RecoveryServerConfig(url, name="recovery-1"))
+        recovery = RecoverySettings(
+            RecoveryServerConfig(url, name="recovery-1", callback_hosts=callback_hosts)
+        )
         local: dict[BookieId, BookieDoubts] = {
             BookieId(name): LocalDoubts(Admin(bookie, machine.disk, machine.clock))
             for name, bookie in running.items()
@@ -135,7 +143,9 @@ async def local_cluster(
         repair = await stack.enter_async_context(
             recovery_server(recovery, serves_store=False, doubts_of=local.get)
         )
-        dashboard = await stack.enter_async_context(_dashboard(repair, url, server, http, logs))
+        dashboard = await stack.enter_async_context(
+            _dashboard(repair, url, server, http, logs, callback_hosts)
+        )
         yield LocalCluster(url, running, logs, dashboard)
 
 
@@ -146,6 +156,7 @@ async def _dashboard(
     server: LogServerConfig,
     http: str,
     logs: RunningLogServer,
+    callback_hosts: tuple[str, ...],
 ) -> AsyncIterator[str]:
     if not http:
         yield ""
@@ -173,6 +184,7 @@ async def _dashboard(
     async with management(
         *(repair.ledgers, repair.events, url, config, doorkeeper, metrics, log_tls),
         own_logs={server_name(logs.server.server_id): own},
+        callback_hosts=callback_hosts,
     ) as where:
         yield f"{'https' if tls else 'http'}://{where}"
 

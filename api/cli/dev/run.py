@@ -22,6 +22,7 @@ from rollbook.api.cli.dev.local_cluster import (
 )
 from rollbook.api.cli.run_until_signal import until_stopped
 from rollbook.api.cli.server.log import DEFAULT_PORT, REST_PORT
+from rollbook.api.rest.callback_post import LOOPBACK_HOSTS
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig
@@ -54,7 +55,7 @@ def run_dev(
         metadata="", listen=where, rest=_on_this_machine("--rest", rest, usual)
     )
     dashboard = _on_this_machine("--http", http, usual and DASHBOARD_PORT)
-    _run(_serve(folder, bookies, config, SMALL, dashboard, _say_to_people))
+    _run(_serve(folder, bookies, config, SMALL, dashboard, _say_to_people, LOOPBACK_HOSTS))
 
 
 def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
@@ -99,8 +100,9 @@ async def _serve(
     sizes: Sizes,
     http: str,
     say: Callable[[LocalCluster], None],
+    callback_hosts: tuple[str, ...] = (),
 ) -> None:
-    async with local_cluster(data, bookies, config, sizes, http) as cluster:
+    async with local_cluster(data, bookies, config, sizes, http, callback_hosts) as cluster:
         calm_collector()
         with suppress(OSError):  # Nobody has to listen.
             say(cluster)

@@ -245,6 +245,17 @@ def log(**flags: Any) -> None:
     metavar="FILE",
     help="Shown to log servers for /metrics, from which the dashboard draws its charts.",
 )
+@click.option(
+    *("--callback-host", "callback_hosts"),
+    metavar="HOST",
+    multiple=True,
+    help="Callbacks may be sent there; several times for several hosts.",
+)
+@click.option(
+    "--callback-ca-file",
+    metavar="FILE",
+    help="Who signs the receivers' certificates.  [default: whom the system trusts]",
+)
 @click.option("--insecure", is_flag=True, help="Show metrics off loopback without TLS and token.")
 @click.option(
     "--bookie-token-file",

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -42,15 +42,16 @@ async def management(
     own_logs: Mapping[str, Metrics] = {},
     metrics_token_file: str = "",
     pages_of: Callable[[BookieId], AdminClient | None] | None = None,
+    callback_hosts: Sequence[str] = (),
 ) -> AsyncIterator[Address]:
     """Where it listens. `metadata`: the URL, as it may be shown. `own_logs`: of log servers in this process, by name.
-    `metrics_token_file`: shown to others, for their /metrics. Raises `BadConfig`.
+    `metrics_token_file`: shown to others, for their /metrics. `callback_hosts`: where callbacks may be sent. Raises `BadConfig`.
     """
     async with AsyncExitStack() as stack:
         watch = StoreWatch(ledgers.store)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        admin = ClusterAdmin(ledgers, events, watch, metadata, pages_of)
+        admin = ClusterAdmin(ledgers, events, watch, metadata, pages_of, callback_hosts)
         # Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log.
         audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
         managing, operations = Managing(audit), RunningOperations()

@@ -29,6 +29,7 @@ from rollbook.api.cli.server.bookie_settings import (
     read_bookie_config,
 )
 from rollbook.api.cli.startup import open_with_cluster, say_ready, starting
+from rollbook.api.rest.callback_post import CallbackPost, check_hosts
 from rollbook.bookie.bookie import Settings, addresses_of
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
@@ -93,6 +94,11 @@ class RecoveryServerConfig:
     log_metrics_token_file: str = (
         ""  # With it the dashboard reads log servers' /metrics for its charts.
     )
+    # Hosts that callbacks may be sent to, each with a port or without. Empty: callbacks cannot be made.
+    callback_hosts: tuple[str, ...] = ()
+    callback_ca_file: str = (
+        ""  # Who signs receivers' certificates, in place of those that the system trusts.
+    )
     # Shows metrics off loopback without TLS and token. Management is never served like that.
     insecure: bool = False
     log_level: str = "info"  # debug, info, warning or error.
@@ -128,6 +134,7 @@ class RecoveryServerConfig:
                 "log_tls_name would not be used without log_tls_authorities",
                 settings=("log_tls_name", "log_tls_authorities"),
             )
+        check_hosts(self.callback_hosts)
         if self.only_http and not self.http:
             raise BadConfig(
                 "only_http needs http: where it listens",
@@ -266,6 +273,7 @@ def _is_local_or_locked(config: RecoveryServerConfig) -> bool:
 
 def run_recovery_server(flags: Mapping[str, Any]) -> None:
     """Runs until it is stopped. Raises `RollbookError`."""
+    flags = {**flags, "callback_hosts": tuple(flags.get("callback_hosts") or ()) or None}
     settings = load_recovery_settings(**flags)
     configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
     asyncio.run(until_stopped(_serve(settings)))
@@ -330,6 +338,7 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
         *(ledgers, server.events, shown, http, doorkeeper, metrics, log_tls),
         metrics_token_file=config.log_metrics_token_file,
         pages_of=pages_of,
+        callback_hosts=config.callback_hosts,
     ) as where:
         yield f" (http on {where})"
 
@@ -402,6 +411,8 @@ async def _recovery_server(
         def doubts_of_any(bookie: BookieId) -> BookieDoubts | None:
             return doubts_of(bookie) or _doubts_over_http(config, ledgers, bookie)
 
+        post = CallbackPost(config.callback_hosts, config.callback_ca_file)
+        stack.callback(post.close)
         name = local_bookie or parse_bookie_id(config.name or socket.gethostname())
         server = RecoveryServer(
             *(ledgers, store, machine.clock, randomness, settings.recovery),
@@ -413,6 +424,7 @@ async def _recovery_server(
             operations=kinds_of(ledgers, settings.worker, name),
             describe=describe_error,
             log_of=log_made_for,
+            post=post.post,
         )
         failure: BaseException | None = None
         try:

@@ -43,7 +43,7 @@ async def watching(
     events = ClusterEvents(store, cluster, SystemClock(), log_of, overdue_s=overdue_s)
     task = asyncio.create_task(events.run())
     try:
-        await events.changed(None)
+        await events.refresh()
         yield events
         if task.done():
             task.result()

@@ -41,7 +41,8 @@ SCREENS = (
     *("/ledgers/7", "/ledgers/bad", "/recovery", "/logs", "/log?name=default/orders&format=json"),
     *("/log?name=default/orders&from=0&truncate=1", "/servers", "/server?name=log-1"),
     *("/metadata", "/metadata?path=/plain", "/operations", "/events"),
-    "/events?kind=lifecycle&bookie=bk-1&log=default/orders",
+    *("/events?kind=lifecycle&bookie=bk-1&log=default/orders", "/callbacks"),
+    f"/callback?id={0:032x}",
 )
 _LINK = re.compile(r'href="([^"]+)"')
 
@@ -146,7 +147,7 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["cache-control"] == "no-store"
         text = answer.body.decode()
-        inline = r"<script(?! src=\"/dashboard/)|<style| style=| on\w+=|https?://(?!127)"
+        inline = r"<script(?! src=\"/dashboard/)|<style| style=| on\w+=|=\"https?://(?!127)"
         assert not re.search(inline, text), path
         if "/metadata" not in path:  # Neither the shell nor a route shows the metadata.
             assert "Same as" in text
@@ -205,6 +206,9 @@ async def test_hostile_names_are_text_on_every_screen(
     there.cluster.nodes["/plain"] = raw
     event = Event(text, EventKind.LIFECYCLE, 1, text, (text[:200],), 7, text, text, text, text)
     there.cluster.memory.add([event])
+    there.cluster.callbacks.delivery |= {"event": text, "problem": text}
+    for row in there.cluster.callbacks.rows.values():
+        row |= {"url": f"https://h/{text}", "bookie": text, "principal": text}
     for path in SCREENS:
         reader = Reader()
         reader.feed((await browser.get(f"{HERE}{path}")).body.decode())
@@ -415,6 +419,53 @@ async def test_every_form_does_what_its_button_says(there: Site, browser: Browse
     ]
     again = text_of(await browser.get(f"{HERE}/recovery"))
     assert "unlimited." not in again, "it is said once"
+
+
+async def test_callbacks_are_made_tried_and_deleted(there: Site, browser: Browser) -> None:
+    """The secret is on one page, once."""
+    await browser.get(f"{HERE}/callbacks")
+    url = "https://hooks.example.com/x"
+    made = await browser.post(
+        f"{HERE}/callbacks", act="create", url=url, **{"kind-lifecycle": "on", "kind-test": "on"}
+    )
+    assert "shown only here: 5ec3e7-key" in text_of(made)
+    name = f"{1:032x}"
+    page = await browser.get(f"{HERE}/callback?id={name}")
+    assert ("5ec3e7-key" in text_of(page), url in text_of(page)) == (False, True)
+    assert there.cluster.callbacks.rows[name]["kinds"] == ["lifecycle"]
+    for fields, said in (
+        ({"act": "test"}, "The test is delivered."),
+        ({"act": "delete"}, f"Type {name[:12]} to confirm it."),
+        ({"act": "delete", "typed": name[:12]}, f"Callback {name[:12]} is deleted."),
+        ({"act": "test"}, "there is no callback"),
+        ({"act": "dance"}, "No form here does"),
+    ):
+        answer = await browser.post(f"{HERE}/callback", id=name, **fields)
+        assert said.lower() in text_of(answer).lower(), (fields, text_of(answer))
+    refused = await browser.post(f"{HERE}/callbacks", act="create", url="http://10.0.0.1/")
+    assert "this machine alone" in text_of(refused)
+    assert (await browser.get(f"{HERE}/callback?id={name}")).status == 404
+
+
+async def test_urls_and_forms_of_callbacks_are_for_administrators(
+    there: Site, tmp_path: Path
+) -> None:
+    """Also where another visitor's answer is remembered."""
+    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    async with there.served(doorkeeper) as browser:
+        for role in ("boss", "hand", "looker"):
+            await browser.sign_in(role)
+            for path in ("/callbacks", f"/callback?id={0:032x}"):
+                page = await browser.get(f"{HERE}{path}")
+                assert (b"5ec3e7-path" in page.body) is (role == "boss")
+                assert (b'name="act"' in page.body) is (role == "boss")
+            for path in ("/callbacks", "/callback"):
+                for act in ("create", "test", "delete"):
+                    await browser.post(f"{HERE}{path}", id=f"{0:032x}", act=act, url="https://h/")
+            assert [call[0] for call in there.cluster.calls] == (
+                ["create-callback", "test-callback"] if role == "boss" else []
+            )
+            there.cluster.calls.clear()
 
 
 async def test_every_form_of_logs_does_what_its_button_says(there: Site, browser: Browser) -> None:

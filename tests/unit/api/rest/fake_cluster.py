@@ -4,8 +4,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
+from rollbook.api.rest.callback_post import parse_target
 from rollbook.proto.errors import (
     LifecycleConflict,
     MetadataUnavailable,
@@ -55,6 +57,79 @@ def a_ledger(ledger_id: int, **more: Any) -> Facts:
     }
 
 
+class FakeCallbacks:
+    """Callbacks that are sent nothing."""
+
+    def __init__(self, cluster: "FakeCluster") -> None:
+        self._cluster = cluster
+        self.rows: dict[str, Facts] = {}
+        self._numbers = count()
+        self.delivery: Facts = {
+            "event": "test@1",
+            "kind": "test",
+            "attempt": 1,
+            "at_ms": 5,
+            "took_ms": 7,
+            "status": 204,
+            "problem": None,
+            "outcome": "delivered",
+        }
+        self._add("https://hooks.example.com/5ec3e7-path", [], None, "boss")
+
+    async def list(self, *, shows_urls: bool) -> Sequence[Facts]:
+        self._cluster._ask()
+        return [self._shown(each, shows_urls) for each in self.rows]
+
+    async def read(self, callback_id: str, *, shows_urls: bool) -> Facts:
+        self._cluster._ask()
+        self._require(callback_id)
+        return self._shown(callback_id, shows_urls)
+
+    def _require(self, callback_id: str) -> None:
+        if callback_id not in self.rows:
+            raise Missing(f"there is no callback {callback_id}", next_step="ask for the list")
+
+    def _shown(self, callback_id: str, shows_urls: bool) -> Facts:
+        row = self.rows[callback_id]
+        return row if shows_urls else row | {"url": f"{parse_target(row['url']).origin}/…"}
+
+    async def create(
+        self, url: str, kinds: Sequence[str], bookie: str | None, principal: str
+    ) -> Facts:
+        parse_target(url)
+        self._cluster._act("create-callback", url)
+        return self._add(url, kinds, bookie, principal) | {"secret": "5ec3e7-key"}
+
+    def _add(self, url: str, kinds: Sequence[str], bookie: str | None, principal: str) -> Facts:
+        row: Facts = {
+            "id": f"{next(self._numbers):032x}",
+            "url": url,
+            "kinds": list(kinds),
+            "bookie": bookie,
+            "principal": principal,
+            "created_ms": 1,
+            "waiting": 0,
+            "last": self.delivery,
+        }
+        self.rows[row["id"]] = row
+        return row
+
+    async def delete(self, callback_id: str) -> Facts:
+        self._require(callback_id)
+        self._cluster._act("delete-callback", callback_id)
+        return self.rows.pop(callback_id)
+
+    async def test(self, callback_id: str) -> Facts:
+        self._require(callback_id)
+        self._cluster._act("test-callback", callback_id)
+        return self.delivery
+
+    async def deliveries(self, callback_id: str) -> Facts:
+        self._cluster._ask()
+        self._require(callback_id)
+        return {"deliveries": [self.delivery], "waiting": 0}
+
+
 @dataclass
 class FakeCluster:
     """`calls` has what it was asked to change."""
@@ -64,6 +139,7 @@ class FakeCluster:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)  # Some of the questions.
     begun: dict[str, Facts] = field(default_factory=dict)  # Operations that last.
+    callbacks: FakeCallbacks = field(init=False)
     memory: EventMemory = field(default_factory=EventMemory)
     raises: RollbookError | None = None
     is_away: bool = False
@@ -74,6 +150,9 @@ class FakeCluster:
     nodes: dict[str, bytes] = field(
         default_factory=lambda: {"/": b"", "/plain": b'{"password": "seen", "rack": "r1"}'}
     )
+
+    def __post_init__(self) -> None:
+        self.callbacks = FakeCallbacks(self)
 
     def _ask(self) -> None:
         if self.is_away:

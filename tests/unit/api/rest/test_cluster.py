@@ -30,6 +30,7 @@ from tests.unit.api.rest.http_client import DEADLINE_S, Answer, Client
 
 API = "/api/v1"
 LOOPBACK = Address("127.0.0.1", 0)
+CALLBACK = f"{API}/callbacks/{0:032x}"
 LIFECYCLE = f"{API}/bookies/bk-1/lifecycle"
 # Every route that acts, with the least right that opens it.
 ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
@@ -76,6 +77,9 @@ ACTS: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("PUT", f"{API}/recovery/switch"): ({"enabled": False}, Duty.OPERATE, "SetRecoverySwitch"),
     ("PUT", f"{API}/recovery/delay"): ({"delay_s": 60}, Duty.OPERATE, "SetLostBookieDelay"),
     ("PUT", f"{API}/recovery/rate"): ({"bytes_per_s": 0}, Duty.OPERATE, "SetRecoveryRate"),
+    ("POST", f"{API}/callbacks"): ({"url": "https://h/x"}, Duty.REMOVE, "CreateCallback"),
+    ("POST", f"{CALLBACK}:test"): (None, Duty.REMOVE, "TestCallback"),
+    ("DELETE", CALLBACK): (None, Duty.REMOVE, "DeleteCallback"),
 }
 OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
     ("PUT", LIFECYCLE): ({"state": "draining", "force": True}, Duty.REMOVE, "SetLifecycle"),
@@ -89,6 +93,7 @@ OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
 LOOKS = (
     *("cluster", "cluster/health", "bookies", "bookies/bk-1", "bookies/bk-1/lifecycle", "ledgers"),
     *("ledgers/bad", "ledgers/7", "recovery", "operations", "cookies", "cookies/bk-1", "events"),
+    *("callbacks", f"callbacks/{0:032x}", f"callbacks/{0:032x}/deliveries"),
     "bookies/bk-1/pages/status",
     *(f"bookie/{each}" for each in ("list_bookies", "list_bookie_info", "cluster_info")),
     *("ledger/list", "ledger/metadata?ledger_id=7"),
@@ -205,6 +210,42 @@ async def test_events_come_by_kind_bookie_and_log(cluster: FakeCluster, client: 
     assert (await client.get(f"{API}/events?kind=nonsense")).status == 400
     unknown = await client.get(f"{API}/events?after=gone")
     assert (unknown.status, "without `after`" in unknown.json["next_step"]) == (404, True)
+
+
+async def test_a_callback_and_its_secret(
+    cluster: FakeCluster, client: Client, tmp_path: Path
+) -> None:
+    """The secret is shown once; the path of a URL is for administrators; the audit has neither."""
+    wanted = {"url": "https://hooks.example.com/5ec3e7-path", "kinds": ["lifecycle"], "bookie": "b"}
+    with structlog.testing.capture_logs() as logs:
+        made = await ask(client, "POST", f"{API}/callbacks", wanted)
+    assert (made.status, made.json["secret"]) == (201, "5ec3e7-key")
+    assert made.headers["location"] == f"{API}/callbacks/{made.json['id']}"
+    assert "5ec3e7" not in str(logs)
+    assert "https://hooks.example.com" in str(logs)
+    doorkeeper = Doorkeeper(None, access_file(tmp_path))
+    async with served(cluster, doorkeeper) as guarded:
+        for role, is_shown in (("looker", False), ("hand", False), ("boss", True)):
+            guarded.headers = {"authorization": f"Bearer {role}"}
+            for path in ("callbacks", f"callbacks/{0:032x}"):
+                answer = await guarded.get(f"{API}/{path}")
+                assert (b"5ec3e7-path" in answer.body) is is_shown
+                assert b"5ec3e7-key" not in answer.body
+    gone = await ask(client, "DELETE", f"{API}/callbacks/{made.json['id']}")
+    assert gone.json["url"] == wanted["url"]
+    assert (await ask(client, "DELETE", f"{API}/callbacks/{made.json['id']}")).status == 404
+    for wrong in (
+        *({}, {"url": 5}, {"url": "http://10.0.0.1/"}, {**wanted, "secret": "mine"}),
+        *(
+            {**wanted, "kinds": ["test"]},
+            {**wanted, "kinds": "lifecycle"},
+            {**wanted, "bookie": ""},
+        ),
+    ):
+        assert (await ask(client, "POST", f"{API}/callbacks", wrong)).status == 400, wrong
+    for path in ("callbacks/x", "callbacks/x/deliveries"):
+        assert (await client.get(f"{API}/{path}")).status == 404
+    assert (await ask(client, "POST", f"{API}/callbacks/x:test")).status == 404
 
 
 async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(
@@ -511,7 +552,7 @@ async def test_every_route_and_every_role(
                 told = [each for each in logs if each.get("method") == name]
                 assert {each["principal"] for each in told} == {role}, path
                 if ROLES[role].may_manage(duty):
-                    assert answer.status in (200, 202, 409), path
+                    assert answer.status in (200, 201, 202, 409), path
                     events = {"act_begun", "act_done", "act_failed"}
                     assert {each["event"] for each in told} <= events
                 else:
@@ -552,6 +593,7 @@ def test_every_route_that_acts_is_in_the_table_of_roles() -> None:
         "{bookie_id}": "bk-1",
         "{ledger_id}": "7",
         "{operation_id}": f"{0:032x}",
+        "{callback_id}": f"{0:032x}",
         "{page}": "gc",
     }
     tested = {(method, path.partition("?")[0].replace("bk-2", "bk-1")) for method, path in ACTS}

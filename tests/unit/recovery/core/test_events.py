@@ -10,7 +10,9 @@ from rollbook.recovery.core.events import (
     EventKind,
     EventMemory,
     Sight,
+    State,
     Thing,
+    Tracks,
     Wanted,
     derive,
     first_marks,
@@ -35,12 +37,15 @@ OPERATION = Sight(
 )
 
 
-def by_subject(*sights: Sight) -> dict[str, Sight]:
-    return {each.subject: each for each in sights}
+def tracks_of(*sights: Sight) -> dict[str, tuple[State, ...]]:
+    """Of a process that has just begun."""
+    tracks = Tracks()
+    tracks.on_look({each.subject: each for each in sights}, NOW_MS)
+    return tracks.states
 
 
 def kinds_and_ids(marks: dict[str, str], *sights: Sight) -> list[tuple[str, str]]:
-    events, after = derive(marks, by_subject(*sights), NOW_MS)
+    events, after = derive(marks, tracks_of(*sights), NOW_MS)
     marks.clear()
     marks.update(after)
     return [(each.kind.value, each.id) for each in events]
@@ -48,7 +53,7 @@ def kinds_and_ids(marks: dict[str, str], *sights: Sight) -> list[tuple[str, str]
 
 def test_a_bookie_is_lost_and_comes_back_in_another_session() -> None:
     """EV1, EV2. What became writable or read-only, in its own session, was never gone."""
-    marks = first_marks(by_subject(BK1))
+    marks = first_marks(tracks_of(BK1))
     assert kinds_and_ids(marks, BK1) == []
     read_only = replace(BK1, node="available/readonly/bk-1", life=0x21)
     assert kinds_and_ids(marks, read_only) == []
@@ -108,8 +113,48 @@ def test_bad_copies_are_told_as_they_are_found() -> None:
 
 def test_a_server_that_begins_tells_of_no_bookie_that_is_there() -> None:
     """EV3. It does tell what it finds in the lifecycles and operations."""
-    marks = first_marks(by_subject(BK1, DRAINS))
+    marks = first_marks(tracks_of(BK1, DRAINS))
     assert kinds_and_ids(marks, BK1, DRAINS) == [("lifecycle", "lifecycle/bk-1@20.0")]
+
+
+def test_what_passed_between_two_senders_is_known_from_what_one_of_them_saw() -> None:
+    """EV2. The marks are those of a process that died before the drain began."""
+    tracks, switch = Tracks(), Sight(Thing.SWITCH, "", "disable", 0x40, 0, 1)
+    marks = first_marks(tracks_of(BK1)) | {"switch/": "gone disable@3f"}
+    drained = replace(DRAINS, version=1, state="drained", since_ms=2_500, at_ms=2_500)
+    for now_ms, sights in enumerate(
+        [(BK1,), (BK1, DRAINS), (BK1, DRAINS, switch), (drained, BK1), (drained,)]
+    ):
+        tracks.on_look({each.subject: each for each in sights}, 2_000 + now_ms)
+    known = marks
+    events, after = derive(marks, tracks.states, NOW_MS)
+    assert [each.id for each in events] == [
+        *("disable@40", "lifecycle/bk-1@20.0", "disable@40.resumed"),
+        *("available/bk-1@1f.lost", "lifecycle/bk-1@20.1"),
+    ]
+    assert derive(after, tracks.states, NOW_MS) == ([], after)
+    some: list[str] = []
+    while True:
+        events, known = derive(known, tracks.states, NOW_MS, things_max=1)
+        if not events:
+            break
+        some += [each.id for each in events]
+    assert len(some) == 5
+    assert known == after
+
+
+def test_tracks_are_bounded() -> None:
+    tracks = Tracks()
+    for number in range(20):
+        tracks.on_look({BK1.subject: replace(BK1, life=number)}, number)
+    assert len(tracks.states[BK1.subject]) == 8
+    many = {each.subject: each for each in (replace(BK1, name=f"b{n}") for n in range(1_500))}
+    marks: dict[str, str] = {}
+    tracks.on_look(many, 20)
+    _, marks = derive(marks, tracks.states, NOW_MS)
+    tracks.on_look({}, 21)
+    _, marks = derive(marks, tracks.states, NOW_MS)
+    assert len(marks) == 1_000, "of those that are gone"
 
 
 def event(number: int, **more: object) -> Event:

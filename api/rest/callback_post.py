@@ -1,0 +1,296 @@
+"""Sends callbacks, and keeps them from being a way into the network (CP1 to CP4 in DESIGN.md).
+
+URL ──► parse_target ──► its host is in `callback_hosts` ──► resolved once ──► each address is checked
+                                                                                    │
+                  one POST, no redirect, 10 s in all ◄── connected to that very address
+"""
+
+import asyncio
+import ipaddress
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from rollbook.proto.errors import BadConfig, InvalidRequest
+from rollbook.proto.loopback import is_loopback
+from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.recovery.core.callbacks import Answer
+
+URL_MAX: Final = 2_000
+DEADLINE_S: Final = 10.0
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
+_HEAD_MAX: Final = 8 * 1024
+_INTERIM_MAX: Final = 4  # Answers 1xx before the one that counts.
+_READ_MAX: Final = 64 * 1024  # Of the body, which nobody looks at.
+_READ_S: Final = 1.0
+_RESOLVERS: Final = 16
+_URL: Final = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<path>/[!$%&'()*+,./0-9:;=@A-Z_a-z~-]*)?(?P<query>\?[!$%&'()*+,./0-9:;=?@A-Z_a-z~-]*)?",
+    re.ASCII,
+)
+_HOST: Final = re.compile(r"(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])[ \r]")
+_HEADER: Final = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)*")
+_EMBEDS_IPV4: Final = tuple(
+    map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
+)
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # All that is given out to networks.
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    scheme: str
+    host: str  # As in the URL: an IPv6 address has brackets.
+    port: int
+    path: str  # With its query.
+
+    @property
+    def name(self) -> str:
+        return self.host.strip("[]")
+
+    @property
+    def is_local(self) -> bool:
+        """It names this machine; whatever resolves to it without such a name is refused."""
+        return is_loopback(self.name)
+
+    @property
+    def origin(self) -> str:
+        """For those who may not see the rest, which may have a secret."""
+        usual = 443 if self.scheme == "https" else 80
+        port = "" if self.port == usual else f":{self.port}"
+        return f"{self.scheme}://{self.host}{port}"
+
+    @property
+    def host_header(self) -> str:
+        return self.origin.partition("://")[2]
+
+
+def parse_target(url: str) -> Target:
+    """Raises `InvalidRequest`."""
+    scheme, mark, rest = url[: URL_MAX + 1].partition("://")
+    host, slash, path = rest.partition("/")
+    found = _URL.fullmatch(f"{scheme.lower()}{mark}{host.lower()}{slash}{path}")
+    port = int(found["port"]) if found and found["port"] else 0
+    if found is None or len(url) > URL_MAX or port > 65_535 or found["port"] == "0":
+        raise InvalidRequest(
+            f"{url[:80]!r} is no URL for callbacks: it is `https://host[:port]/path?query` of at most "
+            f"{URL_MAX} visible ASCII characters, without a user and without a fragment",
+            next_step="write for example https://hooks.example.com/rollbook",
+        )
+    target = Target(
+        found["scheme"],
+        found["host"],
+        port or (443 if found["scheme"] == "https" else 80),
+        (found["path"] or "/") + (found["query"] or ""),
+    )
+    if target.scheme == "http" and not target.is_local:
+        raise InvalidRequest(
+            "events would go over the network in the clear: http is for this machine alone",
+            next_step="write https:// in front of the host",
+        )
+    return target
+
+
+def origin_of(url: str) -> str:
+    """For the audit; what is no URL is shown cut short."""
+    try:
+        return parse_target(url).origin
+    except InvalidRequest:
+        return url[:20]
+
+
+def check_hosts(hosts: Collection[str]) -> None:
+    """Of the setting. Raises `BadConfig`."""
+    for host in hosts:
+        if not _HOST.fullmatch(host.lower()):
+            raise BadConfig(
+                f"callback_hosts has {host[:80]!r}, which is no host",
+                settings=("callback_hosts",),
+                next_step="write hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]",
+            )
+
+
+def require_allowed(target: Target, hosts: Collection[str]) -> None:
+    """Raises `InvalidRequest` unless the setting names its host, or its host and port."""
+    known = [each.lower() for each in hosts]
+    if target.host in known or f"{target.host}:{target.port}" in known:
+        return
+    raise InvalidRequest(
+        f"{target.host} is not one of callback_hosts, which are {', '.join(known) or '(none)'}",
+        next_step=f'start the recovery servers with callback_hosts = ["{target.host}"] in [recovery] of their files, '
+        "or with --callback-host",
+    )
+
+
+def problem_of_address(target: Target, text: str) -> str | None:
+    """None: it may be connected to. The name that this address was resolved from may belong to anybody."""
+    try:
+        address: _Address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return f"{text[:80]} is no address"
+    if isinstance(address, ipaddress.IPv6Address):
+        if any(address in network for network in _EMBEDS_IPV4):
+            return f"{address} embeds an address of IPv4"
+        address = address.ipv4_mapped or address
+    if target.is_local:
+        return None if address.is_loopback else f"{address} is not this machine"
+    if address.version == 6 and address not in _UNICAST:
+        return f"{target.name} is at {address}, which is no public address"
+    if address.is_global and not address.is_multicast and not address.is_reserved:
+        return None
+    return f"{target.name} is at {address}, which is no public address"
+
+
+class CallbackPost:
+    """`post` sends one request; it never raises."""
+
+    def __init__(
+        self,
+        hosts: Collection[str],
+        ca_file: str = "",
+        *,
+        resolve: Resolve | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """`ca_file`: who signs receivers' certificates, in place of those that the system trusts. Raises `BadConfig`."""
+        check_hosts(hosts)
+        self._hosts = tuple(hosts)
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(_RESOLVERS, "callback-dns")
+        self._resolving: dict[str, asyncio.Future[Sequence[str]]] = {}
+        self._resolve = resolve or self._ask_the_system
+        self._tls: ssl.SSLContext | None = None  # To read what the system trusts takes a while.
+        if ca_file:
+            try:
+                self._tls = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                raise BadConfig(
+                    f"cannot read the certificates in {ca_file}: {describe_error(error)}",
+                    settings=("callback_ca_file",),
+                ) from error
+
+    def require_allowed(self, url: str) -> Target:
+        """Raises `InvalidRequest`."""
+        target = parse_target(url)
+        require_allowed(target, self._hosts)
+        return target
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        try:
+            target = self.require_allowed(url)
+            async with asyncio.timeout(self._deadline_s):
+                return await self._post(target, headers, body)
+        except TimeoutError:
+            return Answer(problem=f"nothing was answered for {self._deadline_s:g} s")
+        except InvalidRequest as error:
+            return Answer(problem=error.message)
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            return Answer(problem="the answer is not HTTP/1.1")
+        except ssl.SSLCertVerificationError as error:
+            return Answer(problem=f"its certificate is not accepted: {error.verify_message}")
+        except OSError as error:
+            return Answer(problem=describe_error(error))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _post(self, target: Target, headers: Mapping[str, str], body: bytes) -> Answer:
+        request = _request(target, headers, body)
+        address = await self._address_of(target)
+        is_tls = target.scheme == "https"
+        if is_tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        reader, writer = await asyncio.open_connection(
+            address,
+            target.port,
+            ssl=self._tls if is_tls else None,
+            server_hostname=target.name if is_tls else None,
+            limit=_HEAD_MAX,
+        )
+        try:
+            writer.write(request)
+            await writer.drain()
+            status = await _status_of(reader)
+            await _read_politely(reader)
+        finally:
+            writer.transport.abort()
+        if 300 <= status < 400:
+            return Answer(status, f"it answered {status}, and redirects are not followed")
+        return Answer(status, None if 200 <= status < 300 else f"it answered {status}")
+
+    async def _address_of(self, target: Target) -> str:
+        """Resolved once: what is checked is what is connected to."""
+        try:
+            ipaddress.ip_address(target.name)
+            found: Sequence[str] = [target.name]
+        except ValueError:
+            found = await self._resolve(target.name, target.port)
+        for each in found:
+            if problem := problem_of_address(target, each):
+                raise InvalidRequest(problem)
+        if not found:
+            raise InvalidRequest(f"{target.name} has no address")
+        return found[0]
+
+    async def _ask_the_system(self, host: str, port: int) -> Sequence[str]:
+        """One question for each host at a time: a name that does not resolve holds one thread."""
+        loop = asyncio.get_running_loop()
+        if (asked := self._resolving.get(host)) is None:
+            asked = self._resolving[host] = loop.run_in_executor(
+                self._threads, partial(_addresses_of, host, port)
+            )
+            asked.add_done_callback(lambda _: self._resolving.pop(host, None))
+        return await asyncio.shield(asked)
+
+
+def _addresses_of(host: str, port: int) -> list[str]:
+    import socket
+
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
+    """Raises `InvalidRequest`: no header may have a line end."""
+    lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host_header}"]
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(value):
+            raise InvalidRequest(f"{name} cannot be sent in a header")
+        lines.append(f"{name}: {value}")
+    lines += [
+        f"content-length: {len(body)}",
+        "user-agent: rollbook",
+        "accept: */*",
+        "connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+
+
+async def _status_of(reader: asyncio.StreamReader) -> int:
+    """Raises `ValueError` for what is not HTTP."""
+    for _ in range(_INTERIM_MAX + 1):
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = _STATUS.match(head)
+        if found is None:
+            raise ValueError(head[:40])
+        if (status := int(found[1])) >= 200:
+            return status
+    raise ValueError("only interim answers")
+
+
+async def _read_politely(reader: asyncio.StreamReader) -> None:
+    """Some receivers log an error if nobody takes their answer. Its status counts, whatever comes of this."""
+    left = _READ_MAX
+    with suppress(TimeoutError, OSError, ValueError):
+        async with asyncio.timeout(_READ_S):
+            while left > 0 and (chunk := await reader.read(min(left, 16 * 1024))):
+                left -= len(chunk)

@@ -1,0 +1,245 @@
+"""A callback is no way into the network: what URLs, names, addresses and receivers try."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rollbook.api.rest.callback_post import (
+    CallbackPost,
+    Target,
+    check_hosts,
+    origin_of,
+    parse_target,
+    problem_of_address,
+)
+from rollbook.proto.errors import BadConfig, InvalidRequest
+from rollbook.recovery.core.callbacks import Answer
+
+PUBLIC = "https://hooks.example.com/x"
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+# --- URLs -------------------------------------------------------------------------------------
+
+REFUSED_URLS = (
+    *("", "x", "hooks.example.com", "ftp://hooks.example.com/", "file:///etc/passwd", "https://"),
+    *("http://hooks.example.com/", "http://10.0.0.1/", "http://127.0.0.1.example.com/"),
+    *("https://user:secret@hooks.example.com/", "https://hooks.example.com@10.0.0.1/"),
+    *("https://hooks.example.com/#x", "https://hooks.example.com\\@10.0.0.1/"),
+    *("https://hooks.example.com/\r\nhost: 10.0.0.1", "https://hooks.example.com/a b"),
+    *(
+        "https://hooks.example.com/\x00",
+        "https://hooks.example.com/\t",
+        "https://h\u00f6ks.example.com/",
+    ),
+    *("https://hooks.example.com:0/", "https://hooks.example.com:65536/", "https://h:99999999/"),
+    *("https://[::1", "https://[fe80::1%25eth0]/", "https://hooks_example.com/"),
+    *(f"https://hooks.example.com/{'a' * 2_000}", " https://hooks.example.com/"),
+    *("gopher://127.0.0.1/", "http://0x7f000001/", "http://2130706433/", "http://127.1/"),
+    "https://hooks.example.com?x",
+)
+
+
+@pytest.mark.parametrize("url", REFUSED_URLS)
+def test_what_is_no_url_of_a_receiver_is_refused(url: str) -> None:
+    """CP1: no user, no fragment, no line ends, and in the clear to this machine alone."""
+    if url == "https://hooks.example.com?x":
+        assert parse_target(url).path == "/?x"
+        return
+    with pytest.raises(InvalidRequest):
+        parse_target(url)
+
+
+def test_urls_are_taken_apart() -> None:
+    assert parse_target("HTTPS://Hooks.Example.com/A/b?c=%20d") == Target(
+        "https", "hooks.example.com", 443, "/A/b?c=%20d"
+    )
+    assert parse_target("http://[::1]:9000") == Target("http", "[::1]", 9000, "/")
+    assert origin_of("https://hooks.example.com:8443/secret") == "https://hooks.example.com:8443"
+    assert origin_of("nonsense" * 10) == "nonsensenonsensenons"
+
+
+def test_only_hosts_of_the_setting() -> None:
+    """CP2."""
+    post = CallbackPost(["Hooks.example.com", "other.example.com:8443", "127.0.0.1:9000"])
+    for allowed in (PUBLIC, "https://hooks.example.com:1/", "https://other.example.com:8443/"):
+        post.require_allowed(allowed)
+    post.require_allowed("http://127.0.0.1:9000/")
+    for url in (
+        *("https://other.example.com/", "http://127.0.0.1:9001/", "http://localhost:9000/"),
+        *("https://evil.example.com/", "https://hooks.example.com.evil.com/"),
+        *("https://hooks.example.com./", "https://xhooks.example.com/"),
+    ):
+        with pytest.raises(InvalidRequest, match="callback_hosts"):
+            post.require_allowed(url)
+    for wrong in ("https://hooks.example.com", "a b", "", "*", "h:x"):
+        with pytest.raises(BadConfig):
+            check_hosts([wrong])
+    with pytest.raises(BadConfig, match="nowhere"):
+        CallbackPost([], "/nowhere.pem")
+
+
+# --- Addresses --------------------------------------------------------------------------------
+
+PRIVATE = (
+    *("127.0.0.1", "127.255.255.254", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1"),
+    *("169.254.169.254", "100.64.0.1", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1"),
+    *("255.255.255.255", "192.0.0.1", "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1"),
+    *("fec0::1", "ff02::1", "2001:db8::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1"),
+    *("64:ff9b::a00:1", "2002:a00:1::", "2001:0:4136:e378::", "64:ff9b:1::1", "nonsense"),
+)
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+async def test_what_resolves_to_no_public_address_is_not_connected_to(address: str) -> None:
+    """CP3: also if one of several addresses is such."""
+    for found in ([address], ["8.8.8.8", address]):
+        answer = await _posted(PUBLIC, found)
+        assert (answer.status, answer.is_good) == (None, False)
+        assert answer.problem
+        assert (
+            "public" in answer.problem or "IPv4" in answer.problem or "no address" in answer.problem
+        )
+
+
+def test_public_addresses_are_taken_and_a_local_name_stays_local() -> None:
+    target, local = parse_target(PUBLIC), parse_target("http://localhost/")
+    for address in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"):
+        assert problem_of_address(target, address) is None
+        assert problem_of_address(local, address) is not None
+    assert problem_of_address(local, "127.0.0.1") is problem_of_address(local, "::1") is None
+
+
+async def _posted(url: str, addresses: Sequence[str]) -> Answer:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return addresses
+
+    post = CallbackPost(["hooks.example.com", "localhost"], resolve=resolve, deadline_s=5)
+    return await post.post(url, {}, b"{}")
+
+
+async def test_a_name_that_changes_its_address_is_asked_once() -> None:
+    """CP3: what was checked is what is connected to, so rebinding gains nothing."""
+    asked: list[str] = []
+    async with receiving(_answer(b"HTTP/1.1 204 No Content\r\n\r\n")) as port:
+
+        async def rebinding(host: str, _: int) -> Sequence[str]:
+            asked.append(host)
+            return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
+
+        post = CallbackPost(["localhost"], resolve=rebinding)
+        url = f"http://localhost:{port}/"
+        assert await post.post(url, {}, b"{}") == Answer(204)
+        assert asked == ["localhost"]
+        assert (await post.post(url, {}, b"{}")).problem == "10.0.0.1 is not this machine"
+
+
+# --- Receivers --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def receiving(handle: Handler) -> AsyncIterator[int]:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve() -> None:
+            try:
+                await handle(reader, writer)
+            except (OSError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                writer.transport.abort()
+
+        tasks.append(asyncio.create_task(serve()))
+
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # What was aborted is closed in the next rounds.
+
+
+def _answer(data: bytes, seen: list[bytes] | None = None) -> Handler:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readexactly(2)
+        if seen is not None:
+            seen.extend((head, body))
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    return handle
+
+
+async def _flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(b"x" * 65_536)
+        await writer.drain()
+
+
+async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(1_000):  # Until the other side has given up.
+        pass
+
+
+async def _trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    for each in b"HTTP/1.1 200 OK\r\nx: " + b"y" * 1_000:
+        writer.write(bytes([each]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+RECEIVERS: dict[str, tuple[Handler, int | None, str]] = {
+    "good": (_answer(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"), 200, ""),
+    "interim": (_answer(b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 204 Good\r\n\r\n"), 204, ""),
+    "flood": (_flood, 200, ""),
+    "redirect": (
+        *(_answer(b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/\r\n\r\n"), 302),
+        "redirects are not followed",
+    ),
+    "error": (_answer(b"HTTP/1.1 500 No\r\n\r\n"), 500, "it answered 500"),
+    "nonsense": (_answer(b"SSH-2.0-OpenSSH\r\n\r\n"), None, "not HTTP"),
+    "large head": (_answer(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000), None, "not HTTP"),
+    "many interim": (_answer(b"HTTP/1.1 100 Continue\r\n\r\n" * 50), None, "not HTTP"),
+    "hangs up": (_answer(b""), None, "not HTTP"),
+    "hangs": (_hang, None, "nothing was answered for 0.5 s"),
+    "trickles": (_trickle, None, "nothing was answered for 0.5 s"),
+}
+
+
+@pytest.mark.parametrize("name", RECEIVERS)
+async def test_what_receivers_may_answer(name: str) -> None:
+    """CP4: one request, of bounded time and answer, and nothing that an answer says is followed."""
+    handle, status, problem = RECEIVERS[name]
+    async with asyncio.timeout(10), receiving(handle) as port:
+        post = CallbackPost(["127.0.0.1"], deadline_s=0.5)
+        answer = await post.post(f"http://127.0.0.1:{port}/x", {}, b"{}")
+    assert answer.status == status
+    assert problem in (answer.problem or "")
+    assert answer.is_good is (problem == "")
+
+
+async def test_the_request_is_what_was_asked_for() -> None:
+    seen: list[bytes] = []
+    async with receiving(_answer(b"HTTP/1.1 204 Good\r\n\r\n", seen)) as port:
+        post = CallbackPost(["127.0.0.1"])
+        url = f"http://127.0.0.1:{port}/a%20b?c=d"
+        assert (await post.post(url, {"rollbook-event": "lifecycle/bk-1@1f.0"}, b"{}")).is_good
+        head = seen[0].decode()
+        assert head.startswith("POST /a%20b?c=d HTTP/1.1\r\n")
+        assert f"host: 127.0.0.1:{port}\r\nrollbook-event: lifecycle/bk-1@1f.0\r\n" in head
+        for evil in ("a\r\nx: y", "a\nb", "", "\u00e4", "a\x00"):
+            answer = await post.post(url, {"rollbook-event": evil}, b"{}")
+            assert answer.problem == "rollbook-event cannot be sent in a header"
+        assert len(seen) == 2
+    assert (await post.post(url, {}, b"{}")).problem
+    refused = await post.post("https://127.0.0.2/", {}, b"{}")
+    assert "callback_hosts" in (refused.problem or "")
