@@ -27,7 +27,7 @@ LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 _HEAD_MAX: Final = 8 * 1024
 _INTERIM_MAX: Final = 4  # Answers 1xx before the one that counts.
 _READ_MAX: Final = 64 * 1024  # Of the body, which nobody looks at.
-_READ_S: Final = 1.0
+_READ_S: Final = 0.3
 _RESOLVERS: Final = 16
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
@@ -127,7 +127,7 @@ def require_allowed(target: Target, hosts: Collection[str]) -> None:
     raise InvalidRequest(
         f"{target.host} is not one of callback_hosts, which are {', '.join(known) or '(none)'}",
         next_step=f'start the recovery servers with callback_hosts = ["{target.host}"] in [recovery] of their files, '
-        "or with --callback-host",
+        "or with --callback-hosts",
     )
 
 

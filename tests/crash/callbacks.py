@@ -124,7 +124,7 @@ class Rig:
             command = (
                 *(*_SERVER, "--metadata", self._url, "--name", name, "--only-http"),
                 *("--http", "127.0.0.1:0", "--log-level", "error"),
-                *("--callback-host", f"127.0.0.1:{self._port}"),
+                *("--callback-hosts", f"127.0.0.1:{self._port}"),
             )
         environment = {} if name == "receiver" else {"ROLLBOOK_SESSION_TIMEOUT_S": "1"}
         self._running[name] = self._children.start(*command, environment=environment)

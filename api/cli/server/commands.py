@@ -246,10 +246,9 @@ def log(**flags: Any) -> None:
     help="Shown to log servers for /metrics, from which the dashboard draws its charts.",
 )
 @click.option(
-    *("--callback-host", "callback_hosts"),
-    metavar="HOST",
-    multiple=True,
-    help="Callbacks may be sent there; several times for several hosts.",
+    "--callback-hosts",
+    metavar="HOST,HOST…",
+    help="Callbacks may be sent there; HOST:PORT allows this port alone.  [default: nowhere]",
 )
 @click.option(
     "--callback-ca-file",

@@ -273,7 +273,8 @@ def _is_local_or_locked(config: RecoveryServerConfig) -> bool:
 
 def run_recovery_server(flags: Mapping[str, Any]) -> None:
     """Runs until it is stopped. Raises `RollbookError`."""
-    flags = {**flags, "callback_hosts": tuple(flags.get("callback_hosts") or ()) or None}
+    if hosts := flags.get("callback_hosts"):
+        flags = {**flags, "callback_hosts": tuple(each.strip() for each in hosts.split(","))}
     settings = load_recovery_settings(**flags)
     configure_logs(level=settings.server.log_level, as_json=not sys.stderr.isatty())
     asyncio.run(until_stopped(_serve(settings)))
