@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.tls import trusting_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class AdminClient:
         if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=self.timeout_s)
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
+            context = trusting_context(self.ca_file)
         except OSError as error:
             raise BadConfig(
                 f"cannot read the certificates in {self.ca_file}: {describe_error(error)}"

@@ -15,6 +15,7 @@ from rollbook.api.dashboard.core.samples import INTERVAL_S, Counted, Samples
 from rollbook.proto.errors import RollbookError
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.metrics import Metrics
+from rollbook.proto.runtime.tls import trusting_context
 
 _PATIENCE_S: Final = 1.5
 _BYTES_MAX: Final = 1024 * 1024
@@ -95,7 +96,7 @@ class Sampler:
         host, is_tls = parts.hostname or "", parts.scheme == "https"
         connection: http.client.HTTPConnection
         if is_tls:
-            context = ssl.create_default_context(cafile=self._authorities or None)
+            context = trusting_context(self._authorities)
             connection = _NamedHttps(host, parts.port, context, self._tls_name or host)
         else:
             connection = http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)

@@ -15,6 +15,13 @@ trap 'rm -rf "$work"' EXIT
 
 new_key=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
 
+quietly() { # COMMAND…: what it says is shown if it fails.
+    "$@" 2> "$work/said" || {
+        cat "$work/said" >&2
+        return 1
+    }
+}
+
 # put FILE MODE: from standard input, in one step.
 put() {
     cat > "$1.new"
@@ -29,8 +36,8 @@ trust() { # What servers and Prometheus trust.
 
 make_authority() {
     # Two authorities must not have one name.
-    openssl req -x509 "${new_key[@]}" -days 3650 -subj "/CN=rollbook $(openssl rand -hex 4)" \
-        -keyout "$work/ca.key" -out "$work/ca.pem" 2> /dev/null
+    quietly openssl req -x509 "${new_key[@]}" -days 3650 -subj "/CN=rollbook $(openssl rand -hex 4)" \
+        -addext keyUsage=critical,keyCertSign,cRLSign -keyout "$work/ca.key" -out "$work/ca.pem"
     if [[ -e tls/ca.pem ]]; then
         cat "$work/ca.pem" tls/ca.pem > "$work/both.pem"
         trust "$work/both.pem"
@@ -41,10 +48,10 @@ make_authority() {
 }
 
 issue() { # SERVICE NAMES
-    openssl req "${new_key[@]}" -subj "/CN=$1" -addext "subjectAltName=$2" \
-        -keyout "$work/$1.key" -out "$work/$1.csr" 2> /dev/null
-    openssl x509 -req -in "$work/$1.csr" -copy_extensions copy -days "${CERTIFICATE_DAYS:-365}" \
-        -CA authority/authority.pem -CAkey authority/authority.pem -out "$work/$1.pem" 2> /dev/null
+    quietly openssl req "${new_key[@]}" -subj "/CN=$1" -addext "subjectAltName=$2" \
+        -keyout "$work/$1.key" -out "$work/$1.csr"
+    quietly openssl x509 -req -in "$work/$1.csr" -copy_extensions copy -days "${CERTIFICATE_DAYS:-365}" \
+        -CA authority/authority.pem -CAkey authority/authority.pem -out "$work/$1.pem"
     cat "$work/$1.pem" "$work/$1.key" | put "tls/$1.pem" 400
 }
 
@@ -61,6 +68,15 @@ issue_all() {
 add() { # NAME RIGHTS: who may do what, in access.toml; prints the token.
     rollbook access add "$@" --file tls/access.toml
 }
+
+case ${1:-} in
+renew | authority | forget)
+    if [[ ! -e authority/authority.pem ]]; then
+        echo "there is no authority yet: run \`certificates.sh make\` first, or \`docker compose up\`" >&2
+        exit 2
+    fi
+    ;;
+esac
 
 case ${1:-} in
 make)
@@ -81,6 +97,12 @@ renew) issue_all ;;
 authority) make_authority ;;
 forget)
     openssl x509 -in authority/authority.pem -out "$work/ca.pem"
+    for each in bookie-1 bookie-2 bookie-3 log recovery; do
+        if ! openssl verify -CAfile "$work/ca.pem" "tls/$each.pem" > /dev/null 2>&1; then
+            echo "tls/$each.pem is of an older authority, and would be refused: run \`certificates.sh renew\` first" >&2
+            exit 2
+        fi
+    done
     trust "$work/ca.pem"
     ;;
 *)

@@ -59,6 +59,17 @@ def client_context(
     return context
 
 
+def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
+    """Of a client that trusts the authorities of a file; without one, those of the machine. Raises `OSError`.
+
+    Python 3.13 began to refuse authorities without a key usage, which `openssl req -x509` makes. gRPC and `client_context`
+    accept them, and a certificate that one part of a cluster accepts has to be good for all parts.
+    """
+    context = ssl.create_default_context(cafile=authorities or None)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 class ClientTls:
     """The context of a client that runs for long: a changed file counts from the next connection on.
 

@@ -24,6 +24,7 @@ from rollbook.proto.errors import RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.tls import trusting_context
 
 _PATIENCE_S: Final = 5.0  # For one of them, from the first to the last byte.
 _BYTES_MAX: Final = 4 << 20
@@ -157,7 +158,7 @@ class _Wire:
 
 def _tls(access: LogAccess) -> ssl.SSLContext:
     require_certificate_of(access.tls_key, access.tls_certificate, "--tls-certificate")
-    context = ssl.create_default_context(cafile=access.tls_authorities)
+    context = trusting_context(access.tls_authorities)
     if access.tls_certificate:
         context.load_cert_chain(access.tls_certificate, access.tls_key)
     return context

@@ -14,7 +14,7 @@ from rollbook.api.client.channels import Security
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.runtime.file_stamp import file_stamp
-from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context
+from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context, trusting_context
 
 logger = structlog.get_logger()
 
@@ -49,7 +49,7 @@ def _why_refused(config: LogServerConfig, name: str) -> str:
     """By a handshake with itself, in memory. Raises `BadConfig` if the files are no good."""
     files = TlsFiles(config.tls_certificate, config.tls_key)
     authorities = authorities_of_peers(config) or os.environ.get(_ROOTS, "")
-    trusting = client_context(authorities) if authorities else ssl.create_default_context()
+    trusting = client_context(authorities) if authorities else trusting_context()
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = trusting.wrap_bio(to_client, to_server, server_hostname=name)
     server = server_context(files).wrap_bio(to_server, to_client, server_side=True)

@@ -47,6 +47,7 @@ from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import ZooKeeperOptions
 from rollbook.proto.ports import SessionId
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.tls import trusting_context
 
 logger = structlog.get_logger()
 
@@ -242,7 +243,7 @@ def _tls_context(options: ZooKeeperOptions) -> ssl.SSLContext | None:
     if not options.tls:
         return None
     try:
-        context = ssl.create_default_context(cafile=options.ca or None)
+        context = trusting_context(options.ca)
         if options.cert:
             context.load_cert_chain(options.cert, options.key or None, options.key_password or None)
     except OSError as error:  # An `SSLError`, too.
