@@ -238,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         "deploy", help="the cluster of compose/compose.yaml in containers, under failures; < 3 min"
     )
     deploy.add_argument(
-        "--all", action="store_true", help="each container, more servers, other images; ~8 min"
+        "--all", action="store_true", help="each part of tests/deploy/DESIGN.md; ~17 min"
     )
     deploy.add_argument(
         "--of",

@@ -13,8 +13,9 @@ _DASHBOARD: Final = ROOT / "compose" / "grafana" / "rollbook.json"
 _TARGETS: Final = {"bookie": 3, "log": 2, "recovery": 2}
 _SCRAPED_WITHIN_S: Final = 60.0
 _FIRES_WITHIN_S: Final = 150.0  # Most alerts wait for a minute.
-# Nothing of a cluster without Spark, refusals and repairs has counted these.
-_EMPTY: Final = re.compile(r"rollbook_spark_|_refusals_total|histogram_quantile")
+# What a cluster without Spark, refusals and cursors in doubt has not counted; and certificates, without TLS.
+_EMPTY: Final = re.compile(r"rollbook_spark_|_refusals_total|_cursors_untold|rollbook_tls_")
+_EMPTY_WITH_TLS: Final = re.compile(r"rollbook_spark_|_refusals_total|_cursors_untold")
 
 
 class Monitoring:
@@ -42,13 +43,14 @@ class Monitoring:
         """Each query is answered; returns how many there are, and how many of them have a value."""
         panels = json.loads(_DASHBOARD.read_text())["panels"]
         queries = [target["expr"] for each in panels for target in each.get("targets", ())]
+        empty = _EMPTY_WITH_TLS if self._cluster.has_tls else _EMPTY
         left: list[str] = []
 
         def are_answered() -> bool:  # A rate has a value from the second scrape on.
             nonlocal left
             asked = {each: each.replace("$__rate_interval", "1m") for each in queries}
             left = [each for each in queries if not self.ask("query", query=asked[each])["result"]]
-            return all(_EMPTY.search(each) for each in left)
+            return all(empty.search(each) for each in left)
 
         try:
             self._cluster.until(are_answered, _SCRAPED_WITHIN_S, "each query has a value")

@@ -36,6 +36,7 @@ def write(log_name: str) -> None:
         try:
             with connect() as client:
                 log = client.open(log_name, create=True)
+                log.cursor("reports").commit(0)
                 while not stopping.is_set():
                     values = [b"%d" % (number * RECORDS + row) for row in range(RECORDS)]
                     log.append_many(values, producer=rollbook.ProducerRef(b"deploy", 0, number))
