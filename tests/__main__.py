@@ -175,7 +175,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     rest.add_argument("--cases", type=_count, default=1_000, help="requests in all (1,000)")
     rest.add_argument(
-        "--kills", type=_count, help="of servers, under a script that appends: that many instead"
+        "--kills",
+        type=_count,
+        help="of servers, under a script that appends, or under operations: that many instead",
     )
     rest.add_argument(
         "--browser", action="store_true", help="Chromium is one of those that follow (10 kills)"

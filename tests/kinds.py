@@ -95,6 +95,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["images"] = ["tests", "crash", images, "--flips=half", first]
     managed = "--cases=1500" if arguments.thorough else "--cases=150"
     kinds["management"] = ["tests", "rest", "--of=cluster", managed, first]
+    killed = "--kills=8" if arguments.thorough else "--kills=2"
+    kinds["operations"] = ["tests", "rest", "--of=cluster", killed, first]
     kills = ["--kills=10", "--browser"] if arguments.thorough else ["--kills=3"]
     kinds["kills"] = ["tests", "rest", *kills, first]
     kinds["spark-kills"] = [
@@ -154,7 +156,7 @@ _FIRST: Final = (
     *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "logs", "clusters"),
     *("bookies", "determinism"),
 )
-_LAST: Final = ("fuzz", "rest", "management", "kills", "simulate", "generated")
+_LAST: Final = ("fuzz", "rest", "management", "operations", "kills", "simulate", "generated")
 
 # --- pytest -------------------------------------------------------------------------------------
 
@@ -452,7 +454,13 @@ _KILLS_WITH_BROWSER: Final = 10
 
 
 def rest(arguments: argparse.Namespace) -> Tally:
-    """Random requests to a real server, made from what its OpenAPI says; or kills of two log servers."""
+    """Random requests to a real server, made from what its OpenAPI says; or kills of servers."""
+    if arguments.kills and arguments.of == "cluster":
+        operation_kills = importlib.import_module("tests.rest.operation_kills")
+        ended: Tally = operation_kills.run(
+            arguments.kills, arguments.seed, _progress("kills"), _say
+        )
+        return ended
     if arguments.kills or arguments.browser:
         if without_curl := _without_curl("records"):
             return without_curl
