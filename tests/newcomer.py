@@ -1,4 +1,5 @@
-"""A newcomer's way (`python -m tests newcomer`): the README's first screens, the tutorial, the page about HTTP.
+"""A newcomer's way (`python -m tests newcomer`): the README's first screens, the tutorial, the page about HTTP, and then
+on a cluster of their own the steps of `first_day.py`.
 
 In a fresh folder and on one cluster, as somebody would go it: every block and every indented command as it stands,
 one after the other, but for `rollbook dev` itself, which is there; only where the cluster is, is put in its place.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests import first_day
 from tests.support import pages
 from tests.support.dev import running_dev
 from tests.support.processes import REPOSITORY
@@ -27,6 +29,7 @@ _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```|((?:^    \S[^\n]*\n)+)", re.MU
 _SHELLS: Final = ("sh", "bash")
 _LOGS: Final = "127.0.0.1:7400"
 _HTTP: Final = "127.0.0.1:7480"
+_HTTP_SHOWN: Final = re.compile(r"^rest +http://(\S+)/v1$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def run(say: Callable[[str], None]) -> Tally:
         folder = Path(name)
         with running_dev(folder / "rollbook-data", bookies=3) as dev:
             say(f"{time.monotonic() - began:6.1f} s  rollbook dev")
-            (http,) = re.findall(r"^rest +http://(\S+)/v1$", dev.said, re.MULTILINE)
+            (http,) = _HTTP_SHOWN.findall(dev.said)
             environment = {
                 **os.environ,
                 "ROLLBOOK_SERVER": f"log://{dev.address}",
@@ -91,5 +94,27 @@ def run(say: Callable[[str], None]) -> Tally:
                     break
                 tally.passed += 1
                 say(f"{time.monotonic() - since:6.1f} s  {step.title}")
+        if not tally.failed:
+            _spend_first_day(folder, tally, say)
     say(f"{time.monotonic() - began:6.1f} s  from the first command to the last")
     return tally
+
+
+def _spend_first_day(folder: Path, tally: Tally, say: Callable[[str], None]) -> None:
+    with running_dev(folder / "first-day-data", bookies=3) as dev:
+        (http,) = _HTTP_SHOWN.findall(dev.said)
+        environment = {
+            **os.environ,
+            "ROLLBOOK_SERVER": f"log://{dev.address}",
+            "XDG_CONFIG_HOME": str(folder / "first-day-contexts"),
+        }
+        for step in first_day.steps(http):
+            since = time.monotonic()
+            try:
+                first_day.take(step, folder, environment)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                tally.failed += 1
+                say(str(error))
+                return
+            tally.passed += 1
+            say(f"{time.monotonic() - since:6.1f} s  {step.command[:70]}")

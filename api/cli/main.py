@@ -206,6 +206,7 @@ def main() -> None:
         )
         sys.exit(FAILED)
     except errors.RollbookError as error:
+        error.next_step = error.next_step or f"{_command_that_was_typed()} --help"
         explain_error(error)
         sys.exit(exit_code(error))
     if isinstance(result, int):  # What `ctx.exit(code)` came to.

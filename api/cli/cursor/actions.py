@@ -14,14 +14,29 @@ from rollbook.proto.errors import CursorAhead
 _COLUMNS: Final = ("name", "offset", "lag", "is_protected", "version", "updated")
 
 
-def list_cursors(access: LogAccess, log: str, output: str) -> None:
-    async def ask(client: Client) -> list[dict[str, Any]]:
-        opened = await client.open(log)
+def list_cursors(access: LogAccess, log: str | None, output: str) -> None:
+    """Of all logs if none is named; then each row names its log."""
+
+    async def ask_one(client: Client, name: str | LogName) -> list[dict[str, Any]]:
+        opened = await client.open(name)
         found = await opened.cursors()
+        if not found:
+            return []
         tail = await opened.tail_offset()
         return [_facts(each, tail) for each in found]
 
-    tell_rows(_COLUMNS, access.run(ask, log), output, "name", ("blob_bytes",))
+    async def ask_all(client: Client) -> list[dict[str, Any]]:
+        return [
+            {"log": str(name), **facts}
+            async for name in client.logs()
+            for facts in await ask_one(client, name)
+        ]
+
+    if log is not None:
+        rows = access.run(lambda client: ask_one(client, log), log)
+        tell_rows(_COLUMNS, rows, output, "name", ("blob_bytes",))
+    else:
+        tell_rows(("log", *_COLUMNS), access.run(ask_all), output, "name", ("blob_bytes",))
 
 
 def show_cursor(access: LogAccess, log: str, name: str, output: str) -> None:

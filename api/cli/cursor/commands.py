@@ -37,16 +37,16 @@ def group() -> None:
 
 @group.command(
     epilog=examples(
-        "rollbook cursor ls orders",
+        "rollbook cursor ls",
         "rollbook cursor ls shop/orders -o json | jq '.[] | select(.lag > 1000)'",
         "rollbook cursor ls orders -o raw",
     )
 )
-@log_argument
+@click.argument("log", required=False, shell_complete=completed_by("names_of_logs"))
 @with_access
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
-    """List a log's cursors, with what lies behind each. `raw` is their names."""
+    """List the cursors of a log, or of all logs, and how far each lags behind. `raw` is their names."""
     from rollbook.api.cli.cursor import actions as cursor_work
 
     cursor_work.list_cursors(access, **how)

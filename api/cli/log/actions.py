@@ -130,10 +130,13 @@ def seconds_in(text: str) -> int:
 
 
 def bytes_in(text: str) -> int:
-    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
-    if not number.isdecimal() or (unit and unit not in _UNITS):
-        raise InvalidRequest(f"{text!r} is no number of bytes; write 1000, 500M, 10G")
-    return int(number) * _UNITS.get(unit, 1)
+    """Units are powers of 1024: K, KiB and KB are the same."""
+    found = re.fullmatch(r"(\d+) ?(?:([KMGT])(?:i?B)?|B)?", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise InvalidRequest(
+            f"{text!r} is no number of bytes", next_step="write 1000, 500M, 256MiB or 10G"
+        )
+    return int(found[1]) * _UNITS.get((found[2] or "").upper(), 1)
 
 
 def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -23,6 +23,7 @@ from rollbook.proto.errors import (
     NoSuchCursor,
     NoSuchLog,
     NoSuchServer,
+    OffsetMismatch,
     RollbookError,
     ServerUnreachable,
     Truncated,
@@ -154,6 +155,7 @@ class LogAccess:
             NoSuchServer: f"rollbook cluster servers{flags}",
             Truncated: f"rollbook log read {log} --from earliest{flags}",
             BeyondTail: f"rollbook log show {log}{flags}",
+            OffsetMismatch: f"rollbook log show {log}{flags}",
             Guarded: f"rollbook explain {log}{flags}",
             LogExists: "rollbook apply FILE, which changes what is there",
         }
