@@ -147,6 +147,14 @@ $ rollbook log rm imported --yes
 ~ imported +\d{4}-
 $ rollbook log read imported
 3 ~ (?s)error: .*outcome: .*try:
+$ rollbook log ls --deleted
+~ imported
+$ rollbook log append imported anew --create
+~ next_offset +1
+$ rollbook log undelete imported --as recovered
+~ recovered
+$ rollbook log read recovered -o raw
+~ ^x\ny$
 
 # Backup, and another way in
 $ rollbook log export orders orders.rbx
