@@ -156,7 +156,7 @@ _NO_SENSE: Final = "a request that makes no sense is 400 in all routes"
 _METHOD: Final = "another method is 405 in all routes"
 _NOTHING: Final = "what does not exist is 404 in all routes"
 _BODY: Final = {"bookie_src": [_GONE], "delete_cookie": False}
-DIFFERENCES: Final = (
+DIFFERENCES: Final[tuple[tuple[str, str, Any, int, int, str], ...]] = (
     ("GET", "bookie/list_bookies?type=xx", None, 200, 400, _NO_SENSE),
     ("GET", "ledger/metadata", None, 404, 400, _NO_SENSE),
     ("GET", "ledger/metadata?ledger_id=abc", None, 500, 400, _NO_SENSE),
