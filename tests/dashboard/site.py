@@ -11,7 +11,7 @@ from tests.support import processes
 
 _SCREENS: Final = (
     *("", "/logs", "/servers", "/bookies", "/ledgers", "/ledgers/bad", "/recovery"),
-    *("/operations", "/metadata"),
+    *("/operations", "/metadata", "/events", "/callbacks"),
 )
 _PATIENCE_S: Final = 60.0
 

@@ -148,6 +148,32 @@ def test_every_screen_can_be_used_by_everybody(site: Site, page: Page) -> None:
     assert not page.complaints
 
 
+def test_events_are_seen_live_and_a_callback_is_tried(site: Site, page: Page) -> None:
+    page.open(f"{site.url}/events?kind=recovery-paused")
+    page.wait_until("window.htmx && document.querySelector('main')?._htmx?.sse")
+    page.run("window.stays = true")
+    for enabled in ("false", "true"):
+        put = urllib.request.Request(
+            f"http://{site.http}/api/v1/recovery/switch",
+            f'{{"enabled": {enabled}}}'.encode(),
+            {"content-type": "application/json"},
+            method="PUT",
+        )
+        with urllib.request.urlopen(put, timeout=10):
+            page.wait_for("Repair is paused.", 10)
+    assert page.run("window.stays"), "without a reload"
+    page.open(f"{site.url}/callbacks")
+    click(page, "Make", url="http://127.0.0.1:9/hook")
+    page.wait_for("Its secret, shown only here: ")
+    click(page, "Test")
+    page.wait_for("The test is given-up.")
+    name = page.run("document.querySelector('h1').innerText").removeprefix("Callback ")
+    assert page.run("!document.body.innerText.includes('shown only here')")
+    click(page, "Delete", typed=name)
+    page.wait_for(f"Callback {name} is deleted.")
+    assert not page.complaints
+
+
 def _scheme(value: str) -> dict[str, str]:
     return {"name": "prefers-color-scheme", "value": value}
 

@@ -18,6 +18,7 @@ from tests.rest.run import Door
 _API: Final = "/api/v1"
 _BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
 
+_NOBODY: Final = "http://127.0.0.1:9/"  # Where nobody listens.
 _LEDGERS: Final = 3
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.1
@@ -35,11 +36,13 @@ class ClusterSubject:
     def begin(self, door: Door, number: int, folder: Path) -> Known:
         _put_right(door)
         begun = door.json("POST", f"{_API}/recovery/bookies", {"bookies": _gone(door, number)})
+        callback = door.json("POST", f"{_API}/callbacks", {"url": _NOBODY})
         ids = [str(each) for each in asyncio.run(_make_ledgers(folder))]
         return {
             "bookie_id": (*_BOOKIES, "bk-9"),
             "bookie": (*_BOOKIES, "bk-9"),
             "ledger_id": (*ids, "7000000"),
+            "callback_id": (callback["id"], "0" * 32),
             "operation_id": (begun["id"], "0" * 32),
             "type": ("rw", "ro"),
         }
@@ -68,6 +71,8 @@ def _gone(door: Door, number: int) -> list[str]:
 def _put_right(door: Door) -> None:
     """Until all three take entries, and are the only ones."""
     door.json("PUT", f"{_API}/recovery/switch", {"enabled": True})
+    for callback in door.json("GET", f"{_API}/callbacks")["callbacks"]:
+        door.tries("DELETE", f"{_API}/callbacks/{callback['id']}")
     deadline = time.monotonic() + _PATIENCE_S
     while wrong := [each for each in _rows(door) if not _is_right(each)]:
         assert time.monotonic() < deadline, wrong
