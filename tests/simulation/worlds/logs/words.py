@@ -54,7 +54,7 @@ UNDELETE: Final = "undelete"  # LOG: deletes it, and brings it back while its le
 DRAIN: Final = "drain"  # SERVER
 RESUME: Final = "resume"  # SERVER
 TRANSFER: Final = "transfer"  # LOG SERVER
-# Of servers: what they do by themselves, or are told by a signal.
+# Of servers: what they do by themselves, or by a signal.
 TAKE: Final = "take"  # LOG: as if all others suggested it.
 STOP: Final = "stop"  # In order; it is started again.
 WALK: Final = "walk"  # It looks for ledgers that were never listed.
