@@ -12,7 +12,7 @@ from rollbook.api.grpc.status import detail_of, status_of, text_of
 from rollbook.api.rest.problems import problem_of
 from rollbook.proto import errors
 from rollbook.proto.errors import RollbookError, every_error
-from tests.messages import Messages
+from tests.messages import CLI, GRPC, REST, Messages
 
 _ERRORS: Final = [each for each in every_error() if each.__module__ == errors.__name__]
 
@@ -41,22 +41,22 @@ def test_an_error_at_the_command_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["rollbook"])
     explain_error(_SAMPLES[title])
-    Messages("cli").check(title, capsys.readouterr().err)
+    CLI.check(title, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("title", _SAMPLES)
 def test_an_error_at_http(title: str) -> None:
     problem = json.dumps(problem_of(_SAMPLES[title]), indent=1)
-    Messages("rest").check(title, problem)
+    REST.check(title, problem)
 
 
 @pytest.mark.parametrize("title", _SAMPLES)
 def test_an_error_at_grpc(title: str) -> None:
     error = _SAMPLES[title]
     detail = MessageToString(detail_of(error))
-    Messages("grpc").check(title, f"{status_of(error).name}: {text_of(error)}\n{detail}")
+    GRPC.check(title, f"{status_of(error).name}: {text_of(error)}\n{detail}")
 
 
-@pytest.mark.parametrize("door", ["cli", "rest", "grpc"])
-def test_no_message_of_an_error_is_kept_beyond_its_class(door: str) -> None:
-    Messages(door).check_titles("error ", list(_SAMPLES))
+@pytest.mark.parametrize("door", [CLI, REST, GRPC], ids=["cli", "rest", "grpc"])
+def test_no_message_of_an_error_is_kept_beyond_its_class(door: Messages) -> None:
+    door.check_titles("error ", list(_SAMPLES))

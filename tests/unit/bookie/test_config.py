@@ -9,6 +9,7 @@ import pytest
 from rollbook.api.cli.server.bookie_settings import load_settings
 from rollbook.bookie.config import MIB, StorageConfig
 from rollbook.proto.errors import BadConfig
+from tests.messages import raises_message
 
 CONFIG = StorageConfig("/j", ("/l",))
 SOUND = """metadataServiceUri=zk://a/l
@@ -26,7 +27,7 @@ def test_what_was_accepted_fits_in_one_journal_file() -> None:
     assert small.with_fitting_queue().queued_bytes_max == 8 * MIB
     chosen = replace(small, queued_bytes_max=8 * MIB)
     assert chosen.with_fitting_queue() == chosen
-    with pytest.raises(BadConfig, match="a full disk could keep") as refused:
+    with raises_message(BadConfig) as refused:
         replace(small, queued_bytes_max=8 * MIB + 1).with_fitting_queue()
     assert f"set queued_bytes_max to {8 * MIB} or less" in refused.value.next_step
 
@@ -40,7 +41,7 @@ def test_an_operator_s_settings_are_held_to_that(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES", str(MIB))
     assert load_settings(**flags).storage.queued_bytes_max == MIB // 2
     monkeypatch.setenv("ROLLBOOK_STORAGE_QUEUED_BYTES_MAX", str(MIB))
-    with pytest.raises(BadConfig, match="queued_bytes_max"):
+    with raises_message(BadConfig):
         load_settings(**flags)
 
 
@@ -104,7 +105,7 @@ def test_what_a_variable_says_is_told_by_its_name(
     path = tmp_path / "bk_server.conf"
     path.write_text(f"{SOUND}metadataServiceUri=nonsense\n")
     monkeypatch.setenv("ROLLBOOK_METADATA", "nonsense")
-    with pytest.raises(BadConfig, match=r" \(ROLLBOOK_METADATA\)$"):
+    with raises_message(BadConfig):
         load_settings(str(path))
 
 
@@ -112,21 +113,21 @@ def test_an_empty_name_is_no_directory() -> None:
     """As of a shell's variable that is not set: files would come where the process was started."""
     sound: dict[str, Any] = {"metadata": "sqlite:///m", "journal_dir": ("/j",)}
     for flags in ({"journal_dir": ("",), "ledger_dir": ("/l",)}, {"ledger_dir": ("/l", "")}):
-        with pytest.raises(BadConfig, match="empty"):
+        with raises_message(BadConfig):
             load_settings(**{**sound, **flags})
 
 
 def test_what_is_missing_is_asked_for_as_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("ROLLBOOK_METADATA", "ROLLBOOK_JOURNAL_DIR", "ROLLBOOK_LEDGER_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(BadConfig, match="needs journal_dir, ledger_dirs") as refused:
+    with raises_message(BadConfig) as refused:
         load_settings()
     assert "--journal-dir, --ledger-dir or ROLLBOOK_JOURNAL_DIR, ROLLBOOK_LEDGER_DIR" in (
         refused.value.next_step
     )
     monkeypatch.setenv("ROLLBOOK_JOURNAL_DIR", "/j")
     monkeypatch.setenv("ROLLBOOK_LEDGER_DIR", "/l,/m")
-    with pytest.raises(BadConfig, match="needs metadata") as refused:
+    with raises_message(BadConfig) as refused:
         load_settings()
     assert "--metadata or ROLLBOOK_METADATA" in refused.value.next_step
     monkeypatch.setenv("ROLLBOOK_METADATA", "sqlite:///m")

@@ -30,6 +30,7 @@ from rollbook.proto.metadata import LedgerState
 from rollbook.proto.runtime.tls import TlsFiles, client_context
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.v3_adds import V3AddPacker
+from tests.messages import raises_message
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.ledger.scripted_bookie import Listening
 
@@ -406,7 +407,7 @@ def golden(name: str) -> str:
 async def test_behind_tls_no_ledger_is_made_that_nobody_could_keep(tmp_path: Path) -> None:
     ours = client_context(golden("authority-a"), certificate=golden("client-a"))
     async with LocalCluster(tmp_path) as cluster, connect(cluster.url, tls=ours) as ledgers:
-        with pytest.raises(NotEnoughBookies, match="0 bookies take new entries behind TLS"):
+        with raises_message(NotEnoughBookies):
             await ledgers.create()
         assert [each async for each in ledgers.list()] == []
 

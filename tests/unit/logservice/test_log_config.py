@@ -5,6 +5,7 @@ import pytest
 
 from rollbook.logservice.log_config import BATCH_BYTES_CEILING, ConfigValues, LogConfig
 from rollbook.proto.errors import BadConfig, InvalidRequest
+from tests.messages import raises_message
 
 
 def test_the_defaults_hold_together() -> None:
@@ -53,7 +54,7 @@ def test_a_change_is_laid_over_what_a_log_has() -> None:
 
 def test_what_comes_out_of_a_change_is_judged_as_a_whole() -> None:
     has = LogConfig(record_bytes_max=1000, batch_bytes_max=2000)
-    with pytest.raises(BadConfig, match="a batch holds its records"):
+    with raises_message(BadConfig):
         has.with_values(ConfigValues(record_bytes_max=2001), ("record_bytes_max",))
     both = ConfigValues(record_bytes_max=5000, batch_bytes_max=6000)
     changed = has.with_values(both, ("record_bytes_max", "batch_bytes_max"))
@@ -61,7 +62,7 @@ def test_what_comes_out_of_a_change_is_judged_as_a_whole() -> None:
 
 
 def test_a_change_names_fields_that_there_are() -> None:
-    with pytest.raises(InvalidRequest, match="'with_values'"):
+    with raises_message(InvalidRequest):
         LogConfig().with_values(ConfigValues(), ("with_values",))
-    with pytest.raises(BadConfig, match="roll_entries 1 is outside"):
+    with raises_message(BadConfig):
         ConfigValues(roll_entries=1)

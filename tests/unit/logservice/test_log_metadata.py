@@ -34,6 +34,7 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import MetadataStore
 from rollbook.proto.runtime.clock import SystemClock
+from tests.messages import raises_message
 from tests.unit.logservice.lists import ANNA, NAME, closed
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
@@ -384,7 +385,7 @@ async def test_cursors_of_a_principal_are_bounded_over_all_logs(
     for log, cursor in ((NAME, "a"), (NAME, "b"), (other, "a")):
         await nodes.commit_cursor(committed_by(log, cursor))
         await nodes.commit_cursor(committed_by(log, cursor))  # Moved: it is counted already.
-    with pytest.raises(InvalidRequest, match="anna has 3 cursors in all logs together"):
+    with raises_message(InvalidRequest):
         await nodes.commit_cursor(committed_by(other, "b"))
     await nodes.commit_cursor(committed_by(other, "b", "bert"))
     await nodes.delete_cursor(DeleteCursor(NAME, CursorName("a")))

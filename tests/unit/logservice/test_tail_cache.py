@@ -3,11 +3,10 @@
 import asyncio
 from typing import Final
 
-import pytest
-
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.tail_cache import Subscription, TailCache, TailMemory
 from rollbook.proto.errors import OwnerChanging
+from tests.messages import raises_message
 
 MIB: Final = 1024 * 1024
 
@@ -144,7 +143,7 @@ async def test_who_waits_is_told_of_the_end() -> None:
     waiting = asyncio.ensure_future(Subscription(cache, Offset(0)).next(30, 100))
     await asyncio.sleep(0)
     cache.close(OwnerChanging("handed over", log="a/b"))
-    with pytest.raises(OwnerChanging, match="handed over"):
+    with raises_message(OwnerChanging):
         await waiting
 
 

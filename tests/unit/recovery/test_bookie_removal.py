@@ -18,6 +18,7 @@ from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import BookieId
 from rollbook.proto.runtime.clock import SystemClock
 from rollbook.recovery.bookie_removal import Departures
+from tests.messages import raises_message
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of
 
@@ -48,7 +49,7 @@ async def test_a_drain_begins_and_is_called_off(cluster: LocalCluster) -> None:
         assert (begun.lifecycle.state, begun.lifecycle.ledgers) == (LifecycleState.DRAINING, 1)
         while LOST not in site.ledgers.live().read_only:
             await asyncio.sleep(0.01)
-        with pytest.raises(LifecycleConflict, match="draining"):
+        with raises_message(LifecycleConflict):
             await departures.drain([LOST])
         await departures.undrain(LOST)
         assert await state_of(departures) is LifecycleState.ACTIVE
@@ -62,7 +63,7 @@ async def test_a_drain_without_room_is_refused_with_the_number_of_ledgers(
     """LC3: all of them or none."""
     async with desk_of(cluster) as (site, departures):
         await site.write(5, ensemble=4, write=4)
-        with pytest.raises(NotEnoughBookies, match="1 ledgers have no other bookie"):
+        with raises_message(NotEnoughBookies):
             await departures.drain([LOST, BookieId("bk-3")])
         assert await state_of(departures) is LifecycleState.ACTIVE
         await departures.drain([LOST], is_forced=True)
@@ -71,7 +72,7 @@ async def test_a_drain_without_room_is_refused_with_the_number_of_ledgers(
 
 async def test_a_bookie_that_is_not_known_is_refused(cluster: LocalCluster) -> None:
     async with desk_of(cluster) as (_, departures):
-        with pytest.raises(InvalidRequest, match="knows no bookie bk-9"):
+        with raises_message(InvalidRequest):
             await departures.drain([BookieId("bk-9")])
 
 
@@ -81,7 +82,7 @@ async def test_whether_it_is_safe_follows_the_ledgers(cluster: LocalCluster) -> 
         verdict = await departures.judge([LOST])
         assert not verdict.is_safe
         assert (verdict.damage.named, verdict.damage.below_ack) == (1, 0)
-        with pytest.raises(InvalidRequest, match="still runs"):
+        with raises_message(InvalidRequest):
             await departures.remove([LOST])
         await departures.drain([LOST])
         while LOST not in site.ledgers.live().read_only:
@@ -90,12 +91,12 @@ async def test_whether_it_is_safe_follows_the_ledgers(cluster: LocalCluster) -> 
         await site.worker.work_once()
         verdict = await departures.judge([LOST])
         assert verdict.is_safe
-        with pytest.raises(InvalidRequest, match="still runs"):
+        with raises_message(InvalidRequest):
             await departures.remove([LOST])
         await site.lose()
         await departures.remove([LOST])
         assert await state_of(departures) is LifecycleState.ACTIVE
-        with pytest.raises(InvalidRequest, match="knows no bookie"):
+        with raises_message(InvalidRequest):
             await departures.judge([LOST])
 
 
@@ -104,7 +105,7 @@ async def test_what_is_given_up_is_typed_as_a_number(cluster: LocalCluster) -> N
         await site.write(5)
         await site.write(5, ensemble=1, write=1, ack=1)
         await site.lose()
-        with pytest.raises(NotConfirmed, match="1 fall below their ack quorum, 1 lose"):
+        with raises_message(NotConfirmed):
             await departures.remove([LOST])
         with pytest.raises(NotConfirmed):
             await departures.remove([LOST], ledgers_given_up=2)

@@ -40,6 +40,7 @@ from rollbook.recovery.events import ClusterEvents
 from rollbook.recovery.operation_runner import OperationRunner
 from rollbook.recovery.operations import RUNNER
 from rollbook.recovery.tasks import BadCopies
+from tests.messages import raises_message
 from tests.support.ledger_cluster import LocalCluster
 from tests.unit.recovery.test_worker import LOST, PATIENCE_S, Site, site_of
 
@@ -146,7 +147,7 @@ async def test_a_bookie_drains_is_kept_and_is_judged(cluster: LocalCluster) -> N
         await admin.set_lifecycle("bk-1", DRAINING)
         with pytest.raises(NotEnoughBookies):
             await admin.set_lifecycle(LOST, DRAINING)
-        with pytest.raises(Missing, match="bk-9"):
+        with raises_message(Missing):
             await admin.set_lifecycle("bk-9", DRAINING)
 
 
@@ -155,7 +156,7 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
     async with desk_of(cluster) as (site, admin, _):
         await site.write(5)
         lost: dict[str, Any] = {"bookies": [LOST, LOST], "to": [], "skip_open": False}
-        with pytest.raises(InvalidRequest, match="takes entries"):
+        with raises_message(InvalidRequest):
             await admin.begin("recover-bookies", lost, "ops", "k")
         drain: dict[str, Any] = {"bookies": [LOST, "bk-1"], "at_most": 1, "force": False}
         with pytest.raises(DrainBlocked) as blocked:
@@ -176,7 +177,7 @@ async def test_operations_that_last(cluster: LocalCluster) -> None:
         kept = await cookies.read(LOST)
         assert kept is not None
         await cookies.delete(LOST)
-        with pytest.raises(InvalidRequest, match="the cluster knows no bookie bk-9"):
+        with raises_message(InvalidRequest):
             await admin.begin("recover-bookies", {**lost, "bookies": [LOST, "bk-9"]}, "ops", "k")
         begun = await admin.begin("recover-bookies", lost, "ops", "k")  # A ledger names it.
         await cookies.create(kept.cookie)
@@ -246,7 +247,7 @@ async def test_a_segment_of_a_log_is_not_recovered(
     monkeypatch.setattr(of_log, "_log_of", log_of)
     async with desk_of(cluster) as (site, admin, _):
         about = {"ledger_id": await site.write(1)}
-        with pytest.raises(PartOfLog, match="shop/orders") as refused:
+        with raises_message(PartOfLog) as refused:
             await admin.begin("recover", about, "ops", None)
         assert refused.value.next_step.endswith(
             "POST /v1/namespaces/shop/logs/orders:transfer there"
@@ -278,12 +279,12 @@ async def test_a_cookie_is_kept_while_its_bookie_is_in_use(cluster: LocalCluster
         ledger_id = await site.write(1)
         found = await admin.cookie(LOST)
         assert LOST in [each["bookie"] for each in await admin.cookies()]
-        with pytest.raises(LifecycleConflict, match="registered"):
+        with raises_message(LifecycleConflict):
             await admin.delete_cookie(LOST)
         await site.lose()
-        with pytest.raises(LifecycleConflict, match="1 ledgers name"):
+        with raises_message(LifecycleConflict):
             await admin.delete_cookie(LOST)
-        with pytest.raises(LifecycleConflict, match="1 ledgers name"):
+        with raises_message(LifecycleConflict):
             await admin.put_cookie(LOST, found["text"], found["version"])
         assert (await admin.delete_ledger(ledger_id, force=False))["state"] == "deleted"
         with pytest.raises(NoSuchLedger):
@@ -305,7 +306,7 @@ async def test_a_cookie_is_kept_while_its_bookie_is_in_use(cluster: LocalCluster
         assert (made["version"], "bk-9" in made["text"]) == (None, True)
         with pytest.raises(InvalidRequest):
             await admin.generate_cookie("bk-9", where | {"journal_dirs": ["\ud800"]})
-        with pytest.raises(Missing, match="no pages"):
+        with raises_message(Missing):
             await admin.ask_pages("bk-1", "GET", "/api/v1/bookie/status", None)
 
 

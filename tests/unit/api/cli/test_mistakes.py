@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.messages import Messages
+from tests.messages import CLI
 from tests.unit.api.cli.shell import Shell
 
 _INNER: Final = re.compile(
@@ -158,7 +158,7 @@ def test_a_mistake_is_answered(
     if typed == "log":  # A group alone shows its help.
         assert "Usage:" in text
         return
-    Messages("cli").check(f"{_TYPED}{typed}", _comparable(text, server, folder))
+    CLI.check(f"{_TYPED}{typed}", _comparable(text, server, folder))
     first, *others = text.splitlines()
     found = re.fullmatch(r"error: .+?(?: \[([A-Z_]+)\])?", first)
     assert found, text
@@ -183,7 +183,7 @@ def _comparable(text: str, server: str, folder: Path) -> str:
 
 
 def test_no_message_of_a_mistake_is_kept_beyond_its_row() -> None:
-    Messages("cli").check_titles(_TYPED, [f"{_TYPED}{typed}" for typed, _, _ in MISTAKES])
+    CLI.check_titles(_TYPED, [f"{_TYPED}{typed}" for typed, _, _ in MISTAKES])
 
 
 def test_there_are_enough_mistakes() -> None:

@@ -19,6 +19,7 @@ from rollbook.logservice.messages import Append
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.ports import Address
 from rollbook.proto.v1 import admin_pb2, error_pb2, log_pb2
+from tests.messages import raises_message
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -169,13 +170,13 @@ async def test_health_and_reflection_answer(door: Door) -> None:
 
 
 def test_off_loopback_it_wants_tls_and_a_token() -> None:
-    with pytest.raises(BadConfig, match="open to the network"):
+    with raises_message(BadConfig):
         GrpcConfig(Address("0.0.0.0", 7400))
     GrpcConfig(Address("0.0.0.0", 7400), insecure=True)
 
 
 async def test_a_taken_port_is_refused(door: Door) -> None:
-    with pytest.raises(BadConfig, match="cannot serve gRPC"):
+    with raises_message(BadConfig):
         await GrpcServer.start(door.core, GrpcConfig(door.server.address))
 
 

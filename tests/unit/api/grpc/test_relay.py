@@ -33,6 +33,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.ports import Address
+from tests.messages import raises_message
 from tests.unit.api.client.conftest import PATIENT
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 
@@ -214,7 +215,7 @@ async def test_address_that_is_of_no_server_is_not_connected_to(site: Site) -> N
     """RY1: an entry shows the servers' token to servers alone."""
     before = site.peers.asked
     for wanted in ("169.254.169.254:80", "b.invalid:7401", "x" * 5000, "%00"):
-        with pytest.raises(ServerUnreachable, match="registered"):
+        with raises_message(ServerUnreachable):
             await site.ask(messages.GetTail(LOG), "writer", log_relay=wanted)
     assert site.peers.asked == before
 
@@ -299,5 +300,5 @@ async def test_owner_that_does_not_let_the_entry_in_is_no_fault_of_the_caller(si
     )
     await site.peers.close()
     site.peers._line = site.peers._new_line()
-    with pytest.raises(ServerUnreachable, match="does not let this server in"):
+    with raises_message(ServerUnreachable):
         await site.ask(messages.Append(LOG, pack_block([b"x"])), "writer", log_relay=OWNER)

@@ -28,6 +28,7 @@ from rollbook.proto.errors import (
     WriterHeld,
 )
 from rollbook.proto.quorum import Quorum
+from tests.messages import raises_message
 from tests.unit.api.client.conftest import Site, hurried
 from tests.unit.api.grpc.fake_core import FakeCore
 from tests.unit.api.wal.conftest import Counter, replica, the_log
@@ -274,13 +275,13 @@ async def test_truncated_without_a_snapshot_is_the_end(site: Site) -> None:
         log = the_log(site)
         log.head = log.tail = Offset(5)
         machine.follow()
-        with pytest.raises(RollbookError, match="lies before the head"):
+        with raises_message(RollbookError):
             await machine.barrier()
 
 
 async def test_a_state_that_raises_ends_its_replica(site: Site) -> None:
     async with replica(site, Counter(), "a") as machine, machine.lead() as term:
-        with pytest.raises(InvalidRequest, match="raised ValueError") as caught:
+        with raises_message(InvalidRequest) as caught:
             await term.propose(b"x")
         assert caught.value.outcome is Outcome.APPLIED
         with pytest.raises(InvalidRequest):
@@ -311,7 +312,7 @@ async def test_it_has_as_many_copies_as_the_server_gives(site: Site) -> None:
 
 async def test_a_log_for_everybody_holds_no_commands(site: Site) -> None:
     site.cluster.make("counter", LogConfig())
-    with pytest.raises(BadConfig, match="everybody may append"):
+    with raises_message(BadConfig):
         await replica(site, Counter(), "a").__aenter__()
 
 
@@ -350,7 +351,7 @@ async def test_a_term_that_is_not_waited_for_tells_everybody(site: Site) -> None
 async def test_a_machine_leads_once_at_a_time(site: Site) -> None:
     async with replica(site, Counter(), "a") as machine:
         async with machine.lead() as term:
-            with pytest.raises(InvalidRequest, match="leads already"):
+            with raises_message(InvalidRequest):
                 await machine.lead("steal").__aenter__()
             assert await term.propose(b"1") == 1
         async with machine.lead() as term:

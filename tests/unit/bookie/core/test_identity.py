@@ -32,6 +32,7 @@ from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata, LedgerState
 from rollbook.proto.quorum import Quorum
 from rollbook.proto.wire.digest import DigestType
+from tests.messages import raises_message
 
 B1, B2 = BookieId("bk-1"), BookieId("bk-2")
 CLUSTER, OTHER_CLUSTER = "c1" * 16, "c2" * 16
@@ -105,7 +106,7 @@ def test_every_damaged_byte_and_every_cut_of_a_stamp_is_noticed() -> None:
 def test_a_stamp_of_a_later_release_is_not_guessed_at() -> None:
     data = pack_stamp(MEMBER).replace(b"stamp 1\n", b"stamp 2\n# rollbook more\n")
     text = data[: data.index(b"# rollbook crc32c")]
-    with pytest.raises(UnsupportedVersion, match="version 2"):
+    with raises_message(UnsupportedVersion):
         unpack_stamp(text + b"# rollbook crc32c %08x\n" % google_crc32c.value(text))
 
 

@@ -27,6 +27,7 @@ from rollbook.proto.wire.adds import Adds
 from rollbook.proto.wire.digest import DigestType, LedgerDigest, ledger_key
 from rollbook.proto.wire.request_decoder import RequestDecoder
 from rollbook.proto.wire.v3_adds import V3AddPacker
+from tests.messages import raises_message
 
 Q332 = Quorum(ensemble=3, write=3, ack=2)
 STRIPED = Quorum(ensemble=5, write=3, ack=2)
@@ -308,9 +309,9 @@ def test_many_are_taken_all_or_none() -> None:
     assert pipeline.append_all([b"a", b"b"]) == range(2)
     with pytest.raises(Overloaded):
         pipeline.append_all([b""] * 4)
-    with pytest.raises(InvalidRequest, match="more than the writer's window"):
+    with raises_message(InvalidRequest):
         pipeline.append_all([b""] * 6)
-    with pytest.raises(InvalidRequest, match="more than the writer's window"):
+    with raises_message(InvalidRequest):
         pipeline.append_all([bytes(6_000)] * 2)
     assert pipeline.append_all([]) == range(2, 2)
     assert pipeline.next_entry == 2

@@ -12,6 +12,7 @@ from rollbook.proto.formats.service_info import BookieServiceInfo, describe_book
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.quorum import Quorum
+from tests.messages import raises_message
 
 Q332 = Quorum(ensemble=3, write=3, ack=2)
 
@@ -38,13 +39,13 @@ def placement(health: Health | None = None, racks: str = "", seed: int = 1) -> P
 def test_only_bookies_that_take_entries_are_picked() -> None:
     ensemble = placement().pick_ensemble(Q332, live(3, read_only=5), 0)
     assert sorted(ensemble) == sorted(names(0, 1, 2))
-    with pytest.raises(NotEnoughBookies, match=r"2 bookies take new entries, and.*· start bookies"):
+    with raises_message(NotEnoughBookies):
         placement().pick_ensemble(Q332, live(2), 0)
 
 
 def test_who_is_read_only_is_told_of() -> None:
     """On a full disk three bookies ran, and it was said to start some."""
-    with pytest.raises(NotEnoughBookies, match=r"2 bookies take .*, 5 are read-only, .*make room"):
+    with raises_message(NotEnoughBookies):
         placement().pick_ensemble(Q332, live(2, read_only=5), 0)
 
 
@@ -60,7 +61,7 @@ def test_behind_tls_only_those_with_a_port_for_it_are_picked() -> None:
     )
     for _ in range(20):
         assert picker.pick_ensemble(one, mixed, 0) == names(3)
-    with pytest.raises(NotEnoughBookies, match="1 bookies take new entries behind TLS") as refused:
+    with raises_message(NotEnoughBookies) as refused:
         picker.pick_ensemble(Q332, mixed, 0)
     assert "--tls-listen" in refused.value.next_step
     assert not picker.pick_replacements(one, names(3), [0], mixed, 0, is_urgent=True)
@@ -75,7 +76,7 @@ def test_who_says_no_address_is_not_picked() -> None:
     mixed = LiveBookies({**known.writable, BookieId("b9"): BookieServiceInfo()})
     for _ in range(20):
         assert placement().pick_ensemble(one, mixed, 0) in (names(0), names(1))
-    with pytest.raises(NotEnoughBookies, match="2 bookies take new entries"):
+    with raises_message(NotEnoughBookies):
         placement().pick_ensemble(Q332, mixed, 0)
     assert not placement().pick_replacements(
         one, names(0), [0], mixed, 0, excluded=names(1), is_urgent=True

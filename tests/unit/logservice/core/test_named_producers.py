@@ -21,6 +21,7 @@ from rollbook.logservice.ids import (
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import BadMetadata, InvalidRequest, ProducerFenced, ProducerGap
 from rollbook.proto.ids import EntryId, LedgerId
+from tests.messages import raises_message
 
 NAME: Final = b"loader"
 NOW_US: Final = 1_767_225_600_000_000
@@ -198,7 +199,7 @@ def test_epochs_never_go_back_and_come_to_an_end() -> None:
     assert story.begin(NOW_US - YEAR_US)[0] == epoch + 1
     assert Story().begin(0)[0] == NAMED_EPOCH_MIN
     story.append(PRODUCER_EPOCH_MAX, 0)
-    with pytest.raises(InvalidRequest, match="last one"):
+    with raises_message(InvalidRequest):
         story.begin()
 
 

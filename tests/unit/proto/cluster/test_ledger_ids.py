@@ -9,6 +9,7 @@ from rollbook.proto.cluster import ledger_ids as module
 from rollbook.proto.cluster.ledger_ids import LedgerIds, is_ahead
 from rollbook.proto.errors import InvalidRequest, MetadataUnavailable, NoSuchCluster
 from rollbook.proto.ports import Create, CreateMode, MetadataStore, Op, OpResult
+from tests.messages import raises_message
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -323,7 +324,7 @@ async def test_ids_go_on_above_all_that_were_given_out_before_the_store_was_put_
     assert await ids.draw() == 8 << 32
     assert await LedgerIds(rival, ROOT).skip() == 9 << 32  # Put back once more.
     assert await ids.draw() == 9 << 32
-    with pytest.raises(InvalidRequest, match="no counter gives ids above"):
+    with raises_message(InvalidRequest):
         await ids.skip(2**63 - 1)
 
 

@@ -17,6 +17,7 @@ from rollbook.proto.formats.replication import UnderreplicatedMark, pack_mark
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.metastore.memory import MemoryService
 from rollbook.proto.ports import NO_SESSION, MetadataStore
+from tests.messages import raises_message
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
 ROOT = "/ledgers"
@@ -61,7 +62,7 @@ async def test_marks_that_are_kept_in_another_form_are_refused(rival: MetadataSt
     for path in (ROOT, U):
         await rival.create(path)
     await rival.create(f"{U}/LAYOUT", b'type: "FANCY"\nversion: 1\n')
-    with pytest.raises(BadMetadata, match="FANCY"):
+    with raises_message(BadMetadata):
         await Marks(rival, ROOT).prepare()
 
 

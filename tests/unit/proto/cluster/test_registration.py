@@ -22,6 +22,7 @@ from rollbook.proto.ports import (
     MetadataStore,
     SessionId,
 )
+from tests.messages import raises_message
 from tests.support.clocks import LoopTime
 from tests.unit.proto.cluster.faulty import Fate, FaultyStore
 
@@ -354,7 +355,7 @@ async def test_a_keeper_whose_name_was_taken_ends(
 async def test_a_node_of_nobody_is_a_strangers(store: FaultyStore, rival: MetadataStore) -> None:
     """RG2: a persistent node under our id never goes by itself."""
     await rival.create(WRITABLE)
-    with pytest.raises(NodeExists, match="no session made the node") as refused:
+    with raises_message(NodeExists) as refused:
         await registration_of(store, patience_s=0.05).register(RegisteredMode.WRITABLE)
     assert refused.value.next_step == f"zkCli.sh -server zk1:2181 delete {WRITABLE}"
 

@@ -3,6 +3,7 @@ import pytest
 from rollbook.proto.errors import DigestMismatch
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire.digest import DigestType, Entry, LedgerDigest
+from tests.messages import raises_message
 
 E7, E6 = EntryId(7), EntryId(6)
 LEDGER = LedgerId(2**40 + 3)
@@ -48,9 +49,9 @@ def test_every_cut_of_an_entry_is_seen(kind: DigestType) -> None:
 @pytest.mark.parametrize("kind", DigestType)
 def test_entries_that_are_others_than_asked_for(kind: DigestType) -> None:
     packed = _digest(kind).pack_entry(E7, E6, 1000, b"payload")
-    with pytest.raises(DigestMismatch, match="this is entry 7"):
+    with raises_message(DigestMismatch):
         _digest(kind).unpack_entry(packed, E6)
-    with pytest.raises(DigestMismatch, match="an entry of ledger"):
+    with raises_message(DigestMismatch):
         _digest(kind, LedgerId(1)).unpack_entry(packed, E7)
     assert _digest(kind).unpack_entry(packed, None).entry_id == E7
 
