@@ -761,7 +761,7 @@ def test_a_failed_write_or_sync_stops_the_bookie(odds: str) -> None:
 
 
 def test_so_does_a_catalog_that_could_not_be_written_whoever_wrote_it() -> None:
-    """B6: only that caller was told, which may be at the other end of a connection."""
+    """B6: only that caller got the response, and may be at the other end of a connection."""
 
     async def story(storage: Storage, node: Node) -> None:
         await add(storage, (7, 0))

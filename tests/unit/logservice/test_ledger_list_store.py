@@ -52,7 +52,7 @@ def test_change_that_loses_races_is_made_in_the_end() -> None:
 
 
 def test_an_owner_goes_by_a_configuration_that_it_comes_across() -> None:
-    """SV7: the server that changed it may not have told the owner yet."""
+    """SV7: the server that changed it may not have notified the owner yet."""
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()

@@ -274,7 +274,7 @@ def test_the_owner_of_a_silent_log_is_read_although_the_metadata_store_is_away()
 
 
 def test_who_reads_at_an_owner_hears_of_it_though_neither_list_nor_bookies_tell() -> None:
-    """SV6, RL3: he is told what is known, in time; and that somebody asked is no use of the log."""
+    """SV6, RL3: the reader gets what is known, in time; a request alone is no use of the log."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", lease_s=60.0)
@@ -336,7 +336,7 @@ def test_a_sealed_log_has_an_end() -> None:
                 with pytest.raises(StopAsyncIteration):
                     await anext(events)
             assert scene.world.now - sealed_at < 2.5
-        # Whoever comes then waits for nothing.
+        # A later reader waits for nothing.
         came_at = scene.world.now
         for start in (Earliest(), at(3)):
             async with a.events(ReadStream(log, start)) as events:
@@ -799,7 +799,7 @@ def test_whatever_happens_readers_see_each_record_once_and_in_order(seed: int) -
 
 
 def test_a_reader_that_is_cancelled_while_it_leaves_a_ledger_has_left_it() -> None:
-    """Whoever asks again in the moment in which what was read ahead is dropped cancels that."""
+    """A request in the moment in which the read-ahead is dropped keeps it."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")

@@ -245,7 +245,7 @@ def test_what_is_somebody_elses_is_left_alone() -> None:
 def test_what_somebody_opens_while_its_leftovers_are_deleted_is_his(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Truncated beside him, it would have two heads until he looks at the list."""
+    """If another server truncated it, the log would have two heads until the owner reads the list."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         await two_segments(scene)
@@ -312,7 +312,7 @@ def test_what_others_left_behind_is_tidied_up() -> None:
 
 
 def test_who_answers_for_a_sealed_log_hears_that_it_was_deleted_elsewhere() -> None:
-    """No list names him, so nobody can tell him; and what he held on to would never be freed."""
+    """No list names this owner, so nobody can notify it, and what it holds would never be freed."""
 
     async def story(scene: Scene, keeper: Keeper) -> None:
         owner = await keeper.owner_of(LOG, asyncio.get_running_loop().time() + 10)

@@ -130,7 +130,7 @@ def test_a_deletion_that_could_not_stop_the_writer_is_in_doubt_and_can_be_repeat
 
 
 def test_who_asks_while_a_server_stops_is_told_so() -> None:
-    """What he waited for was cancelled, and he with it: an append without any answer."""
+    """The append was cancelled with what it waited for, and had no response at all."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -201,7 +201,7 @@ def test_full_bookies_are_emptied_of_an_open_segment() -> None:
 
 
 async def make_three_segments(scene: Scene, server: Serving) -> LogName:
-    """Closed, with a record each; whoever owns it writes a fourth."""
+    """Closed, with a record each; its owner writes a fourth."""
     log = log_suggested_to(server)
     await scene.nodes.ensure(log, LogConfig(retention_age_s=60))
     for value in (b"0", b"1", b"2"):
@@ -246,7 +246,7 @@ def test_a_log_that_was_lost_with_the_session_expires_though_nobody_asks_for_it(
 
 
 def test_a_log_that_was_sent_elsewhere_expires_when_nobody_owns_it() -> None:
-    """Whom its name suggests was told to ask that one, who looks after none that it does not own."""
+    """The suggested server redirected to that one, which looks after no log that it does not own."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b", idle_s_max=5.0)
@@ -345,7 +345,7 @@ def test_a_truncation_for_which_there_is_no_time_left_was_not_begun() -> None:
 
 
 def test_a_log_can_be_opened_after_an_opening_that_was_given_up_before_it_began() -> None:
-    """Nobody forgot that one, so whoever came was told to come again, for ever."""
+    """That owner was never forgotten, so every caller was asked to retry, for ever."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")
@@ -410,7 +410,7 @@ def test_an_opening_that_is_given_up_ends_no_request_as_if_that_had_been_cancell
 
 
 def test_a_server_that_starts_truncates_no_log_of_another() -> None:
-    """Its owner would go on telling the head that he knows, until he looks at the list again."""
+    """Its owner would return the old head until it reads the list again."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -429,7 +429,7 @@ def test_a_server_that_starts_truncates_no_log_of_another() -> None:
 
 
 def test_a_configuration_that_is_stored_is_not_answered_as_refused() -> None:
-    """While no bookie told where the log ends the answer was that nothing had been done. It needs none now."""
+    """The response was "not applied" while no bookie knew the end of the log. It needs none now."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -625,7 +625,7 @@ def test_where_both_tell_wrong_addresses_a_log_rests_longer_and_longer() -> None
 
 
 def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> None:
-    """Whoever followed the log in its owner's memory has read what bookies do not tell of yet."""
+    """A follower in the owner's memory has read records that bookies do not report yet."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")
@@ -647,7 +647,7 @@ def test_nobody_stands_beyond_the_tail_while_there_is_no_owner_to_say_so() -> No
 
 @pytest.mark.parametrize("what", ["kill", "pause"])
 def test_who_does_not_own_a_log_tells_nobody_that_he_is_beyond_its_tail(what: str) -> None:
-    """SV6: he stands where the acked records end, of which bookies lack the last; and was told `BeyondTail`."""
+    """SV6: the reader is at the end of the acked records, of which bookies lack the last, and got `BeyondTail`."""
 
     async def story(scene: Scene) -> None:
         a, b, c = await start_all(scene, "a", "b", "c")
@@ -667,7 +667,7 @@ def test_who_does_not_own_a_log_tells_nobody_that_he_is_beyond_its_tail(what: st
 
 
 def test_a_closed_log_is_opened_for_nobody_who_stands_beyond_its_tail() -> None:
-    """SV6: it got an owner and a segment; with hung bookies he was told that it cannot be read."""
+    """SV6: it got an owner and a segment; with hung bookies the log could not be read."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a", idle_s_max=5.0)
@@ -756,7 +756,7 @@ def test_a_drained_server_takes_nothing_until_it_is_told_to() -> None:
 def test_a_drain_that_failed_can_be_asked_for_again(
     error: type[RollbookError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time it was taken for told, and others went on sending logs there."""
+    """The second time it was taken for announced, and others went on sending logs there."""
 
     async def story(scene: Scene) -> None:
         a, b = await start_all(scene, "a", "b")

@@ -1,4 +1,4 @@
-"""What a server counts: the stages of its appends, what readers were told, and who lags."""
+"""What a server counts: the stages of its appends, what readers got, and which of them lag."""
 
 import asyncio
 
@@ -55,7 +55,7 @@ def test_every_append_has_its_stages_and_they_make_it_up() -> None:
 
 
 def test_an_append_counts_when_it_is_answered() -> None:
-    """Whoever leaves before is not refused: it may be in the log."""
+    """An append whose caller left is not refused: it may be in the log."""
 
     async def story(scene: Scene) -> None:
         (a,) = await start_all(scene, "a")

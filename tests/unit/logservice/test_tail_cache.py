@@ -1,4 +1,4 @@
-"""LS11: the newest blocks in memory, which stays bounded whoever reads or does not."""
+"""LS11: the newest blocks in memory, which stays bounded with and without readers."""
 
 import asyncio
 from typing import Final

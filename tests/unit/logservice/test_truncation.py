@@ -53,7 +53,7 @@ def test_ledgers_below_the_head_are_deleted_and_forgotten() -> None:
         assert 0 < answer.kept_bytes < answer.freed_bytes
         assert stored.list.discarded == tuple(before[:2])
         assert stored.list.events[-1] == EVENT
-        assert await ledgers_of(scene) == before  # Whoever did this died here …
+        assert await ledgers_of(scene) == before  # The server that did this died here …
         stored = await delete_discarded(scene.ledgers, scene.nodes, await scene.stored())
         assert await ledgers_of(scene) == before[2:]  # … and somebody went on.
         assert stored == await scene.stored()
@@ -238,7 +238,7 @@ def test_a_marked_log_is_not_deleted() -> None:
 
 
 def test_a_log_that_was_opened_meanwhile_is_not_deleted_behind_its_owners_back() -> None:
-    """He would go on acking what nobody will ever read."""
+    """The owner would go on acking what nobody will ever read."""
 
     async def story(scene: Scene) -> None:
         before = (await scene.stored()).list.owner_epoch

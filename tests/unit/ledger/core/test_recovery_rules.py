@@ -51,9 +51,7 @@ class Game:
         self.quorum = Quorum(size, write, self.chance.randint(1, write))
         self.bookies = [Bookie() for _ in range(size)]
         self.sent: list[tuple[int, int, int]] = []  # Adds on their way: slot, entry, LAC.
-        self.replies: list[
-            tuple[int, int, int]
-        ] = []  # Likewise: slot, entry, whether it is fenced.
+        self.replies: list[tuple[int, int, int]] = []  # Slot, entry, whether it is fenced.
         self.acked: dict[int, int] = {}  # Entry -> who acknowledged.
         self.lac = -1
         self.next_entry = 0

@@ -1,4 +1,4 @@
-"""A metadata store that fails as told: the unhappy path between a client and what it wrote."""
+"""A metadata store that fails on demand: the unhappy path between a client and what it wrote."""
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -191,7 +191,7 @@ async def test_it_looks_again_even_if_nothing_is_told(
 
 
 class Script:
-    """A watch that tells what it is told to."""
+    """A watch that reports what the test says."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[WatchEvent] = asyncio.Queue()

@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 class Counters(FaultyStore):
-    """Sequential nodes numbered as told, as if so many had been made before."""
+    """Sequential nodes numbered from `start`, as if others had been made before."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store)
@@ -99,7 +99,7 @@ async def test_somebody_who_is_cancelled_keeps_nobody_from_drawing(
 async def test_of_a_draw_that_fails_all_who_wait_for_it_hear_at_once(
     counters: Counters, ids: LedgerIds
 ) -> None:
-    # The first one draws, and removes his node, while the others gather.
+    # The first one draws, and removes its node, while the others gather.
     counters.fates.extend([Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(10)]
     drawn, *refused = await asyncio.gather(*drawing, return_exceptions=True)
@@ -126,7 +126,7 @@ async def test_a_crowd_is_served_in_the_order_in_which_it_came(
 async def test_what_was_drawn_before_drawing_failed_is_handed_out(
     counters: Counters, ids: LedgerIds
 ) -> None:
-    # The first one draws, and removes his node; then 256 of the others are drawn.
+    # The first one draws, and removes its node; then 256 of the others are drawn.
     counters.fates.extend([Fate.OK, Fate.OK, Fate.OK, *[Fate.REQUEST_LOST] * 6])
     drawing = [asyncio.ensure_future(ids.draw()) for _ in range(300)]
     drawn = await asyncio.gather(*drawing, return_exceptions=True)

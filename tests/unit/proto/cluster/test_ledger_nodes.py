@@ -217,7 +217,7 @@ async def test_a_close_with_a_lost_reply_and_a_repair_on_top_is_found_done(
 async def test_two_recoveries_and_a_writer_race_for_one_ledger(
     ledgers: LedgerNodes, rival: MetadataStore
 ) -> None:
-    """S10: whoever reads back after recovery began stops."""
+    """S10: a writer that reads back after recovery began stops."""
     stored = await ledgers.create(ledger(1))
     others = LedgerNodes(rival, ROOT, Layout.HIERARCHICAL)
     await others.update(stored, stored.metadata.with_recovery_started())

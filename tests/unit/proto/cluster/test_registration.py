@@ -248,7 +248,7 @@ async def test_a_stranger_that_comes_meanwhile_is_left_alone(
 async def test_leaving_after_the_session_expired_spares_who_came_meanwhile(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """RG2: our node went with our session, and what has its name now is another's."""
+    """RG2: our node went with our session, and the node of its name belongs to another process."""
     await registration.register(RegisteredMode.WRITABLE)
     store.writes = 0
 

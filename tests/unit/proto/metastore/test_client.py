@@ -256,7 +256,7 @@ async def test_who_waits_is_told_why(time: LoopTime) -> None:
 
 
 async def test_trouble_after_the_opening_is_waited_out(time: LoopTime) -> None:
-    """A file that cannot be opened now may be mended; meanwhile callers are told."""
+    """A file that cannot be opened now may be mended; until then calls fail."""
     script = Script()
     store = await client_of(script).open()
     script.refusal = BadConfig("it is damaged")

@@ -14,7 +14,7 @@ from rollbook.proto.runtime.clock import SystemClock
 
 
 class Disk:
-    """Keeps a batch when it is told to."""
+    """Keeps a batch when the test says so."""
 
     def __init__(self) -> None:
         self.batches: list[CommitGroup] = []

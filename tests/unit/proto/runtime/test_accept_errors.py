@@ -1,4 +1,4 @@
-"""What a loop makes of errors: those of full tables are told once in a while, all others as ever."""
+"""How a loop handles errors: full file tables are logged at a rate, others in the usual way."""
 
 import asyncio
 import errno

@@ -17,7 +17,7 @@ PATIENCE_S = 30
 
 
 class Kernel:
-    """Reads when it is told to."""
+    """Reads when the test says so."""
 
     def __init__(self) -> None:
         self.orders: list[disk_aio._Iocb] = []

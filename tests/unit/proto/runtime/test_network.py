@@ -103,7 +103,7 @@ async def test_a_rush_of_connections_leaves_turns_to_others(kind: str, tmp_path:
 
 
 async def test_little_lies_in_the_system_for_a_peer_that_takes_nothing() -> None:
-    """Of the rest the protocol is told."""
+    """The protocol gets the rest."""
     network = SocketTransport()
     accepted: list[Echo] = []
 

@@ -1,4 +1,4 @@
-"""What people are told of an error of the system."""
+"""The text of an error of the system."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Runs of adds that look alike are heard as each of them alone is (W2), and answered likewise."""
+"""Runs of adds of one shape are read like single adds (W2), and so are their responses."""
 
 import random
 from collections.abc import Callable
@@ -197,7 +197,7 @@ def test_adds_cost_no_more_than_they_are_worth(
 def test_replies_cost_no_more_than_they_are_worth(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likewise: entries count on, and ledgers come in turn."""
+    """Entry ids count on, and ledgers come in turn."""
     compared = Compared(monkeypatch)
     for count in (frame_columns.count_varints_on, frame_columns.varint_columns):
         compared.counts(v3_adds, count)

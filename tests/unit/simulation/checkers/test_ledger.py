@@ -246,7 +246,7 @@ def denied_under_a_fence_though_it_came_first(story: Story) -> None:
 
 
 def denied_under_a_fence_though_it_came_before_a_recovery_s(story: Story) -> None:
-    """Likewise, and a recovery writes the same entry back before the answer."""
+    """The same, and a recovery writes the same entry back before the answer."""
     story.mark()
     heard_ns = story.now_ns
     story.checker.on_written(ID, SIZE)

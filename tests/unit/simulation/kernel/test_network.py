@@ -17,7 +17,7 @@ PORT = 3181
 
 
 class Peer(asyncio.Protocol):
-    """Remembers everything it was told."""
+    """Remembers all its callbacks."""
 
     def __init__(self) -> None:
         self.received = bytearray()

@@ -49,7 +49,7 @@ STORE = "store-id"
 
 
 class World:
-    """A service, and a disk that keeps a batch when it is told to."""
+    """A service, and a disk that keeps a batch when the test says so."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = dict(Tree().rows())
