@@ -104,6 +104,8 @@ class _Run:
                 self._cluster.up()
                 self._traffic = Traffic(self._cluster)
                 self._flows()
+            with encrypted.outside(self._cluster) as outside:
+                self._use_from_outside(outside)
             with self._step("Prometheus scrapes all servers"):
                 prometheus = Monitoring(self._cluster)
                 prometheus.await_targets()
@@ -145,10 +147,8 @@ class _Run:
             with self._step("traffic"):
                 self._traffic = Traffic(cluster)
                 self._flows()
-            with self._step("Python on the host, by one port"):
-                outside.append_and_read()
-            with self._step("curl on the host, by one port"):
-                outside.append_and_read_with_curl()
+            self._use_from_outside(outside)
+            with self._step("strangers are refused"):
                 outside.require_refused_without()
             with self._step("commands of docs/deploy.md"):
                 outside.run_commands()
@@ -196,6 +196,12 @@ class _Run:
             except _Over:
                 self._say(release.logs())
                 raise
+
+    def _use_from_outside(self, outside: encrypted.Outside) -> None:
+        with self._step("Python on the host, by one port"):
+            assert outside.append_and_read() == 2, "one log server owns all logs"
+        with self._step("curl on the host, by one port"):
+            outside.append_and_read_with_curl()
 
     def failures(self) -> None:
         cluster = self._cluster
