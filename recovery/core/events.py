@@ -10,6 +10,7 @@ Marks are small and can be kept: a process that reads them continues exactly whe
 """
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -118,10 +119,16 @@ class State:
 
 
 class Tracks:
-    """The last states of each thing that this process has seen, the oldest first."""
+    """The states that this process has seen, of each thing the oldest first: each thing's last one, and before these the
+    last ones of all things together.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, earlier_max: int = KEPT_MAX) -> None:
         self.states: dict[str, tuple[State, ...]] = {}
+        self._earlier: deque[str] = (
+            deque()
+        )  # A subject for each state that is not its thing's last one.
+        self._earlier_max = earlier_max
 
     def on_look(self, sights: Mapping[str, Sight], now_ms: int) -> bool:
         """`sights`: of all things that there are, by subject. Whether something is new."""
@@ -142,7 +149,13 @@ class Tracks:
 
     def _add(self, subject: str, state: State) -> None:
         known = self.states.pop(subject, ())  # What changed last comes last.
-        self.states[subject] = (*known[-_STATES_MAX + 1 :], state)
+        self.states[subject] = (*known, state)
+        if known:
+            self._earlier.append(subject)
+        if len(self._earlier) > self._earlier_max:
+            changed_first = self._earlier.popleft()
+            if len(states := self.states.get(changed_first, ())) > 1:
+                self.states[changed_first] = states[1:]
         if len(self.states) > _TRACKS_MAX:
             gone = (each for each, states in self.states.items() if states[-1].sight is None)
             if (oldest := next(gone, None)) is not None:
@@ -171,7 +184,7 @@ def derive(
         for state in states[known[-1] + 1 if known else 0 :]:
             if state.sight is not None:
                 events += _news(before, state.sight)
-            elif before is not None:
+            elif before is not None and not before.startswith(_GONE):
                 events += _end_of(subject, before, state.at_ms)
             before = state.mark
         found.append((events[0].at_ms if events else 0, subject, events, before))
@@ -222,8 +235,9 @@ def _ends(subject: str) -> bool:
 
 _GONE: Final = "gone "
 _GONE_MAX: Final = 1_000
-_STATES_MAX: Final = 8
 _TRACKS_MAX: Final = 20_000
+_BOOKIES_IN_TEXT: Final = 3
+_ENDS: Final = {"done": "is done", "failed": "has failed", "cancelled": "was cancelled"}
 _SHORT_TEXTS: Final = {
     "draining": "drains: its copies are made elsewhere",
     "drained": "is drained: no ledger names it",
@@ -282,7 +296,7 @@ def _operation(before: str | None, sight: Sight) -> list[Event]:
     has_ended = sight.state != "running"
     events = []
     if before in (None, "queued") and sight.started_ms is not None:
-        text = f"Operation {sight.text} has begun."
+        text = f"{_operation_in_words(sight)} has begun."
         begun_ms = sight.started_ms
         events.append(
             _event(
@@ -292,9 +306,18 @@ def _operation(before: str | None, sight: Sight) -> list[Event]:
             )
         )
     if has_ended:
-        text = f"Operation {sight.text} is {sight.state}."
+        text = f"{_operation_in_words(sight)} {_ENDS.get(sight.state, sight.state)}."
         events.append(_event(sight, EventKind.OPERATION_ENDED, ".ended", text, state=sight.state))
     return events
+
+
+def _operation_in_words(sight: Sight) -> str:
+    about = ", ".join(sight.bookies[:_BOOKIES_IN_TEXT])
+    if not about and sight.ledger_id is not None:
+        about = f"ledger {sight.ledger_id}"
+    elif len(sight.bookies) > _BOOKIES_IN_TEXT:
+        about += ", …"
+    return f"Operation {sight.text}" + (f" ({about})" if about else "")
 
 
 def _end_of(subject: str, mark: str, now_ms: int) -> list[Event]:

@@ -143,11 +143,43 @@ def test_what_passed_between_two_senders_is_known_from_what_one_of_them_saw() ->
     assert known == after
 
 
-def test_tracks_are_bounded() -> None:
+def test_all_that_one_thing_became_while_nobody_led_is_told() -> None:
+    """EV2. Repair was paused and resumed thirty times between two senders."""
     tracks = Tracks()
+    marks: dict[str, str] = {"switch/": "gone disable@f"}
+    for number in range(16, 46):
+        switch = Sight(Thing.SWITCH, "", "disable", number, 0, number)
+        tracks.on_look({switch.subject: switch}, number)
+        tracks.on_look({}, number)
+    events, after = derive(marks, tracks.states, NOW_MS)
+    pairs = [(f"disable@{number:x}", f"disable@{number:x}.resumed") for number in range(16, 46)]
+    assert [each.id for each in events] == [each for pair in pairs for each in pair]
+    assert after == {"switch/": "gone disable@2d"}
+
+
+def test_what_was_gone_and_is_gone_is_no_event() -> None:
+    """Whatever it was between the two is not known any more."""
+    tracks = Tracks(earlier_max=0)
+    switch = Sight(Thing.SWITCH, "", "disable", 0x40, 0, 1)
+    tracks.on_look({switch.subject: switch}, 1)
+    tracks.on_look({}, 2)
+    assert derive({"switch/": "gone disable@3f"}, tracks.states, NOW_MS)[0] == []
+
+
+def test_an_operation_says_of_what_it_is() -> None:
+    failed = replace(OPERATION, state="failed", started_ms=2_000)
+    texts = [each.text for each in derive({}, tracks_of(failed), NOW_MS)[0]]
+    assert texts == ["Operation drain (bk-1) has begun.", "Operation drain (bk-1) has failed."]
+
+
+def test_tracks_are_bounded() -> None:
+    tracks = Tracks(earlier_max=7)
     for number in range(20):
         tracks.on_look({BK1.subject: replace(BK1, life=number)}, number)
     assert len(tracks.states[BK1.subject]) == 8
+    tracks.on_look({BK1.subject: BK1, DRAINS.subject: DRAINS}, 19)
+    tracks.on_look({BK1.subject: BK1, DRAINS.subject: replace(DRAINS, version=1, state="x")}, 19)
+    assert len(tracks.states[BK1.subject]) == 7, "all things share the bound"
     many = {each.subject: each for each in (replace(BK1, name=f"b{n}") for n in range(1_500))}
     marks: dict[str, str] = {}
     tracks.on_look(many, 20)
