@@ -19,6 +19,7 @@ from typing import Final
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.runtime.tls import trusting_context
 from rollbook.recovery.core.callbacks import Answer
 
 URL_MAX: Final = 2_000
@@ -171,7 +172,7 @@ class CallbackPost:
         self._tls: ssl.SSLContext | None = None  # To read what the system trusts takes a while.
         if ca_file:
             try:
-                self._tls = ssl.create_default_context(cafile=ca_file)
+                self._tls = trusting_context(ca_file)
             except OSError as error:
                 raise BadConfig(
                     f"cannot read the certificates in {ca_file}: {describe_error(error)}",
@@ -208,7 +209,7 @@ class CallbackPost:
         address = await self._address_of(target)
         is_tls = target.scheme == "https"
         if is_tls and self._tls is None:
-            self._tls = ssl.create_default_context()
+            self._tls = trusting_context()
         reader, writer = await asyncio.open_connection(
             address,
             target.port,

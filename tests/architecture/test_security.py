@@ -42,6 +42,12 @@ def _name_of(function: ast.expr) -> str:
     return ""
 
 
+def test_clients_check_certificates_alike() -> None:
+    """`trusting_context` says why they must not make a context of their own."""
+    made = [str(each.path) for each in hand_written() if "create_default_context" in each.text]
+    assert made == ["proto/runtime/tls.py"]
+
+
 def test_what_is_installed_has_a_hash() -> None:
     """G12"""
     for name in ("requirements.lock", "requirements-test.lock"):
