@@ -16,6 +16,7 @@ import pytest
 import rollbook
 from tests.regressions.defects import defect
 from tests.regressions.one_dev import Dev, running
+from tests.support import commands
 
 _SILENT = "The shell did not say whether a change that failed took effect."
 
@@ -128,3 +129,20 @@ def test_a_holder_is_refused_where_everybody_may_append(dev: Dev) -> None:
     assert refused.returncode == 2
     assert b"is not exclusive" in refused.stderr
     assert dev.tail_of("open-to-all") == 0
+
+
+@defect(
+    "a-number-as-a-key-is-a-traceback",
+    "`log append --format ndjson` failed with an error of Python at a record whose key is a number.",
+)
+def test_record_whose_key_is_a_number_is_refused(dev: Dev) -> None:
+    words = ("log", "append", "keyed", "--create", "--format", "ndjson", "-o", "json")
+    environment = {"ROLLBOOK_SERVER": dev.url}
+    for key in (b'"key": 1', b'"key_base64": 1', b'"key_base64": "?"'):
+        line = b'{"value": "v", ' + key + b"}\n"
+        done = commands.run(*words, stdin=line, environment=environment)
+        error = json.loads(done.stderr)["error"]
+        assert (done.returncode, error["reason"]) == (2, "INVALID")
+        assert error["detail"].isascii()
+        assert "attribute" not in error["detail"]
+        assert "key" in error["detail"].partition(" as JSON: ")[2]

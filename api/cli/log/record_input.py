@@ -89,34 +89,57 @@ def records_of_json(array: bytes) -> Iterator[InputRecord]:
 
 def _record_of(fields: Any, shown: bytes) -> InputRecord:
     try:
-        value = _from_json(fields, "value")
+        if not isinstance(fields, dict):
+            raise ValueError("it is not an object")
+        value = _bytes_of(fields, "value")
         if value is None:
-            raise KeyError("value")
-        headers = {name: text.encode() for name, text in fields.get("headers", {}).items()}
-        for name, text in fields.get("headers_base64", {}).items():
+            raise ValueError("it has neither value nor value_base64")
+        headers = {name: _plain(text, "headers") for name, text in _object(fields, "headers")}
+        for name, text in _object(fields, "headers_base64"):
             if name in headers:
                 raise ValueError(f"the header {name[:80]!r} is in headers and in headers_base64")
-            headers[name] = base64.b64decode(text, validate=True)
+            headers[name] = _unpacked(text, "headers_base64")
         event_time_us = fields.get("event_time_us")
         if type(event_time_us) not in (int, type(None)):
-            raise TypeError("event_time_us is no whole number")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError("event_time_us is not a whole number")
+        key = _bytes_of(fields, "key")
+    except ValueError as error:
         raise _no_record(shown, error) from None
-    return InputRecord(value, _from_json(fields, "key"), headers or None, event_time_us)
+    return InputRecord(value, key, headers or None, event_time_us)
 
 
 def _no_record(shown: bytes, error: Exception) -> InvalidRequest:
     return InvalidRequest(
-        f"{shown[:80]!r} is no record as JSON: {error}",
+        f"{shown[:80]!r} is not a record as JSON: {error}",
         next_step="each line is an object with value or value_base64; `log read -o ndjson` writes such lines",
     )
 
 
-def _from_json(fields: Mapping[str, str], name: str) -> bytes | None:
+def _bytes_of(fields: Mapping[str, Any], name: str) -> bytes | None:
     if (text := fields.get(name)) is not None:
-        return text.encode()
+        return _plain(text, name)
     packed = fields.get(f"{name}_base64")
-    return None if packed is None else base64.b64decode(packed, validate=True)
+    return None if packed is None else _unpacked(packed, f"{name}_base64")
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    found = fields.get(name, {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is not an object of names and texts")
+    return found.items()
+
+
+def _plain(text: Any, where: str) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError(f"{where} has {text!r:.40}, which is not a text")
+    return text.encode()
+
+
+def _unpacked(text: Any, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (ValueError, TypeError):
+        raise ValueError(f"{where} has {text!r:.40}, which is not base64") from None
 
 
 def input_bytes() -> int:
