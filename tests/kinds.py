@@ -33,6 +33,7 @@ BENCHES: Final = {
         *(
             "blocks",
             "bookie",
+            "cli",
             "codec",
             "dashboard",
             "hostile",

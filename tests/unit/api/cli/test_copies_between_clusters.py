@@ -1,0 +1,77 @@
+"""A log is exported from one cluster and imported into another one; both commands are killed again and again."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import rollbook
+from rollbook.logservice.core.record_block import Record
+from tests.regressions import lone_server
+from tests.regressions.lone_server import Site
+
+_KILLS: Final = int(os.environ.get("ROLLBOOK_TEST_KILLS", "3"))  # Of each command.
+_BATCHES: Final = 100
+_RECORDS: Final = 25  # Of a batch.
+_DUE_S: Final = 60.0
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site]]:
+    folders = [tmp_path_factory.mktemp(name) for name in ("from", "to")]
+    with (
+        lone_server.running(folders[0], "--insecure") as source,
+        lone_server.running(folders[1], "--insecure") as target,
+    ):
+        yield source, target
+
+
+def content(record: Record) -> tuple[object, ...]:
+    return (*(record.offset, record.value, record.key, dict(record.headers), record.event_time_us),)
+
+
+def run_and_kill(command: list[str], progress: Callable[[], float]) -> None:
+    """Killed at each of these shares of its work, and run once more to its end."""
+    for kill in range(_KILLS):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        due, wanted = time.monotonic() + _DUE_S, (kill + 1) / (_KILLS + 2)
+        while process.poll() is None and progress() < wanted and time.monotonic() < due:
+            time.sleep(0.001)
+        process.kill()
+        assert process.wait() == -9, "it had ended before"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUE_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_log_is_equal_in_another_cluster_though_both_commands_are_killed(
+    clusters: tuple[Site, Site], tmp_path: Path
+) -> None:
+    source, target = clusters
+    chance, file = random.Random(7), tmp_path / "orders.export"
+    with rollbook.connect(source.url) as client, rollbook.connect(target.url) as other:
+        log = client.open("orders", create=True)
+        for batch in range(_BATCHES):
+            log.append_many(
+                [chance.randbytes(4000) for _ in range(_RECORDS)],
+                keys=[None if chance.random() < 0.5 else chance.randbytes(5)] * _RECORDS,
+                headers=[{"batch": b"%d" % batch} if batch % 2 else None] * _RECORDS,
+                event_times=[batch if batch % 3 else None] * _RECORDS,
+            )
+        shell = [sys.executable, "-m", "rollbook.api.cli.main", "log"]
+        size = _BATCHES * _RECORDS * 4000
+        run_and_kill(
+            [*shell, "export", "orders", str(file), "--server", source.url],
+            lambda: file.stat().st_size / size if file.exists() else 0.0,
+        )
+        copied = other.open("orders", create=True)
+        run_and_kill(
+            [*shell, "import", "orders", str(file), "--server", target.url],
+            lambda: copied.tail_offset() / (_BATCHES * _RECORDS),
+        )
+        assert [*map(content, copied.read())] == [*map(content, log.read())]
