@@ -121,15 +121,27 @@ def check_hosts(hosts: Collection[str]) -> None:
 
 
 def require_allowed(target: Target, hosts: Collection[str]) -> None:
-    """Raises `InvalidRequest` unless the setting names its host, or its host and port."""
+    """Raises `InvalidRequest` unless the setting names its host, or its host and port, and it may be connected to."""
+    if _is_address(target.name) and (problem := problem_of_address(target, target.name)):
+        raise InvalidRequest(
+            problem, next_step="write the name of a host that is reached from everywhere"
+        )
     known = [each.lower() for each in hosts]
     if target.host in known or f"{target.host}:{target.port}" in known:
         return
     raise InvalidRequest(
-        f"{target.host} is not one of callback_hosts, which are {', '.join(known) or '(none)'}",
+        f"{target.host}:{target.port} is not one of callback_hosts, which are {', '.join(known) or '(none)'}",
         next_step=f'start the recovery servers with callback_hosts = ["{target.host}"] in [recovery] of their files, '
         "or with --callback-hosts",
     )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def problem_of_address(target: Target, text: str) -> str | None:

@@ -13,6 +13,7 @@ from rollbook.api.rest.callback_post import (
     origin_of,
     parse_target,
     problem_of_address,
+    require_allowed,
 )
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.recovery.core.callbacks import Answer
@@ -243,3 +244,19 @@ async def test_the_request_is_what_was_asked_for() -> None:
     assert (await post.post(url, {}, b"{}")).problem
     refused = await post.post("https://127.0.0.2/", {}, b"{}")
     assert "callback_hosts" in (refused.problem or "")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://10.0.0.1/", "https://169.254.169.254/", "https://[fd00::1]/"]
+)
+def test_an_address_that_is_never_connected_to_is_refused_at_once(url: str) -> None:
+    """No setting would help, so none is named."""
+    with pytest.raises(InvalidRequest) as refused:
+        require_allowed(parse_target(url), [parse_target(url).host])
+    assert "public" in refused.value.message
+    assert "callback_hosts" not in refused.value.next_step
+
+
+def test_a_refusal_names_the_port() -> None:
+    with pytest.raises(InvalidRequest, match="localhost:19001 is not one of"):
+        require_allowed(parse_target("http://localhost:19001/"), ["localhost:19000"])
