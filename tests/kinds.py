@@ -72,13 +72,13 @@ def everything(arguments: argparse.Namespace) -> Tally:
     """Every kind that stands; `--thorough` is what must hold before a change lands."""
     first = f"--from={arguments.seed}"
     sizes = {
-        "contract": ["--sequences=300" if arguments.thorough else "--sequences=100", first],
+        "contract": ["--sequences=200" if arguments.thorough else "--sequences=100", first],
         "simulate": ["--seeds=600" if arguments.thorough else "--seeds=500", first],
         "determinism": ["--seeds=60", first],
         # A sixth of them, which the commit decides; each of them on seeds that no other commit tries.
         "mutants": ["--one-in=6", first],
         "crash": [
-            *(("--kills=30", "--cuts=10") if arguments.thorough else ("--kills=10", "--cuts=5")),
+            *(("--kills=20", "--cuts=8") if arguments.thorough else ("--kills=10", "--cuts=5")),
             first,
         ],
         "hostile": [],
@@ -93,9 +93,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     if arguments.thorough:
         sizes |= {"interop": [], "chaos": ["--seconds=40", first]}
     kinds = {name: ["tests", name, *size] for name, size in sizes.items()}
-    images = "--images=14000" if arguments.thorough else "--images=10000"
     # Bytes that lie next to each other are alike: each commit flips one half of them or the other.
-    kinds["images"] = ["tests", "crash", images, "--flips=half", first]
+    kinds["images"] = ["tests", "crash", "--images=10000", "--flips=half", first]
     managed = "--cases=1500" if arguments.thorough else "--cases=150"
     kinds["management"] = ["tests", "rest", "--of=cluster", managed, first]
     killed = "--kills=8" if arguments.thorough else "--kills=2"
