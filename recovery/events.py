@@ -116,7 +116,7 @@ class ClusterEvents:
             _Part(self._failures.folder, lambda: self._first(self._failures), self._lost_entries),
         ]
         self._overdue: dict[str, Sight] = {}
-        self._logs: dict[tuple[str, str], str | None] = {}  # By subject and mark.
+        self._with_log: dict[str, tuple[Sight, Sight]] = {}  # As it was read, and with its log.
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._known: dict[str, str] | None = None  # None: not everything was read yet.
@@ -293,15 +293,16 @@ class ClusterEvents:
 
     async def _with_logs(self, seen: dict[str, Sight]) -> dict[str, Sight]:
         """Each ledger's log is asked for once."""
-        known, self._logs = self._logs, {}
+        known, self._with_log = self._with_log, {}
         for subject, each in seen.items():
             if each.ledger_id is None:
                 continue
-            key = subject, each.mark
-            if key not in known:
-                known[key] = await self._log_of(LedgerId(each.ledger_id))
-            self._logs[key] = known[key]
-            seen[subject] = replace(each, log=known[key])
+            before = known.get(subject)
+            if before is None or before[0] is not each:
+                log = await self._log_of(LedgerId(each.ledger_id))
+                before = each, replace(each, log=log)
+            self._with_log[subject] = before
+            seen[subject] = before[1]
         return seen
 
     # --- What is there ------------------------------------------------------------------------

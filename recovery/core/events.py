@@ -12,7 +12,7 @@ Marks are small and can be kept: a process that reads them continues exactly whe
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any, Final
 
@@ -86,10 +86,11 @@ class Sight:
     log: str | None = None
     text: str = ""
     started_ms: int | None = None  # Of an operation.
+    subject: str = field(init=False)
 
-    @property
-    def subject(self) -> str:
-        return f"{self.thing.value}/{self.name}"
+    def __post_init__(self) -> None:
+        """Asked for at each look, of each thing."""
+        object.__setattr__(self, "subject", f"{self.thing.value}/{self.name}")
 
     @property
     def mark(self) -> str:
@@ -135,7 +136,11 @@ class Tracks:
         is_new = False
         for subject, sight in sights.items():
             states = self.states.get(subject, ())
-            if not states or states[-1].mark != sight.mark:
+            if states and states[-1].sight is sight:
+                continue  # As most of them: to compare marks would take ten times as long.
+            if states and states[-1].mark == sight.mark:
+                self.states[subject] = (*states[:-1], replace(states[-1], sight=sight))
+            else:
                 self._add(subject, State(sight.mark, sight, now_ms))
                 is_new = True
         for subject in [each for each in self.states if each not in sights]:
