@@ -206,10 +206,10 @@ class CallbackPost:
             return Answer(problem=f"nothing was answered for {self._deadline_s:g} s")
         except InvalidRequest as error:
             return Answer(problem=error.message)
+        except ssl.SSLCertVerificationError as error:  # It is a `ValueError`, too.
+            return Answer(problem=f"its certificate is not accepted: {error.verify_message}")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             return Answer(problem="the answer is not HTTP/1.1")
-        except ssl.SSLCertVerificationError as error:
-            return Answer(problem=f"its certificate is not accepted: {error.verify_message}")
         except OSError as error:
             return Answer(problem=describe_error(error))
 

@@ -1,8 +1,10 @@
 """A callback is no way into the network: what URLs, names, addresses and receivers try."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from rollbook.api.rest.callback_post import (
 )
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.recovery.core.callbacks import Answer
+from tests.support.certificates import Authority
 
 PUBLIC = "https://hooks.example.com/x"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -140,7 +143,7 @@ async def test_a_name_that_changes_its_address_is_asked_once() -> None:
 
 
 @asynccontextmanager
-async def receiving(handle: Handler) -> AsyncIterator[int]:
+async def receiving(handle: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     tasks: list[asyncio.Task[None]] = []
 
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,7 +157,7 @@ async def receiving(handle: Handler) -> AsyncIterator[int]:
 
         tasks.append(asyncio.create_task(serve()))
 
-    server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+    server = await asyncio.start_server(on_client, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -173,8 +176,7 @@ def _answer(data: bytes, seen: list[bytes] | None = None) -> Handler:
             seen.extend((head, body))
         writer.write(data)
         await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+        await asyncio.sleep(0.05)  # TLS drops what it has when it is aborted.
 
     return handle
 
@@ -260,3 +262,27 @@ def test_an_address_that_is_never_connected_to_is_refused_at_once(url: str) -> N
 def test_a_refusal_names_the_port() -> None:
     with pytest.raises(InvalidRequest, match="localhost:19001 is not one of"):
         require_allowed(parse_target("http://localhost:19001/"), ["localhost:19000"])
+
+
+async def test_a_receiver_shows_a_certificate_of_its_name(tmp_path: Path) -> None:
+    """CP3: the name is that of the URL, though the connection goes to an address."""
+    authority = Authority.make(tmp_path)
+    files = authority.issue("receiver", "DNS:localhost")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(files.certificate, files.key)
+    seen: list[bytes] = []
+    async with receiving(_answer(b"HTTP/1.1 204 Good\r\n\r\n", seen), tls) as port:
+
+        async def resolve(host: str, _: int) -> Sequence[str]:
+            return ["127.0.0.1"]
+
+        hosts = ["localhost", "127.0.0.1"]
+        known = CallbackPost(hosts, authority.certificate, resolve=resolve)
+        assert await known.post(f"https://localhost:{port}/", {}, b"{}") == Answer(204)
+        for post, host in (
+            (CallbackPost(hosts, resolve=resolve), "localhost"),
+            (known, "127.0.0.1"),
+        ):
+            refused = await post.post(f"https://{host}:{port}/", {}, b"{}")
+            assert (refused.problem or "").startswith("its certificate is not accepted: ")
+        assert len(seen) == 2, "nothing was sent to it"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rollbook.api.dashboard.core.values import HIDDEN, Form, node_text, value_in
+from rollbook.recovery.core.callbacks import Callback, pack_callback
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,9 @@ def test_json_that_is_nested_deeply_is_named(depth: int) -> None:
     said = f"({2 * depth:,} bytes of JSON that is nested too deeply)"
     assert node_text(b"[" * depth + b"]" * depth) == said
     assert "s3cret" not in node_text(b'{"a":' * depth + b'"s3cret"' + b"}" * depth)
+
+
+def test_a_callback_shows_neither_its_secret_nor_its_url() -> None:
+    """DB4: the path of a URL is often a secret, too."""
+    shown = node_text(pack_callback(Callback("5f" * 16, "https://h/5ec3e7-path", "5ec3e7-key")))
+    assert ("5ec3e7" in shown, "https" in shown, shown.count(HIDDEN)) == (False, False, 2)
