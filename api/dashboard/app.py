@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty, Right
@@ -55,6 +55,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.formats.lifecycle import LifecycleState
 from rollbook.proto.ids import LEDGER_ID_MAX
 
+_OTHER_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")  # Than those that pages take.
 SIGN_IN: Final = f"{PREFIX}/sign-in"
 HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -195,7 +196,27 @@ class Dashboard:
             Route(f"{PREFIX}/icon.svg", _send_icon),
             Route(f"{PREFIX}/", _lead_here),
             Route(f"{PREFIX}/{{rest:path}}", self._page(_show_nothing)),
+            *(
+                Route(path, self._refuse_method, methods=_OTHER_METHODS)
+                for path in (PREFIX, f"{PREFIX}/{{rest:path}}")
+            ),
         ]
+
+    async def _refuse_method(self, request: Request) -> Response:
+        scope = {**request.scope, "method": "POST"}
+        takes_forms = any(
+            isinstance(route, Route)
+            and route.endpoint != self._refuse_method
+            and route.matches(scope)[0] is Match.FULL
+            for route in self.routes
+        )
+        allowed = "GET, HEAD, POST" if takes_forms else "GET, HEAD"
+        error = InvalidRequest(
+            f"this page does not take {request.method}", next_step="choose one of those above"
+        )
+        response = refused(error, 405)
+        response.headers["allow"] = allowed
+        return response
 
     # --- Who asks -----------------------------------------------------------------------------
 
@@ -813,15 +834,18 @@ def _html(body: bytes, status: int) -> Response:
     return Response(body, status, headers=HEADERS, media_type="text/html; charset=utf-8")
 
 
-def too_large(error: EntryTooLarge) -> Response:
-    """The page after a form that the server does not take."""
-    limit = f"{error.ids['limit'] // 1024} KiB"
-    screen = screens.problem(
-        "The form is too large",
-        f"A form takes {limit} after encoding, and nothing was changed.",
-        "Go back and send less. `rollbook log append` takes more.",
-    )
-    return _html(render(PageFrame("", "", "", ""), screen), type(error).code.http)
+def refused(error: RollbookError, status: int) -> Response:
+    """The page after a request that the server does not take."""
+    if isinstance(error, EntryTooLarge) and "limit" in error.ids:
+        limit = f"{error.ids['limit'] // 1024} KiB"
+        screen = screens.problem(
+            "The form is too large",
+            f"A form takes {limit} after encoding, and nothing was changed.",
+            "Go back and send less. `rollbook log append` takes more.",
+        )
+    else:
+        screen = screens.problem(_title_of(error), _text_of(error), _sentence(error.next_step))
+    return _html(render(PageFrame("", "", "", ""), screen), status)
 
 
 def _led(path: str) -> Response:

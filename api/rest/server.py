@@ -156,10 +156,10 @@ class HttpServer:
         doorkeeper: Doorkeeper | None,
         bounds: Bounds = _FOR_OPERATORS,
         own_door: str = "",
-        own_refusal: Callable[[EntryTooLarge], Response] | None = None,
+        own_refusal: Callable[[RollbookError, int], Response] | None = None,
     ) -> "HttpServer":
         """`open_paths` are answered without a token. `doorkeeper`: None if none is wanted. `own_door`: below this path
-        the application asks for names itself; `own_refusal`: what is said there of a body that is too large. Raises `BadConfig`.
+        the application asks for names itself; `own_refusal`: the response there to a request that is refused, by its status. Raises `BadConfig`.
         """
         assert doorkeeper or not (config.token_file or config.knows_callers), "it would be open"
         hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
@@ -492,7 +492,7 @@ class Guard:
         open_paths: frozenset[str],
         bounds: Bounds,
         own_door: str = "",
-        own_refusal: Callable[[EntryTooLarge], Response] | None = None,
+        own_refusal: Callable[[RollbookError, int], Response] | None = None,
     ) -> None:
         self._app = app
         self._own_door = own_door
@@ -535,12 +535,8 @@ class Guard:
     def _response_of(self, refused: "_Refused", path: str) -> Response:
         headers = {"connection": "close"}
         error = refused.error
-        if (
-            self._own_refusal
-            and isinstance(error, EntryTooLarge)
-            and self._is_behind_own_door(path)
-        ):
-            response = self._own_refusal(error)
+        if self._own_refusal and self._is_behind_own_door(path):
+            response = self._own_refusal(error, refused.status)
             response.headers.update(headers)
             return response
         if refused.status == 401:

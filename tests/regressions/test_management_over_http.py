@@ -1,7 +1,9 @@
 """Management of a cluster over HTTP. One recovery server, without bookies: cookies alone make some."""
 
+import asyncio
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.error import HTTPError
@@ -9,16 +11,30 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from rollbook.proto.cluster.cluster import open_cluster
+from rollbook.proto.cluster.ledger_nodes import LedgerNodes
+from rollbook.proto.ids import FIRST_ENTRY, BookieId
+from rollbook.proto.metadata import Fragment, LedgerMetadata
+from rollbook.proto.metastore.url import MetadataUrl
+from rollbook.proto.quorum import Quorum
+from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.proto.wire.digest import DigestType
 from tests.regressions.defects import defect
 from tests.support import commands, processes
 
 _PATIENCE_S: Final = 60.0
+# The form of a private key in DER and base64; its bytes are none.
+_KEY: Final = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQ" + "Dq3Rz7Kx9b" * 8
 _COOKIE: Final = '5\nbookieHost: "java-1"\njournalDir: "/j"\nledgerDirs: "1\\t/l"\n'
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    url = f"sqlite://{tmp_path_factory.mktemp('management')}/metadata.db"
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite://{tmp_path_factory.mktemp('management')}/metadata.db"
+
+
+@pytest.fixture(scope="module")
+def base(url: str) -> Iterator[str]:
     assert commands.run("cluster", "init", "--metadata", url).returncode == 0
     with processes.family() as children:
         child = children.start_module(
@@ -105,3 +121,89 @@ def test_a_path_allows_its_own_methods_alone(
 ) -> None:
     assert refusal(method, f"{base}/api/v1/{path}") == (405, "INVALID", allowed)
     assert refusal("GET", f"{base}/api/v1/ledgers/x")[0] == 400
+
+
+@defect(
+    "metadata-without-names-of-bookkeeper",
+    "GET ledger/metadata answered with text that had none of BookKeeper's names.",
+)
+def test_metadata_of_a_ledger_has_bookkeepers_names(base: str, url: str) -> None:
+    ledger_id = asyncio.run(make_ledger(url))
+    (found,) = ask("GET", f"{base}/api/v1/ledger/metadata?ledger_id={ledger_id}").values()
+    assert (found["ensembleSize"], found["state"], found["lastEntryId"]) == (2, "OPEN", -1)
+    assert found["allEnsembles"] == {"0": [{"id": "java-1"}, {"id": "java-2"}]}
+    assert found["password"] == "", "it is a secret"
+
+
+async def make_ledger(url: str) -> int:
+    async with await open_metadata_store(url) as store:
+        cluster = await open_cluster(store, MetadataUrl.parse(url).ledgers_root)
+        nodes = LedgerNodes(store, cluster.root, cluster.layout)
+        ensemble = (BookieId("java-1"), BookieId("java-2"))
+        stored = await nodes.create_new(
+            lambda ledger_id: LedgerMetadata(
+                ledger_id,
+                Quorum(2, 2, 2),
+                (Fragment(FIRST_ENTRY, ensemble),),
+                password=b"s3cret",
+                digest_type=DigestType.CRC32C,
+                created_ms=1_795_219_200_000,
+                creation_token=7,
+            )
+        )
+        return stored.metadata.ledger_id
+
+
+@defect(
+    "recovery-of-a-bookie-that-never-was",
+    "`rollbook recovery bookie` with a mistyped id ended with zeros and exit code 0.",
+)
+def test_recovery_of_an_unknown_bookie_is_refused(base: str, url: str) -> None:
+    for flag in ("--yes", "--dry-run"):
+        done = commands.run("recovery", "bookie", "typo", flag, "--metadata", url)
+        assert done.returncode == 2, done.stdout
+        assert b"the cluster knows no bookie typo" in done.stderr
+
+
+@defect(
+    "refusals-of-the-dashboard-in-json",
+    "A request that the dashboard refused was answered with JSON where a person expects a page.",
+)
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/dashboard/ledgers", {}, 405),
+        ("DELETE", "/dashboard", {}, 405),
+        ("GET", "/dashboard/ledgers", {"Host": "rollbook.example"}, 421),
+        ("POST", "/dashboard/logs", {"Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_a_refusal_below_the_dashboard_is_a_page(
+    base: str, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(f"{base}{path}", headers=headers, method=method), timeout=_PATIENCE_S)
+    error = refused.value
+    assert (error.code, error.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert error.headers["content-security-policy"]
+    assert b"<h1>" in error.read()
+
+
+@defect(
+    "keys-in-base64-shown",
+    "The page of the metadata showed a private key that a node had in base64.",
+)
+def test_a_key_in_base64_is_hidden(base: str, url: str) -> None:
+    pem = f"-----BEGIN PRIVATE KEY-----\n{_KEY}\n-----END PRIVATE KEY-----\n"
+    wrapped = b64encode(pem.encode()).decode()
+    node = {"site": wrapped, "body": f"{_KEY[:64]}\n{_KEY[64:]}", "lines": [_KEY[:64], _KEY[64:]]}
+    asyncio.run(make_node(url, "/keys-of-a-site", json.dumps(node).encode()))
+    with urlopen(f"{base}/dashboard/metadata?path=/keys-of-a-site", timeout=_PATIENCE_S) as page:
+        shown = page.read().decode()
+    assert "site" in shown
+    assert not [part for part in (wrapped[:40], _KEY[:40], _KEY[70:100]) if part in shown]
+
+
+async def make_node(url: str, path: str, value: bytes) -> None:
+    async with await open_metadata_store(url) as store:
+        await store.create(path, value)

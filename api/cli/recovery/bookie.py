@@ -1,5 +1,6 @@
 """What `rollbook recovery bookie` does."""
 
+import random
 import socket
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,7 +14,9 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.errors import InvalidRequest, NoSuchNode
 from rollbook.proto.ids import BookieId, parse_bookie_id, parse_ledger_id
+from rollbook.proto.runtime.clock import SystemClock
 from rollbook.proto.runtime.metastore import open_metadata_store
+from rollbook.recovery.bookie_removal import Departures
 from rollbook.recovery.config import WorkerConfig
 from rollbook.recovery.manual_recovery import Evacuated, Evacuation, EvacuationOrder
 
@@ -51,6 +54,8 @@ def recover_bookies(
         require_absent(ledgers, order.bookies)
         store = await open_metadata_store(access.metadata.url)
         try:
+            departures = Departures(store, ledgers.cluster, SystemClock(), random.SystemRandom())
+            await departures.require_named(order.bookies)
             evacuation = Evacuation(
                 *(ledgers, store, order, WorkerConfig(bytes_per_s_max=mib_per_s * _MIB)),
                 name=socket.gethostname(),

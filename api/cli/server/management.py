@@ -13,7 +13,7 @@ from rollbook.api.access.managing import Managing
 from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.client.target import token_of_file
-from rollbook.api.dashboard.app import Dashboard, too_large
+from rollbook.api.dashboard.app import Dashboard, refused
 from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
 from rollbook.api.dashboard.parts import PREFIX
 from rollbook.api.dashboard.sampler import Sampler
@@ -91,7 +91,7 @@ async def management(
             doorkeeper,
             _BOUNDS,
             own_door=PREFIX,
-            own_refusal=too_large,
+            own_refusal=refused,
         )
         stack.push_async_callback(server.close)
         stack.push_async_callback(dashboard.close)

@@ -21,6 +21,11 @@ _NAME: Final = re.compile(r"[\w.-]+")
 _NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_.-"
 _PEM_BEGINS: Final = "-----BEGIN"
 _PEM_ENDS: Final = "-----END"
+# Keys and certificates without their lines around: a PEM block or DER, in base64, however short its first line.
+_BODY: Final = re.compile(
+    r"(?<![A-Za-z0-9+/])(?:LS0tLS1CRUdJTi|MI[GHI]|M[CFH][0-9A-Za-z]CAQ|b3BlbnNzaC1rZXk)[A-Za-z0-9+/]{24,}"
+)
+_GOES_ON: Final = re.compile(r"[\s\"']*[A-Za-z0-9+/]+={0,2}[\s\"',]*")
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LEDGER_HEAD: Final = b"BookieMetadataFormatVersion"
 
@@ -92,7 +97,7 @@ def _masked(found: Any, depth_left: int) -> Any:
     if isinstance(found, dict):
         labels = [name for name, value in found.items() if _is_label(name, value)]
         return {
-            (name if _NAME.fullmatch(name) else _masked_text(name)): value
+            (name if _is_plain_name(name) else _masked_text(name)): value
             if name in labels
             else HIDDEN
             if labels or _is_secret(name)
@@ -107,8 +112,14 @@ def _masked(found: Any, depth_left: int) -> Any:
     is_hidden = False  # After `"password"` in a list.
     for each in found:
         shown.append(HIDDEN if is_hidden else _masked(each, depth_left - 1))
-        is_hidden = is_hidden or (isinstance(each, str) and _is_secret(each))
+        is_hidden = is_hidden or (
+            isinstance(each, str) and (_is_secret(each) or bool(_BODY.search(each)))
+        )
     return shown
+
+
+def _is_plain_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and not _BODY.search(name)
 
 
 def _is_label(name: str, value: Any) -> bool:
@@ -120,13 +131,16 @@ def _masked_text(text: str) -> str:
     """Line by line. What goes on after a secret is hidden, too."""
     shown: list[str] = []
     base, is_due, is_within = 0, False, False  # Of the last secret.
-    in_key = False
+    in_key, in_body = False, False
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
         goes_on = is_within and (
             is_due or not line.strip() or indent > base or line.lstrip().startswith("-")
         )
-        if in_key or _PEM_BEGINS in line:
+        in_body = bool(_BODY.search(line)) or (in_body and bool(_GOES_ON.fullmatch(line)))
+        if in_body:
+            shown.append(HIDDEN)
+        elif in_key or _PEM_BEGINS in line:
             in_key = _PEM_ENDS not in line
             shown.append(HIDDEN)
         elif goes_on:

@@ -18,7 +18,7 @@ from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.managing import Managing
 from rollbook.api.dashboard import parts
-from rollbook.api.dashboard.app import Dashboard, too_large
+from rollbook.api.dashboard.app import Dashboard, refused
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
 from rollbook.api.dashboard.log_servers import LogServers
@@ -109,7 +109,7 @@ class Site:
         app.router.routes.extend(dashboard.routes)
         config = HttpConfig(Address("127.0.0.1", 0), knows_callers=doorkeeper is not None)
         server = await HttpServer.start(
-            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=HERE, own_refusal=too_large
+            app, config, (*OPEN_PATHS, "/"), doorkeeper, own_door=HERE, own_refusal=refused
         )
         try:
             yield Browser(Client(server.address))

@@ -64,6 +64,10 @@ def test_a_value_is_shown_in_the_form_that_is_wanted(
         b"a: 1\n-----BEGIN PRIVATE KEY-----\nAAAA\n\ns3cret",
         b'{"pem": "-----BEGIN PRIVATE KEY-----\\ns3cret\\n-----END PRIVATE KEY-----"}',
         b'{"http://anna:s3cret@h": 1}',
+        b"cert: MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\ns3cret\n",
+        b'{"site": "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCg/s3cret"}',
+        b'{"lines": ["MC4CAQAwBQYDK2VwBCIEIAAAAAAAAAAA", "s3cret"]}',
+        b'{"MIIEvQIBADANBgkqhkiG9w0BAQEFAASCs3cret": 1}',
         b"s3cret\x00",
     ],
 )
@@ -82,6 +86,8 @@ def test_the_rest_of_a_node_is_shown() -> None:
     assert node_text(b"at http://a:b@h/p?q here") == f"at http://{HIDDEN}@h/p?q here"
     pair = json.loads(node_text(b'{"name": "password", "value": "x"}'))
     assert pair == {"name": "password", "value": HIDDEN}
+    plain = b"MINI\nMILLIS: MILLISECONDS\nid: 5f0c2a7e9b1d4c3fa0865d2be9147c31"
+    assert node_text(plain) == plain.decode()
     lines = b"-----BEGIN PRIVATE KEY-----\nx\n-----END PRIVATE KEY-----\nrack: r"
     assert node_text(lines).endswith(f"{HIDDEN}\nrack: r")
     assert node_text(b'{"bookieHost": "b:3181", "rack": "/r"}').count(HIDDEN) == 0
