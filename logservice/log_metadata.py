@@ -414,7 +414,7 @@ class LogNodes:
         """Of a displaced log. A deleted log that has the target's name is displaced in turn."""
         if not stored.is_displaced:
             raise InvalidRequest(
-                f"the name {stored.name} is free",
+                f"the name {stored.name} is free: another one is for a log whose name was used again",
                 next_step=f"undelete it as {stored.name}",
             )
         path = self._displaced_path(listed.uid)

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from rollbook.api.client.append_stream import AppendLines
 from rollbook.api.client.channels import Channels, Security, checked_token
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.fork_guard import on_used
+from rollbook.api.client.fork_guard import BelongsToProcess, on_used
 from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owner_cache import Owners
 from rollbook.api.client.positions import listed, milliseconds_of
@@ -107,7 +107,7 @@ def connect(
     return Client(parsed.servers, config, security, wait_s)
 
 
-class Client:
+class Client(BelongsToProcess):
     """Belongs to the loop on which it was made, and to its process: not to one forked from it.
 
     Cancelling a call that changes something does not undo the change; cancelling a read leaves nothing behind.

@@ -6,6 +6,7 @@ on Linux up to Python 3.13.)
 """
 
 import os
+from typing import NoReturn
 
 from rollbook.proto.errors import ClientClosed
 
@@ -40,4 +41,13 @@ def require_own_process() -> None:
         raise ClientClosed(
             "this process was forked from one that has used a client, which does not work on in it",
             next_step='start it with multiprocessing.get_context("spawn"), or connect in no process before it forks',
+        )
+
+
+class BelongsToProcess:
+    """What a pool of processes cannot be handed."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process: pass the URL and the log's name, and connect there"
         )

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollbook.api.client.cursor import Cursor
+from rollbook.api.client.fork_guard import BelongsToProcess
 from rollbook.api.client.pipeline import Pipeline, Source
 from rollbook.api.client.positions import (
     Start,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from rollbook.api.client.client import Client
 
 
-class Log:
+class Log(BelongsToProcess):
     """Made by `Client.open`. Offsets start at 0 and have no holes; ends are exclusive.
 
     It is the log that had the name when it was opened. If that one is deleted, and another one created under its

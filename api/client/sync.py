@@ -31,7 +31,7 @@ from typing import Any, Self, TypeVar, overload
 from rollbook.api.client import client as aio
 from rollbook.api.client.config import LogClientConfig
 from rollbook.api.client.cursor import REQUIRED, Cursor, D
-from rollbook.api.client.fork_guard import is_own_process, on_used
+from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process, on_used
 from rollbook.api.client.log import Log
 from rollbook.api.client.positions import Start
 from rollbook.api.client.producer import Producer, Resumed
@@ -153,7 +153,7 @@ def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
 
 
 @with_docstrings_of(aio.Client)
-class SyncClient:
+class SyncClient(BelongsToProcess):
     """`Client`, call by call. What is said there of being cancelled goes for KeyboardInterrupt here."""
 
     def __init__(self, thread: LoopThread, client: aio.Client) -> None:
@@ -252,7 +252,7 @@ class SyncClient:
 
 
 @with_docstrings_of(Log)
-class SyncLog:
+class SyncLog(BelongsToProcess):
     """`Log`, call by call."""
 
     def __init__(self, thread: LoopThread, log: Log) -> None:

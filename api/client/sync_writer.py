@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.fork_guard import is_own_process, require_own_process
+from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process, require_own_process
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.producer import NOT_RESUMED, Resumed
 from rollbook.api.client.record_accumulator import Gathering, Tally
@@ -74,7 +74,7 @@ def wait_for(batch: Batch, timeout: float | None) -> bool:
     return batch.is_settled or told.wait(timeout)
 
 
-class SyncWriter:
+class SyncWriter(BelongsToProcess):
     """As `Writer`; `submit` blocks while the window is full, `try_submit` raises `Overloaded`."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Self
 
 from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.fork_guard import is_own_process
+from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.producer import NOT_RESUMED, Producer, Resumed
 from rollbook.api.client.record_accumulator import Gathering, Tally
@@ -29,7 +29,7 @@ Begins = tuple[str, Callable[[], Awaitable[ProducerProgress]]]
 """A producer's name, and how its next epoch is asked for."""
 
 
-class Writer:
+class Writer(BelongsToProcess):
     """Appends in order and exactly once. Its first failure is its end: nothing is appended behind a
     record that was not. `close` it, or use `async with`; else its client does when it is closed.
 

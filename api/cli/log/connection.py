@@ -149,7 +149,7 @@ class LogAccess:
         """What to type next, with the flags that were given."""
         flags = self.flags
         steps: dict[type[RollbookError], str] = {
-            LogDeleted: "take another name; this one is free when its time of grace is over",
+            LogDeleted: f"rollbook log undelete {log}{flags}, or rollbook log create {log}{flags} for a new one",
             NoSuchLog: f"rollbook log create {log}{flags}" if log else f"rollbook log ls{flags}",
             NoSuchCursor: f"rollbook cursor ls {log}{flags}",
             NoSuchServer: f"rollbook cluster servers{flags}",

@@ -1,5 +1,6 @@
 """Programs that fork, pools of processes, and notebooks."""
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Final
 
 import pytest
 
+import rollbook
 from rollbook.api.grpc.config import GrpcConfig
 from rollbook.api.grpc.server import GrpcServer
 from rollbook.proto.runtime.loop_thread import LoopThread
@@ -120,3 +122,10 @@ def test_a_notebook_uses_both_faces_and_goes_on_after_an_interrupt(url: str) -> 
     assert second.data["text/plain"] == "1"
     assert third.text == "interrupted\n"
     assert last.data["text/plain"] == "[b'sync', b'async']"
+
+
+def test_a_client_and_a_log_are_not_handed_to_another_process(url: str) -> None:
+    with rollbook.connect(url) as client:
+        for each in (client, client.open("handed", create=True)):
+            with pytest.raises(TypeError, match="connect there"):
+                pickle.dumps(each)
