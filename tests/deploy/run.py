@@ -346,8 +346,11 @@ class _Run:
         finally:
             if self._traffic:
                 self._traffic.stop()
-            with contextlib.suppress(CommandFailed):
+            try:
                 self._cluster.down("--volumes")
+            except CommandFailed as error:  # Its network stays, and with it an interface.
+                self._say(f"what was started is not removed: {error}")
+                self._tally.failed += 1
 
 
 def _bytes_of(found: Engine, image: str) -> int:
