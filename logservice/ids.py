@@ -99,7 +99,7 @@ def _parse_number(value: SupportsIndex, what: str) -> int:
     try:
         number = index(value)
     except TypeError:
-        raise InvalidRequest(f"{what} {value!r:.80} is no whole number") from None
+        raise InvalidRequest(f"{what} {value!r:.80} is not a whole number") from None
     if not 0 <= number <= INT64_MAX:
         raise InvalidRequest(f"{what} {number} is outside 0 … 2^63-1")
     return number
@@ -267,7 +267,7 @@ def parse_position(text: str) -> Position:
     if text.startswith("-") and _NUMBER.fullmatch(text[1:]) and int(text) < 0:
         return BeforeTail(parse_offset(int(text[1:])))
     raise InvalidRequest(
-        f"{text[:80]!r} is no position",
+        f"{text[:80]!r} is not a position",
         next_step="write 123, -10, earliest, latest, ts:2026-01-31T10:00:00Z, ago:15m or cursor:NAME",
     )
 
@@ -275,7 +275,7 @@ def parse_position(text: str) -> Position:
 def parse_age_us(text: str) -> int:
     """`15m`, `1h30m`, `250ms`. Raises `InvalidRequest`."""
     if not _AGE.fullmatch(text[:200]) or len(text) > 200:
-        raise InvalidRequest(f"{text[:80]!r} is no length of time; write 15m, 1h30m, 250ms")
+        raise InvalidRequest(f"{text[:80]!r} is not a length of time; write 15m, 1h30m, 250ms")
     age_us = sum(int(count) * _UNITS_MS[unit] for count, unit in _AGE_PART.findall(text)) * 1000
     if age_us > TIMESTAMP_US_MAX:
         raise InvalidRequest(f"{text!r} is longer than time goes back")
@@ -287,7 +287,7 @@ def _parse_time_us(text: str) -> int:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{text[:80]!r} is no time; write 2026-01-31T10:00:00Z or 2026-01-31T11:00+01:00"
+            f"{text[:80]!r} is not a time; write 2026-01-31T10:00:00Z or 2026-01-31T11:00+01:00"
         ) from None
     if time.tzinfo is None:
         raise InvalidRequest(f"{text[:80]!r} names no time zone; end it with Z for UTC")

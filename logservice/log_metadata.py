@@ -792,7 +792,7 @@ class LogNodes:
 def _require_equal(name: LogName, has: LogConfig, wanted: LogConfig, fields: Sequence[str]) -> None:
     for field in fields:
         if getattr(has, field) != getattr(wanted, field):
-            raise LogExists(f"it is there with another {field}", log=str(name), setting=field)
+            raise LogExists(f"the log exists with another {field}", log=str(name), setting=field)
 
 
 def _require_living(stored: StoredLog) -> None:

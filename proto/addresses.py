@@ -32,7 +32,7 @@ def parse_address(
     port = int(match["port"] or default_port) if match else -1
     if not host or not 0 <= port <= _PORT_MAX:
         raise BadConfig(
-            f"{what} is {text!r}, which is no host:port",
+            f"{what} is {text!r}, which is not host:port",
             settings=(what,),
             next_step="write for example 127.0.0.1:3181 or [::1]:3181",
         )

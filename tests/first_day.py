@@ -118,7 +118,7 @@ $ rollbook log set orders retention_age=30d </dev/null
 $ rollbook log set orders retention_age=30d retention_bytes=256MiB --yes
 ~ retention
 $ rollbook log set orders retention_bytes=lots --yes
-2 ~ 'lots' is no number of bytes.*\n.*\n +try: write 1000, 500M
+2 ~ 'lots' is not a number of bytes.*\n.*\n +try: write 1000, 500M
 $ rollbook log set orders color=red --yes
 2 ~ (?s)color.*try:
 $ rollbook log ls

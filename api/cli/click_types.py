@@ -11,7 +11,7 @@ class WholeNumber(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"{value} is no whole number{_within(self.min, self.max)}", param, ctx)
+            self.fail(f"{value} is not a whole number{_within(self.min, self.max)}", param, ctx)
 
 
 class Number(click.FloatRange):
@@ -24,7 +24,7 @@ class Number(click.FloatRange):
             number = math.nan
         if not math.isfinite(number):
             limits = _within(self.min, self.max, is_open=self.min_open)
-            self.fail(f"{value} is no number{limits}", param, ctx)
+            self.fail(f"{value} is not a number{limits}", param, ctx)
         return number
 
 

@@ -47,7 +47,7 @@ def position_of(start: Start) -> Position:
         case Earliest() | Latest() | AtOffset() | BeforeTail() | AtTime() | Ago() | AtCursor():
             return start
         case _:  # The caller checks no types.
-            raise InvalidRequest(f"{start!r:.80} is no position")
+            raise InvalidRequest(f"{start!r:.80} is not a position")
 
 
 def listed(namespace: str, prefix: str) -> tuple[str, str]:

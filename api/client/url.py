@@ -28,7 +28,7 @@ def parse_log_url(text: str) -> LogUrl:
         )
     if scheme not in ("log", "log+tls"):
         raise BadConfig(
-            f"{text!r} is no address of log servers",
+            f"{text!r} is not an address of log servers",
             next_step="write for example log://127.0.0.1:7400",
         )
     parts = [part for part in rest.rstrip("/").split(",") if part.strip()]

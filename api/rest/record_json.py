@@ -102,7 +102,7 @@ def _framed_raw(body: bytes, headers: Headers, producer: ProducerRef | None) -> 
     try:
         event_time = None if time is None else int(time)
     except ValueError:
-        raise InvalidRequest("Log-Event-Time-Us is no number") from None
+        raise InvalidRequest("Log-Event-Time-Us is not a number") from None
     return pack_block(
         [body],
         keys=None if key is None else [key.encode("latin-1")],

@@ -416,7 +416,7 @@ def check_event_time(time_us: int) -> None:
         is_one = False
     if not is_one:
         raise InvalidRequest(
-            f"event time {time_us!r:.80} is no whole number of microseconds of 63 bits and a sign"
+            f"event time {time_us!r:.80} is not a whole number of microseconds of 63 bits and a sign"
         )
 
 

@@ -57,7 +57,7 @@ def unpack_bookie_record(data: bytes) -> BookieRecord:
     if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
         raise BadMetadata(f"{incarnation!r:.80} is no incarnation")
     if type(start) is not int or not 0 <= start <= _START_MAX:
-        raise BadMetadata(f"{start!r:.80} is no number of a start")
+        raise BadMetadata(f"{start!r:.80} is not a number of a start")
     if not isinstance(starter, str) or not _STARTER.fullmatch(starter):
         raise BadMetadata(f"{starter!r:.80} is no token of a start")
     return BookieRecord(incarnation, start, starter)

@@ -210,7 +210,7 @@ def _unpack_lines(ledger_id: LedgerId, body: bytes) -> LedgerMetadata:
 
 def _number(text: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise BadMetadata(f"{text[:40]!r} is no number")
+        raise BadMetadata(f"{text[:40]!r} is not a number")
     return int(text)
 
 

@@ -150,7 +150,7 @@ def pack_seconds(seconds: int) -> bytes:
 def unpack_seconds(data: bytes) -> int:
     text = decode_ascii(data, "a delay")
     if not _SECONDS.fullmatch(text):
-        raise BadMetadata(f"{text[:40]!r} is no number of seconds")
+        raise BadMetadata(f"{text[:40]!r} is not a number of seconds")
     return int(text)
 
 

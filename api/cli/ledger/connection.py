@@ -151,7 +151,7 @@ def custom_of(pairs: Sequence[str]) -> dict[str, bytes]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
-            raise InvalidRequest(f"--custom has {pair!r}, which is no NAME=VALUE")
+            raise InvalidRequest(f"--custom has {pair!r}, which is not NAME=VALUE")
         if name in custom:
             raise InvalidRequest(
                 f"--custom names {name!r:.80} twice", next_step="leave out one of them"

@@ -54,7 +54,7 @@ def create_log(access: LogAccess, log: str, output: str, anyway: bool, **setting
             for field, value in wanted.items():
                 if (has := getattr(state.config, field)) != value:
                     raise LogExists(
-                        f"it is there with another {field}", log=name, has=shown_setting(has),
+                        f"the log exists with another {field}", log=name, has=shown_setting(has),
                         wanted=shown_setting(value),
                     ) from None  # fmt: skip
         return state
@@ -111,7 +111,7 @@ async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -
     usable = (await client.limits()).usable_bookies
     if not usable or quorum.ensemble <= usable:
         return
-    what = f"{quorum.write} copies on {quorum.ensemble} bookies are wanted, and {usable} take new records"
+    what = f"{quorum.write} copies need {quorum.ensemble} bookies, and {usable} accept new records"
     if not anyway:
         raise NotEnoughBookies(
             what,
@@ -125,7 +125,7 @@ def seconds_in(text: str) -> int:
     """Raises `InvalidRequest`: a part of a second would be lost, and 500ms of grace be none."""
     seconds, lost = divmod(parse_age_us(text), 1_000_000)
     if lost:
-        raise InvalidRequest(f"{text!r} is no whole number of seconds")
+        raise InvalidRequest(f"{text!r} is not a whole number of seconds")
     return seconds
 
 
@@ -134,7 +134,7 @@ def bytes_in(text: str) -> int:
     found = re.fullmatch(r"(\d+) ?(?:([KMGT])(?:i?B)?|B)?", text, re.ASCII | re.IGNORECASE)
     if found is None:
         raise InvalidRequest(
-            f"{text!r} is no number of bytes", next_step="write 1000, 500M, 256MiB or 10G"
+            f"{text!r} is not a number of bytes", next_step="write 1000, 500M, 256MiB or 10G"
         )
     return int(found[1]) * _UNITS.get((found[2] or "").upper(), 1)
 
@@ -147,7 +147,7 @@ def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise InvalidRequest(f"--label has {text!r}, which is no NAME=VALUE")
+        raise InvalidRequest(f"--label has {text!r}, which is not NAME=VALUE")
     return name, value
 
 

@@ -381,7 +381,7 @@ def append(access: "LogAccess", **how: Any) -> None:
 def _require_one_dress(template: str | None) -> None:
     for other in ("output", "frame"):
         if template is not None and _is_named(other):
-            raise click.UsageError(f"-f says all of it: leave out --{other}")
+            raise click.UsageError(f"-f defines the whole output: leave out --{other}")
 
 
 @group.command(

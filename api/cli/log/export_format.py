@@ -97,7 +97,7 @@ def read_head(file: BinaryIO) -> ExportedLog | None:
     magic = file.read(len(_MAGIC))
     if not _MAGIC.startswith(magic):
         raise InvalidRequest(
-            "it is no file that `rollbook log export` has written", next_step="name another file"
+            "this file was not written by `rollbook log export`", next_step="name another file"
         )
     fields = _read_fields(file, _HEAD, magic)
     if fields is None:

@@ -47,7 +47,7 @@ def require_exclusive(log: Log, flags: str) -> None:
     """Raises `InvalidRequest`."""
     if log.config.writer_mode is not WriterMode.EXCLUSIVE:
         raise InvalidRequest(
-            f"{log.name} is not exclusive: everybody may append, and no holder keeps others out",
+            f"{log.name} is not exclusive: every caller may append, and a holder excludes nobody",
             next_step=f"append without a holder, or make a log with `rollbook log create NAME --exclusive{flags}`",
         )
 

@@ -43,7 +43,7 @@ def compile_format(text: str, *, on_terminal: bool = False) -> Write:
     while end < len(text):
         found = _PART.match(text, end)
         if found is None:
-            raise _wrong(f"{text[end:]!r} at its end says nothing")
+            raise _wrong(f"{text[end:]!r} at its end is incomplete")
         parts.append(_part(found, on_terminal))
         end = found.end()
     return lambda record: b"".join([part(record) for part in parts])
@@ -56,19 +56,19 @@ def _part(found: "re.Match[str]", on_terminal: bool) -> Write:
         return _always(os.fsencode(plain))
     if (escape := found["escape"]) is not None:
         if escape not in _ESCAPES:
-            raise _wrong(f"\\{escape} says nothing")
+            raise _wrong(f"unknown escape \\{escape}")
         return _always(_ESCAPES[escape])
     field, how = found["field"], found["how"]
     if field == "h" and how is not None:
         write = _header(how)
     elif field not in _FIELDS:
-        raise _wrong(f"%{field} says nothing")
+        raise _wrong(f"unknown field %{field}")
     elif how is None:
         write = _FIELDS[field]
     elif field in "kv" and how in _AS:
         write = _converted(_FIELDS[field], _AS[how])
     else:
-        raise _wrong(f"%{field}{{{how}}} says nothing")
+        raise _wrong(f"%{field} has no form {{{how}}}")
     return _converted(write, _harmless) if on_terminal else write
 
 

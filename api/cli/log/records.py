@@ -74,7 +74,7 @@ def append_input(
     each_has = _each_has(key, headers, event_time)
     if each_has != _PLAIN and frame in ("json", "ndjson") and not values:
         raise InvalidRequest(
-            f"each record of {frame} says its own key, headers and time",
+            f"with {frame} each record has its own key, headers and time",
             next_step="leave out --key, --header and --event-time",
         )
     source = _Source(values, frame, each_has)
@@ -104,7 +104,7 @@ def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise InvalidRequest(
-                f"--header has {each[:80]!r}, which is no NAME=VALUE",
+                f"--header has {each[:80]!r}, which is not NAME=VALUE",
                 next_step="write --header source=shop",
             )
         if name in pairs:

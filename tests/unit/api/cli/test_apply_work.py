@@ -92,7 +92,11 @@ def test_what_is_not_said_of_copies_follows() -> None:
         ("[logs.a]\nretention_age = 7", "retention_age is a text", "write it in quotes"),
         ("[logs.a]\nretention_age = '7 weeks'", "'7 weeks'", "rollbook apply --help"),
         ("[logs.a]\nroll_age = 'none'", "'none'", "rollbook apply --help"),
-        ("[logs.a]\ndelete_grace = '500ms'", "no whole number of seconds", "rollbook apply --help"),
+        (
+            "[logs.a]\ndelete_grace = '500ms'",
+            "not a whole number of seconds",
+            "rollbook apply --help",
+        ),
         ("[logs.a]\nroll_bytes = '1'", "roll_bytes 1 is outside", "rollbook apply --help"),
         (
             "[logs.a]\nrecord_bytes_max = 2000000\nbatch_bytes_max = 1000000",

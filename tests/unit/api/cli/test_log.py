@@ -118,7 +118,7 @@ def test_what_to_type_next_can_be_typed(shell: Shell) -> None:
     shell.run(*command.split())
     assert shell.json("log", "read", "nobody") == []
     shell.run("log", "read", "nobody", "--from", "soon", code=2)
-    assert "is no position" in shell.errors
+    assert "is not a position" in shell.errors
     shell.run("log", "create", "Nobody", code=2)
     shell.run("log", "create", "x", "--retention-bytes", "many", code=2)
     shell.run("log", "ls", "--server", "127.0.0.1:1", "--timeout", "0.3", code=5)

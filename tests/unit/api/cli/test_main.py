@@ -83,22 +83,22 @@ def test_every_list_can_be_bare_or_wide() -> None:
         ),
         (
             ("log", "read", "x", "--limit", "k"),
-            "Invalid value for '--limit': k is no whole number from 1 on",
+            "Invalid value for '--limit': k is not a whole number from 1 on",
             "rollbook log read",
         ),
         (
             ("ledger", "read", "x"),
-            f"Invalid value for 'LEDGER_ID': x is no whole number from 0 to {2**63 - 1}",
+            f"Invalid value for 'LEDGER_ID': x is not a whole number from 0 to {2**63 - 1}",
             "rollbook ledger read",
         ),
         (
             ("bench", "append", "--seconds", "0"),
-            "Invalid value for '--seconds': 0 is no number above 0",
+            "Invalid value for '--seconds': 0 is not a number above 0",
             "rollbook bench append",
         ),
         (
             ("bench", "append", "--seconds", "nan"),
-            "Invalid value for '--seconds': nan is no number above 0",
+            "Invalid value for '--seconds': nan is not a number above 0",
             "rollbook bench append",
         ),
         (

@@ -113,7 +113,7 @@ def test_flags_that_make_no_sense_or_open_it_to_all_are_refused(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--http", "nonsense:x"], "no host:port"),
+        (["--http", "nonsense:x"], "not host:port"),
         (["--http", "0.0.0.0:0"], "open to the network"),
         (["--http", "0.0.0.0:0", "--insecure"], "open to the network"),
         (["--http", "0.0.0.0:0", "--token-file", "token"], "open to the network"),

@@ -366,7 +366,7 @@ async def test_a_second_process_on_its_directories_is_refused(
     ("flags", "message"),
     [
         (["--listen", "0.0.0.0:0", "--advertise", "h:1"], "--insecure"),
-        (["--listen", "here:there"], "no host:port"),
+        (["--listen", "here:there"], "not host:port"),
         (["--tls-listen", "127.0.0.1:0"], "TLS needs tls_certificate"),
         (["--tls-key", "key.pem"], "TLS needs tls_certificate"),
         (["--journal-dir", "/tmp/another"], "one journal directory"),

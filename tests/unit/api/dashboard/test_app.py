@@ -526,7 +526,7 @@ async def test_what_is_no_position_is_told_so(start: str, browser: Browser) -> N
     """On the page, in its stream, and before a log server is asked."""
     query = urlencode({"name": "orders", "from": start})
     page = await browser.get(f"{HERE}/log?{query}")
-    said = "is not a log's uid" if "@" in start else "is no position"
+    said = "is not a log's uid" if "@" in start else "is not a position"
     assert (page.status, said in text_of(page)) == (400, True)
     (event,) = await _events(browser, f"{HERE}/live?{urlencode({'page': f'/log?{query}'})}", 1)
     assert "What is below is as it was before" in event

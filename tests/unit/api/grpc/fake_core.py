@@ -550,7 +550,7 @@ class FakeCore:
         wanted = default if config is None else default.with_values(config, names)
         for each in names if found and config else ():
             if found and getattr(found.config, each) != getattr(wanted, each):
-                raise LogExists(f"it is there with another {each}", log=str(request.log))
+                raise LogExists(f"the log exists with another {each}", log=str(request.log))
         log = found or self.cluster.make(str(request.log), wanted)
         return self._state(log, was_created=found is None)
 
