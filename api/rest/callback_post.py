@@ -111,12 +111,19 @@ def origin_of(url: str) -> str:
 
 def check_hosts(hosts: Collection[str]) -> None:
     """Of the setting. Raises `BadConfig`."""
+    advice = "write hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]"
     for host in hosts:
-        if not _HOST.fullmatch(host.lower()):
+        try:
+            target = parse_target(f"https://{host}") if _HOST.fullmatch(host.lower()) else None
+        except InvalidRequest:  # Its port.
+            target = None
+        if target is None:
+            problem: str | None = f"{host[:80]!r} is no host"
+        else:
+            problem = problem_of_address(target, target.name) if _is_address(target.name) else None
+        if problem:
             raise BadConfig(
-                f"callback_hosts has {host[:80]!r}, which is no host",
-                settings=("callback_hosts",),
-                next_step="write hooks.example.com, hooks.example.com:8443, 127.0.0.1:9000 or [::1]",
+                f"callback_hosts: {problem}", settings=("callback_hosts",), next_step=advice
             )
 
 

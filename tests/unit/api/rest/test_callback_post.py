@@ -286,3 +286,9 @@ async def test_a_receiver_shows_a_certificate_of_its_name(tmp_path: Path) -> Non
             refused = await post.post(f"https://{host}:{port}/", {}, b"{}")
             assert (refused.problem or "").startswith("its certificate is not accepted: ")
         assert len(seen) == 2, "nothing was sent to it"
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "[fd00::1]:443", "hooks.example.com:0", "a b"])
+def test_a_host_that_no_callback_can_reach_is_refused_at_the_start(host: str) -> None:
+    with pytest.raises(BadConfig, match="callback_hosts"):
+        check_hosts([host])
