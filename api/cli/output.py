@@ -134,12 +134,12 @@ def shown(value: object) -> str:
 
 def _time(wall_ms: int) -> str:
     return (
-        f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}" if wall_ms else "never"
+        f"{datetime.fromtimestamp(wall_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if wall_ms else "never"
     )
 
 
 def time_of(wall_us: int) -> str:
-    """To the millisecond, in UTC."""
+    """As RFC 3339 has it, to the millisecond, in UTC."""
     if not wall_us:
         return "-"
-    return f"{datetime.fromtimestamp(wall_us / 1e6, UTC).isoformat(' ', 'milliseconds')[:23]}"
+    return f"{datetime.fromtimestamp(wall_us / 1e6, UTC).isoformat('T', 'milliseconds')[:23]}Z"

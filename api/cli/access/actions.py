@@ -5,10 +5,11 @@ A server that reads it meanwhile sees the old file or the new one; its last line
 
 import json
 import os
+import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -17,13 +18,23 @@ from typing import Any, Final
 import click
 
 from rollbook.api.access.core.file_settling import END
-from rollbook.api.access.core.principals import SECTION, Principals, digest_of, parse_principals
+from rollbook.api.access.core.principals import (
+    SECTION,
+    Principal,
+    Principals,
+    digest_of,
+    parse_principals,
+)
 from rollbook.api.access.token_file import require_own
+from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.output import tell_rows, time_of
 from rollbook.proto.errors import BadConfig, InvalidRequest
 from rollbook.proto.runtime.config import read_config_file
 
 _TOKEN_BYTES: Final = 32
+_HEAD: Final = re.compile(r"^\[[^\n]*\][ \t]*(?:#[^\n]*)?$", re.MULTILINE)  # Of a table.
+_TOKENS: Final = re.compile(r"^tokens[ \t]*=[ \t]*\[[ \t\n]*", re.MULTILINE)
+_TOKENS_WHOLE: Final = re.compile(r"^tokens[ \t]*=[ \t]*\[[^\]]*\]", re.MULTILINE)
 _LISTS: Final = ("read", "append", "admin", "deny")
 _COLUMNS: Final = ("name", *_LISTS, "monitor", "operate", "expires")
 _WIDE: Final = ("quotas", "tokens", "certificates")
@@ -54,14 +65,105 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
         click.echo(secret)
 
 
-def _replace(path: str, section: str) -> None:
-    """By a file of the same mode and owner. Raises `OSError`."""
+def remove(path: str, names: Sequence[str], yes: bool) -> None:
+    """Raises `BadConfig` if one is not there, or its section cannot be told from the rest; then nothing has changed."""
+    there = read(path)
+    for name in names:
+        _require_known(path, there, name)
+    ask_whether(f"remove {', '.join(names)} from {path}", yes)
+
+    def without(text: str) -> str:
+        for name in names:
+            text = "".join(_parted(path, text, name)[::2])
+        return text
+
+    _rewrite(path, there, without, names)
+
+
+def rotate(path: str, name: str, days: int | None) -> None:
+    """A further token for a principal; those before stay until they are dropped."""
+    there = read(path)
+    principal = _require_known(path, there, name)
+    if not principal.tokens and principal.certificates:
+        raise BadConfig(f"{name} is known by certificates, and has no token", path=path)
+    secret = new_token()
+
+    def with_token(text: str) -> str:
+        before, section, after = _parted(path, text, name)
+        entry = _value(_hashed(secret, days))
+        changed, count = _TOKENS.subn(lambda found: f"{found[0]}{entry}, ", section, count=1)
+        if count != 1:
+            raise BadConfig(f"the tokens of {name} are not where they are expected", path=path,
+                            next_step=f"add to the file: tokens = [{entry}]")  # fmt: skip
+        return f"{before}{changed}{after}"
+
+    _rewrite(path, there, with_token, (name,))
+    click.echo(secret)
+
+
+def drop_old_tokens(path: str, name: str) -> None:
+    """All but the newest, which `rotate` has added."""
+    there = read(path)
+    principal = _require_known(path, there, name)
+    if len(principal.tokens) < 2:
+        raise BadConfig(f"{name} has one token alone", path=path, next_step="rotate it first")
+
+    def with_one(text: str) -> str:
+        before, section, after = _parted(path, text, name)
+        tokens = tomllib.loads(section)[SECTION][name]["tokens"]
+        (found,) = _TOKENS_WHOLE.findall(section)
+        return f"{before}{section.replace(found, f'tokens = {_value(tokens[:1])}')}{after}"
+
+    _rewrite(path, there, with_one, (name,))
+
+
+def _require_known(path: str, there: Principals, name: str) -> Principal:
+    found = there.named(name)
+    if found is None:
+        raise BadConfig(
+            f"there is no principal {name}", path=path, next_step="rollbook access ls --file FILE"
+        )
+    return found
+
+
+def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
+    """What stands before the principal's section, that, and what stands after it. Raises `BadConfig`."""
+    heads = [*_HEAD.finditer(text)]
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        with suppress(tomllib.TOMLDecodeError, AttributeError):
+            table = tomllib.loads(head[0])
+            if list(table.get(SECTION, {})) == [name]:
+                end = text.find(f"\n{END.decode()}", head.end())
+                stop = following.start() if following else (end + 1 if end >= 0 else len(text))
+                return text[: head.start()], text[head.start() : stop], text[stop:]
+    raise BadConfig(
+        f"the section of {name} is not where it is expected", path=path, next_step="edit the file"
+    )
+
+
+def _rewrite(
+    path: str, there: Principals, change: Callable[[str], str], names: Sequence[str]
+) -> None:
+    """Replaces the file by one in which these principals alone have changed. Raises `BadConfig`."""
+    with open(path, encoding="utf-8") as file:
+        text = change(file.read())
+    found = parse_principals(tomllib.loads(text).get(SECTION, {}))
+    if [each for each in found if each.name not in names] != [
+        each for each in there if each.name not in names
+    ]:
+        raise BadConfig("other principals would change, too", path=path, next_step="edit the file")
+    _replace(path, "", text)
+
+
+def _replace(path: str, section: str, text: str | None = None) -> None:
+    """By a file of the same mode and owner. `text`: in place of what is there. Raises `OSError`."""
     path = os.path.realpath(path)
-    text, found = "", None
+    there, found = "", None
     with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
-        text, found = file.read(), os.fstat(file.fileno())
+        there, found = file.read(), os.fstat(file.fileno())
     end = f"\n{END.decode()}\n"
-    text = f"{text.rstrip()}\n".removesuffix(end).rstrip()
+    text = there if text is None else text
+    text = f"\n{text.rstrip()}\n".removesuffix(end).strip("\n")
     new = f"{path}.{secrets.token_hex(4)}.new"
     try:
         with open(

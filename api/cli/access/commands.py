@@ -11,6 +11,7 @@ from rollbook.api.cli.output import examples, list_output_option
 _FILE: Final = click.option(
     "--file", "path", metavar="FILE", required=True, help="The server's --access-file."
 )
+_YES: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 @click.group(
@@ -26,7 +27,7 @@ def group() -> None:
     """Say who may do what to which logs.
 
     A log server that is given an --access-file lets in those that are named there, and reads it again when
-    it has changed. To take something away, edit the file.
+    it has changed. To change what a principal may do, edit the file.
     """
 
 
@@ -80,6 +81,46 @@ def show(path: str, output: str) -> None:
     from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
 
     access_work.show(path, output)
+
+
+@group.command(
+    epilog=examples(
+        "rollbook access rm ingest --file access.toml",
+        "rollbook access rm ingest reports --file access.toml --yes",
+        "rollbook access rm log-2 --file /etc/rollbook/access.toml --yes",
+    )
+)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_FILE
+@_YES
+def rm(names: tuple[str, ...], path: str, yes: bool) -> None:
+    """Remove principals. Servers refuse them as soon as they have read the file again."""
+    from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
+
+    access_work.remove(path, names, yes)
+
+
+@group.command(
+    epilog=examples(
+        "umask 077; rollbook access rotate ingest --file access.toml > ingest.token",
+        "umask 077; rollbook access rotate ingest --file access.toml --days 30 > ingest.token",
+        "rollbook access rotate ingest --file access.toml --drop-old",
+    )
+)
+@click.argument("name")
+@_FILE
+@click.option("--days", type=WholeNumber(min=1), help="The token expires.  [default: never]")
+@click.option("--drop-old", is_flag=True, help="Keep the newest token alone, and print none.")
+def rotate(name: str, path: str, days: int | None, drop_old: bool) -> None:
+    """Add a token for a principal, and print it. Those before it work until --drop-old."""
+    from rollbook.api.cli.access import actions as access_work  # `--help` is quick.
+
+    if drop_old:
+        if days:
+            raise click.UsageError("--days is of a new token: leave out --drop-old")
+        access_work.drop_old_tokens(path, name)
+        return
+    access_work.rotate(path, name, days)
 
 
 @group.command(

@@ -405,7 +405,7 @@ def _line(record: Record) -> str:
         text = f"{as_text(record.key)}: {text}"
     if len(text) > _PREVIEW_CHARS:
         text = text[: _PREVIEW_CHARS - 1] + "…"
-    return f"{record.offset:>10}  {time_of(record.timestamp_us):<23}  {text}"
+    return f"{record.offset:>10}  {time_of(record.timestamp_us):<24}  {text}"
 
 
 def _fields(record: Record) -> dict[str, Any]:

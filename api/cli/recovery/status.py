@@ -316,4 +316,4 @@ def _as_facts(failure: Failure | None) -> dict[str, Any]:
 def _as_time(at_ms: int | None) -> str | None:
     if at_ms is None:
         return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

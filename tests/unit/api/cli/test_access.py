@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.grants import Right
+from rollbook.api.cli.access.actions import read
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.ownership import drain_server
 from rollbook.api.cli.main import exit_code, rollbook
@@ -125,3 +126,47 @@ def test_a_token_for_the_file(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text(f'[principals.a]\ntokens = [{line}]\nread = ["*"]\n')
     assert Doorkeeper(None, str(path)).admit(f"Bearer {token}").principal.name == "a"
+
+
+def test_a_principal_gets_a_further_token_and_loses_the_old_one(tmp_path: Path) -> None:
+    """Nothing else in the file changes, comments neither."""
+    path = tmp_path / "access.toml"
+    for name in ("a", "b", "c"):
+        assert run("access", "add", name, "--file", str(path), "--read", f"{name}/*").exit_code == 0
+    path.write_text(path.read_text().replace("\n[principals", "\n# a remark\n[principals"))
+    path.chmod(0o640)
+    before = path.read_text()
+    made = run("access", "rotate", "b", "--file", str(path), "--days", "3")
+    assert made.exit_code == 0, made.output
+    principals = read(str(path))
+    proven = principals.by_token(made.stdout.strip())
+    assert proven is not None
+    assert (proven.principal.name, len(proven.principal.tokens)) == ("b", 2)
+    assert proven.expires_us is not None
+    assert run("access", "rotate", "b", "--file", str(path), "--drop-old").exit_code == 0
+    assert [len(each.tokens) for each in read(str(path))] == [1, 1, 1]
+    assert read(str(path)).by_token(made.stdout.strip())
+    changed = [line for line in path.read_text().splitlines() if line not in before.splitlines()]
+    assert [line[:8] for line in changed] == ["tokens ="]
+    assert (path.stat().st_mode & 0o777, path.read_text().rstrip()[-5:]) == (0o640, "# end")
+    again = run("access", "rotate", "b", "--file", str(path), "--drop-old")
+    assert again.exit_code != 0
+    assert "one token alone" in str(again.exception)
+
+
+def test_principals_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    for name in ("a", "b", "c.d"):
+        assert run("access", "add", name, "--file", str(path), "--read", "x/*").exit_code == 0
+    before = path.read_text()
+    unasked = run("access", "rm", "b", "--file", str(path))
+    assert unasked.exit_code != 0
+    assert path.read_text() == before
+    unknown = run("access", "rm", "a", "nobody", "--file", str(path), "--yes")
+    assert "no principal nobody" in str(unknown.exception)
+    assert path.read_text() == before
+    assert run("access", "rm", "c.d", "a", "--file", str(path), "--yes").exit_code == 0
+    assert [each.name for each in read(str(path))] == ["b"]
+    assert run("access", "add", "a", "--file", str(path), "--read", "x/*").exit_code == 0
+    assert [each.name for each in read(str(path))] == ["b", "a"]
+    assert path.read_text().count("# end") == 1

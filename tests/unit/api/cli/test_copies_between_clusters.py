@@ -49,6 +49,7 @@ def run_and_kill(command: list[str], progress: Callable[[], float]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.timeout(600)
 def test_a_log_is_equal_in_another_cluster_though_both_commands_are_killed(
     clusters: tuple[Site, Site], tmp_path: Path
 ) -> None:

@@ -39,11 +39,11 @@ def test_names_are_in_one_dress_and_times_are_times() -> None:
     assert as_lines(facts).splitlines() == [
         "read_only              no",
         "is_major_gc_suspended  yes",
-        "ended                  2026-11-21 17:25:41Z",
+        "ended                  2026-11-21T17:25:41Z",
         "minor_ended            never",
         "timeout_ms             1500",
         "garbage.deleted        3",
-        "garbage.ended          2026-11-21 17:25:41Z",
+        "garbage.ended          2026-11-21T17:25:41Z",
         "refusals               -",
     ]
 

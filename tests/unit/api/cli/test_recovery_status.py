@@ -135,7 +135,7 @@ async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
             "ledger_id": 7,
             "task": "repair",
             "bookies": [B1, B2],
-            "since": "2023-11-14T22:13:20+00:00",
+            "since": "2023-11-14T22:13:20Z",
             "locked_by": None,
             "attempts": 1,
             "next_try": "never",
@@ -177,7 +177,7 @@ async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
         found = await site.json("status")
         assert (found["auditor"], found["audit_braked"]) == (B1, True)
         assert found["bookies_missing"] == B2
-        assert found["checked_ledgers"] == "2023-11-14T22:13:20+00:00"
+        assert found["checked_ledgers"] == "2023-11-14T22:13:20Z"
         assert [(each["check"], each["ledgers"]) for each in found["checks"]] == [("copies", 7)]
         (doubting,) = found["bookies_in_doubt"]
         assert (doubting["bookie"], doubting["attempts"]) == (B1, 3)
