@@ -66,7 +66,7 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
 
 
 def remove(path: str, names: Sequence[str], yes: bool) -> None:
-    """Raises `BadConfig` if one is not there, or its section cannot be told from the rest; then nothing has changed."""
+    """Raises `BadConfig` if one is not there, or its section is not found; then nothing has changed."""
     there = read(path)
     for name in names:
         _require_known(path, there, name)
