@@ -149,7 +149,7 @@ $ rollbook log read imported
 3 ~ (?s)error: .*outcome: .*try:
 $ rollbook log ls --deleted
 ~ imported
-$ rollbook log append imported anew --create
+$ rollbook log append imported "second life" --create
 ~ next_offset +1
 $ rollbook log undelete imported --as recovered
 ~ recovered
