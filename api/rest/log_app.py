@@ -1,7 +1,7 @@
 """Named logs over HTTP (`/v1`): a peer of gRPC over the same service core. DESIGN.md has the map."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
@@ -32,6 +32,15 @@ BOUNDS: Final = Bounds(
     may_stream=True,
 )
 _RETRY_S: Final = 1
+_LINKS: Final = {
+    "openapi": "/openapi.json",
+    "logs": "/v1/logs",
+    "deleted_logs": "/v1/deleted-logs",
+    "servers": "/v1/servers",
+    "limits": "/v1/limits",
+    "health": "/healthz",
+    "ready": "/readyz",
+}
 
 
 class RestServer:
@@ -81,6 +90,7 @@ def make_app(door: Door, is_ready: Callable[[], bool], shown: MetricsPage | None
     app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__, OPEN_PATHS)
     _add_redirects(app, door)
     _add_probes(app, is_ready)
+    _add_index(app)
     app.include_router(record_routes(door))
     app.include_router(admin_routes(door))
     if shown is not None:
@@ -95,6 +105,14 @@ def _add_lead(app: FastAPI, dashboard: Callable[[], str]) -> None:
         if not url:
             raise Missing("not found")
         return RedirectResponse(url, 303)
+
+
+def _add_index(app: FastAPI) -> None:
+    """For somebody who asks for the root of the interface: what this is, and where to go on."""
+
+    @app.get("/v1", include_in_schema=False)
+    async def index() -> dict[str, Any]:
+        return {"name": "rollbook", "version": __version__, "links": _LINKS}
 
 
 def _add_redirects(app: FastAPI, door: Door) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rollbook import __version__
 from rollbook.api.methods import METHODS, CallKind
 from rollbook.api.rest.json_codec import example_of, from_json, schema_of, to_json
 from rollbook.api.rest.log_app import make_app
@@ -312,6 +313,7 @@ async def test_times_are_kept(there: Site) -> None:
 async def test_paths_that_are_not_there(there: Site) -> None:
     for method, path, status in (
         ("GET", "/", 404),
+        ("GET", "/v1/", 404),
         ("GET", "/v2/logs", 404),
         ("GET", f"{LOG}/", 404),
         ("GET", f"{LOG}/nope", 404),
@@ -436,3 +438,11 @@ def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
         for method, operation in operations.items():
             if operation.get("parameters"):
                 assert "400" in operation["responses"], (method, path)
+
+
+async def test_the_root_of_the_interface_says_where_to_go_on(there: Site) -> None:
+    answer = await there.get("/v1")
+    assert answer.status == 200
+    assert (answer.json["name"], answer.json["version"]) == ("rollbook", __version__)
+    for path in answer.json["links"].values():
+        assert (await there.get(path)).status == 200, path
