@@ -64,7 +64,7 @@ class AdminClient:
             ) from error
         finally:
             connection.close()
-        return _answer_of(response.status, response.getheader("content-type", ""), answer)
+        return answer_of(response.status, response.getheader("content-type", ""), answer)
 
     def _after_hang_up(self) -> str:
         if self.url.startswith("https:") and self.tls_certificate:
@@ -125,7 +125,7 @@ class AdminClient:
             raise BadConfig(f"cannot read the token: {describe_error(error)}") from error
 
 
-def _answer_of(status: int, media_type: str, answer: bytes) -> Any:
+def answer_of(status: int, media_type: str, answer: bytes) -> Any:
     if not media_type.startswith(("application/json", "application/problem+json")):
         text = answer[:200].decode(errors="replace")
         if status < 400:

@@ -205,14 +205,12 @@ class Dashboard:
     async def _refuse_method(self, request: Request) -> Response:
         scope = {**request.scope, "method": "POST"}
         takes_forms = any(
-            isinstance(route, Route)
-            and route.endpoint != self._refuse_method
-            and route.matches(scope)[0] is Match.FULL
+            route.endpoint != self._refuse_method and route.matches(scope)[0] is Match.FULL
             for route in self.routes
         )
         allowed = "GET, HEAD, POST" if takes_forms else "GET, HEAD"
         error = InvalidRequest(
-            f"this page does not take {request.method}", next_step="choose one of those above"
+            f"this page does not take {request.method}", next_step="load it with GET"
         )
         response = refused(error, 405)
         response.headers["allow"] = allowed

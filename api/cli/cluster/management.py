@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any, Final, Never, TypeVar
+from typing import Any, Final, Never, Protocol, TypeVar
 
 from rollbook import __version__
 from rollbook.api.cli.admin_client import AdminClient
@@ -93,6 +93,15 @@ _PAGES_S: Final = 5.0
 _PAGES_BYTES_MAX: Final = 1024 * 1024
 
 
+class LocalPages(Protocol):
+    """Of a bookie in this process."""
+
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any: ...
+
+
+PagesOf = Callable[[BookieId], AdminClient | LocalPages | None]
+
+
 class StoreWatch:
     """Whether the metadata store can be reached now. `run` it in a task."""
 
@@ -113,7 +122,7 @@ class ClusterAdmin:
         events: ClusterEvents,
         watch: StoreWatch,
         metadata: str,
-        pages_of: Callable[[BookieId], AdminClient | None] | None = None,
+        pages_of: PagesOf | None = None,
         callback_hosts: Sequence[str] = (),
     ) -> None:
         """`metadata`: its URL, for people, without secrets. `pages_of`: how a bookie's own pages are asked.
@@ -357,8 +366,10 @@ class ClusterAdmin:
                 bookie=bookie,
                 next_step="start it with --http, and the recovery server with bookie_token_file in its [recovery] settings",
             )
-        client = replace(client, timeout_s=_PAGES_S, answer_bytes_max=_PAGES_BYTES_MAX)
         said = None if body is None else dict(body)
+        if not isinstance(client, AdminClient):
+            return await self._ask_locally(bookie, client, method, path, said)
+        client = replace(client, timeout_s=_PAGES_S, answer_bytes_max=_PAGES_BYTES_MAX)
         async with self._pages_at_once:
             try:
                 if method == "GET":
@@ -368,6 +379,16 @@ class ClusterAdmin:
                 if type(error) is not RollbookError:
                     raise
                 raise BookieFailed(f"bookie {bookie}: {error.message}", bookie=bookie) from error
+
+    async def _ask_locally(
+        self, bookie: BookieId, pages: LocalPages, method: str, path: str, body: Facts | None
+    ) -> Any:
+        try:
+            async with asyncio.timeout(_PAGES_S):
+                return await pages.ask(method, path, body)
+        except TimeoutError as error:
+            said = f"bookie {bookie} has not answered for {_PAGES_S:g} s"
+            raise ConnectionLost(said, bookie=bookie) from error
 
     # --- Ledgers ------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -136,15 +136,17 @@ async def local_cluster(
         recovery = RecoverySettings(
             RecoveryServerConfig(url, name="recovery-1", callback_hosts=callback_hosts)
         )
+        admins = {
+            name: Admin(bookie, machine.disk, machine.clock) for name, bookie in running.items()
+        }
         local: dict[BookieId, BookieDoubts] = {
-            BookieId(name): LocalDoubts(Admin(bookie, machine.disk, machine.clock))
-            for name, bookie in running.items()
+            BookieId(name): LocalDoubts(admin) for name, admin in admins.items()
         }
         repair = await stack.enter_async_context(
             recovery_server(recovery, serves_store=False, doubts_of=local.get)
         )
         dashboard = await stack.enter_async_context(
-            _dashboard(repair, url, server, http, logs, callback_hosts)
+            _dashboard(repair, url, server, http, logs, callback_hosts, admins)
         )
         yield LocalCluster(url, running, logs, dashboard)
 
@@ -157,12 +159,14 @@ async def _dashboard(
     http: str,
     logs: RunningLogServer,
     callback_hosts: tuple[str, ...],
+    admins: Mapping[str, Admin],
 ) -> AsyncIterator[str]:
     if not http:
         yield ""
         return
     # FastAPI takes a third of a second to load.
-    from rollbook.api.cli.server.management import management
+    from rollbook.api.cli.dev.local_pages import local_pages
+    from rollbook.api.cli.server.management import audit_of, management
     from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.server import HttpConfig
 
@@ -181,11 +185,15 @@ async def _dashboard(
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
     own = Metrics()
     own.add(LOG_PART, logs.stats)
-    async with management(
-        *(repair.ledgers, repair.events, url, config, doorkeeper, metrics, log_tls),
-        own_logs={server_name(logs.server.server_id): own},
-        callback_hosts=callback_hosts,
-    ) as where:
+    async with (
+        local_pages(admins, audit_of(doorkeeper)) as pages,
+        management(
+            *(repair.ledgers, repair.events, url, config, doorkeeper, metrics, log_tls),
+            own_logs={server_name(logs.server.server_id): own},
+            pages_of=pages.get,
+            callback_hosts=callback_hosts,
+        ) as where,
+    ):
         yield f"{'https' if tls else 'http'}://{where}"
 
 

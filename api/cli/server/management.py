@@ -3,15 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.managing import Managing
-from rollbook.api.cli.admin_client import AdminClient
-from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
+from rollbook.api.cli.cluster.management import ClusterAdmin, PagesOf, StoreWatch
 from rollbook.api.client.target import token_of_file
 from rollbook.api.dashboard.app import Dashboard, refused
 from rollbook.api.dashboard.log_servers import IN_THE_CLEAR, LogServers, LogTls
@@ -21,7 +20,6 @@ from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.recovery.events import ClusterEvents
@@ -41,7 +39,7 @@ async def management(
     *,
     own_logs: Mapping[str, Metrics] = {},
     metrics_token_file: str = "",
-    pages_of: Callable[[BookieId], AdminClient | None] | None = None,
+    pages_of: PagesOf | None = None,
     callback_hosts: Sequence[str] = (),
 ) -> AsyncIterator[Address]:
     """Where it listens. `metadata`: the URL, as it may be shown. `own_logs`: of log servers in this process, by name.
@@ -52,9 +50,7 @@ async def management(
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
         admin = ClusterAdmin(ledgers, events, watch, metadata, pages_of, callback_hosts)
-        # Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log.
-        audit = doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)
-        managing, operations = Managing(audit), RunningOperations()
+        managing, operations = Managing(audit_of(doorkeeper)), RunningOperations()
         stack.push_async_callback(operations.close)
 
         async def log_addresses() -> list[str]:
@@ -96,3 +92,8 @@ async def management(
         stack.push_async_callback(server.close)
         stack.push_async_callback(dashboard.close)
         yield server.address
+
+
+def audit_of(doorkeeper: Doorkeeper | None) -> Audit:
+    """Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log."""
+    return doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)

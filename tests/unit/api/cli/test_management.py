@@ -70,6 +70,7 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
                 while not shell.done():
                     log.append(b"meanwhile")
                 said = shell.result()
+            shows_pages_of_its_bookies(bookie)
             with pytest.raises(HTTPError) as refused:
                 ask("DELETE", bookie)
             assert json.loads(refused.value.read())["detail"] == f"{ensemble[0]} still runs"
@@ -77,6 +78,18 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
             assert first == again, "the key belongs to one operation"
             assert first["result"] == {"drained": [ensemble[0]]}
             assert next(iter(log.read(0, 1))).value == b"before"
+
+
+def shows_pages_of_its_bookies(bookie: str) -> None:
+    """B29: those of `rollbook dev` have no port for them."""
+    for page in ("status", "state", "gc", "space", "compaction", "scrub"):
+        assert "answer" in ask("GET", f"{bookie}/pages/{page}"), page
+    ask("PUT", f"{bookie}/pages/suspend-compaction", {"suspendMajor": True})
+    suspended = {"isMajorGcSuspended": True, "isMinorGcSuspended": False}
+    assert ask("GET", f"{bookie}/pages/compaction")["answer"] == suspended
+    with pytest.raises(HTTPError) as refused:
+        ask("PUT", f"{bookie}/pages/readonly", {"readOnly": "perhaps"})
+    assert (refused.value.code, json.load(refused.value)["reason"]) == (400, "INVALID")
 
 
 def make_metadata(folder: Path) -> str:
