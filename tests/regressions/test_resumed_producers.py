@@ -57,6 +57,7 @@ def test_a_program_that_is_killed_five_times_appends_each_record_once(
             program = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert program.stdout is not None
             lives.append(int(program.stdout.readline() or -1))
+            assert lives[-1] >= 0, "the program has failed"
             wanted = (life + 1) * _RECORDS // (_LIVES + 2)
             for record in log.tail(max(log.tail_offset() - 1, 0)):
                 if record.offset >= wanted:
