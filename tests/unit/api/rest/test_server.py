@@ -100,15 +100,15 @@ async def test_a_taken_port_is_told() -> None:
 def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) -> None:
     assert read_token(token_file) == TOKEN
     os.chmod(token_file, 0o604)
-    with raises_message(BadConfig):
+    with pytest.raises(BadConfig, match="others may read"):
         read_token(token_file)
     os.chmod(token_file, 0o640)
     if os.geteuid() == 0:  # A secret of root's may be shared with a group (Kubernetes, Compose).
         assert read_token(token_file) == TOKEN
         os.chown(token_file, 65_534, -1)
-    with raises_message(BadConfig):
+    with pytest.raises(BadConfig, match="others may read"):
         read_token(token_file)
-    with raises_message(BadConfig):
+    with pytest.raises(BadConfig, match="cannot read"):
         read_token(str(tmp_path / "none"))
     for content in (b"short\n", b"\n", b"", b"x" * 5_000, b"\xff" * 20):
         path = tmp_path / "bad"
