@@ -72,7 +72,7 @@ def figures(runs: int) -> Iterator[Figure]:
     yield judged("import rollbook and its client, peak", "MiB", None, [e.peak_mib for e in client])
     shell = [*python, "-c", "import sys; from rollbook.api.cli.entry import main; sys.exit(main())"]
     for words in ("--help", "log --help", "log append --help"):
-        yield from _both(words, runs, lambda words=words: spent([*shell, *words.split()]))  # type: ignore[misc]
+        yield from _both(words, runs, lambda words=words: spent([*shell, *words.split()]))  # type: ignore[misc]  # A default in a lambda.
     refused = ("log", "ls", "--server", f"127.0.0.1:{_closed_port()}")
     yield from _both(
         "log ls, refused", runs, lambda: spent([*shell, *refused]), target_s=_REFUSED_S, code=5
@@ -89,7 +89,7 @@ def figures(runs: int) -> Iterator[Figure]:
             *("log ls", "log show bench", "cluster info"),
         ):
             command = [*shell, *words.split()]
-            yield from _both(words, runs, lambda command=command: spent(command, environment))  # type: ignore[misc]
+            yield from _both(words, runs, lambda command=command: spent(command, environment))  # type: ignore[misc]  # A default in a lambda.
 
 
 def _both(
