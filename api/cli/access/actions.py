@@ -9,8 +9,8 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -55,12 +55,13 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
     table["certificates"] = list(certificates)
     table["tokens"] = [_hashed(secret, days)] if secret else []
     section = _as_toml(name, {key: value for key, value in table.items() if value})
-    there = read(path) if os.path.exists(path) else Principals([])
-    if there.named(name) is not None:
-        raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
-    added = parse_principals(tomllib.loads(section)[SECTION])
-    Principals([*there, *added])  # Raises if a name or token is taken.
-    _replace(path, section)
+    with _locked(path):
+        there = read(path) if os.path.exists(path) else Principals([])
+        if there.named(name) is not None:
+            raise BadConfig(f"there is a principal {name}", path=path, next_step="edit the file")
+        added = parse_principals(tomllib.loads(section)[SECTION])
+        Principals([*there, *added])  # Raises if a name or token is taken.
+        _replace(path, section)
     if secret:
         click.echo(secret)
 
@@ -77,13 +78,13 @@ def remove(path: str, names: Sequence[str], yes: bool) -> None:
             text = "".join(_parted(path, text, name)[::2])
         return text
 
-    _rewrite(path, there, without, names)
+    with _locked(path):
+        _rewrite(path, read(path), without, names, tokens=None)
 
 
 def rotate(path: str, name: str, days: int | None) -> None:
     """A further token for a principal; those before stay until they are dropped."""
-    there = read(path)
-    principal = _require_known(path, there, name)
+    principal = _require_known(path, read(path), name)
     if not principal.tokens and principal.certificates:
         raise BadConfig(f"{name} is known by certificates, and has no token", path=path)
     secret = new_token()
@@ -94,17 +95,19 @@ def rotate(path: str, name: str, days: int | None) -> None:
         changed, count = _TOKENS.subn(lambda found: f"{found[0]}{entry}, ", section, count=1)
         if count != 1:
             raise BadConfig(f"the tokens of {name} are not where they are expected", path=path,
-                            next_step=f"add to the file: tokens = [{entry}]")  # fmt: skip
+                            next_step="put into the file what `rollbook access token` prints")  # fmt: skip
         return f"{before}{changed}{after}"
 
-    _rewrite(path, there, with_token, (name,))
+    with _locked(path):
+        there = read(path)
+        count = len(_require_known(path, there, name).tokens)
+        _rewrite(path, there, with_token, (name,), tokens=count + 1)
     click.echo(secret)
 
 
 def drop_old_tokens(path: str, name: str) -> None:
     """All but the newest, which `rotate` has added."""
-    there = read(path)
-    principal = _require_known(path, there, name)
+    principal = _require_known(path, read(path), name)
     if len(principal.tokens) < 2:
         raise BadConfig(f"{name} has one token alone", path=path, next_step="rotate it first")
 
@@ -114,7 +117,8 @@ def drop_old_tokens(path: str, name: str) -> None:
         (found,) = _TOKENS_WHOLE.findall(section)
         return f"{before}{section.replace(found, f'tokens = {_value(tokens[:1])}')}{after}"
 
-    _rewrite(path, there, with_one, (name,))
+    with _locked(path):
+        _rewrite(path, read(path), with_one, (name,), tokens=1)
 
 
 def _require_known(path: str, there: Principals, name: str) -> Principal:
@@ -141,13 +145,44 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
     )
 
 
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """While another command changes a file of this folder, this one waits: else one would undo the other."""
+    try:
+        import fcntl
+    except ImportError:  # On Windows, where no server reads such a file.
+        yield
+        return
+    folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def _rewrite(
-    path: str, there: Principals, change: Callable[[str], str], names: Sequence[str]
+    path: str,
+    there: Principals,
+    change: Callable[[str], str],
+    names: Sequence[str],
+    *,
+    tokens: int | None,
 ) -> None:
-    """Replaces the file by one in which these principals alone have changed. Raises `BadConfig`."""
+    """Replaces the file by one in which these principals alone have changed. Raises `BadConfig`.
+
+    `tokens`: as many are known of each of them then; None: they are gone.
+    """
     with open(path, encoding="utf-8") as file:
         text = change(file.read())
     found = parse_principals(tomllib.loads(text).get(SECTION, {}))
+    counts = [len(each.tokens) for each in found if each.name in names]
+    if counts != ([] if tokens is None else [tokens] * len(names)):
+        raise BadConfig(
+            f"{', '.join(names)} has parts in several places of the file",
+            path=path,
+            next_step="edit the file",
+        )
     if [each for each in found if each.name not in names] != [
         each for each in there if each.name not in names
     ]:

@@ -3,6 +3,7 @@ import json
 import os
 import stat
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.grants import Right
-from rollbook.api.cli.access.actions import read
+from rollbook.api.cli.access.actions import read, rotate
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.ownership import drain_server
 from rollbook.api.cli.main import exit_code, rollbook
@@ -170,3 +171,28 @@ def test_principals_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert run("access", "add", "a", "--file", str(path), "--read", "x/*").exit_code == 0
     assert [each.name for each in read(str(path))] == ["b", "a"]
     assert path.read_text().count("# end") == 1
+
+
+def test_a_principal_of_several_sections_is_left_to_a_person(tmp_path: Path) -> None:
+    """Else its tokens would stay, or a token would be named that nobody was given."""
+    path = tmp_path / "access.toml"
+    text = (
+        "[principals.parts]\nread = ['*']\n"
+        f"[[principals.parts.tokens]]\nsha256 = '{'5' * 64}'\n\n# end\n"
+    )
+    path.write_text(text)
+    path.chmod(0o600)
+    for words in (("rm", "parts", "--yes"), ("rotate", "parts")):
+        refused = run("access", words[0], words[1], "--file", str(path), *words[2:])
+        assert isinstance(refused.exception, BadConfig), refused.output
+        assert (path.read_text(), refused.stdout) == (text, "")
+
+
+def test_tokens_that_are_rotated_at_once_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    assert run("access", "add", "boss", "--file", str(path), "--admin", "*").exit_code == 0
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: rotate(str(path), "boss", None), range(6)))
+    boss = read(str(path)).named("boss")
+    assert boss is not None
+    assert len(boss.tokens) == 7
