@@ -18,7 +18,6 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.system_errors import describe_error
-from rollbook.proto.runtime.tls import trusting_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,8 @@ class AdminClient:
             )
         if scheme == "http":
             return http.client.HTTPConnection(host, port or 8001, timeout=self.timeout_s)
+        from rollbook.proto.runtime.tls import trusting_context
+
         try:
             context = trusting_context(self.ca_file)
         except OSError as error:

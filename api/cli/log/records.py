@@ -384,7 +384,7 @@ class _Printer:
     def _show(self, record: Record) -> None:
         if self._output == "table":
             if not self._has_begun:
-                click.echo(f"{'OFFSET':>10}  {'TIME':<23}  RECORD")
+                click.echo(f"{'OFFSET':>10}  {'TIME':<24}  RECORD")
             click.echo(_line(record))
         elif self._output == "json":
             click.echo(

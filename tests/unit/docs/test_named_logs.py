@@ -18,7 +18,7 @@ PROGRAMS = pages.blocks(README, "python")
 
 def without_what_differs(text: str) -> str:
     """Times, ports, directories, which life of a server it was."""
-    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "TIME", text)
     text = re.sub(r"in \d+ s\b", "in N s", text)
     text = re.sub(r"sqlite://\S+", "sqlite://FILE", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)

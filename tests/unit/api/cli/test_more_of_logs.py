@@ -78,7 +78,7 @@ def test_lists_are_as_bare_or_as_wide_as_is_wanted(shell: Shell, server: str) ->
     assert ledgers == shell.run("log", "segments", "listed", "-o", "raw")
     head, row = shell.run("log", "segments", "listed", "-o", "wide").splitlines()
     assert head.endswith("LAST_RECORD")
-    assert re.search(r"  \d{4}-\d\d-\d\d [\d:.]+$", row)
+    assert re.search(r"  \d{4}-\d\d-\d\dT[\d:.]+Z$", row)
     names = shell.run("cluster", "servers", "-o", "name")
     assert names == shell.run("cluster", "servers", "-o", "raw")
 
