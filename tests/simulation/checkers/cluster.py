@@ -292,6 +292,10 @@ class ClusterChecker:
     def on_checks_asked(self) -> None:
         self._checks_asked_s = self._now()
 
+    def on_checks_ordered(self) -> None:
+        """The order is written: who carries it out has to find what was lost until now."""
+        self._has_unseen_loss = False
+
     def on_healing(self, healer: int, bookie: str) -> None:
         failed_s = self._healing_failed_s.pop((healer, bookie), -inf)
         is_another = self._back_s.get(bookie, -inf) >= failed_s  # It may not be the same any more.

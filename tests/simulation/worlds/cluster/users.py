@@ -276,6 +276,7 @@ class Staff(Users):
                     now_ms = desk.clock.wall_us() // 1000
                     self.work.judge.on_checks_asked()
                     await desk.orders.ask_for_checks(now_ms, f"{now_ms:032x}")
+                    self.work.judge.on_checks_ordered()
                 case words.AUDIT:
                     await desk.marks.set_delay(DELAY_S)
         except RollbookError as error:
