@@ -57,6 +57,21 @@ def click(page: Page, button: str, **fields: str) -> None:
     page.run(f"({find}).querySelector('button').click()")
 
 
+def open_live(page: Page, url: str) -> None:
+    """As a person does who loads a page again that could not be made: it says why."""
+    shown = ""
+    for _ in range(3):
+        page.open(url)
+        try:
+            page.wait_until("window.htmx && document.querySelector('main')?._htmx?.sse", 10)
+        except AssertionError:
+            shown = f"{page.run('document.body?.innerText')} {page.complaints}"
+            page.forget_complaints()
+        else:
+            return
+    raise AssertionError(shown)
+
+
 def test_a_log_is_made_followed_and_truncated(site: Site, page: Page) -> None:
     page.open(f"{site.url}/logs")
     page.wait_for("No log yet.")
@@ -149,8 +164,7 @@ def test_every_screen_can_be_used_by_everybody(site: Site, page: Page) -> None:
 
 
 def test_events_are_seen_live_and_a_callback_is_tried(site: Site, page: Page) -> None:
-    page.open(f"{site.url}/events?kind=recovery-paused")
-    page.wait_until("window.htmx && document.querySelector('main')?._htmx?.sse")
+    open_live(page, f"{site.url}/events?kind=recovery-paused")
     page.run("window.stays = true")
     for enabled in ("false", "true"):
         put = urllib.request.Request(

@@ -66,6 +66,7 @@ def test_every_step_is_drawn() -> None:
         *(words.FOLLOW, words.READ, words.TRUNCATE, words.MARK, words.UNMARK, words.ROLL),
         *(words.SEAL, words.DRAIN, words.RESUME, words.TRANSFER, words.TAKE, words.STOP),
         *(words.FENCE, words.DEAF, words.DEAF_TO_NEW, words.FULL, words.DELETE, words.REPLACE),
+        words.UNDELETE,
         *(words.WALK, words.MISTELL, words.THREE, words.AWAY, words.RANGE, words.TO_TAIL),
     }
 
