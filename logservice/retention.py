@@ -42,6 +42,7 @@ _ALL_LEDGERS: Final = LogName(
     "system", "ledgers"
 )  # The server to which this name would be suggested does the walk.
 _CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
+_NAME_KEPT_US: Final = 60 * 1_000_000  # Of a deleted log that has no ledgers any more.
 _OPEN_DEADLINE_S: Final = 30.0
 _PAUSE_S: Final = 0.05  # Between logs that nobody owns, which takes 2 % of a processor at most.
 
@@ -213,7 +214,12 @@ class Sweeper:
             if owner is None and not self._keeper.is_nobodys(name, stored.list):
                 return  # Somebody has opened it meanwhile.
         if is_free(stored.list, self._now_us, self._lived):
-            await free_log(self._ledgers, self._nodes, stored, self._now_us, self._lived)
+            # A server that stood still may have read the list, and must not find another one of that version.
+            is_fresh = self._now_us - stored.list.free_at_us < _NAME_KEPT_US
+            await free_log(
+                *(self._ledgers, self._nodes, stored, self._now_us, self._lived),
+                keeps_name=is_fresh,
+            )
         elif stored.list.state is not LogState.DELETED:
             if owner is None:
                 await self._lost.on_sweep(name, stored.list)

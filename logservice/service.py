@@ -846,7 +846,7 @@ class Service:
         """Now, as far as that is possible; the next sweep does the rest."""
         with suppress(RollbookError):
             now_us = self._clock.wall_us()
-            await _by(due, free_log(self._ledgers, self._nodes, stored, now_us))
+            await _by(due, free_log(self._ledgers, self._nodes, stored, now_us, keeps_name=True))
 
     async def list_deleted_logs(
         self, request: words.ListDeletedLogs, due: float
@@ -857,6 +857,7 @@ class Service:
             for each in await _by(due, self._nodes.all_displaced())
             if request.namespace in ("", each.name.namespace)
             and each.name.name.startswith(request.prefix)
+            and not each.list.is_condemned
         ]
         namespaces = [request.namespace] if request.namespace else await self._nodes.namespaces()
         for namespace in namespaces:
@@ -871,7 +872,7 @@ class Service:
     async def _deleted_as(self, name: LogName) -> StoredLog | None:
         with suppress(NoSuchLog):
             stored = await self._nodes.read(name)
-            if stored.list.state is LogState.DELETED:
+            if stored.list.state is LogState.DELETED and not stored.list.is_condemned:
                 return stored
         return None
 

@@ -246,14 +246,20 @@ async def free_log(
     stored: StoredLog,
     now_us: int,
     lived: LivedTime = NO_GAPS,
+    *,
+    keeps_name: bool = False,
 ) -> bool:
-    """Deletes what a deleted log has kept, if its grace is over; whether nothing is left of it."""
+    """Deletes what a deleted log has kept, if its grace is over; whether nothing is left of it.
+
+    `keeps_name`: the empty list stays at its name, where a new log displaces it and goes on with its versions (LL10).
+    """
     if not is_free(stored.list, now_us, lived):
         return False
     condemned = await nodes.replace(stored, stored.list.with_ledgers_condemned())
     left = await delete_discarded(ledgers, nodes, condemned)
     if left.list.discarded:
         return False
-    await nodes.remove(left)
+    if left.is_displaced or not keeps_name:
+        await nodes.remove(left)
     logger.info("log_freed", log=str(stored.name))
     return True

@@ -306,6 +306,12 @@ def test_what_others_left_behind_is_tidied_up() -> None:
         await asyncio.sleep(61)
         await keeper.sweep()
         assert await ledgers(scene) == 0
+        freed = await scene.stored()
+        assert freed.list.is_condemned, (
+            "whoever has read the list before finds no other one of its version"
+        )
+        await asyncio.sleep(60)
+        await keeper.sweep()
         await refused(scene.nodes.read(LOG), NoSuchLog)
 
     swept(story, LogConfig())
