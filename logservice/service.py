@@ -941,6 +941,8 @@ class Service:
     async def _read(self, log: LogName) -> StoredLog:
         """Raises `NoSuchLog`, `LogDeleted`."""
         stored = await self._nodes.read(log)
+        if stored.list.is_condemned:
+            raise NoSuchLog(log=str(log))  # Nobody can bring it back.
         if stored.list.state is LogState.DELETED:
             raise LogDeleted(log=str(log), free_at_us=stored.list.free_at_us)
         return stored
