@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -169,6 +170,12 @@ class Page:
         """Of a promise: what it is kept with."""
         return self._value_of(script, awaitPromise=True)
 
+    def _shown(self) -> str:
+        try:
+            return str(self.run("document.body ? document.body.innerText : ''"))
+        except _PageLeft:  # For the next one, which is what is waited for.
+            return ""
+
     def _value_of(self, script: str, **how: Any) -> Any:
         found = self._pipe.call("Runtime.evaluate", expression=script, returnByValue=True, **how)
         assert "exceptionDetails" not in found, found
@@ -177,16 +184,19 @@ class Page:
     def wait_for(self, text: str, patience_s: float = 0.0) -> None:
         """Until the page shows it."""
         deadline = time.monotonic() + (patience_s or self._patience_s)
-        while text not in (shown := str(self.run("document.body ? document.body.innerText : ''"))):
+        while text not in (shown := self._shown()):
             assert time.monotonic() < deadline, (text, shown)
             time.sleep(0.02)
 
     def wait_until(self, script: str, patience_s: float = 0.0) -> Any:
         """Until it is true; its value."""
         deadline = time.monotonic() + (patience_s or self._patience_s)
-        while not (found := self.run(script)):
+        found = None
+        while not found:
             assert time.monotonic() < deadline, script
             time.sleep(0.02)
+            with suppress(_PageLeft):  # For the next one, which is what is waited for.
+                found = self.run(script)
         return found
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -204,6 +214,10 @@ class Page:
         modifiers = _SHIFT if shift else 0
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, modifiers=modifiers, **about)
         self.call("Input.dispatchKeyEvent", type="keyUp", modifiers=modifiers, **about)
+
+
+class _PageLeft(Exception):
+    """A call went to a page that was left before it was answered."""
 
 
 class _Pipe:
@@ -230,6 +244,8 @@ class _Pipe:
         while (message := self._next()).get("id") != self._calls:
             if "method" in message:
                 self.events.append(message)
+        if "navigated or closed" in message.get("error", {}).get("message", ""):
+            raise _PageLeft(method)
         assert "error" not in message, message
         found: dict[str, Any] = message["result"]
         return found
