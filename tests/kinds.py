@@ -119,9 +119,8 @@ def everything(arguments: argparse.Namespace) -> Tally:
     kinds["ledgers"] = ["tests", "simulate", "--world=ledger", ledgers, first]
     logs = "--seeds=180" if arguments.thorough else "--seeds=30"
     kinds["logs"] = ["tests", "simulate", "--world=logs", logs, first]
-    # The same seeds each time, until 1,500 fresh ones have passed in a row (tests/simulation/DESIGN.md).
     clusters = "--seeds=300" if arguments.thorough else "--seeds=30"
-    kinds["clusters"] = ["tests", "simulate", "--world=cluster", clusters]
+    kinds["clusters"] = ["tests", "simulate", "--world=cluster", clusters, first]
     style = _STYLE | {"generated": ["tests.generate", "--check"]} if arguments.thorough else {}
     kinds |= style | {"unit": ["tests", "unit", "--of=cores"]}
     kinds["doors"] = ["tests", "unit", "--of=doors"]
