@@ -28,7 +28,7 @@ from rollbook.bookie.config import StorageConfig
 from rollbook.bookie.core import catalog as changes
 from rollbook.bookie.core.byte_cache import ByteCache
 from rollbook.bookie.core.control_records import Control, ControlOperation
-from rollbook.bookie.core.fencing import Ledger, LedgerFacts
+from rollbook.bookie.core.fencing import AddLimits, Ledger, LedgerFacts
 from rollbook.bookie.core.group_commit import Frames, Write, index_of, size_of
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.core.ranges import Ranges
@@ -41,7 +41,7 @@ from rollbook.bookie.record_file import Cache
 from rollbook.bookie.sorted_log import NewLog
 from rollbook.bookie.startup import FoundStore, find_store, lock_directories, log_path, make_store
 from rollbook.bookie.stats import Stats
-from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Overloaded, Superseded
+from rollbook.proto.errors import BookieReadOnly, EntryStateUnknown, Superseded
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Clock, Disk, DiskLock, DiskSpace, Randomness
 from rollbook.proto.tasks import first_failure, to_its_end
@@ -233,7 +233,8 @@ class Storage:
         `on_done` is called before an awaiting task resumes: see `Journal.submit`. Its caller calls `go_on`
         after its last add, in the same step.
         """
-        refusals = tuple([self._refusal_of(group, adds) for group in adds.groups])
+        limits = self._limits_of(adds)
+        refusals = tuple([self._refusal_of(group, limits) for group in adds.groups])
         accepted = adds.groups
         if any(refusals):
             accepted = [g for g, refusal in zip(accepted, refusals, strict=True) if not refusal]
@@ -256,26 +257,23 @@ class Storage:
         """Nothing more is added with it; what was is still heard of."""
         self._journal.on_gone(on_done)
 
-    def _refusal_of(self, group: AddGroup, adds: Adds) -> Failure:
-        is_urgent = group.is_recovery or group.is_high_priority
-        size = adds.end - adds.start
-        # Not for what recovers, if it is not urgent: copies can be made elsewhere.
-        if self.is_read_only and not (
-            group.is_high_priority and self.may_promise and self._journal.has_room_for(size)
-        ):
-            return BookieReadOnly
-        if self.catalog.doubts.everything and not group.is_recovery:
-            return BookieReadOnly  # However urgent: the ledger may have been fenced.
-        # What recovers or is urgent has as much again: it must not starve behind the others.
-        bytes_max = self._config.queued_bytes_max << is_urgent
-        if self._journal.queued_bytes + size > bytes_max:
-            return Overloaded
-        ledger = self._ledger(group.ledger_id)
-        refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
-        if refusal is not None:
+    def _limits_of(self, adds: Adds) -> AddLimits:
+        size, is_read_only = adds.end - adds.start, self.is_read_only
+        return AddLimits(
+            is_read_only=is_read_only,
+            takes_urgent=is_read_only and self.may_promise and self._journal.has_room_for(size),
+            may_have_lost_fences=self.catalog.doubts.everything,
+            old_below=self.catalog.old_below,
+            queued_bytes=self._journal.queued_bytes + size,
+            queued_bytes_max=self._config.queued_bytes_max,
+        )
+
+    def _refusal_of(self, group: AddGroup, limits: AddLimits) -> Failure:
+        if refusal := limits.refusal_of_group(group):
             return refusal
-        if group.ledger_id < self.catalog.old_below and not group.is_recovery:
-            return BookieReadOnly  # However new to us: its writer goes elsewhere (B13).
+        ledger = self._ledger(group.ledger_id)
+        if refusal := limits.refusal_of_add(group, ledger):
+            return refusal
         ledger.show_key(group.ledger_key)
         if self.quiet:
             self.quiet.pop(group.ledger_id, None)

@@ -1,4 +1,4 @@
-"""What a bookie knows about a ledger besides its entries, and THE fencing rule.
+"""What a bookie knows about a ledger besides its entries, THE fencing rule, and which adds are refused.
 
 A fence never goes away (B4): it is in force from the moment it is asked for, so that adds behind it
 are refused, and it counts as an answer only once it is durable. Adds of a recovery pass it. A ledger
@@ -7,13 +7,30 @@ back. A ledger whose entries were dropped keeps its key and its fence, and takes
 
 The first to speak of a ledger brings its key; a request with another key is refused afterwards. A
 copy of a ledger that lost its key to damage takes the next one shown.
+
+An add is refused for the first of these reasons that applies:
+
+    BookieReadOnly  the bookie is read-only; an urgent add passes while the reserve of disk space has room
+    BookieReadOnly  fences may have been lost on this bookie, of any ledger; adds of a recovery pass
+    Overloaded      too many bytes wait for the journal; a recovery or an urgent add may queue twice as many
+    Unauthorized    the key differs from the first one that was shown
+    LedgerFenced    the ledger was deleted; or it is fenced, and the add is not of a recovery
+    Overloaded      the bookie still asks whether the ledger was deleted
+    BookieReadOnly  the ledger is older than a loss of fences (B13); adds of a recovery pass
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
-from rollbook.proto.errors import LedgerFenced, NoSuchLedger, Overloaded, Unauthorized
+from rollbook.proto.errors import (
+    BookieReadOnly,
+    LedgerFenced,
+    NoSuchLedger,
+    Overloaded,
+    Unauthorized,
+)
 from rollbook.proto.ids import NO_ENTRY
+from rollbook.proto.wire.adds import AddGroup
 from rollbook.proto.wire.messages import Failure
 
 
@@ -128,3 +145,35 @@ class Ledger:
         self.last_add_confirmed = last_add_confirmed
         self.on_lac(last_add_confirmed)
         return True
+
+
+class AddLimits(NamedTuple):
+    """What a bookie refuses at present, whatever it knows of the ledger; for one stretch of adds."""
+
+    is_read_only: bool
+    takes_urgent: (
+        bool  # Though it is read-only: the reserve of disk space has room for the stretch.
+    )
+    may_have_lost_fences: bool  # Of any ledger.
+    old_below: int  # Fences of ledgers with lower ids may have been lost (B13).
+    queued_bytes: int  # Bytes that wait for the journal, with the stretch.
+    queued_bytes_max: int
+
+    def refusal_of_group(self, group: AddGroup) -> Failure:
+        """The refusal for which the ledger need not be looked up."""
+        # A recovery that is not urgent does not get the reserve: copies can be made on other bookies.
+        if self.is_read_only and not (group.is_high_priority and self.takes_urgent):
+            return BookieReadOnly
+        if self.may_have_lost_fences and not group.is_recovery:
+            return BookieReadOnly  # Also if it is urgent: the ledger may have been fenced.
+        # Recoveries and urgent adds may queue twice as many bytes: other adds must not starve them.
+        is_urgent = group.is_recovery or group.is_high_priority
+        if self.queued_bytes > self.queued_bytes_max << is_urgent:
+            return Overloaded
+        return None
+
+    def refusal_of_add(self, group: AddGroup, ledger: Ledger) -> Failure:
+        refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
+        if refusal is None and ledger.ledger_id < self.old_below and not group.is_recovery:
+            return BookieReadOnly  # The writer replaces this bookie by another one.
+        return refusal

@@ -1,11 +1,19 @@
-"""THE fencing rule, as a table and in every order of events."""
+"""THE fencing rule, as a table and in every order of events; and which adds are refused besides."""
 
 import itertools
 
 import pytest
 
-from rollbook.bookie.core.fencing import Ledger, LedgerFacts
-from rollbook.proto.errors import LedgerFenced, NoSuchLedger, Unauthorized
+from rollbook.bookie.core.fencing import AddLimits, Ledger, LedgerFacts
+from rollbook.proto.errors import (
+    BookieReadOnly,
+    LedgerFenced,
+    NoSuchLedger,
+    Overloaded,
+    Unauthorized,
+)
+from rollbook.proto.ids import LedgerId
+from rollbook.proto.wire.adds import AddGroup
 from rollbook.proto.wire.messages import Failure
 
 KEY, OTHER = b"k" * 20, b"o" * 20
@@ -89,3 +97,77 @@ def test_the_durable_lac_only_rises() -> None:
     assert not made.on_durable_lac(2)
     assert made.on_durable_lac(4)
     assert made.last_add_confirmed == 4
+
+
+class Group(AddGroup):
+    def pack_replies(self, error: Failure = None) -> bytes:
+        raise NotImplementedError
+
+
+def group(*, is_recovery: bool = False, is_urgent: bool = False, key: bytes = KEY) -> AddGroup:
+    return Group(
+        LedgerId(7),
+        key,
+        is_recovery=is_recovery,
+        is_high_priority=is_urgent,
+        is_sync_deferred=False,
+    )
+
+
+ORDINARY, URGENT = group(), group(is_urgent=True)
+RECOVERY, URGENT_RECOVERY = group(is_recovery=True), group(is_recovery=True, is_urgent=True)
+LIMITS = AddLimits(
+    is_read_only=False,
+    takes_urgent=False,
+    may_have_lost_fences=False,
+    old_below=0,
+    queued_bytes=100,
+    queued_bytes_max=100,
+)
+READ_ONLY = LIMITS._replace(is_read_only=True)
+ON_RESERVE = READ_ONLY._replace(takes_urgent=True)
+LOST_FENCES = LIMITS._replace(may_have_lost_fences=True)
+LOST_ON_RESERVE = ON_RESERVE._replace(may_have_lost_fences=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "ordinary", "urgent", "recovery", "urgent_recovery"),
+    [
+        (LIMITS, None, None, None, None),
+        (READ_ONLY, BookieReadOnly, BookieReadOnly, BookieReadOnly, BookieReadOnly),
+        (ON_RESERVE, BookieReadOnly, None, BookieReadOnly, None),
+        (LOST_FENCES, BookieReadOnly, BookieReadOnly, None, None),
+        (LOST_ON_RESERVE, BookieReadOnly, BookieReadOnly, BookieReadOnly, None),
+        (LIMITS._replace(queued_bytes=101), Overloaded, None, None, None),
+        (LIMITS._replace(queued_bytes=200), Overloaded, None, None, None),
+        (LIMITS._replace(queued_bytes=201), Overloaded, Overloaded, Overloaded, Overloaded),
+    ],
+)
+def test_adds_that_are_refused_for_any_ledger(
+    limits: AddLimits,
+    ordinary: Failure,
+    urgent: Failure,
+    recovery: Failure,
+    urgent_recovery: Failure,
+) -> None:
+    assert limits.refusal_of_group(ORDINARY) is ordinary
+    assert limits.refusal_of_group(URGENT) is urgent
+    assert limits.refusal_of_group(RECOVERY) is recovery
+    assert limits.refusal_of_group(URGENT_RECOVERY) is urgent_recovery
+
+
+def test_old_ledgers_take_adds_of_a_recovery_only() -> None:
+    """B13: fences of ledgers below that id may have been lost. A key or a fence that is known is named first."""
+    limits = LIMITS._replace(old_below=8)
+    assert limits.refusal_of_add(ORDINARY, ledger(OPEN)) is BookieReadOnly
+    assert limits.refusal_of_add(URGENT, ledger(OPEN)) is BookieReadOnly
+    assert limits.refusal_of_add(RECOVERY, ledger(OPEN)) is None
+    assert limits.refusal_of_add(group(key=OTHER), ledger(OPEN)) is Unauthorized
+    assert limits.refusal_of_add(ORDINARY, ledger(FENCED)) is LedgerFenced
+    assert LIMITS._replace(old_below=7).refusal_of_add(ORDINARY, ledger(OPEN)) is None
+
+
+def test_a_ledger_that_may_be_deleted_is_asked_for_again_later() -> None:
+    suspect = ledger(OPEN)
+    suspect.is_suspect = True
+    assert LIMITS.refusal_of_add(ORDINARY, suspect) is Overloaded
