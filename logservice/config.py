@@ -22,6 +22,8 @@ class LogServerConfig:
     listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 takes a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
     rest: str = ""  # Of HTTP; empty: nowhere. Token and certificate are those of gRPC.
+    # Of pages in browsers that may use `rest`, as in http://localhost:3000. `*`: pages of every origin may read.
+    rest_origin: tuple[str, ...] = ()
     server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
     token_file: str = ""  # Who shows this token may ask; empty: everybody.
     access_file: str = ""  # Who may do what, by token or certificate; empty: see `token_file`.

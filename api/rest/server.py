@@ -20,7 +20,8 @@ Nobody gets much without having shown the token:
     on loopback    without a token, only under a loopback name: a page in a browser on this machine
                    could otherwise speak to it through a name of its own (DNS rebinding)
     a word         that decides is said once: of two headers or fields of one name who knows which was meant
-    pages          of other origins change nothing: browsers send their forms anywhere
+    pages          of other origins change nothing, unless an operator has named them: browsers send their
+                   forms anywhere (`cross_origin.py`)
 """
 
 import asyncio
@@ -48,6 +49,7 @@ from rollbook.api.access.authenticator import CALLER, AuthenticatedCaller, Doork
 from rollbook.api.access.certificate_names import names_in
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
+from rollbook.api.rest.cross_origin import CrossOrigin
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.response_backpressure import Untaken
 from rollbook.proto.errors import (
@@ -128,6 +130,7 @@ class HttpConfig:
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
     knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
+    origins: tuple[str, ...] = ()  # Of pages that may use it, checked by `check_origins`.
 
     def __post_init__(self) -> None:
         if self.insecure or is_loopback(self.address.host):
@@ -165,7 +168,10 @@ class HttpServer:
         hosts = _LOOPBACK_NAMES if doorkeeper is None and not config.insecure else None
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
-            Guard(app, doorkeeper, hosts, frozenset(open_paths), bounds, own_door, own_refusal),
+            Guard(
+                *(app, doorkeeper, hosts, frozenset(open_paths), bounds, own_door, own_refusal),
+                cross_origin=CrossOrigin(config.origins),
+            ),
             interface="asgi3",
             http=_Connection,
             ws="none",
@@ -493,8 +499,10 @@ class Guard:
         bounds: Bounds,
         own_door: str = "",
         own_refusal: Callable[[RollbookError, int], Response] | None = None,
+        cross_origin: CrossOrigin | None = None,
     ) -> None:
         self._app = app
+        self._cross_origin = cross_origin or CrossOrigin(())
         self._own_door = own_door
         self._own_refusal = own_refusal
         self._bounds = bounds
@@ -508,14 +516,16 @@ class Guard:
         assert scope["type"] == "http"
         headers = Headers(scope=scope)
         held = _Held()
+        send = self._cross_origin.telling(scope["method"], headers, send)
+        preflight = self._cross_origin.preflight(scope["method"], headers)
         try:
             try:
                 self._check_host(headers)
-                if not self._is_open(scope["path"]):
+                if preflight is None and not self._is_open(scope["path"]):
                     CALLER.set(self._admitted(scope, headers))
                 _check_path(scope)
                 _check_said_once(scope, headers)
-                _check_origin(scope, headers)
+                self._check_origin(scope, headers)
                 body = await self._read_body(headers, receive, held)
             except _Refused as refused:
                 waits = "100-continue" in headers.get("expect", "").lower() and not held.is_read
@@ -525,7 +535,9 @@ class Guard:
                 pass  # What came of the body is not what was meant.
             else:
                 told = _told_at_once(body, receive)
-                if scope["method"] == "GET":
+                if preflight is not None:
+                    await preflight(scope, told, send)
+                elif scope["method"] == "GET":
                     await self._untaken.serve(self._app, scope, told, send)
                 else:  # Responses to writes are never dropped.
                     await self._app(scope, told, send)
@@ -589,6 +601,15 @@ class Guard:
             raise _Refused(
                 421, InvalidRequest("only loopback names are served here", next_step=advice)
             )
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if origin is None or scope["method"] in _LOOKING:
+            return
+        if origin.partition("://")[2] == headers.get("host", ""):
+            return
+        if not self._cross_origin.may_change(origin):
+            raise _Refused(403, Unauthorized("pages of other origins change nothing here"))
 
     def _admitted(self, scope: Scope, headers: Headers) -> AuthenticatedCaller:
         client = scope.get("client")
@@ -684,14 +705,6 @@ def _check_no_two(names: Iterable[str]) -> None:
         if name in said:
             raise _Refused(400, InvalidRequest(f"{name[:80]!r} is said more than once"))
         said.add(name)
-
-
-def _check_origin(scope: Scope, headers: Headers) -> None:
-    origin = headers.get("origin")
-    if origin is None or scope["method"] in _LOOKING:
-        return
-    if origin.partition("://")[2] != headers.get("host", ""):
-        raise _Refused(403, Unauthorized("pages of other origins change nothing here"))
 
 
 def _listen(address: Address) -> socket.socket:

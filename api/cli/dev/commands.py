@@ -8,6 +8,7 @@ import click
 from rollbook.api.cli.bookie.options import LOG_LEVELS
 from rollbook.api.cli.click_types import WholeNumber
 from rollbook.api.cli.output import examples
+from rollbook.api.cli.rest_origin_option import rest_origin_option
 
 
 @click.command(
@@ -46,6 +47,7 @@ from rollbook.api.cli.output import examples
     metavar="HOST:PORT",
     help="Of management and dashboard.  [default: 127.0.0.1:7500, or a free port if that is taken]",
 )
+@rest_origin_option
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
 def group(
     bookies: int,
@@ -53,6 +55,7 @@ def group(
     listen: str | None,
     rest: str | None,
     http: str | None,
+    rest_origin: tuple[str, ...],
     log_level: str,
 ) -> None:
     """Run a whole cluster here: bookies, a log server, the embedded metadata store.
@@ -61,4 +64,4 @@ def group(
     """
     from rollbook.api.cli.dev.run import run_dev  # `--help` is quick.
 
-    run_dev(bookies, data, listen, rest, http, log_level)
+    run_dev(bookies, data, listen, rest, http, log_level, rest_origin)

@@ -21,7 +21,7 @@ from rollbook.api.cli.dev.local_cluster import (
     usual_or_free,
 )
 from rollbook.api.cli.run_until_signal import until_stopped
-from rollbook.api.cli.server.log import DEFAULT_PORT, REST_PORT
+from rollbook.api.cli.server.log import DEFAULT_PORT, REST_PORT, check_rest_origins
 from rollbook.api.rest.callback_post import LOOPBACK_HOSTS
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.addresses import parse_address
@@ -45,6 +45,7 @@ def run_dev(
     rest: str | None,
     http: str | None,
     log_level: str,
+    rest_origin: tuple[str, ...] = (),
 ) -> None:
     """For people: it says where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
@@ -52,8 +53,12 @@ def run_dev(
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
     usual = 0 if where.endswith(":0") else REST_PORT  # A free port for one: a free port for both.
     config = LogServerConfig(
-        metadata="", listen=where, rest=_on_this_machine("--rest", rest, usual)
+        metadata="",
+        listen=where,
+        rest=_on_this_machine("--rest", rest, usual),
+        rest_origin=rest_origin,
     )
+    check_rest_origins(config)
     dashboard = _on_this_machine("--http", http, usual and DASHBOARD_PORT)
     _run(_serve(folder, bookies, config, SMALL, dashboard, _say_to_people, LOOPBACK_HOSTS))
 
@@ -83,6 +88,7 @@ def run_all(bookies: int, data: str, config: LogServerConfig, http: str, log_lev
     """For scripts: one line when it serves."""
     if http:
         require_free(dashboard_address(http, config))  # Refused before anything starts.
+    check_rest_origins(config)
     configure_logs(level=log_level, as_json=not sys.stderr.isatty())
     _run(_serve(_folder(data), bookies, config, LARGE, http, _say_to_scripts))
 

@@ -14,6 +14,7 @@ import click
 from rollbook.api.cli.bookie.options import LOG_LEVEL_VARIABLE, LOG_LEVELS, bookie_options
 from rollbook.api.cli.click_types import Number, WholeNumber
 from rollbook.api.cli.output import examples
+from rollbook.api.cli.rest_origin_option import rest_origin_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,6 +119,7 @@ _LOG_SERVER_OPTIONS: Final = (
         metavar="HOST:PORT",
         help="Serves HTTP there; :PORT is every address.  [default: nowhere]",
     ),
+    rest_origin_option,
     click.option(
         "--server-name",
         metavar="NAME",

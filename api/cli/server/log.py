@@ -75,7 +75,7 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
     and foo_bar under [log_server] in the file. Raises `BadConfig`.
     """
     tables = read_config_file(config_file, _SECTIONS) if config_file else {}
-    given = {name: value for name, value in flags.items() if value is not False}
+    given = {name: value for name, value in flags.items() if value is not False and value != ()}
     return LogSettings(
         load_config(
             LogServerConfig,
@@ -255,6 +255,7 @@ def _check_server(config: LogServerConfig) -> None:
     addresses_of(config)
     if config.rest:
         rest_address_of(config)
+    check_rest_origins(config)
     with BadConfig.about("metadata"):
         MetadataUrl.parse(config.metadata)
 
@@ -262,6 +263,21 @@ def _check_server(config: LogServerConfig) -> None:
 def rest_address_of(config: LogServerConfig) -> Address:
     """Where it serves HTTP, if it does. Raises `BadConfig`."""
     return parse_address(config.rest, "rest", default_host=EVERY_ADDRESS, default_port=REST_PORT)
+
+
+def check_rest_origins(config: LogServerConfig) -> None:
+    """Raises `BadConfig`."""
+    if config.rest_origin and not config.rest:
+        raise BadConfig(
+            "rest_origin would not be used: this server serves no HTTP",
+            next_step="say --rest HOST:PORT",
+            settings=("rest_origin",),
+        )
+    if config.rest_origin:
+        from rollbook.api.rest.cross_origin import check_origins  # It brings Starlette.
+
+        asks = bool(config.token_file or config.access_file)
+        check_origins(config.rest_origin, "rest_origin", asks_for_tokens=asks)
 
 
 def addresses_of(config: LogServerConfig) -> tuple[Address, Address, str]:

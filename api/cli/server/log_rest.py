@@ -38,6 +38,7 @@ async def serve_rest(
     http = HttpConfig(
         *(listen, config.token_file or None, tls, config.insecure),
         knows_callers=bool(config.access_file),
+        origins=config.rest_origin,
     )
 
     def url_of(address: str) -> str:

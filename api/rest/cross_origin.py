@@ -1,0 +1,114 @@
+"""Which pages of other origins may use this server from a browser (CORS), and the headers that tell the browser so.
+
+    a named origin    its pages may do what any client may: they show a token where the server asks for one
+    `*`               pages of every origin may read, where no token is asked for; they change nothing
+    any other         the browser hands its page nothing, and a request that changes something is refused
+
+An origin is compared as a whole. A browser asks first (a preflight: OPTIONS, without a token), and is answered before
+anything else looks at the request. Responses never allow credentials: no cookie and no certificate of a browser's user counts.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import Message, Send
+
+from rollbook.proto.errors import BadConfig
+
+EVERY_ORIGIN: Final = "*"
+
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?")
+_USUAL_PORTS: Final = {"http": ":80", "https": ":443"}  # Browsers leave them out.
+_METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE"
+_READING: Final = "GET, HEAD"
+_LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+_ASKED_METHOD: Final = "access-control-request-method"
+_ASKED_HEADERS: Final = "access-control-request-headers"
+_PREFLIGHT_AGE_S: Final = 600  # Longer: fewer preflights, later news of a changed setting.
+# What a page may send, and what it may see, besides `Log-…` and `Producer-…`.
+_SENT: Final = frozenset(
+    (
+        *("accept", "authorization", "content-encoding", "content-type", "idempotency-key"),
+        *("if-match", "if-none-match", "last-event-id"),
+    )
+)
+_SEEN: Final = frozenset(
+    ("content-encoding", "etag", "location", "retry-after", "www-authenticate")
+)
+_PREFIXES: Final = ("log-", "producer-")
+
+
+def check_origins(origins: Iterable[str], setting: str, *, asks_for_tokens: bool) -> None:
+    """Raises `BadConfig`."""
+    for origin in origins:
+        if origin == EVERY_ORIGIN:
+            if asks_for_tokens:
+                raise BadConfig(
+                    f"{setting} * is for servers that ask for no token",
+                    next_step="name the origins whose pages may use this server",
+                    settings=(setting,),
+                )
+        elif not _ORIGIN.fullmatch(_written_by_browsers(origin)):
+            raise BadConfig(
+                f"{origin[:80]!r} is no origin",
+                next_step="say SCHEME://HOST or SCHEME://HOST:PORT without a path, as in http://localhost:3000",
+                settings=(setting,),
+            )
+
+
+class CrossOrigin:
+    """What pages of other origins may do."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        """Origins that `check_origins` has accepted. None: no page of another origin may do anything."""
+        self._every = EVERY_ORIGIN in origins
+        self._named = frozenset(map(_written_by_browsers, origins)) - {EVERY_ORIGIN}
+
+    def may_change(self, origin: str) -> bool:
+        return origin in self._named
+
+    def preflight(self, method: str, headers: Headers) -> Response | None:
+        """The answer to a browser that asks for its page; None: that is not what this request is."""
+        origin, wanted = headers.get("origin", ""), headers.get(_ASKED_METHOD, "")
+        if method != "OPTIONS" or not wanted or not self._may_read(origin):
+            return None
+        names = (each.strip().lower() for each in headers.get(_ASKED_HEADERS, "").split(","))
+        sent = [name for name in names if name in _SENT or name.startswith(_PREFIXES)]
+        methods = _METHODS if origin in self._named else _READING
+        found = {"access-control-allow-methods": methods}
+        if sent:
+            found["access-control-allow-headers"] = ", ".join(sent)
+        found["access-control-max-age"] = str(_PREFLIGHT_AGE_S)
+        return Response(status_code=204, headers=found)
+
+    def telling(self, method: str, headers: Headers, send: Send) -> Send:
+        """`send`, with the headers that say whether the page may have the response."""
+        if not (self._named or self._every):
+            return send
+        origin = headers.get("origin", "")
+        is_allowed = origin in self._named or (self._may_read(origin) and method in _LOOKING)
+
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(raw=list(message.get("headers", ())))
+                found.add_vary_header("Origin")
+                if is_allowed:
+                    seen = dict.fromkeys(n for n in found if n in _SEEN or n.startswith(_PREFIXES))
+                    found["access-control-allow-origin"] = origin
+                    if seen:
+                        found["access-control-expose-headers"] = ", ".join(seen)
+                message = {**message, "headers": found.raw}
+            await send(message)
+
+        return tell
+
+    def _may_read(self, origin: str) -> bool:
+        return bool(origin) and (self._every or origin in self._named)
+
+
+def _written_by_browsers(origin: str) -> str:
+    origin = origin.lower()
+    return origin.removesuffix(_USUAL_PORTS.get(origin.partition("://")[0], "\n"))
