@@ -23,7 +23,7 @@ import structlog
 from rollbook.ledger.bookie_pool import AddChannel, Bookies
 from rollbook.ledger.bookie_replacement import BookieReplacement
 from rollbook.ledger.config import ClientConfig
-from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, Pipeline
+from rollbook.ledger.core.add_pipeline import LAGGARD_TICKS, LOOK_AGAIN_S, Pipeline
 from rollbook.ledger.core.ensemble_change import OpenEnsemble, RefusalAction, judge
 from rollbook.ledger.core.health import Health
 from rollbook.ledger.core.placement import Placement
@@ -53,12 +53,7 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 
 logger = structlog.get_logger()
 
-_SEND_AHEAD_BYTES: Final = 1024 * 1024  # Handed to a connection, and not taken by its socket.
 _EARLY_BYTES: Final = CHUNK_BYTES_MAX  # Gathered in one turn: bookies may begin while it goes on.
-_LOOK_AGAIN_S: Final = 0.01  # Whether a socket that was full takes more.
-_GATHER_S: Final = 0.002  # At most: with the next add others learn what is confirmed.
-_BUSY_PAUSE_S_MIN: Final = 0.02  # Doubled with each "busy" in a row,
-_BUSY_PAUSE_S_MAX: Final = 0.64  # up to this.
 
 _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 
@@ -139,7 +134,6 @@ class LedgerWriter:
         self._turn_is_due = self._offer_is_due = False
         self._act_at_bytes = 0  # At which `appended_bytes` an append has to be followed up at once.
         self._is_ticking = False
-        self._busy_pauses_s = [0.0] * metadata.quorum.ensemble
         self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
         self._reading_back: asyncio.Task[None] | None = None
         self._slots: dict[AddChannel, int] = {}
@@ -367,7 +361,6 @@ class LedgerWriter:
         if replies.error is not None:
             self._on_refused(slot, replies.error, replies.entry_ids)
             return
-        self._busy_pauses_s[slot] = 0.0
         if self._seating.has_lost:
             self._seating.on_answer(slot)
         if pipeline.on_acks(slot, replies.entry_ids):
@@ -426,16 +419,11 @@ class LedgerWriter:
         channel, pipeline = self._channels[slot], self._pipeline
         if not channel.is_open:
             return
-        delay_s = _LOOK_AGAIN_S
-        queued_bytes = channel.queued_bytes
-        if 2 * queued_bytes <= _SEND_AHEAD_BYTES:  # Else in driblets.
-            unanswered = channel.unanswered
-            if unanswered and not is_overdue and pipeline.gathers(slot, unanswered):
-                delay_s = _GATHER_S
-            else:
-                frames, count = pipeline.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
-                if count:
-                    channel.write(frames, count)
+        frames, count, delay_s = pipeline.next_frames(
+            slot, channel.queued_bytes, channel.unanswered, is_overdue=is_overdue
+        )
+        if count:
+            channel.write(frames, count)
         if pipeline.has_more(slot) and slot not in self._timers:
             # Its acks bring us back here sooner, unless what fills the socket is another ledger's.
             self._timers[slot] = self._loop.call_later(delay_s, self._look_again, slot)
@@ -464,12 +452,9 @@ class LedgerWriter:
 
     def _pause(self, slot: int) -> None:
         """It is busy (WR8)."""
-        pause_s = min(max(2 * self._busy_pauses_s[slot], _BUSY_PAUSE_S_MIN), _BUSY_PAUSE_S_MAX)
-        self._busy_pauses_s[slot] = pause_s
         if timer := self._timers.pop(slot, None):
             timer.cancel()
-        # With some chance in it, so that writers do not all come back at once.
-        delay_s = pause_s * (0.5 + self._randomness.random() / 2)
+        delay_s = self._pipeline.next_pause_s(slot, self._randomness.random())
         self._timers[slot] = self._loop.call_later(delay_s, self._retry, slot)
 
     def _retry(self, slot: int) -> None:
@@ -478,11 +463,11 @@ class LedgerWriter:
         if not channel.is_open or not self._verify_when_stale():
             self._pipeline.restart(slot)  # All that it lacks, once it may be sent.
             return
-        frames, count = self._pipeline.retry(slot, _SEND_AHEAD_BYTES)
+        frames, count = self._pipeline.retry(slot)
         if count:
             channel.write(frames, count)
         if self._pipeline.is_paused(slot):
-            self._timers[slot] = self._loop.call_later(_LOOK_AGAIN_S, self._retry, slot)
+            self._timers[slot] = self._loop.call_later(LOOK_AGAIN_S, self._retry, slot)
         else:
             self._hand_to(slot)
 
@@ -626,7 +611,6 @@ class LedgerWriter:
         channel.close()
         if timer := self._timers.pop(slot, None):
             timer.cancel()
-        self._busy_pauses_s[slot] = 0.0
 
     # --- Still ours? (WR5) ----------------------------------------------------------------------
 
@@ -759,10 +743,10 @@ class LedgerWriter:
         then deliver them without us. For these nobody waits long.
         """
         slots = range(len(self._channels))
-        for _ in range(round(LAGGARD_TICKS * self._tick_s / _LOOK_AGAIN_S)):
+        for _ in range(round(LAGGARD_TICKS * self._tick_s / LOOK_AGAIN_S)):
             if not any(map(self._pipeline.has_more, slots)):
                 break
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(LOOK_AGAIN_S)
 
 
 def _nobody(_: object) -> None:

@@ -21,6 +21,13 @@ expires. Three deadlines hang on the ticks (WR6):
 The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` and bookies that stand are
 too few to do so, or for twice as long whatever the reason: one deadline for a bookie that hangs and
 one for its successor.
+
+How much a connection gets at a time, and when it is looked at again:
+
+- Nothing while more than half of `_SEND_AHEAD_BYTES` waits for its socket; else frames up to that size.
+- Nothing yet while entries gather for a bookie that owes answers (WR10), for `_GATHER_S` at most.
+- After "busy" nothing for a pause that doubles with each further "busy", until the bookie acknowledges
+  an entry (WR8).
 """
 
 from bisect import bisect_right
@@ -47,6 +54,11 @@ from rollbook.proto.wire.adds import AddPacker
 DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
+LOOK_AGAIN_S: Final = 0.01  # After this, a socket that was full is looked at again.
+_SEND_AHEAD_BYTES: Final = 1024 * 1024  # Written to a connection, and not yet taken by its socket.
+_GATHER_S: Final = 0.002  # Longer: fewer writes, and others learn later what is confirmed.
+_BUSY_PAUSE_S_MIN: Final = 0.02
+_BUSY_PAUSE_S_MAX: Final = 0.64
 _CHUNK_BYTES: Final = 256 * 1024  # A chunk of this size is sent without waiting for more.
 _NOTHING: Final = (b"", 0)
 _AROUND_BYTES: Final = 160  # More than a frame has around a payload, in either protocol.
@@ -96,6 +108,7 @@ class Pipeline:
         self._full_at_bytes = window_bytes  # At which `appended_bytes`,
         self._full_at_entry = FIRST_ENTRY + window_entries  # and at which entry.
         self._seats = [SlotProgress(FIRST_ENTRY) for _ in range(quorum.ensemble)]
+        self._busy_pauses_s = [0.0] * quorum.ensemble  # By slot, the latest one.
         self._joined_of = (FIRST_ENTRY, FIRST_ENTRY)
         self._joined = b""
         self._ages: deque[tuple[int, EntryId]] = deque()  # At which tick which entries existed.
@@ -207,6 +220,22 @@ class Pipeline:
             and count * self.kept_bytes < _CHUNK_BYTES * (self.next_entry - self._first)
         )
 
+    def next_frames(
+        self, slot: int, queued_bytes: int, unanswered: int, *, is_overdue: bool
+    ) -> tuple[bytes, int, float]:
+        """The frames to write to the slot's connection now, how many they are, and after how many seconds to look
+        again if no acknowledgement causes that sooner.
+
+        `queued_bytes` of what was written wait for its socket, and `unanswered` adds for the bookie.
+        `is_overdue`: entries have gathered for `_GATHER_S`.
+        """
+        if 2 * queued_bytes > _SEND_AHEAD_BYTES:  # What room is left would take many small writes.
+            return b"", 0, LOOK_AGAIN_S
+        if unanswered and not is_overdue and self.gathers(slot, unanswered):
+            return b"", 0, _GATHER_S
+        frames, count = self.take(slot, _SEND_AHEAD_BYTES - queued_bytes)
+        return frames, count, LOOK_AGAIN_S
+
     def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
         """The next frames for the slot, as many as fit but at least one, and how many these are."""
         if not self.has_more(slot):
@@ -262,6 +291,7 @@ class Pipeline:
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
         """Whether entries were confirmed."""
+        self._busy_pauses_s[slot] = 0.0
         return self.acks.on_acks(slot, entry_ids, self._seats[slot].sent)
 
     def on_busy(self, slot: int, entry_ids: Sequence[EntryId]) -> bool:
@@ -275,7 +305,13 @@ class Pipeline:
         seat.is_paused = seat.is_paused or is_news
         return is_news
 
-    def retry(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
+    def next_pause_s(self, slot: int, chance: float) -> float:
+        """The pause after a "busy". `chance` from 0 to 1 shortens it, so that writers do not all return at once."""
+        pause_s = min(max(2 * self._busy_pauses_s[slot], _BUSY_PAUSE_S_MIN), _BUSY_PAUSE_S_MAX)
+        self._busy_pauses_s[slot] = pause_s
+        return pause_s * (0.5 + chance / 2)
+
+    def retry(self, slot: int, bytes_max: int = _SEND_AHEAD_BYTES) -> tuple[bytes, int]:
         """The pause is over: of what was refused, as much as fits but at least one. If that is not
         all, it stays paused, and `retry` is due again.
         """
@@ -332,6 +368,7 @@ class Pipeline:
     def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
         """The successor, named from `first_entry` on. What it will lack, as with `resume`."""
         start = max(first_entry, self._first)
+        self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)
         self._seat(slot)
         return first_entry, start

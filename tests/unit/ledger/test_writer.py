@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-import rollbook.ledger.writer
+import rollbook.ledger.core.add_pipeline
 from rollbook.ledger.add_channel import AddChannel
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import (
@@ -1108,7 +1108,7 @@ def test_what_gathers_leaves_with_the_answer(
     written: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """WR10."""
-    monkeypatch.setattr(rollbook.ledger.writer, "_GATHER_S", 3.0)
+    monkeypatch.setattr(rollbook.ledger.core.add_pipeline, "_GATHER_S", 3.0)
 
     async def story(scene: WriterScene) -> None:
         await scene.append(1)

@@ -11,6 +11,7 @@ import pytest
 from rollbook.ledger.core.add_pipeline import (
     DEADLINE_TICKS,
     LAGGARD_TICKS,
+    LOOK_AGAIN_S,
     PATIENCE_TICKS,
     Pipeline,
 )
@@ -517,6 +518,52 @@ def test_what_is_less_than_what_is_unanswered_gathers(
     answer(pipeline, 0, 0)
     append(pipeline, appended, b"x" * payload)
     assert pipeline.gathers(0, unanswered) is gathers
+
+
+def test_a_connection_with_a_full_socket_gets_nothing_more() -> None:
+    pipeline = make(window_bytes=4 * MIB)
+    append(pipeline, 3, bytes(400_000))
+    assert pipeline.next_frames(0, MIB // 2 + 1, 0, is_overdue=False) == (b"", 0, LOOK_AGAIN_S)
+    frames, count, look_s = pipeline.next_frames(0, MIB // 2, 0, is_overdue=False)
+    assert (entries_in(frames), count, look_s) == ([0], 1, LOOK_AGAIN_S), "half of the room is left"
+    frames, count, _ = pipeline.next_frames(0, 0, 1, is_overdue=True)
+    assert (entries_in(frames), count) == ([1, 2], 2)
+
+
+def test_entries_gather_for_a_bookie_that_owes_answers_until_they_are_overdue() -> None:
+    """WR10."""
+    pipeline = make()
+    append(pipeline, 10)
+    assert take(pipeline, 0) == [*range(10)]
+    append(pipeline, 1)
+    frames, count, look_s = pipeline.next_frames(0, 0, 10, is_overdue=False)
+    assert (frames, count) == (b"", 0)
+    assert look_s < LOOK_AGAIN_S
+    frames, count, _ = pipeline.next_frames(0, 0, 10, is_overdue=True)
+    assert (entries_in(frames), count) == ([10], 1)
+
+
+def test_pauses_of_a_busy_bookie_double_until_it_acknowledges_an_entry() -> None:
+    """WR8."""
+    pipeline = make()
+    append(pipeline, 1)
+    take(pipeline, 0)
+    pauses = [pipeline.next_pause_s(0, chance=1.0) for _ in range(7)]
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.64]
+    assert pipeline.next_pause_s(0, chance=0.0) == 0.32, "writers do not all return at once"
+    assert pipeline.next_pause_s(1, chance=1.0) == 0.02, "each slot has its own"
+    answer(pipeline, 0, 0)
+    assert pipeline.next_pause_s(0, chance=1.0) == 0.02
+
+
+def test_the_successor_of_a_busy_bookie_begins_with_a_short_pause() -> None:
+    pipeline = make()
+    append(pipeline, 1)
+    for _ in range(3):
+        pipeline.next_pause_s(0, chance=1.0)
+    pipeline.withdraw(0)
+    pipeline.admit(0, EntryId(0))
+    assert pipeline.next_pause_s(0, chance=1.0) == 0.02
 
 
 def test_of_striped_entries_those_count_that_the_slot_holds() -> None:
