@@ -240,13 +240,13 @@ def _parser() -> argparse.ArgumentParser:
         "deploy", help="the cluster of compose/compose.yaml in containers, under failures; < 3 min"
     )
     deploy.add_argument(
-        "--all", action="store_true", help="each part of tests/deploy/DESIGN.md; ~17 min"
+        "--all", action="store_true", help="each part of tests/deploy/DESIGN.md; ~20 min"
     )
     deploy.add_argument(
         "--of",
         action="append",
         default=[],
-        choices=["failures", "monitoring", "tls", "chart"],
+        choices=["failures", "monitoring", "tls", "chart", "systemd"],
         help="one part of --all; repeated for several",
     )
     deploy.add_argument(

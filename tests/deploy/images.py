@@ -2,7 +2,7 @@
 
 `prepare` fetches what the builds need into `build/deploy`: a base system from Debian's packages, Rollbook's
 packages for the base's Python, and Compose. It keeps them until the locks change. The ZooKeeper image
-has the Java and the jars of this machine.
+has the Java and the jars of this machine. What only the part `systemd` needs is fetched by that part.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,18 +42,22 @@ _PACKAGES: Final = (
     ),
     *("libstdc++6", "python3", "python3-venv", "sed", "tzdata", "zlib1g"),
 )
+MACHINE_RELEASE: Final = "bookworm"  # It has systemd 252, the oldest that the units are for.
+_MACHINE_PACKAGES: Final = (*_PACKAGES, "systemd", "systemd-sysv", "util-linux")
 _ARCHIVE: Final = "http://deb.debian.org/debian"
 _LOCKS: Final = ("requirements.lock", "requirements-build.lock")
 _DOWNLOAD_TIMEOUT_S: Final = 300.0
 _BUILD_TIMEOUT_S: Final = 300.0
 _AUTHORITIES: Final = "/etc/ssl/certs/ca-certificates.crt"
-_RAW, SYSTEM, BASE = "rollbook-test-raw", "rollbook-test-system", "rollbook-test-base"
+SYSTEM, BASE = "rollbook-test-system", "rollbook-test-base"
+MACHINE: Final = "rollbook-test-machine"
+_MACHINE_SYSTEM: Final = "rollbook-test-machine-system"
 # They decide where pip looks for packages.
 _PIP_VARIABLES: Final = re.compile(r"PIP_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY")
 
 # Only what Debian's scripts would have made and Python and pip need: no package is configured.
-_SYSTEM: Final = f"""\
-FROM {_RAW}
+_SYSTEM: Final = """\
+FROM {raw}
 COPY ca-certificates.crt /etc/ssl/certs/
 RUN echo 'root:x:0:0::/root:/bin/sh' > /etc/passwd \\
     && echo 'root:x:0:' > /etc/group \\
@@ -72,6 +77,19 @@ COPY start /opt/start
 RUN mkdir -m 777 /conf
 VOLUME /data /datalog
 CMD ["bash", "/opt/start"]
+"""
+# A machine before its first start: systemd makes the users and folders of its own packages then.
+_MACHINE: Final = f"""\
+FROM {_MACHINE_SYSTEM}
+COPY wheels /opt/wheels
+COPY install /
+COPY source /source
+WORKDIR /source
+RUN printf '[global]\\nno-index = true\\nfind-links = /opt/wheels\\n' > /etc/pip.conf \\
+    && : > /etc/machine-id \\
+    && bash -eu /install
+STOPSIGNAL SIGRTMIN+3
+CMD ["/sbin/init"]
 """
 # As the official image reads its environment, as far as compose.yaml and the chart use it.
 _ZOOKEEPER_START: Final = r"""
@@ -130,12 +148,37 @@ def prepare(engine: Engine, *, downloads: bool = True) -> None:
             zookeeper.find()
         except zookeeper.NoZooKeeper as error:
             raise NotFetched(str(error)) from error
-        _fetch_base()
-        _fetch_wheels(engine)
+        _fetch_base(RELEASE, _PACKAGES, FOLDER)
+        import_system(engine)
+        _fetch_wheels(engine, SYSTEM, FOLDER)
     else:
         for image in (PYTHON_IMAGE, ZOOKEEPER_IMAGE):
             _fetched(image, "docker", "pull", "--quiet", image, engine=engine)
     stamp.write_text(wanted)
+
+
+def prepare_machine(engine: Engine, *, downloads: bool = True) -> None:
+    """Downloads what `build_machine` needs. Raises `NotFetched`."""
+    if not engine.is_own:
+        raise NotFetched(
+            "only the engine that root starts with dockerd gives systemd what it needs"
+        )
+    folder = FOLDER / "machine"
+    wanted = hashlib.sha256(
+        repr((MACHINE_RELEASE, _MACHINE_PACKAGES)).encode()
+        + b"".join((ROOT / name).read_bytes() for name in _LOCKS)
+    ).hexdigest()
+    stamp = folder / "fetched"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        if not downloads:
+            raise NotFetched("Debian 12 is not downloaded: python -m tests deploy --of systemd")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _fetch_base(MACHINE_RELEASE, _MACHINE_PACKAGES, folder)
+        _import(engine, folder / "base.tar", _MACHINE_SYSTEM)
+        _fetch_wheels(engine, _MACHINE_SYSTEM, folder)
+        stamp.write_text(wanted)
+    _import(engine, folder / "base.tar", _MACHINE_SYSTEM)
 
 
 def compose_command() -> list[str]:
@@ -158,17 +201,17 @@ def _fetch_compose(engine: Engine) -> None:
     os.symlink("compose/bin/docker-compose", FOLDER / "docker-compose")
 
 
-def _fetch_base() -> None:
+def _fetch_base(release: str, packages: tuple[str, ...], folder: Path) -> None:
     if shutil.which("mmdebstrap") is None:
         raise NotFetched("there is no mmdebstrap (apt-get install mmdebstrap)")
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:
         settings.write(_settings_of_apt())
         settings.flush()
         _fetched(
-            f"Debian {RELEASE}",
+            f"Debian {release}",
             *("mmdebstrap", "--quiet", "--variant=extract", "--skip=output/dev"),
-            *(f"--include={','.join(_PACKAGES)}", f"--aptopt={settings.name}"),
-            *(RELEASE, str(FOLDER / "base.tar"), _ARCHIVE),
+            *(f"--include={','.join(packages)}", f"--aptopt={settings.name}"),
+            *(release, str(folder / "base.tar"), _ARCHIVE),
         )
 
 
@@ -181,10 +224,9 @@ def _settings_of_apt() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _fetch_wheels(engine: Engine) -> None:
+def _fetch_wheels(engine: Engine, system: str, folder: Path) -> None:
     """By the base's own Python, from where this machine's pip gets its packages."""
-    import_system(engine)
-    wheels = FOLDER / "wheels"
+    wheels = folder / "wheels"
     wheels.mkdir()
     settings = {name: value for name, value in os.environ.items() if _PIP_VARIABLES.fullmatch(name)}
     folders = [wheels, *(Path(each) for each in settings.get("PIP_FIND_LINKS", "").split())]
@@ -200,7 +242,7 @@ def _fetch_wheels(engine: Engine) -> None:
         "packages of Python",
         *("docker", "run", "--rm", "--network=host", *mounts, *locks),
         *(f"--env={name}={value}" for name, value in settings.items()),
-        *(SYSTEM, "sh", "-c", f"python3 -m venv /tmp/v && {wanted}"),
+        *(system, "sh", "-c", f"python3 -m venv /tmp/v && {wanted}"),
         engine=engine,
     )
 
@@ -259,11 +301,41 @@ def _needless(_folder: str, names: list[str]) -> list[str]:
     ]
 
 
+def build_machine(engine: Engine, install: str) -> None:
+    """A machine on which root typed `install` in a clone of the repository. `prepare_machine` comes first."""
+    with tempfile.TemporaryDirectory(prefix="rb-source-") as name:
+        folder = Path(name)
+        (folder / "source").mkdir()
+        for each in _sources():
+            (folder / "source" / each).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / each).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / each, folder / "source" / each, ignore=ignored)
+            else:
+                shutil.copy(ROOT / each, folder / "source" / each)
+        (folder / "install").write_text(install)
+        files = {each: folder / each for each in ("source", "install")}
+        _build(engine, MACHINE, _MACHINE, {"wheels": FOLDER / "machine" / "wheels"} | files)
+
+
+def _sources() -> Iterator[str]:
+    """What the package is built of, as `.dockerignore` has it, and the units."""
+    ignored = (ROOT / ".dockerignore").read_text()
+    yield from re.findall(r"^!(\S+)$", ignored, re.MULTILINE)
+    yield "compose/systemd"
+
+
 def import_system(engine: Engine) -> None:
-    if engine.docker("images", "--quiet", SYSTEM):
+    _import(engine, FOLDER / "base.tar", SYSTEM)
+
+
+def _import(engine: Engine, archive: Path, tag: str) -> None:
+    if engine.docker("images", "--quiet", tag):
         return
-    engine.docker("import", str(FOLDER / "base.tar"), _RAW, timeout_s=_BUILD_TIMEOUT_S)
-    _build(engine, SYSTEM, _SYSTEM, {"ca-certificates.crt": Path(_AUTHORITIES)})
+    raw = f"{tag}-raw"
+    engine.docker("import", str(archive), raw, timeout_s=_BUILD_TIMEOUT_S)
+    steps = _SYSTEM.format(raw=raw)
+    _build(engine, tag, steps, {"ca-certificates.crt": Path(_AUTHORITIES)})
 
 
 def _build_rollbook(engine: Engine, tag: str, base: str) -> None:

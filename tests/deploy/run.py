@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tests.deploy import encrypted, engine, images
+from tests.deploy import encrypted, engine, images, machine
 from tests.deploy.chart import installed
 from tests.deploy.cluster import Cluster, Traffic
 from tests.deploy.engine import CommandFailed, Engine, NoEngine
@@ -32,7 +32,7 @@ _ROLLBOOK: Final = ("bookie", "log", "recovery")
 _OUTAGE_S: Final = 30.0  # Longer than any session of ZooKeeper.
 _CUT_S: Final = 4.0
 
-PARTS: Final = ("failures", "monitoring", "tls", "chart")
+PARTS: Final = ("failures", "monitoring", "tls", "chart", "systemd")
 
 Say = Callable[[str], None]
 
@@ -58,9 +58,9 @@ def run(say: Say, parts: Sequence[str], *, downloads: bool = True) -> Tally:
         with engine.running() as found:
             images.prepare(found, downloads=downloads)
             try:
-                one = _Run(found, tally, say, is_alone=bool(parts))
+                one = _Run(found, tally, say, is_alone=bool(parts), downloads=downloads)
                 for part in parts:
-                    getattr(one, part)()
+                    _run_part(one, part, tally, say)
                 if not parts:
                     one.short()
             except _Over:
@@ -74,12 +74,25 @@ def run(say: Say, parts: Sequence[str], *, downloads: bool = True) -> Tally:
     return tally
 
 
+def _run_part(one: "_Run", part: str, tally: Tally, say: Say) -> None:
+    started = time.monotonic()
+    try:
+        getattr(one, part)()
+    except NotFetched as error:  # The other parts can do without.
+        tally.skipped.append(missing_piece(PIECE, f"{part}: {error}", HOW_TO_ENABLE))
+    else:
+        say(f"part {part}: {time.monotonic() - started:.0f} s")
+
+
 class _Run:
-    def __init__(self, found: Engine, tally: Tally, say: Say, *, is_alone: bool) -> None:
+    def __init__(
+        self, found: Engine, tally: Tally, say: Say, *, is_alone: bool, downloads: bool
+    ) -> None:
         self._engine = found
         self._tally = tally
         self._say = say
         self._is_alone = is_alone
+        self._downloads = downloads
         with self._step("build images"):
             self._built = images.build(found)
             self._cluster = Cluster(found, self._built)
@@ -196,6 +209,51 @@ class _Run:
             except _Over:
                 self._say(release.logs())
                 raise
+
+    def systemd(self) -> None:
+        with machine.installed(self._engine, self._built) as one, suppress(_Over):
+            with self._step("download Debian 12"):
+                images.prepare_machine(self._engine, downloads=self._downloads)
+            with self._step("install the units as docs/deploy.md does"):
+                one.build()
+            try:
+                self._use_units(one)
+            except _Over:
+                self._say(one.logs())
+                raise
+
+    def _use_units(self, one: machine.Machine) -> None:
+        with self._step("systemd 252 starts the machine"):
+            one.boot()
+        with self._step("without a cluster no start ends"):
+            one.require_start_waits()
+        with self._step("the page's commands start all units"):
+            one.start_as_the_page_does()
+        with self._step("users, rights and file systems of units"):
+            one.require_confined()
+        with self._step("a log takes a record"):
+            one.make_log()
+            one.append("first")
+        for unit in machine.UNITS:
+            with self._step(f"kill rollbook-{unit}"):
+                one.kill(unit)
+                one.append(f"after {unit}")
+        with self._step("the bookie goes on when its disk is full"):
+            one.fill_disk()
+        with self._step("the bookie starts on its full disk"):
+            one.require_start_on_full_disk()
+        with self._step("with room it takes records"):
+            one.make_room()
+            one.append("with room")
+        with self._step("systemctl stop ends each unit in its time"):
+            took = {unit: one.stop(unit) for unit in reversed(machine.UNITS)}
+            self._say(", ".join(f"{unit} {took[unit]:.1f} s" for unit in took))
+        with self._step("all records are there after systemctl start"):
+            one.start()
+            wanted = ["first", *(f"after {unit}" for unit in machine.UNITS), "with room"]
+            assert one.read() == wanted, one.read()
+        with self._step("the machine is shut down"):
+            one.shut_down()
 
     def _use_from_outside(self, outside: encrypted.Outside) -> None:
         with self._step("Python on the host, by one port"):
