@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
@@ -31,6 +29,7 @@ from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.core.values import Form
 from rollbook.api.dashboard.log_servers import LogServers
 from rollbook.api.dashboard.parts import PREFIX, PageFrame, Screen, render, with_query
+from rollbook.api.dashboard.shared_answers import SharedAnswers
 from rollbook.api.rest.cluster import (
     PAGE,
     BookieActs,
@@ -83,10 +82,10 @@ _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
 _ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages lag behind more, and cost less.
 _HEARTBEAT_ROUNDS: Final = 30
 _FIELDS_MAX: Final = 20
-_ONCE_CHARACTERS: Final = 48  # An idempotency key has 59 at most.
-_REMEMBERED_MAX: Final = 200
+_ANSWERS_MAX: Final = 200
+_ROUNDS_MAX: Final = 50  # Events of a page's size.
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
-_S: Final = 1_000_000_000
+_ONCE_CHARACTERS: Final = 48  # An idempotency key has 59 at most.
 _NAMED: Final = ("/log", "/server")  # Pages of what has a name, not an id.
 _ACTS_ON_LOG: Final = {
     "append": (Right.APPEND, "Append"),
@@ -110,12 +109,6 @@ class PageAdmin(ClusterAdmin, Protocol):
 
     async def node(self, path: str) -> Facts:
         """Of the metadata store, with its secrets. Raises `NoSuchNode`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    facts: Any
-    at_ns: int
 
 
 class _SignedOut(Exception):
@@ -151,8 +144,8 @@ class Dashboard:
         self._now_ns = now_ns
         self._draw = draw
         self._sessions = Sessions(now_ns, draw)
-        self._changed_ns = now_ns()  # When somebody acted here for the last time.
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._answers = SharedAnswers(now_ns, _FRESH_S, _ANSWERS_MAX)
+        self._rounds = SharedAnswers(now_ns, _ROUND_S, _ROUNDS_MAX)
         self._is_closing = asyncio.Event()
         pages = {
             "": self._overview,
@@ -301,34 +294,24 @@ class Dashboard:
         base = f"{scheme}://{request.headers.get('host', '')}"
         return PageFrame(base, cluster["metadata"], session.secret, name, notes, page=page)
 
-    async def _ask(self, visit: "_Visit", key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is.
-
-        All visitors share an answer for two seconds, unless one of them has changed something since.
-        """
-        now_ns, known = self._now_ns(), self._known.get(key)
-        is_fresh = known is not None and now_ns - known.at_ns < _FRESH_S * _S
-        if known is not None and is_fresh and known.at_ns > self._changed_ns:
-            return known.facts
-        try:
-            facts = await ask()
-        except (Unavailable, OutcomeUnknown) as error:
-            if known is None:
-                raise
-            age_s = (self._now_ns() - known.at_ns) // _S
-            visit.banner = f"{_text_of(error)} This is what was known {age_s} s ago."
-            return known.facts
-        self._known[key] = _Known(facts, now_ns)
-        self._known.move_to_end(key)
-        while len(self._known) > _REMEMBERED_MAX:
-            self._known.popitem(last=False)
-        return facts
+    async def _ask(self, visit: "_Visit", key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is."""
+        answer = await self._answers.ask(key, ask)
+        if answer.problem is not None:
+            known = f"This is what was known {answer.age_s} s ago."
+            visit.banner = f"{_text_of(answer.problem)} {known}"
+        return answer.facts
 
     # --- Live ---------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Ends the streams of open pages."""
+    def end_streams(self) -> None:
+        """Of open pages."""
         self._is_closing.set()
+
+    async def close(self) -> None:
+        """After its server."""
+        await self._rounds.close()
+        await self._answers.close()
 
     async def _follow(self, request: Request) -> Response:
         """What changes on an open page, for as long as it is open (DB5)."""
@@ -365,20 +348,10 @@ class Dashboard:
             if not self._sessions.holds(session) or not self._is_admitted(request, session):
                 yield _SIGNED_OUT
                 return
-            visit = _Visit(session, await self._frame(request, session, (), page), seen.next_offset)
-            try:
-                self._managing.require(Duty.LOOK)
-                screen = await show(there, visit)
-            except RollbookError as error:
-                # The rest of the page stays as it is, and says that it is old.
-                visit.banner = f"{_text_of(error)} What is below is as it was before."
-                screen = Screen("", ())
-                parts = screen.live_parts(visit.framed())
-                now, event = event_for(PageState(seen.digests[:1]), parts, None)
-                seen = PageState((*now.digests, *seen.digests[1:]), seen.next_offset)
-                event = event.replace(f"id: {now}\n".encode(), f"id: {seen}\n".encode(), 1)
-            else:
-                seen, event = event_for(seen, screen.live_parts(visit.framed()), screen.rows)
+            # Nothing on a live part tells sessions of one token apart.
+            key = (page, session.token, session.principal, seen)
+            render = partial(self._render_round, there, session, show, page, seen)
+            seen, event = (await self._rounds.ask(key, render)).facts
             silent = 0 if event else silent + 1
             if event:
                 yield event
@@ -387,6 +360,29 @@ class Dashboard:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROUND_S):
                     await self._is_closing.wait()
+
+    async def _render_round(
+        self,
+        there: Request,
+        session: Session,
+        show: "Callable[[Request, _Visit], Awaitable[Screen]]",
+        page: str,
+        seen: PageState,
+    ) -> tuple[PageState, bytes]:
+        """What a page that has `seen` has next, and the event that brings it there."""
+        frame = await self._frame(there, session, (), page)
+        visit = _Visit(session, frame, seen.next_offset)
+        try:
+            self._managing.require(Duty.LOOK)
+            screen = await show(there, visit)
+        except RollbookError as error:
+            # The rest of the page stays as it is, and says that it is old.
+            visit.banner = f"{_text_of(error)} What is below is as it was before."
+            parts = Screen("", ()).live_parts(visit.framed())
+            now, event = event_for(PageState(seen.digests[:1]), parts, None)
+            then = PageState((*now.digests, *seen.digests[1:]), seen.next_offset)
+            return then, event.replace(f"id: {now}\n".encode(), f"id: {then}\n".encode(), 1)
+        return event_for(seen, screen.live_parts(visit.framed()), screen.rows)
 
     # --- Screens ------------------------------------------------------------------------------
 
@@ -675,7 +671,8 @@ class Dashboard:
                     names = (fields.get("id", ""), fields.get("name", ""))
                     text = f"{_text_of(error, *names)} {_sentence(error.next_step, names)}"
                     session.notes.append(("bad", text.rstrip()))
-            self._changed_ns = self._now_ns()
+            self._answers.on_act()
+            self._rounds.on_act()
             del session.notes[:-_FIELDS_MAX]
             return self._with_cookie(request, _led(f"{PREFIX}{target}"), session)
 
@@ -813,9 +810,9 @@ class _Visit:
         self.banner = ""
         self._frame = frame
 
-    def own(self, key: str) -> str:
-        """Of an answer that is for this session alone: rights on logs are those of its token."""
-        return f"{key} for {self.session.id}"
+    def own(self, key: str) -> Hashable:
+        """Of an answer that is for this token alone: rights on logs are its own."""
+        return key, self.session.token
 
     def framed(self) -> PageFrame:
         known = self._frame

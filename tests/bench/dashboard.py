@@ -162,5 +162,6 @@ async def _rendered(cluster: FakeCluster, path: str) -> bytes:
         assert message.get("status", 200) == 200
 
     await app(scope, receive, send)
+    await dashboard.close()
     await operations.close()
     return b"".join(found)

@@ -79,6 +79,7 @@ async def management(
             ),
             is_behind_tls=config.tls is not None,
         )
+        stack.push_async_callback(dashboard.close)
         app.router.routes.extend(dashboard.routes)
         server = await HttpServer.start(
             app,
@@ -90,7 +91,7 @@ async def management(
             own_refusal=refused,
         )
         stack.push_async_callback(server.close)
-        stack.push_async_callback(dashboard.close)
+        stack.callback(dashboard.end_streams)
         yield server.address
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -17,11 +18,12 @@ from rollbook.api.access.audit import Audit
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.core.principals import digest_of
 from rollbook.api.access.managing import Managing
-from rollbook.api.dashboard import parts
+from rollbook.api.dashboard import parts, screens
 from rollbook.api.dashboard.app import Dashboard, refused
 from rollbook.api.dashboard.core.samples import Counted, Samples
 from rollbook.api.dashboard.core.sessions import IDLE_S
 from rollbook.api.dashboard.log_servers import LogServers
+from rollbook.api.dashboard.parts import Screen
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
@@ -114,8 +116,9 @@ class Site:
         try:
             yield Browser(Client(server.address))
         finally:
-            await dashboard.close()
+            dashboard.end_streams()
             await server.close()
+            await dashboard.close()
             await self.operations.close()
 
 
@@ -327,6 +330,29 @@ async def test_an_open_page_follows_the_cluster_and_resumes(there: Site, browser
     (event,) = await _events(browser, health, 1)
     assert "known 42 s ago" in event
     assert (await browser.get(f"{HERE}/live?page=/nowhere")).status == 404
+
+
+async def test_open_pages_of_equal_rights_share_what_is_rendered(
+    there: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[int] = []
+    overview = screens.overview
+
+    def count_rendered(*args: Any) -> Screen:
+        rendered.append(1)
+        return overview(*args)
+
+    monkeypatch.setattr(screens, "overview", count_rendered)
+    there.now_ns += 1
+    url = f"{HERE}/live?page=/"
+    first, *others = await asyncio.gather(*(_events(browser, url, 1) for _ in range(10)))
+    assert "Health" in first[0]
+    assert all(each == first for each in others)
+    before = len(rendered)
+    assert before <= 2, "what each was sent, and what follows it"
+    there.now_ns += 500_000_000
+    await _events(browser, url, 1)
+    assert len(rendered) > before
 
 
 async def test_the_overview_draws_what_was_sampled(there: Site, browser: Browser) -> None:

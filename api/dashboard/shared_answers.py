@@ -1,0 +1,101 @@
+"""Answers that visitors share, so that fifty open pages cost the cluster as much as one does.
+
+Those who ask by the same key share an answer while it is fresh, and an answer that is on its way. An act of any of them
+ends both: what was asked before it may lack what it did. While the store is away the last answer is given, with its age (DB3).
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollbook.proto.errors import OutcomeUnknown, Unavailable
+
+_S: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    facts: Any
+    at_ns: int  # When it was asked for.
+    age_s: int = 0
+    problem: Unavailable | OutcomeUnknown | None = None  # Why it is an old one.
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    answer: asyncio.Task[Any]
+    began_ns: int
+
+
+class SharedAnswers:
+    def __init__(self, now_ns: Callable[[], int], fresh_s: float, kept_max: int) -> None:
+        """`fresh_s`: larger: open pages cost less, and lag behind more. `kept_max`: answers."""
+        self._now_ns = now_ns
+        self._fresh_ns = int(fresh_s * _S)
+        self._kept_max = kept_max
+        self._changed_ns = now_ns()  # When somebody acted here for the last time.
+        self._known: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._asking: dict[Hashable, _Question] = {}
+
+    def on_act(self) -> None:
+        """Somebody has changed something: who asks from now on sees it."""
+        self._changed_ns = self._now_ns()
+
+    async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Answer:
+        """Raises what `ask` raises, unless the store is away and an older answer is known.
+
+        Cancelled, it leaves the question to those who wait for it too.
+        """
+        known = self._known.get(key)
+        if known is not None and self._is_fresh(known):
+            return known
+        question = self._asking.get(key)
+        if question is None or question.began_ns <= self._changed_ns:
+            question = self._begin(key, ask)
+        try:
+            facts = await asyncio.shield(question.answer)
+        except (Unavailable, OutcomeUnknown) as error:
+            if known is None:
+                raise
+            age_s = (self._now_ns() - known.at_ns) // _S
+            return Answer(known.facts, known.at_ns, age_s, error)
+        return Answer(facts, question.began_ns)
+
+    async def close(self) -> None:
+        """Nobody waits any more."""
+        asking = [each.answer for each in self._asking.values()]
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    def _is_fresh(self, known: Answer) -> bool:
+        is_young = self._now_ns() - known.at_ns < self._fresh_ns
+        return is_young and known.at_ns > self._changed_ns
+
+    def _begin(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> _Question:
+        began_ns = self._now_ns()
+        question = _Question(asyncio.create_task(_answered(ask)), began_ns)
+        self._asking[key] = question
+
+        def end(answer: asyncio.Task[Any]) -> None:
+            if self._asking.get(key) is question:
+                del self._asking[key]
+            if not answer.cancelled() and answer.exception() is None:
+                self._remember(key, Answer(answer.result(), began_ns))
+
+        question.answer.add_done_callback(end)
+        return question
+
+    def _remember(self, key: Hashable, answer: Answer) -> None:
+        known = self._known.get(key)
+        if known is None or known.at_ns <= answer.at_ns:
+            self._known[key] = answer
+            self._known.move_to_end(key)
+        while len(self._known) > self._kept_max:
+            self._known.popitem(last=False)
+
+
+async def _answered(ask: Callable[[], Awaitable[Any]]) -> Any:
+    return await ask()
