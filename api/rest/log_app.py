@@ -1,14 +1,15 @@
 """Named logs over HTTP (`/v1`): a peer of gRPC over the same service core. DESIGN.md has the map."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.rest.index_page import add_index
 from rollbook.api.rest.log_admin import admin_routes
 from rollbook.api.rest.log_metrics import MetricsPage, metric_routes
 from rollbook.api.rest.log_records import record_routes
@@ -16,7 +17,7 @@ from rollbook.api.rest.owner_routing import Door, Peers
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.logservice.messages import ServiceCore
-from rollbook.proto.errors import Missing, NotOwner, OwnerChanging, RollbookError
+from rollbook.proto.errors import NotOwner, OwnerChanging, RollbookError
 from rollbook.proto.ports import Address
 
 OPEN_PATHS: Final[tuple[str, ...]] = ("/healthz", "/readyz")
@@ -32,15 +33,6 @@ BOUNDS: Final = Bounds(
     may_stream=True,
 )
 _RETRY_S: Final = 1
-_LINKS: Final = {
-    "openapi": "/openapi.json",
-    "logs": "/v1/logs",
-    "deleted_logs": "/v1/deleted-logs",
-    "servers": "/v1/servers",
-    "limits": "/v1/limits",
-    "health": "/healthz",
-    "ready": "/readyz",
-}
 
 
 class RestServer:
@@ -64,17 +56,14 @@ class RestServer:
         dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
         """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
-        else one of its own, if it wants a token. `shown`: at /metrics. `dashboard`: the URL that a browser is led to which asks for `/`; empty: there is none
-        yet. Raises `BadConfig`.
+        else one of its own, if it wants a token. `shown`: at /metrics. `dashboard`: the URL that browsers which ask for
+        `/` are sent to; empty: there is none yet. Raises `BadConfig`.
         """
         doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
         door = Door(guarded, url_of, peers)
-        app = make_app(door, is_ready, shown)
-        open_paths = OPEN_PATHS
-        if dashboard is not None:
-            _add_lead(app, dashboard)
-            open_paths = (*OPEN_PATHS, "/")
+        app = make_app(door, is_ready, shown, dashboard, asks_for_tokens=doorkeeper is not None)
+        open_paths = (*OPEN_PATHS, "/")
         return cls(await HttpServer.start(app, config, open_paths, doorkeeper, bounds), door)
 
     @property
@@ -86,33 +75,23 @@ class RestServer:
         await self._http.close()
 
 
-def make_app(door: Door, is_ready: Callable[[], bool], shown: MetricsPage | None = None) -> FastAPI:
+def make_app(
+    door: Door,
+    is_ready: Callable[[], bool],
+    shown: MetricsPage | None = None,
+    dashboard: Callable[[], str] | None = None,
+    *,
+    asks_for_tokens: bool = False,
+) -> FastAPI:
     app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__, OPEN_PATHS)
     _add_redirects(app, door)
     _add_probes(app, is_ready)
-    _add_index(app)
+    add_index(app, dashboard, asks_for_tokens=asks_for_tokens)
     app.include_router(record_routes(door))
     app.include_router(admin_routes(door))
     if shown is not None:
         app.include_router(metric_routes(door, shown))
     return app
-
-
-def _add_lead(app: FastAPI, dashboard: Callable[[], str]) -> None:
-    @app.get("/", include_in_schema=False)
-    async def lead() -> Response:
-        url = dashboard()
-        if not url:
-            raise Missing("not found")
-        return RedirectResponse(url, 303)
-
-
-def _add_index(app: FastAPI) -> None:
-    """For somebody who asks for the root of the interface: what this is, and where to go on."""
-
-    @app.get("/v1", include_in_schema=False)
-    async def index() -> dict[str, Any]:
-        return {"name": "rollbook", "version": __version__, "links": _LINKS}
 
 
 def _add_redirects(app: FastAPI, door: Door) -> None:

@@ -312,7 +312,6 @@ async def test_times_are_kept(there: Site) -> None:
 
 async def test_paths_that_are_not_there(there: Site) -> None:
     for method, path, status in (
-        ("GET", "/", 404),
         ("GET", "/v1/", 404),
         ("GET", "/v2/logs", 404),
         ("GET", f"{LOG}/", 404),
@@ -446,3 +445,34 @@ async def test_the_root_of_the_interface_says_where_to_go_on(there: Site) -> Non
     assert (answer.json["name"], answer.json["version"]) == ("rollbook", __version__)
     for path in answer.json["links"].values():
         assert (await there.get(path)).status == 200, path
+
+
+async def test_browsers_get_a_page_at_the_root_and_programs_json(there: Site) -> None:
+    page = await there.get("/", accept="text/html,application/xhtml+xml,*/*;q=0.8")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    text = page.body.decode()
+    assert f"<h1>Rollbook {__version__}</h1>" in text
+    paths = re.findall('href="(.+?)"', text)
+    assert {"/openapi.json", "/v1", "/v1/logs"} <= set(paths)
+    for path in paths:
+        assert (await there.get(path)).status == 200, path
+    answer = await there.get("/", accept="*/*")  # As curl asks.
+    assert answer.json == (await there.get("/v1")).json
+    assert page.headers["vary"] == answer.headers["vary"] == "Accept"
+    assert (await there.ask("HEAD", "/")).status == 200
+
+
+async def test_a_server_with_tokens_does_not_say_its_version_at_the_root(there: Site) -> None:
+    there.app = make_app(there.door, lambda: True, asks_for_tokens=True)
+    assert "version" not in (await there.get("/")).json
+    assert __version__ not in (await there.get("/", accept="text/html")).body.decode()
+
+
+async def test_a_browser_is_sent_to_the_dashboard_once_there_is_one(there: Site) -> None:
+    urls = ["", "http://127.0.0.1:7500", "http://127.0.0.1:7500"]
+    there.app = make_app(there.door, lambda: True, dashboard=lambda: urls.pop(0))
+    assert (await there.get("/", accept="text/html")).status == 200
+    led = await there.get("/", accept="text/html")
+    assert (led.status, led.headers["location"]) == (303, "http://127.0.0.1:7500")
+    answer = await there.get("/", accept="application/json")
+    assert (answer.status, answer.json["links"]["dashboard"]) == (200, "http://127.0.0.1:7500")

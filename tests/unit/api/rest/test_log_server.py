@@ -84,6 +84,7 @@ async def test_nobody_without_the_token(tmp_path: Path) -> None:
             answer = await client.get(path, **headers)
             assert (answer.status, answer.reason) == (401, "UNAUTHORIZED")
     assert (await client.get("/healthz")).status == (await client.get("/readyz")).status == 200
+    assert "version" not in (await client.get("/")).json  # It is open to everybody.
     assert (await client.get(LOG, authorization=f"Bearer {TOKEN}")).status == 200
     assert len(core.asked) == 1
     await server.close()
