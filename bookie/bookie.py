@@ -47,6 +47,7 @@ from rollbook.proto.formats.service_info import (
     DOUBTING,
     DRAINING,
     IDENTITY,
+    WRITERS_FROM,
     BookieServiceInfo,
     describe_bookie,
 )
@@ -327,6 +328,7 @@ class Bookie:
         self.state = BookieState.SERVING
 
     def _info(self, advertised: Address) -> BookieServiceInfo:
+        old_below = self.storage.catalog.old_below
         return describe_bookie(
             advertised,
             incarnation=self.identity.incarnation,
@@ -337,6 +339,7 @@ class Bookie:
             properties={
                 **({DRAINING: "true"} if self.leaving else {}),
                 **({DOUBTING: "true"} if self.storage.catalog.doubts.everything else {}),
+                **({WRITERS_FROM: str(old_below)} if old_below else {}),
             },
         )
 

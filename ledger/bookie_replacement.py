@@ -71,8 +71,11 @@ class BookieReplacement:
             return False
         now_ns = self._clock.monotonic_ns()
         live, ensemble = self._bookies.live(), self._seating.ensemble
+        refusing = live.refusing(self._tail.ledger_id)
         return bool(
-            self._placement.pick_replacements(self._quorum, ensemble, (slot,), live, now_ns)
+            self._placement.pick_replacements(
+                *(self._quorum, ensemble, (slot,), live, now_ns), excluded=refusing
+            )
         )
 
     def freeze(self) -> None:
@@ -131,12 +134,14 @@ class BookieReplacement:
             self._change = None
 
     def _pick(self) -> dict[int, BookieId]:
+        live = self._bookies.live()
         return self._placement.pick_replacements(
             self._quorum,
             self._seating.ensemble,
             self._seating.down,
-            self._bookies.live(),
+            live,
             self._clock.monotonic_ns(),
+            excluded=live.refusing(self._tail.ledger_id),
             is_urgent=self._seating.is_short,
         )
 

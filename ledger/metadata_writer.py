@@ -13,7 +13,7 @@ import structlog
 from rollbook.ledger.core.ensemble_change import OpenEnsemble
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes, StoredLedger
 from rollbook.proto.errors import MetadataConflict, OutcomeUnknown, Unavailable
-from rollbook.proto.ids import BookieId, EntryId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment
 from rollbook.proto.ports import Clock
 
@@ -35,6 +35,10 @@ class LedgerTail:
         self._seating, self._nodes, self._clock, self._log = seating, nodes, clock, log
         self._loop = asyncio.get_running_loop()
         self._note_looked()
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self.stored.metadata.ledger_id
 
     @property
     def is_stale(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from rollbook.ledger.core.lost_members import Absences
+from rollbook.ledger.core.lost_members import Absences, reason_to_leave
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable
@@ -61,20 +61,15 @@ class SeatWatch:
             bookie for writer in writers for bookie in writer.metadata.fragments[-1].ensemble
         }
         registered = {bookie for bookie in members if live.find(bookie) is not None}
-        leaving = {
-            bookie
-            for bookie in registered
-            if (info := live.find(bookie)) is not None and info.gives_up_seats
-        }
-        gone = self._absences.on_look(members, registered, leaving, self._clock.monotonic_ns())
-        is_at_rest = len(registered) == len(members) and not gone
-        self._looked_at = live if is_at_rest else None
+        lost = self._absences.on_look(members, registered, self._clock.monotonic_ns())
+        is_at_rest = len(registered) == len(members)
         moved, is_stuck = 0, False
         for writer in writers:
             for bookie in writer.metadata.fragments[-1].ensemble:
-                if bookie not in gone:
+                reason = reason_to_leave(bookie, writer.ledger_id, live, lost)
+                if reason is None:
                     continue
-                reason = "it gives up its seats" if bookie in leaving else "it is not registered"
+                is_at_rest = False
                 if not writer.leave(BookieUnreachable(reason, bookie=bookie), bookie):
                     is_stuck = True
                     continue
@@ -82,5 +77,6 @@ class SeatWatch:
                 if moved >= _SEATS_PER_STEP:
                     await asyncio.sleep(_STEP_S)
                     moved = 0
+        self._looked_at = live if is_at_rest else None
         if is_stuck:  # Once for all writers; the next look makes use of it.
             await self._pardon()

@@ -146,7 +146,7 @@ class LedgerWriter:
 
     @property
     def ledger_id(self) -> LedgerId:
-        return self._tail.stored.metadata.ledger_id
+        return self._tail.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:

@@ -7,13 +7,15 @@ up such a seat itself, before that.
     not registered for 15 s    lost: longer than a restart takes, so a restart moves nothing
     registered as draining     it is to lose all its seats
     in doubt about everything  it takes no entries before it is healed, and for that open ledgers are closed
+    formatted since            it refuses writers of ledgers that are older than its present life (the bookie's B13)
     read-only                  not missing: it keeps its seats until an add is refused
 """
 
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from rollbook.proto.ids import BookieId
+from rollbook.proto.cluster.bookie_watcher import LiveBookies
+from rollbook.proto.ids import BookieId, LedgerId
 
 _ABSENT_NS: Final = 15 * 1_000_000_000
 
@@ -27,15 +29,25 @@ class Absences:
         self,
         members: Iterable[BookieId],
         registered: Collection[BookieId],
-        leaving: Collection[BookieId],
         now_ns: int,
     ) -> set[BookieId]:
-        """`members` have seats in open fragments, `leaving` give theirs up. Those whose seats are to be given up."""
+        """`members` have seats in open fragments. Those of them that are lost."""
         absent = [each for each in members if each not in registered]
         self._since_ns = {each: self._since_ns.get(each, now_ns) for each in absent}
-        lost = {
+        return {
             each
             for each, since_ns in self._since_ns.items()
             if now_ns - since_ns >= self._absent_ns
         }
-        return lost | {each for each in members if each in leaving}
+
+
+def reason_to_leave(
+    bookie: BookieId, ledger_id: LedgerId, live: LiveBookies, lost: Collection[BookieId]
+) -> str | None:
+    """Why the writer of a ledger gives up this seat of it; None: it keeps it."""
+    if bookie in lost:
+        return "it is not registered"
+    info = live.find(bookie)
+    if info is not None and info.gives_up_seats:
+        return "it gives up its seats"
+    return "it was formatted since this ledger began" if live.refuses(bookie, ledger_id) else None

@@ -27,7 +27,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.formats.service_info import BookieServiceInfo, unpack_service_info
-from rollbook.proto.ids import BookieId, parse_bookie_id
+from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import EventKind, MetadataStore, Watch, WatchEvent
 
 logger = structlog.get_logger()
@@ -49,9 +49,24 @@ class LiveBookies:
 
     writable: Bookies = field(default_factory=_nobody)
     read_only: Bookies = field(default_factory=_nobody)
+    _writers_from: Mapping[BookieId, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        every = (*self.writable.items(), *self.read_only.items())
+        limits = {bookie: info.writers_from for bookie, info in every}
+        limits = {bookie: lowest for bookie, lowest in limits.items() if lowest}
+        object.__setattr__(self, "_writers_from", MappingProxyType(limits))
 
     def find(self, bookie_id: BookieId) -> BookieServiceInfo | None:
         return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
+
+    def refuses(self, bookie_id: BookieId, ledger_id: LedgerId) -> bool:
+        """Whether it takes no entries from the writer of this ledger, which is older than its present life."""
+        return ledger_id < self._writers_from.get(bookie_id, 0)
+
+    def refusing(self, ledger_id: LedgerId) -> list[BookieId]:
+        """Those that refuse its writer."""
+        return [bookie for bookie, lowest in self._writers_from.items() if ledger_id < lowest]
 
 
 class BookieWatcher:

@@ -23,6 +23,8 @@ INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directori
 HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
 DRAINING: Final = "rollbook.draining"  # "true": it is to leave the cluster, and gives up its seats.
 DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and takes no entries.
+# Writers of ledgers with lower ids are refused: it may have forgotten their fences.
+WRITERS_FROM: Final = "rollbook.writers-from"
 EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
 
 # What there is of those.
@@ -84,6 +86,12 @@ class BookieServiceInfo:
     def gives_up_seats(self) -> bool:
         """Writers leave it although it is registered."""
         return self.is_draining or dict(self.properties).get(DOUBTING) == "true"
+
+    @property
+    def writers_from(self) -> int:
+        """Writers of ledgers with lower ids are refused; 0 if it refuses none."""
+        lowest = dict(self.properties).get(WRITERS_FROM, "")
+        return int(lowest) if lowest.isascii() and lowest.isdigit() else 0
 
     @property
     def incarnation(self) -> str | None:

@@ -265,6 +265,8 @@ class ClusterChecker:
                 members = metadata.fragments[-1].ensemble
                 if any(each != bookie and self._is_bad(each, ledger, lost) for each in members):
                     return False  # Its writer may choose this bookie before the loss is seen.
+                if bookie in members and any(each in self.writable for each in self._unformatted):
+                    return False  # Or that one, which is still registered, and then lack both.
                 # With an ack quorum of 1 no recovery is certain without the bookie.
                 if bookie in members and metadata.quorum.ack == 1:
                     return False
