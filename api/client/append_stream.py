@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
-from rollbook.api.client.retry_policy import again
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.grpc.append_messages import ack_of, put_condition
 from rollbook.api.grpc.status import LISTENS_KEY, error_of, error_of_call, hung_up
 from rollbook.api.methods import APPEND_STREAM

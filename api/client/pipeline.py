@@ -5,8 +5,8 @@
 - The first batch to a server goes alone; once it is acked as many follow as the window holds.
 - When the log has forgotten the producer, what is in flight is numbered as a new epoch (`producer.py`), unless
   a batch is in doubt.
-- A batch that fails for now makes everything in flight go again, from it on. While it is not clear
-  whether an attempt took effect the batch is in doubt, and an error at the end says so.
+- A batch that fails for now makes everything in flight go again, from it on. When that leaves a batch in
+  doubt, and when the writer ends instead, is decided in `core/retry_rules.py`.
 - A batch that fails permanently, or whose deadline passes, is the end of the writer: what came after it
   is refused, too, so that no record is appended whose predecessor was not.
 
@@ -21,13 +21,22 @@ from typing import Protocol
 from rollbook.api.client.append_stream import AppendLine, AppendLines
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.core.retry_rules import (
+    AfterError,
+    after_error,
+    again,
+    note_failure,
+    outcome_at_end,
+    outlives_memory,
+    results_at_end,
+)
 from rollbook.api.client.owner_cache import Owners
-from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
-from rollbook.api.client.retry_policy import Pauses, again, in_doubt, may_retry
+from rollbook.api.client.producer import Producer
+from rollbook.api.client.retry_pauses import Pauses
 from rollbook.logservice.core.record_block import Codec
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.messages import AppendAck, Condition
-from rollbook.proto.errors import BadFrame, InvalidRequest, Outcome, QuorumTimeout, RollbookError
+from rollbook.proto.errors import BadFrame, InvalidRequest, QuorumTimeout, RollbookError
 
 
 class Source(Protocol):
@@ -183,23 +192,19 @@ class Pipeline:
         assert self._line is not None
         address = self._line.address
         self._last_error = error
-        is_in_doubt = any(batch.is_doubtful for batch in self._flight)
-        if not self.producer.name and begins_epoch(error, is_in_doubt=is_in_doubt):
-            self._begin_epoch()
-            return
-        if not may_retry(error):
-            self._stop(self.producer.explained(error), is_refusal=True)
-            return
+        match after_error(error, self._flight, is_named=bool(self.producer.name)):
+            case AfterError.BEGIN_EPOCH:
+                self._begin_epoch()
+                return
+            case AfterError.END:
+                self._stop(self.producer.explained(error), is_refusal=True)
+                return
+            case AfterError.RETRY:
+                pass
         is_known = self._owners.on_error(self._log, address, error)
-        left = self._leave_line()
-        if error.outcome is not Outcome.NOT_APPLIED:
-            for each in left:
-                each.is_doubtful = True
-        pause_s, oldest = self._pauses.next_s(error, is_known=is_known), self._flight[0]
-        again_s = self._loop.time() + pause_s
-        if oldest.is_doubtful and not may_repeat(
-            oldest.seq, oldest.first_sent_at, again_s, self._memory_s
-        ):
+        note_failure(error, self._leave_line())
+        pause_s = self._pauses.next_s(error, is_known=is_known)
+        if outlives_memory(self._flight[0], self._loop.time() + pause_s, self._memory_s):
             self._stop(error, is_refusal=False)
             return
         self._pause = self._loop.call_later(pause_s, self._go_again)
@@ -257,10 +262,8 @@ class Pipeline:
             if timer is not None:
                 timer.cancel()
         flight, self._flight = self._flight, deque()
-        for index, batch in enumerate(flight):
-            told = again(error, error.outcome if index == 0 and is_refusal else Outcome.NOT_APPLIED)
-            batch.settle(None, in_doubt(told) if batch.is_doubtful else told)
+        results = results_at_end(error, flight, is_refusal=is_refusal)
+        for batch, result in zip(flight, results, strict=True):
+            batch.settle(None, result)
             self._source.on_settled(batch)
-        is_doubtful = any(batch.is_doubtful for batch in flight)
-        outcome = Outcome.UNKNOWN if is_doubtful else Outcome.NOT_APPLIED
-        self._source.on_stopped(again(error, outcome))
+        self._source.on_stopped(again(error, outcome_at_end(flight)))

@@ -1,7 +1,7 @@
 """How a client numbers its batches, so that a log recognises what is sent again (LS6).
 
 A log forgets a producer that has been silent for `dedupe_age_s`, or when too many others were used later.
-Then it refuses whatever has not number 0 (`is_forgotten`), and the producer begins its next epoch:
+Then it refuses whatever has not number 0, and the producer begins its next epoch:
 
     every earlier batch was acknowledged    what comes next has number 0 of the next epoch: nothing is
                                             appended twice, and nothing was refused by mistake
@@ -19,26 +19,12 @@ under a name without asking the log.
 import os
 from typing import Final
 
+from rollbook.api.client.core.retry_rules import is_forgotten
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.messages import ProducerProgress
-from rollbook.proto.errors import InvalidRequest, ProducerFenced, ProducerGap, RollbookError
+from rollbook.proto.errors import InvalidRequest, ProducerFenced, RollbookError
 
 PRODUCER_ID_BYTES: Final = 16
-
-
-def is_forgotten(error: RollbookError) -> bool:
-    """Whether the log knows nothing of the producer, so that it takes batch 0 only."""
-    return isinstance(error, ProducerGap) and error.ids.get("expected") == 0
-
-
-def begins_epoch(error: RollbookError, *, is_in_doubt: bool) -> bool:
-    """What to do about a refusal. `is_in_doubt`: an attempt of the old epoch may have been appended."""
-    return is_forgotten(error) and not is_in_doubt
-
-
-def may_repeat(seq: int, first_sent_s: float, now_s: float, memory_s: float) -> bool:
-    """Whether an attempt in doubt is still recognised. Half the log's memory is left for the way there."""
-    return seq > 0 or now_s - first_sent_s < memory_s / 2
 
 
 class Producer:

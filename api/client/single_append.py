@@ -15,10 +15,11 @@ from typing import Any, Final, cast
 
 from rollbook.api.client.append_stream import AppendLine, AppendLines
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.core.retry_rules import begins_epoch, in_doubt, may_repeat, may_retry
 from rollbook.api.client.owner_cache import Owners
-from rollbook.api.client.producer import Producer, begins_epoch, may_repeat
+from rollbook.api.client.producer import Producer
 from rollbook.api.client.record_text import Text, TextHeaders, as_bytes, as_us, headers_as_bytes
-from rollbook.api.client.retry_policy import Pauses, in_doubt, may_retry
+from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.methods import MESSAGE_BYTES_MAX
 from rollbook.logservice.core.record_block import Codec, Headers, pack_block, with_producer
 from rollbook.logservice.ids import LogName, ProducerRef

@@ -9,12 +9,12 @@ from typing import Final, Self
 
 from rollbook.api.client.batches import Batch
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.fork_guard import BelongsToProcess, is_own_process, require_own_process
 from rollbook.api.client.pipeline import Pipeline
 from rollbook.api.client.producer import NOT_RESUMED, Resumed
 from rollbook.api.client.record_accumulator import Gathering, Tally
 from rollbook.api.client.record_text import Text, TextHeaders, event_time_us_of
-from rollbook.api.client.retry_policy import again
 from rollbook.api.client.unacked import UnackedRecords, attach, on_collected, on_ended, take_loss
 from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.log_config import LogConfig

@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels
 from rollbook.api.client.config import LogClientConfig
-from rollbook.api.client.retry_policy import Pauses, may_retry
+from rollbook.api.client.core.retry_rules import may_retry
+from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
 from rollbook.api.grpc.status import error_of_call, hung_up
 from rollbook.api.methods import WATCH_TAILS

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.record_accumulator import Gathering, Tally
-from rollbook.api.client.retry_policy import again
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import Outcome, RecordsUnacked, RollbookError
 

@@ -16,8 +16,9 @@ from google.protobuf.message import DecodeError
 
 from rollbook.api.client.channels import Channels, Metadata
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.core.retry_rules import in_doubt, may_retry
 from rollbook.api.client.owner_cache import Owners
-from rollbook.api.client.retry_policy import Pauses, in_doubt, may_retry
+from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.grpc.protobuf_codec import message_of, pack, unpack
 from rollbook.api.grpc.status import failure_of, hung_up
 from rollbook.api.methods import BY_REQUEST, Method, waits

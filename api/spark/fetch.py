@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
+from rollbook.api.client.core.retry_rules import may_retry
 from rollbook.api.client.reader import Event, EventReader, RecordBatch
-from rollbook.api.client.retry_policy import may_retry
 from rollbook.api.spark.arrow import Slice
 from rollbook.api.spark.channel import Channel
 from rollbook.api.spark.core.plan import Span

@@ -16,8 +16,9 @@ from typing import Final, Self
 
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.log import Log
-from rollbook.api.client.retry_policy import Pauses, again
+from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.client.unacked import attach
 from rollbook.api.client.unary_calls import new_attempt
 from rollbook.api.client.writer import Writer

@@ -27,9 +27,10 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.client import Client
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.log import Log
 from rollbook.api.client.reader import RecordBatch
-from rollbook.api.client.retry_policy import Pauses, again
+from rollbook.api.client.retry_pauses import Pauses
 from rollbook.api.wal.core.replica import Replica
 from rollbook.api.wal.core.snapshot_pointer import SUFFIX, is_due
 from rollbook.api.wal.exclusive_writer import LEASE_S, ExclusiveWriter, is_passing

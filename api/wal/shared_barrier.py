@@ -7,7 +7,7 @@ all who come meanwhile share the next one.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rollbook.api.client.retry_policy import again
+from rollbook.api.client.core.retry_rules import again
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 

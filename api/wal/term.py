@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from rollbook.api.client.batches import Submission
-from rollbook.api.client.retry_policy import again
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.wal.core.term_rules import TermRules
 from rollbook.api.wal.exclusive_writer import ExclusiveWriter
 from rollbook.logservice.ids import WriterEpoch

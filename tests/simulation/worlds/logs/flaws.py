@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollbook.api.client.producer import is_forgotten
+from rollbook.api.client.core.retry_rules import is_forgotten
 from rollbook.logservice import (
     append_stream,
     log_takeover,

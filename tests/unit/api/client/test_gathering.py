@@ -11,8 +11,8 @@ import pytest
 
 from rollbook.api.client.batches import Batch, Submission
 from rollbook.api.client.config import LogClientConfig
+from rollbook.api.client.core.retry_rules import again
 from rollbook.api.client.record_accumulator import Gathering
-from rollbook.api.client.retry_policy import again
 from rollbook.bookie import connection
 from rollbook.ledger import send_queue
 from rollbook.logservice.core.record_block import Block, Codec, stamped

@@ -1,0 +1,121 @@
+"""When a failed attempt is repeated, and when an append is left in doubt.
+
+An attempt whose error does not prove that it was not applied leaves its batches **in doubt**: the log may have them.
+A batch in doubt is sent again under its old number, and the log recognises it (LS6). No later error removes the
+doubt; only an acknowledgement does.
+
+    the error of the oldest batch                     what the writer does
+    ------------------------------------------------  ----------------------------------------------------------
+    the log has forgotten an unnamed producer, and    numbers all batches as a new epoch and sends them: nothing
+    no batch is in doubt                              is appended twice
+    it says that a retry cannot help                  ends; the error is the result of the oldest batch, and the
+                                                      log has none of the later ones
+    it may be retried, and the oldest batch is        ends; what was sent stays in doubt
+    in doubt for longer than the log remembers it
+    it may be retried                                 sends all batches again, from the oldest on
+
+To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So one that
+is in doubt is repeated only for as long as the log surely remembers it (`may_repeat`). When a writer ends, a batch in
+doubt fails with outcome unknown, every other one with outcome not applied.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from rollbook.proto.errors import (
+    Outcome,
+    OutcomeUnknown,
+    OwnerFenced,
+    ProducerGap,
+    RollbookError,
+)
+
+
+class SentBatch(Protocol):
+    """What the rules look at of a batch."""
+
+    seq: int  # Its number; the first one of an epoch has 0.
+    first_sent_at: float
+    is_doubtful: bool  # An attempt may have taken effect.
+
+
+class AfterError(Enum):
+    BEGIN_EPOCH = auto()
+    END = auto()  # With the error as the result of the oldest batch.
+    RETRY = auto()
+
+
+def after_error(error: RollbookError, flight: Iterable[SentBatch], *, is_named: bool) -> AfterError:
+    """What to do about an error of the oldest batch. `is_named`: the log gives the producer its epochs."""
+    is_in_doubt = any(each.is_doubtful for each in flight)
+    if not is_named and begins_epoch(error, is_in_doubt=is_in_doubt):
+        return AfterError.BEGIN_EPOCH
+    return AfterError.RETRY if may_retry(error) else AfterError.END
+
+
+def note_failure(error: RollbookError, sent: Iterable[SentBatch]) -> None:
+    """Marks the batches that the failed attempt may have appended."""
+    if error.outcome is not Outcome.NOT_APPLIED:
+        for each in sent:
+            each.is_doubtful = True
+
+
+def outlives_memory(oldest: SentBatch, again_s: float, memory_s: float) -> bool:
+    """Whether the log may not recognise the oldest batch when it is sent again at `again_s`."""
+    is_recognised = may_repeat(oldest.seq, oldest.first_sent_at, again_s, memory_s)
+    return oldest.is_doubtful and not is_recognised
+
+
+def results_at_end(
+    error: RollbookError, flight: Sequence[SentBatch], *, is_refusal: bool
+) -> list[RollbookError]:
+    """What each batch fails with when its writer ends. `is_refusal`: `error` is the log's answer to the oldest."""
+    found: list[RollbookError] = []
+    for index, each in enumerate(flight):
+        is_answer = is_refusal and index == 0
+        result = again(error, error.outcome if is_answer else Outcome.NOT_APPLIED)
+        found.append(in_doubt(result) if each.is_doubtful else result)
+    return found
+
+
+def outcome_at_end(flight: Iterable[SentBatch]) -> Outcome:
+    """The outcome of the whole writer."""
+    is_in_doubt = any(each.is_doubtful for each in flight)
+    return Outcome.UNKNOWN if is_in_doubt else Outcome.NOT_APPLIED
+
+
+def may_retry(error: RollbookError) -> bool:
+    """Of what may be repeated without harm: an append with its producer, a question."""
+    return error.retryable or isinstance(error, OutcomeUnknown | OwnerFenced)
+
+
+def is_forgotten(error: RollbookError) -> bool:
+    """Whether the log knows nothing of the producer, so that it takes batch 0 only."""
+    return isinstance(error, ProducerGap) and error.ids.get("expected") == 0
+
+
+def begins_epoch(error: RollbookError, *, is_in_doubt: bool) -> bool:
+    """What to do about a refusal. `is_in_doubt`: an attempt of the old epoch may have been appended."""
+    return is_forgotten(error) and not is_in_doubt
+
+
+def may_repeat(seq: int, first_sent_s: float, now_s: float, memory_s: float) -> bool:
+    """Whether an attempt in doubt is still recognised. Half the log's memory is left for the way there."""
+    return seq > 0 or now_s - first_sent_s < memory_s / 2
+
+
+def in_doubt(error: RollbookError) -> RollbookError:
+    """An earlier attempt may have taken effect, whatever this one says."""
+    if error.outcome is Outcome.NOT_APPLIED:
+        error.outcome = Outcome.UNKNOWN
+        error.retryable = False
+    return error
+
+
+def again(error: RollbookError, outcome: Outcome) -> RollbookError:
+    """The same for somebody else: each gathers a traceback of its own."""
+    copy = error.copy()
+    copy.outcome = outcome
+    copy.retryable = error.retryable and outcome is Outcome.NOT_APPLIED
+    return copy

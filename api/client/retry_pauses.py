@@ -1,0 +1,29 @@
+"""After which pause a failed attempt is repeated; `core/retry_rules.py` says whether it is."""
+
+import random
+from typing import Final
+
+from rollbook.api.client.config import LogClientConfig
+from rollbook.proto.errors import RollbookError, retry_after_ms
+
+_chance: Final = random.Random()
+
+
+class Pauses:
+    """Full jitter, so that clients that failed together do not come back together."""
+
+    def __init__(self, config: LogClientConfig) -> None:
+        self._config = config
+        self._attempts = 0
+
+    def reset(self) -> None:
+        self._attempts = 0
+
+    def next_s(self, error: RollbookError, *, is_known: bool) -> float:
+        """`is_known`: it is known whom to ask now; taken at its word a few times in a row."""
+        self._attempts += 1
+        if is_known and self._attempts <= 3:
+            return 0.0
+        longest = self._config.retry_pause_s_min * 2 ** min(self._attempts, 16)
+        pause = _chance.uniform(0, min(longest, self._config.retry_pause_s_max))
+        return max(pause, retry_after_ms(error) / 1000)
