@@ -15,6 +15,18 @@ from typing import Final, TypeVar
 from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
+from rollbook.logservice.core.log_end import (
+    EndSource,
+    TailTime,
+    closed_end,
+    end_of_closed_range,
+    is_dated,
+    listed_end,
+    may_have_grown,
+    require_within,
+    source_of_end,
+    unowned_end,
+)
 from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.core.log_views import (
     check_etag,
@@ -82,7 +94,6 @@ from rollbook.logservice.truncation import (
     truncate_closed,
 )
 from rollbook.proto.errors import (
-    BeyondTail,
     InvalidRequest,
     LogDeleted,
     Missing,
@@ -371,10 +382,8 @@ class Service:
         """Of a log that nobody owns and that ends with a closed segment the list tells; else its owner (LS14)."""
         listed = (await _by(due, self._read(request.log))).list
         check_life(request.log, text_of(listed.uid), request.uid)
-        if listed.owner is None and listed.tail is not None:
-            tail, is_sealed = max(listed.tail, listed.head), listed.state is LogState.SEALED
-            uid = text_of(listed.uid)
-            return LogTail(listed.head, tail, is_sealed, 0, "", listed.owner_epoch, uid)
+        if (end := unowned_end(listed)) is not None:
+            return end
         owner = await self.server.owner_of(request.log, due, uid=text_of(listed.uid))
         await _by(due, owner.read_barrier())
         return self._tail_at(owner)
@@ -387,7 +396,7 @@ class Service:
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
         told: LogTail | None = None
         silent_until: float | None = None  # The first one takes as long as it takes.
-        times = _Times(max(heartbeat_s, _LOOK_S))
+        times = TailTime(max(heartbeat_s, _LOOK_S))
         looking: asyncio.Task[LogTail] | None = None
         dating: asyncio.Task[None] | None = None
         try:
@@ -405,7 +414,7 @@ class Service:
                 tail = times.put_on(tail)
                 if dating is not None and dating.done():
                     dating = None
-                if dating is None and times.are_wanted(tail, self._loop.time()):
+                if dating is None and times.is_wanted(tail, self._loop.time()):
                     dating = self._loop.create_task(self._date(request.log, tail, times))
                 if tail != told or silent_until is None or self._loop.time() >= silent_until:
                     yield tail
@@ -430,7 +439,7 @@ class Service:
             async for message in messages:
                 yield message
 
-    async def _date(self, log: LogName, tail: LogTail, times: "_Times") -> None:
+    async def _date(self, log: LogName, tail: LogTail, times: TailTime) -> None:
         times.on_looked(await self._dated(log, tail), self._loop.time())
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
@@ -455,7 +464,7 @@ class Service:
         """With the time of its last record, if it can be had soon, else as it is: it may lie before all that an
         owner remembers, or behind entries without a record. Time is left to answer.
         """
-        if _is_dated(tail):
+        if is_dated(tail):
             return tail
         with suppress(RollbookError, TimeoutError):
             owner = self.server.find(log)
@@ -484,7 +493,7 @@ class Service:
         listed, info, is_owner = await self.server.whom_to_ask(log)
         tail, timestamp_us = await find_tail(listed, self._ledgers)
         address = info.address if info is not None and is_owner else ""
-        return replace(_listed_tail(listed, tail, address), timestamp_us=timestamp_us), doubt
+        return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us), doubt
 
     async def _certain_tail(self, log: LogName) -> LogTail:
         """Below it lies all that was acknowledged before this call: as the owner says, or the list.
@@ -496,10 +505,12 @@ class Service:
             return self._tail_at(owner)
         listed, info, is_owner = await self.server.whom_to_ask(log)
         address = info.address if info is not None and is_owner else ""
-        if listed.tail is not None:  # Nobody appends before the list names another segment.
-            return _listed_tail(listed, listed.tail, address)
+        source = source_of_end(listed, address, self.server.address)
+        if source is EndSource.LIST:
+            assert listed.tail is not None
+            return listed_end(listed, listed.tail, address)
         due = self._loop.time() + _ASK_S
-        if address in ("", self.server.address):
+        if source is EndSource.OPENING:
             due = self._loop.time() + _REVIVE_S
             address = await self._revive(log)
             if (owner := self.server.find(log)) is not None:
@@ -526,7 +537,7 @@ class Service:
         listed, _, is_owner = await self.server.whom_to_ask(log)
         if is_owner or listed.tail is None:
             return None
-        return _listed_tail(listed, listed.tail, "")
+        return listed_end(listed, listed.tail, "")
 
     async def _ask_tail(self, log: LogName) -> LogTail | None:
         """A certain one, soon; or None."""
@@ -574,10 +585,8 @@ class Service:
         if request.until_offset is None or self.server.find(request.log) is not None:
             return None
         listed, info, _ = await self.server.whom_to_ask(request.log)
-        ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
-        if not ends or max(request.start.offset, request.until_offset) > ends[-1]:
-            return None
-        return _listed_tail(listed, ends[-1], info.address if info is not None else "")
+        owner = info.address if info is not None else ""
+        return end_of_closed_range(listed, request.start.offset, request.until_offset, owner)
 
     async def _require_life(self, log: LogName, uid: str, wanted: str) -> None:
         """`uid`: of the log that was asked. `wanted` may be empty. Raises `LogReplaced`, `OwnerChanging`."""
@@ -590,22 +599,15 @@ class Service:
         """
         if offset > tail.tail:
             tail = await self._arrival(log, offset, due)
-        if offset > tail.tail and not tail.is_sealed:
-            tail = await self._last_word(log, tail, due)
-        if offset > tail.tail:
-            raise BeyondTail(offset=offset, tail=tail.tail)
+        if may_have_grown(offset, tail):
+            tail = await self._last_word(log, due)
+        require_within(offset, tail)
         return tail
 
-    async def _last_word(self, log: LogName, told: LogTail, due: float) -> LogTail:
-        """The list's if the log is closed, which opens it for nobody; else its owner's.
-
-        Bookies may lack the last that was acked: a reader that followed the log from its owner's memory is
-        beyond what they report, and is right.
-        """
-        listed = await self._list_of(log)
-        if listed.owner is None and listed.tail is not None:
-            uid = text_of(listed.uid)
-            return replace(told, head=listed.head, tail=listed.tail, uid=uid)
+    async def _last_word(self, log: LogName, due: float) -> LogTail:
+        """The list's if the log is closed, which opens it for nobody; else its owner's."""
+        if (end := unowned_end(await self._list_of(log))) is not None:
+            return end
         return self._tail_at(await self.server.owner_of(log, due))
 
     async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
@@ -1011,8 +1013,7 @@ class Service:
                 if is_elsewhere and owner is not None and self.server.is_alive(owner.server_id):
                     return (await self._tail_of(name)).tail
                 return (await find_tail(listed, self._ledgers))[0]
-        ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
-        return max((listed.head, *ends))
+        return max(listed.head, closed_end(listed) or listed.head)
 
     async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
         """Of what is not closed: counted by its owner, else as far as it can be found out."""
@@ -1158,45 +1159,6 @@ class _TailsOf:
 
     def ignore(self, listener: Callable[[LogTail], None]) -> None:
         self._elsewhere.ignore(self._log, listener)
-
-
-def _listed_tail(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
-    is_sealed = listed.state is LogState.SEALED
-    return LogTail(
-        *(listed.head, max(tail, listed.head), is_sealed, 0, owner, listed.owner_epoch),
-        uid=text_of(listed.uid),
-    )
-
-
-class _Times:
-    """Of the last record of a log that is watched: looked for once, and after a pause if it was not found."""
-
-    def __init__(self, pause_s: float) -> None:
-        self._pause_s = pause_s
-        self._looked: LogTail | None = None  # For this one,
-        self._again_s = 0.0  # and for the same not before.
-
-    def put_on(self, tail: LogTail) -> LogTail:
-        looked = self._looked
-        if looked is None or _is_dated(tail) or not _ends_alike(looked, tail):
-            return tail
-        return replace(tail, timestamp_us=looked.timestamp_us)
-
-    def are_wanted(self, tail: LogTail, now_s: float) -> bool:
-        if _is_dated(tail):
-            return False
-        return self._looked is None or not _ends_alike(self._looked, tail) or now_s >= self._again_s
-
-    def on_looked(self, tail: LogTail, now_s: float) -> None:
-        self._looked, self._again_s = tail, now_s + self._pause_s
-
-
-def _ends_alike(one: LogTail, other: LogTail) -> bool:
-    return (one.tail, one.owner_epoch) == (other.tail, other.owner_epoch)
-
-
-def _is_dated(tail: LogTail) -> bool:
-    return tail.timestamp_us > 0 or tail.head == tail.tail
 
 
 async def _by(due: float, work: Awaitable[T]) -> T:

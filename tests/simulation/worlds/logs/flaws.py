@@ -25,6 +25,7 @@ from rollbook.logservice.core import ledger_list, retention, segments
 from rollbook.logservice.core.cursors import Marks
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
 from rollbook.logservice.core.lived_time import LivedTime, Witness
+from rollbook.logservice.core.log_end import listed_end
 from rollbook.logservice.core.log_state import LogMemory
 from rollbook.logservice.core.pending_commits import PendingCommits
 from rollbook.logservice.core.producers import Producers
@@ -41,7 +42,7 @@ from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.segment_roll import Succession
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.server_clock import ServerClock
-from rollbook.logservice.service import Service, _listed_tail
+from rollbook.logservice.service import Service
 from rollbook.logservice.stall_detector import Pulse
 from rollbook.logservice.writer_epochs import Writership
 from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging, RollbookError
@@ -403,7 +404,7 @@ async def _tail_of_bookies(self: Service, log: Any) -> Any:
     listed, info, is_owner = await self.server.whom_to_ask(log)
     tail, timestamp_us = await find_tail(listed, self.server.ledgers)
     address = info.address if info is not None and is_owner else ""
-    return replace(_listed_tail(listed, tail, address), timestamp_us=timestamp_us)
+    return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us)
 
 
 _confirmed_in = LogReader._confirmed_in

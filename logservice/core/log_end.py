@@ -1,0 +1,121 @@
+"""Where a log ends, and who knows it.
+
+    its owner     knows every append that was acknowledged
+    its list      knows as much once the last segment is closed: nobody appends before the list names another one
+    its bookies   may not know of the last block that was acknowledged
+
+A reader hears that it has read everything only from the first two (RL6). So a server that is asked looks, in order, at
+
+    the owner, if that is this server
+    the list, if the last segment is closed
+    the owner, at the server that has the log
+    the owner, after the log was opened: an owner that died may have confirmed appends that no bookie reports
+    the bookies, if none of these responds in time; the response then says that the tail is uncertain
+
+An offset may lie beyond the tail that was found that way: a reader that followed the log from its owner's memory is
+ahead of what bookies report, and is right. It is refused only after the owner or the list has been asked again.
+"""
+
+from dataclasses import replace
+from enum import Enum, auto
+
+from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.ids import Offset
+from rollbook.logservice.messages import LogTail
+from rollbook.proto.errors import BeyondTail
+
+
+class EndSource(Enum):
+    LIST = auto()
+    OWNER = auto()  # At another server.
+    OPENING = auto()
+
+
+def source_of_end(listed: LedgerList, owner: str, own_address: str) -> EndSource:
+    """Where a server that does not own the log has to look. `owner`: the address of one that is alive, or empty."""
+    if listed.tail is not None:
+        return EndSource.LIST
+    return EndSource.OPENING if owner in ("", own_address) else EndSource.OWNER
+
+
+def listed_end(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
+    """The end at `tail`, with all else as the list says."""
+    return LogTail(
+        head=listed.head,
+        tail=max(tail, listed.head),
+        is_sealed=listed.state is LogState.SEALED,
+        timestamp_us=0,
+        owner=owner,
+        owner_epoch=listed.owner_epoch,
+        uid=text_of(listed.uid),
+    )
+
+
+def unowned_end(listed: LedgerList) -> LogTail | None:
+    """The end of a log whose list names no owner and whose segments are all closed (RL7, LS14); else None."""
+    if listed.owner is not None or listed.tail is None:
+        return None
+    return listed_end(listed, listed.tail, "")
+
+
+def closed_end(listed: LedgerList) -> Offset | None:
+    """Where the last closed segment ends; None if no segment is closed."""
+    ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
+    return ends[-1] if ends else None
+
+
+def end_of_closed_range(
+    listed: LedgerList, start: Offset, until: Offset, owner: str
+) -> LogTail | None:
+    """The end of the closed segments, if the range lies within them: the owner knows no more about it. Else None."""
+    end = closed_end(listed)
+    if end is None or max(start, until) > end:
+        return None
+    return listed_end(listed, end, owner)
+
+
+def may_have_grown(offset: Offset, tail: LogTail) -> bool:
+    """Whether the owner or the list has to say that the offset is beyond the end."""
+    return offset > tail.tail and not tail.is_sealed
+
+
+def require_within(offset: Offset, tail: LogTail) -> None:
+    """Raises `BeyondTail`."""
+    if offset > tail.tail:
+        raise BeyondTail(offset=offset, tail=tail.tail)
+
+
+class TailTime:
+    """The time of the last record of a log that is watched: looked for once, and again after a pause if it was not
+    found.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._looked: LogTail | None = None  # The tail whose time was looked for last.
+        self._again_s = 0.0  # The time is not looked for again for the same tail before this.
+
+    def put_on(self, tail: LogTail) -> LogTail:
+        """The tail with the time that was found for it."""
+        looked = self._looked
+        if looked is None or is_dated(tail) or not _ends_alike(looked, tail):
+            return tail
+        return replace(tail, timestamp_us=looked.timestamp_us)
+
+    def is_wanted(self, tail: LogTail, now_s: float) -> bool:
+        if is_dated(tail):
+            return False
+        return self._looked is None or not _ends_alike(self._looked, tail) or now_s >= self._again_s
+
+    def on_looked(self, tail: LogTail, now_s: float) -> None:
+        self._looked, self._again_s = tail, now_s + self._pause_s
+
+
+def _ends_alike(one: LogTail, other: LogTail) -> bool:
+    return (one.tail, one.owner_epoch) == (other.tail, other.owner_epoch)
+
+
+def is_dated(tail: LogTail) -> bool:
+    """Whether the tail has the time of its last record, or there is no record."""
+    return tail.timestamp_us > 0 or tail.head == tail.tail

@@ -1,0 +1,104 @@
+"""Where a log ends: which source is asked, and what counts of its answer."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.log_end import (
+    EndSource,
+    TailTime,
+    closed_end,
+    end_of_closed_range,
+    is_dated,
+    listed_end,
+    may_have_grown,
+    require_within,
+    source_of_end,
+    unowned_end,
+)
+from rollbook.logservice.core.log_lives import text_of
+from rollbook.logservice.ids import Offset
+from rollbook.proto.errors import BeyondTail
+from tests.unit.logservice.lists import ANNA, EMPTY, UID, closed, rolled
+
+OPEN = rolled(10, 25)  # Two closed segments, and an open one.
+CLOSED = closed(OPEN, OPEN.segments[-1].segment_id, 40)
+ELSEWHERE = "bert:7400"
+
+
+@pytest.mark.parametrize(
+    ("listed", "owner", "source"),
+    [
+        (OPEN, ELSEWHERE, EndSource.OWNER),
+        (OPEN, "", EndSource.OPENING),
+        (
+            OPEN,
+            ANNA.address,
+            EndSource.OPENING,
+        ),  # The list names this server, which does not have the log.
+        (CLOSED, ELSEWHERE, EndSource.LIST),
+        (CLOSED, "", EndSource.LIST),
+        (EMPTY, "", EndSource.LIST),  # It has no segment.
+    ],
+)
+def test_which_source_a_server_asks(listed: LedgerList, owner: str, source: EndSource) -> None:
+    assert source_of_end(listed, owner, ANNA.address) is source
+
+
+def test_the_list_knows_the_end_of_a_log_that_nobody_owns_and_that_is_closed() -> None:
+    """RL7, LS14."""
+    assert unowned_end(CLOSED) is None, "its owner may open a segment"
+    assert unowned_end(OPEN.with_released()) is None, "a segment is open"
+    end = unowned_end(CLOSED.with_released())
+    assert end is not None
+    assert (end.tail, end.owner, end.is_sealed, end.uid) == (40, "", False, text_of(UID))
+
+
+def test_an_end_is_never_before_the_head() -> None:
+    truncated = replace(CLOSED, head=Offset(30))
+    assert listed_end(truncated, Offset(25), "").tail == 30
+    assert listed_end(truncated, Offset(31), ELSEWHERE).owner == ELSEWHERE
+
+
+def test_a_range_within_closed_segments_needs_no_owner() -> None:
+    assert closed_end(OPEN) == 25
+    assert closed_end(EMPTY) is None
+    within = end_of_closed_range(OPEN, Offset(3), Offset(25), ELSEWHERE)
+    assert within is not None
+    assert (within.tail, within.owner) == (25, ELSEWHERE)
+    assert end_of_closed_range(OPEN, Offset(3), Offset(26), ELSEWHERE) is None
+    assert end_of_closed_range(OPEN, Offset(26), Offset(3), ELSEWHERE) is None
+    assert end_of_closed_range(EMPTY, Offset(0), Offset(0), ELSEWHERE) is None
+
+
+def test_an_offset_beyond_the_tail_is_asked_for_again_unless_the_log_is_sealed() -> None:
+    tail = listed_end(CLOSED, Offset(40), "")
+    assert not may_have_grown(Offset(40), tail)
+    assert may_have_grown(Offset(41), tail)
+    assert not may_have_grown(Offset(41), replace(tail, is_sealed=True))
+    require_within(Offset(40), tail)
+    with pytest.raises(BeyondTail) as raised:
+        require_within(Offset(41), tail)
+    assert (raised.value.ids["offset"], raised.value.ids["tail"]) == (41, 40)
+
+
+def test_the_time_of_a_tail_is_looked_for_once_and_again_after_a_pause() -> None:
+    time, tail = TailTime(pause_s=5), listed_end(CLOSED, Offset(40), "")
+    assert time.is_wanted(tail, 0)
+    time.on_looked(tail, 1)  # It was not found.
+    assert not time.is_wanted(tail, 5.9)
+    assert time.is_wanted(tail, 6)
+    found = replace(tail, timestamp_us=77)
+    time.on_looked(found, 6)
+    assert time.put_on(tail) == found
+    assert not time.is_wanted(found, 100)
+    grown = replace(tail, tail=Offset(41))
+    assert time.put_on(grown) == grown, "the time is of the record before"
+    assert time.is_wanted(grown, 6)
+
+
+def test_a_log_without_records_needs_no_time() -> None:
+    empty = listed_end(EMPTY, Offset(0), "")
+    assert is_dated(empty)
+    assert not TailTime(pause_s=5).is_wanted(empty, 0)
