@@ -1,16 +1,8 @@
 """Which logs this server owns, and what becomes of requests for those that it does not.
 
-    held                                          served
-    its listed owner lives, and answers           NOT_OWNER: ask there
-    its listed owner lives, they say, and         taken over by whom the others suggest, unless it was
-      refuses connections for half a second       taken that way lately (`core/takeover_backoff.py`)
-    no owner, or one that is gone                 opened by whom all suggest; any other server
-                                                  says NOT_OWNER and names that one
-    being opened or handed over here              the request waits for it
-
-All of that is courtesy: two servers that both think a log theirs fence each other, and the list of its
-ledgers decides. What is handed over on purpose is closed first and its list says that nobody owns it,
-so the next owner has nothing to recover, and no append fails: each is asked for again there (SV3).
+`core/ownership.py` says who may take a log. A request for a log that is being opened or handed over here waits
+for that. A log that is handed over is closed first and its list says that nobody owns it, so the next owner has
+nothing to recover, and no append fails: each is asked for again there (SV3).
 
 When the session is over that tells others that this server lives, its owners are dropped with whatever
 they have not confirmed; logs are opened again when somebody asks (SV4).
@@ -31,6 +23,14 @@ from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.ledger_list import LedgerList, LogState
 from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.core.owner_placement import life_of, server_name
+from rollbook.logservice.core.ownership import (
+    RETRY_MS,
+    claim_by_list,
+    claim_on_living,
+    has_no_owner,
+    released_by,
+    suggested_server,
+)
 from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
@@ -63,7 +63,6 @@ from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
 
-_RETRY_MS: Final = 100
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
 _CLOCK_NEWS_US: Final = 1_000_000  # A clock that has moved by less is no news to the others.
@@ -282,7 +281,7 @@ class LogServer:
         raise OwnerChanging(
             "this server has yet to open the log that has this name now",
             log=str(name),
-            retry_after_ms=_RETRY_MS,
+            retry_after_ms=RETRY_MS,
         )
 
     async def _owner_of(self, name: LogName, due: float, heeds_preference: bool) -> Owner:
@@ -290,7 +289,7 @@ class LogServer:
             work = self._closings.get(name) or self._openings.get(name)
             if work is None:
                 if self._context is None:
-                    raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
+                    raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)
                 grounds = await self._within(due, self._why_ours(name, heeds_preference))
                 if self._is_closed:
                     raise _being_stopped()
@@ -305,7 +304,7 @@ class LogServer:
         Nobody finds it to append; close it. Raises as `Owner.open`.
         """
         if self._context is None:
-            raise OwnerChanging("this server starts", retry_after_ms=_RETRY_MS)
+            raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)
         context = replace(self._context, uses_reserve=True)
         return await Owner.open(name, context, reason="bookies are full", makes_ahead=False)
 
@@ -327,11 +326,11 @@ class LogServer:
                 return await work
         except TimeoutError:
             raise OwnerChanging(
-                "it takes longer than this request has", retry_after_ms=_RETRY_MS
+                "it takes longer than this request has", retry_after_ms=RETRY_MS
             ) from None
         except SessionExpired:  # Nothing was appended, and another server or session can.
             raise OwnerChanging(
-                "this server's metadata session is over", retry_after_ms=_RETRY_MS
+                "this server's metadata session is over", retry_after_ms=RETRY_MS
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -348,34 +347,24 @@ class LogServer:
     async def _grounds(self, name: LogName, heeds_preference: bool) -> "_Grounds":
         await self._check_clock()
         seen = await self._read(name)
-        listed, owner, without = seen.list, seen.list.owner, tuple[str, ...]()
-        if owner is None:
-            grounds = _Grounds("nobody owned it", seen)
-        elif owner.server_id == self.server_id:
-            if not self.is_draining and not self.clock.is_odd:
-                return _Grounds("this server has lost it", seen)
-            # It could not be let go of in order.
-            released = await self.nodes.change(name, _let_go_by(self.server_id))
-            grounds = _Grounds("it was lost", released)
-        elif not self.membership.is_alive(owner.server_id):
-            grounds = _Grounds(f"its owner {owner.server_id} is gone", seen)
-        elif not await self._peers.check_dead(owner.address):
-            raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
-        else:
+        listed, owner = seen.list, seen.list.owner
+        claim = claim_by_list(
+            owner,
+            self.server_id,
+            self.membership.is_alive,
+            takes_logs=not self.is_draining and not self.clock.is_odd,
+        )
+        if claim is None:
+            assert owner is not None
+            refuses = await self._peers.check_dead(owner.address)
             wait_ns = self._patience.wait_ns(name, self.clock.monotonic_ns())
-            if wait_ns:
-                raise OwnerChanging(
-                    "its owner refuses connections, and it was taken from one that did lately",
-                    # Not all of the wait: its lease ends sooner, or it is there again.
-                    retry_after_ms=min(wait_ns // 1_000_000, 10 * _RETRY_MS),
-                )
-            grounds = _Grounds(
-                f"its owner {owner.server_id} refuses connections", seen, is_rude=True
-            )
-            without = (server_name(owner.server_id),)
-        judged = listed if heeds_preference else listed.with_preferred_server("")
-        await self._require_suggested(name, judged, without)
-        return grounds
+            claim = claim_on_living(listed, refuses=refuses, wait_ns=wait_ns)
+        if claim.releases:  # It could not be let go of in order.
+            seen = await self.nodes.change(name, partial(released_by, server_id=self.server_id))
+        if claim.needs_suggestion:
+            judged = listed if heeds_preference else listed.with_preferred_server("")
+            await self._require_suggested(name, judged, claim.passed_over)
+        return _Grounds(claim.reason, seen, is_rude=claim.is_rude)
 
     async def _require_suggested(
         self, name: LogName, listed: LedgerList, without: tuple[str, ...]
@@ -385,7 +374,7 @@ class LogServer:
             suggested = self._suggested(name, listed, without)
             if suggested is None:
                 self.clock.require()
-                raise OwnerChanging("no server takes logs", retry_after_ms=10 * _RETRY_MS)
+                raise OwnerChanging("no server takes logs", retry_after_ms=10 * RETRY_MS)
             if suggested.info.server_id == self.server_id:
                 return
             if not await self._peers.check_dead(suggested.info.address):
@@ -395,11 +384,8 @@ class LogServer:
     def _suggested(
         self, name: LogName, listed: LedgerList, without: tuple[str, ...]
     ) -> ServerRecord | None:
-        suggestions = self.membership.suggestions
-        preferred = listed.preferred_server
-        if preferred and preferred in suggestions.names and preferred not in without:
-            return self.membership.find(preferred)
-        suggested = suggestions.server_for(name, without)
+        preferred, suggestions = listed.preferred_server, self.membership.suggestions
+        suggested = suggested_server(name, preferred, suggestions, without)
         return None if suggested is None else self.membership.find(suggested)
 
     async def whom_to_ask(self, name: LogName) -> tuple[LedgerList, ServerInfo | None, bool]:
@@ -416,13 +402,14 @@ class LogServer:
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False
-        owner = listed.owner
-        if owner is None or owner.server_id != self.server_id:
-            return owner is None or not self.membership.is_alive(owner.server_id)
-        if name not in self._openings:
-            return True  # It was lost here.
-        seen = self._opened_from[name]  # It may be the opening that has been listed.
-        return seen is not None and listed.owner_epoch <= seen.list.owner_epoch
+        seen = self._opened_from.get(name)
+        return has_no_owner(
+            listed,
+            self.server_id,
+            self.membership.is_alive,
+            is_opening=name in self._openings,
+            seen=None if seen is None else seen.list,
+        )
 
     async def _read(self, name: LogName) -> StoredLog:
         stored = await self.nodes.read(name)
@@ -456,9 +443,7 @@ class LogServer:
                 )
         except TimeoutError:
             self._on_unopened(name)
-            raise OwnerChanging(
-                "it could not be opened in time", retry_after_ms=_RETRY_MS
-            ) from None
+            raise OwnerChanging("it could not be opened in time", retry_after_ms=RETRY_MS) from None
         except RollbookError:
             self._on_unopened(name)
             raise
@@ -682,20 +667,12 @@ class LogServer:
             pass  # With the next change.
 
 
-def _let_go_by(server_id: ServerId) -> Callable[[LedgerList], LedgerList]:
-    def with_released(listed: LedgerList) -> LedgerList:
-        is_ours = listed.owner is not None and listed.owner.server_id == server_id
-        return listed.with_released() if is_ours else listed
-
-    return with_released
-
-
 def _being_stopped() -> OwnerChanging:
-    return OwnerChanging("this server is being stopped", retry_after_ms=_RETRY_MS)
+    return OwnerChanging("this server is being stopped", retry_after_ms=RETRY_MS)
 
 
 def _being_given_up() -> OwnerChanging:
-    return OwnerChanging("this server gives the log up", retry_after_ms=_RETRY_MS)
+    return OwnerChanging("this server gives the log up", retry_after_ms=RETRY_MS)
 
 
 def nobody_listens(_: LogName) -> None:

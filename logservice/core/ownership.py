@@ -1,0 +1,123 @@
+"""Who may take a log, and when.
+
+    the log's list names                    a server that is asked for the log
+    --------------------------------------  ---------------------------------------------------------------
+    nobody                                  opens it, if it is the suggested server
+    this server, which does not have it     opens it: it has lost it
+    this server, which takes no logs        releases it, then as if the list named nobody
+    a server whose session is over          opens it, if it is the suggested server
+    a server that is alive and answers, or  does not open it: `NotOwner`, with that server
+      of which nothing is heard
+    a server that is alive, but refuses     opens it, if it is the suggested server once that one is passed over;
+      connections for half a second           unless the log was taken that way lately: `OwnerChanging`
+
+A server takes no logs while it is drained, or while its clock is not believed. The suggested server is the one that
+the list prefers, else the first choice by the log's name (`owner_placement.py`), among those that are alive; a
+suggested server that refuses connections is passed over. Any other server responds `NotOwner` and names it.
+
+All of this only avoids needless take-overs. Two servers that both think a log theirs fence each other, and the list of
+the log's ledgers decides (SV1). `takeover_backoff.py` says when a server refuses connections, and for how long a log
+is left alone; `takeover.py` says what a new owner keeps.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.owner_placement import Suggestions, server_name
+from rollbook.logservice.ids import LogName, ServerId, ServerInfo
+from rollbook.proto.errors import NotOwner, OwnerChanging
+
+RETRY_MS: Final = 100
+
+IsAlive = Callable[[ServerId], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Why a server may open a log."""
+
+    reason: str
+    is_rude: bool = False  # Other servers still believe the owner to be alive.
+    releases: bool = False  # The list has to stop naming this server first.
+    needs_suggestion: bool = True  # The log is opened by the suggested server only.
+    passed_over: tuple[str, ...] = ()  # Names of servers that are not suggested.
+
+
+def claim_by_list(
+    owner: ServerInfo | None, server_id: ServerId, is_alive: IsAlive, *, takes_logs: bool
+) -> Claim | None:
+    """The claim of server `server_id` on a log whose list names `owner`. None: that owner is alive, so a connection
+    has to be tried (`claim_on_living`).
+    """
+    if owner is None:
+        return Claim("nobody owned it")
+    if owner.server_id == server_id:
+        if takes_logs:
+            return Claim("this server has lost it", needs_suggestion=False)
+        return Claim("it was lost", releases=True)
+    if not is_alive(owner.server_id):
+        return Claim(f"its owner {owner.server_id} is gone")
+    return None
+
+
+def claim_on_living(listed: LedgerList, *, refuses: bool, wait_ns: int) -> Claim:
+    """The claim on a log whose owner is alive. `refuses`: that server refuses connections. `wait_ns`: for so long the
+    log is left alone.
+
+    Raises `NotOwner` if the owner has to be asked, `OwnerChanging` while the log is left alone.
+    """
+    owner = listed.owner
+    assert owner is not None
+    if not refuses:
+        raise NotOwner(owner=owner.address, owner_epoch=listed.owner_epoch)
+    if wait_ns:
+        raise OwnerChanging(
+            "its owner refuses connections, and it was taken from one that did lately",
+            # Not all of the wait: its lease ends sooner, or it is there again.
+            retry_after_ms=min(wait_ns // 1_000_000, 10 * RETRY_MS),
+        )
+    return Claim(
+        f"its owner {owner.server_id} refuses connections",
+        is_rude=True,
+        passed_over=(server_name(owner.server_id),),
+    )
+
+
+def suggested_server(
+    name: LogName, preferred: str, suggestions: Suggestions, passed_over: Collection[str] = ()
+) -> str | None:
+    """The name of the server that should have the log; None if no server takes logs."""
+    if preferred and preferred in suggestions.names and preferred not in passed_over:
+        return preferred
+    return suggestions.server_for(name, passed_over)
+
+
+def has_no_owner(
+    listed: LedgerList,
+    server_id: ServerId,
+    is_alive: IsAlive,
+    *,
+    is_opening: bool,
+    seen: LedgerList | None,
+) -> bool:
+    """Whether no owner acts by this list, as far as server `server_id` knows, which does not own the log.
+
+    `is_opening`: that server is about to open the log, from the list that it has `seen`; None: it read no list yet.
+    """
+    owner = listed.owner
+    if owner is None:
+        return True
+    if owner.server_id != server_id:
+        return not is_alive(owner.server_id)
+    if not is_opening:
+        return True  # It was lost there.
+    # A newer epoch may be the one that the opening has listed.
+    return seen is not None and listed.owner_epoch <= seen.owner_epoch
+
+
+def released_by(listed: LedgerList, server_id: ServerId) -> LedgerList:
+    """The list without an owner, if that is server `server_id`; else as it is."""
+    is_owner = listed.owner is not None and listed.owner.server_id == server_id
+    return listed.with_released() if is_owner else listed
