@@ -23,8 +23,7 @@ from typing import Final
 
 import structlog
 
-from rollbook.ledger.add_channel import AddChannel, AddSink
-from rollbook.ledger.bookie_client import RECEIVE_BYTES, BookieClient
+from rollbook.ledger.bookie_client import RECEIVE_BYTES, AddChannel, AddSink, BookieClient
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.core.add_pipeline import DEADLINE_TICKS
 from rollbook.ledger.core.health import Health

@@ -32,7 +32,6 @@ from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.messages import AppendAck, Condition
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_writer import SegmentWriter
 from rollbook.logservice.tail_cache import TailCache
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -44,9 +43,12 @@ from rollbook.proto.errors import (
     RollbookError,
     Unavailable,
 )
-from rollbook.proto.ids import EntryId
+from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _UNCERTAIN_MAX: Final = 20_000  # Appends and answers that wait; of appends the ledgers take fewer.
+_SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
+_SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
+_SNAPSHOT_SHARE: Final = 16  # the log than one byte in this many.
 _AGAIN_S: Final = 0.01  # For a barrier that found no room.
 
 Loss = type[OutcomeUnknown]
@@ -61,6 +63,81 @@ _Item = tuple[Tell | None, object, _Kept | None]
 
 _TAIL: Final = object()  # The result is the tail at the moment at which the item is settled.
 _BARRIER: Final = object()  # Nobody waits: it is the entry that was written for barriers.
+
+
+class SegmentWriter:
+    """The ledger of one segment, as its log's owner writes it."""
+
+    def __init__(
+        self,
+        writer: LedgerWriter,
+        segment_id: SegmentId,
+        *,
+        number: int,
+        base_offset: Offset,
+        limits: SegmentLimits,
+        on_confirmed: Callable[[int, EntryId], None],
+        on_failed: Callable[[RollbookError], None],
+    ) -> None:
+        self.writer: Final = writer
+        self.segment_id: Final = segment_id
+        self.ledger_id: Final[LedgerId] = writer.ledger_id
+        self.number: Final = number  # In the order of this owner's ledgers, from 0.
+        self.base_offset: Final = base_offset
+        self.limits: Final = limits
+        self.began_s: Final = asyncio.get_running_loop().time()
+        self.bytes = self.entries = 0
+        self.bytes_at_snapshot = 0
+        self.entries_at_snapshot = 0
+        self.has_records = False
+        self._put = writer.put
+        writer.watch(partial(on_confirmed, number), on_failed)
+
+    def append(self, block: bytes) -> EntryId:
+        """Raises as `LedgerWriter.put`."""
+        entry_id = self._put(block)
+        self.bytes += len(block)
+        self.entries = entry_id + 1
+        return entry_id
+
+    @property
+    def is_begun(self) -> bool:
+        """Its first entry, with the log's memory, is confirmed (LS5)."""
+        return self.writer.last_add_confirmed >= FIRST_ENTRY
+
+    @property
+    def is_look_due(self) -> bool:
+        """It may be full, or a snapshot due: asked after each entry, so it costs next to nothing."""
+        return (
+            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
+            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
+            or self.bytes >= self.limits.bytes
+            or self.entries >= self.limits.entries
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self.limits.bytes or self.entries >= self.limits.entries
+
+    def reason_to_roll(self, now_s: float) -> str | None:
+        return self.limits.reason_to_roll(
+            self.bytes, self.entries, now_s - self.began_s, has_records=self.has_records
+        )
+
+    @property
+    def oldest_s(self) -> float:
+        """When it will have become too old."""
+        return self.began_s + self.limits.age_s
+
+    def is_snapshot_due(self, packed_bytes: int) -> bool:
+        """So that a replay is short, and snapshots are no large part of the log."""
+        return (
+            self.entries - self.entries_at_snapshot >= _SNAPSHOT_ENTRIES
+            or self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_BYTES
+        ) and self.bytes - self.bytes_at_snapshot >= _SNAPSHOT_SHARE * packed_bytes
+
+    def on_snapshot(self) -> None:
+        self.bytes_at_snapshot, self.entries_at_snapshot = self.bytes, self.entries
 
 
 class Order:
@@ -113,7 +190,12 @@ class Order:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
     ) -> bool:
-        """As `Owner.submit`."""
+        """Decided at once, False if it is refused. Yes or no, `tell` hears of it when all that the
+        answer rests on is settled: the ack, what refuses it, or `OwnerLost` or `AppendUnsettled`: it
+        may be in the log. That may be before this returns.
+
+        Raises `Overloaded`, and `OwnerChanging` if this is no owner any more: nothing was done.
+        """
         self.use()
         try:
             place = self.sequencer.decide(info, condition, self._wall_us())

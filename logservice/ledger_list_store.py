@@ -17,7 +17,7 @@ from rollbook.logservice.core.takeover import pause_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_writer import drop_ledger, make_ledger
+from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger
 from rollbook.proto.errors import (
     Guarded,
     Invalid,

@@ -34,7 +34,7 @@ from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_writer import drop_ledger, make_ledger
+from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger
 from rollbook.proto.errors import (
     BlockCorrupt,
     DataLost,

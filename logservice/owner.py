@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from rollbook.logservice.append_path import Loss, Order, Tell, resolver_of
+from rollbook.logservice.append_path import Loss, Order, resolver_of
 from rollbook.logservice.core.control_blocks import Opened, Sealed
 from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.log_lives import text_of
@@ -125,6 +125,7 @@ class Owner:
             stalls=stalls,
             on_lost=self._end,
         )
+        self.submit: Final = self._order.append  # The hot path does not pass this file.
         self._succession = Succession(
             *(context, self._order, self._keeper, self._log), on_disowned=self._on_disowned
         )
@@ -262,17 +263,6 @@ class Owner:
         answer: asyncio.Future[AppendAck] = self._loop.create_future()
         is_taken = self.submit(block, info, condition, resolver_of(answer))
         return Pending(answer, not is_taken)
-
-    def submit(
-        self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
-    ) -> bool:
-        """Decided at once, False if it is refused. Yes or no, `tell` hears of it when all that the
-        answer rests on is settled: the ack, what refuses it, or `OwnerLost` or `AppendUnsettled`: it
-        may be in the log. That may be before this returns.
-
-        Raises `Overloaded`, and `OwnerChanging` if this is no owner any more: nothing was done.
-        """
-        return self._order.append(block, info, condition, tell)
 
     async def ready(self, block_bytes: int = 0) -> None:
         """Returns when there is room for such a block, at once if there is: then append before you

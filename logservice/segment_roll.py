@@ -17,14 +17,13 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.logservice.append_path import Order
+from rollbook.logservice.append_path import Order, SegmentWriter
 from rollbook.logservice.core.degraded_segments import FULL_ENSEMBLE, degraded_to
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.ledger_list_store import ListKeeper
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_writer import SegmentWriter
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import EntryId, LedgerId
 

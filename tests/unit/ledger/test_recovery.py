@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.ledger.add_channel import AddChannel
+from rollbook.ledger.bookie_client import AddChannel
 from rollbook.proto.cluster.ledger_nodes import StoredLedger
 from rollbook.proto.errors import (
     BookieFailed,

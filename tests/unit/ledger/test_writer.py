@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import rollbook.ledger.core.add_pipeline
-from rollbook.ledger.add_channel import AddChannel
+from rollbook.ledger.bookie_client import AddChannel
 from rollbook.ledger.config import ClientConfig
 from rollbook.proto.errors import (
     AppendUnsettled,

@@ -17,7 +17,7 @@ from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.messages import AcquireMode, Condition
 from rollbook.logservice.owner import Owner, Pending
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_writer import make_ledger
+from rollbook.logservice.segment_ledgers import make_ledger
 from rollbook.proto.errors import (
     DataLost,
     DuplicateDiffers,

@@ -24,7 +24,7 @@ from rollbook.logservice.log_metadata import StoredLog, StoredMarks
 from rollbook.logservice.log_takeover import Opening
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_writer import make_ledger
+from rollbook.logservice.segment_ledgers import make_ledger
 from rollbook.logservice.server import _Grounds
 from rollbook.logservice.service import Service
 from rollbook.proto.cluster.uncertain_writes import create_surely, delete_surely, read_surely

@@ -16,7 +16,7 @@ from rollbook.logservice import (
     membership,
     owner,
     reader,
-    segment_writer,
+    segment_ledgers,
     truncation,
 )
 from rollbook.logservice import retention as log_retention
@@ -725,7 +725,7 @@ LOG_MUTANTS: Final = (
         "logs-wants-a-full-ensemble",
         "A segment is made with a full ensemble or not at all (LS13).",
         _BUDGET,
-        ((segment_writer, "degraded_quorum", lambda _wanted, _usable: None),),
+        ((segment_ledgers, "degraded_quorum", lambda _wanted, _usable: None),),
         drill="few_bookies",
     ),
     LogMutant(

@@ -1,0 +1,62 @@
+"""The ledgers of segments: how one is made for a log, and dropped if it is not listed.
+
+A ledger is made for one version of the list and says so. Only the compare-and-set from that very
+version lists it; if that fails it never will be listed, and goes (LS3).
+"""
+
+from contextlib import suppress
+
+import structlog
+
+from rollbook.ledger.writer import LedgerWriter
+from rollbook.logservice.core.degraded_segments import degraded_quorum
+from rollbook.logservice.core.ledger_list import custom_metadata
+from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.owner_context import OwnerContext
+from rollbook.proto.errors import NotEnoughBookies, RollbookError
+from rollbook.proto.quorum import Quorum
+
+logger = structlog.get_logger()
+
+
+async def make_ledger(
+    context: OwnerContext, stored: StoredLog, *, needs_full_ensemble: bool = False
+) -> LedgerWriter:
+    """To be listed by the change of this very list, or dropped. It has fewer bookies than the log wants
+    if there are no more and the log allows it (LS13). Raises as `Ledgers.create`.
+    """
+    config = stored.list.config
+    try:
+        return await _make_ledger(context, stored, config.quorum)
+    except NotEnoughBookies:
+        smaller = degraded_quorum(
+            config.quorum, context.ledgers.count_usable(is_urgent=context.uses_reserve)
+        )
+        if needs_full_ensemble or smaller is None or not config.degraded_segments:
+            raise
+    writer = await _make_ledger(context, stored, smaller)
+    logger.warning(
+        "segment_degraded",
+        log=str(stored.name),
+        ledger_id=writer.ledger_id,
+        bookies=smaller.ensemble,
+        wanted=config.quorum.ensemble,
+    )
+    return writer
+
+
+async def _make_ledger(context: OwnerContext, stored: StoredLog, quorum: Quorum) -> LedgerWriter:
+    return await context.ledgers.create(
+        ensemble=quorum.ensemble,
+        write=quorum.write,
+        ack=quorum.ack,
+        custom=custom_metadata(stored.name, stored.list.uid, stored.version),
+        is_urgent=context.uses_reserve,
+    )
+
+
+async def drop_ledger(context: OwnerContext, writer: LedgerWriter) -> None:
+    """It was not listed, and nobody has written it. What is left behind is found by its metadata."""
+    await writer.stop()
+    with suppress(RollbookError):
+        await context.ledgers.delete(writer.ledger_id, is_forced=True)
