@@ -33,7 +33,7 @@ __all__ = (
     "connect",
 )
 
-# Looked up when asked for: a program that needs a rule of `core/` alone does not load the machine.
+# Looked up on first use: a program that needs only a rule of `core/` does not load the machine.
 _HOMES = {
     "ClientConfig": "rollbook.ledger.config",
     "DigestType": "rollbook.proto.wire.digest",

@@ -3,13 +3,14 @@
     calls      one request, one reply; found by transaction id, in version 2 by the reply's ids
     channels   the adds of a ledger, as bytes; their replies are handed on a batch at a time
 
-Whatever one turn of the loop asks for leaves in one write, or in one for each 32 requests: so a bookie
-works on some while others are packed, and the two do not take turns with a thousand as a whole. Once the
-socket is stuck, two chunks at most lie in front of it, and all else waits in the outbox.
+All requests of one turn of the loop leave in one write, or in one for each 32 requests: so a
+bookie works on some while others are packed, and the two do not take turns with a thousand at
+once. Once the socket is stuck, at most two chunks are in front of it, and the rest waits in the
+outbox.
 
-An answer is handed to nobody but the one who asked (CN1), and a reply to an add to nobody but the
-channel that wrote it (CN2). What comes unasked, in a wrong shape or with the ids of something else ends
-the connection: its peer, or our idea of it, is broken.
+A response is passed only to its caller (CN1), and a reply to an add only to the channel that
+wrote it (CN2). An unexpected or malformed response, or one with other ids, ends the connection:
+the peer, or our idea of it, is broken.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ RECEIVE_BYTES: Final = 256 * 1024
 _ALONE_BYTES: Final = 64 * 1024  # Adds that are worth a system call of their own.
 _ASKED_TOGETHER: Final = 32  # A bookie works on these while others of the same turn are packed.
 _TICK_S: Final = 0.02  # A deadline is noticed at most this late.
-_LAST_CHANCE_S: Final = 5.0  # For any response at all, after a caller has given up on its own.
+_LAST_CHANCE_S: Final = 5.0  # The wait for any response after a caller has given up.
 
 _ledger_id_of: Final = attrgetter("ledger_id")
 # What answers it, and what the answer repeats of it.
@@ -80,7 +81,7 @@ _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]
 
 
 _Key: TypeAlias = int | tuple[type, int, int]
-"""What finds a request again: its transaction id, in version 2 the ids that the reply repeats."""
+"""The key of a request: its transaction id, in version 2 the ids that the reply repeats."""
 
 
 class _PendingRequest:
@@ -234,7 +235,7 @@ class WaitingAdds:
 
 
 class BookieClient(asyncio.BufferedProtocol):
-    """Made for one connection; `on_lost` tells once that it is over, before its channels hear it."""
+    """Made for one connection; `on_lost` is called once when it is over, before its channels are."""
 
     def __init__(
         self,
@@ -263,15 +264,15 @@ class BookieClient(asyncio.BufferedProtocol):
         self._decoder = ReplyDecoder(config.frame_bytes_max)
         self._heard_at = self._made_at = 0.0
         self._given_up_at = 0.0  # For the first time since then.
-        # Calls. In version 2 one that was given up keeps its key until its answer has come.
+        # Calls. In version 2 a request that was given up keeps its key until its response has come.
         self._waiting: dict[_Key, _PendingRequest] = {}
         self._given_up = 0
         self._rooms = tuple(Capacity(config.calls_max, config.call_bytes_max) for _ in range(2))
         self._timer: asyncio.TimerHandle | None = None
-        # Adds: open channels, and closed ones' replies that are still to come.
+        # Adds: open channels, and closed ones with replies outstanding.
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
-        self._settling: asyncio.Future[None] | None = None  # Somebody waits until none are.
+        self._settling: asyncio.Future[None] | None = None  # A caller waits until none are.
         # What waits to be sent.
         self._outbox = Outbox()
         self._gathered: list[bytes] = []  # In front of it: small adds of this turn of the loop.
@@ -289,15 +290,15 @@ class BookieClient(asyncio.BufferedProtocol):
     def can_tell_apart(self, request: Request) -> bool:
         """Whether the response to this request cannot be confused with the response to another one.
 
-        In version 2 ids alone find a request, so two of the same entry have to go different ways:
-        the late answer to a plain read must not count as the answer to a fence.
+        In version 2 ids alone find a request, so two requests for the same entry go different
+        ways: the late response to a plain read must not count as the response to a fence.
         """
         if self.version != v2.VERSION or isinstance(request, BatchRead):
             return True
         return _v2_key(request) not in self._waiting
 
     async def identify(self, due: float) -> None:
-        """Raises `BookieUnreachable` if somebody else is at the other end (CN4)."""
+        """Raises `BookieUnreachable` if another bookie is at the other end (CN4)."""
         try:
             reply = await self.call(Auth(IDENTITY_PLUGIN, b""), due, is_high_priority=True)
         except OutcomeUnknown as error:
@@ -329,9 +330,10 @@ class BookieClient(asyncio.BufferedProtocol):
     def start(
         self, request: Request, due: float, *, is_high_priority: bool
     ) -> asyncio.Future[Reply] | None:
-        """`call`, without a task to wait in it: what it comes to. Cancel it to drop the answer.
+        """Like `call`, but without a task that waits: returns its future result. Cancel it to
+        drop the answer.
 
-        None if something would have to be waited for first, or stands in the way.
+        None if the call would have to wait first, or is not possible now.
         """
         if self.is_over or not self.can_tell_apart(request):
             return None
@@ -363,7 +365,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._give_up(key, call)
 
     def _give_up(self, key: _Key, call: _PendingRequest) -> None:
-        """Its answer, if it still comes, is for nobody."""
+        """A late response is dropped."""
         if not call.is_sent:
             del self._waiting[key]
             self._outbox.remove(call)
@@ -410,7 +412,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
     @property
     def is_only_owed(self) -> bool:
-        """Nobody uses it any more, but adds of closed channels are on their way."""
+        """It has no users any more, but adds of closed channels are in flight."""
         is_asked = not all(call.future.done() for call in self._waiting.values())
         return bool(self._owed) and not self._channels and not is_asked
 
@@ -437,8 +439,8 @@ class BookieClient(asyncio.BufferedProtocol):
                 channel.unanswered -= each.count
 
     def write_adds(self, channel: AddChannel, frames: bytes | list[bytes], count: int) -> None:
-        """Those of a writer that is alone in its turn leave at once, and so does much in one piece; what
-        several ledgers have in one turn leaves together, or with each 32nd request.
+        """Adds of a writer that is alone in its turn leave at once, and so do large pieces; adds of
+        several ledgers in one turn leave together, or with each 32nd request.
         """
         data = frames if isinstance(frames, bytes) else b"".join(frames)
         is_alone = not (self._will_flush or self._turn.is_shared)
@@ -569,7 +571,7 @@ class BookieClient(asyncio.BufferedProtocol):
             self._look_by(max(min(dues), now + _TICK_S))
 
     def _on_given_up(self) -> None:
-        """A bookie that hangs is noticed, too, if nobody is patient enough for a deadline."""
+        """A hanging bookie is also noticed if no caller waits for a deadline."""
         if self._given_up_at <= self._heard_at:
             self._given_up_at = self._loop.time()
             self._look_by(self._given_up_at + _LAST_CHANCE_S)
@@ -583,7 +585,7 @@ class BookieClient(asyncio.BufferedProtocol):
     # --- Ends ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """At once; `gone` tells when."""
+        """At once; `gone` is set when that is done."""
         self._end(BookieUnreachable("the client was closed", bookie=self.bookie))
 
     def _end(self, error: RollbookError) -> None:
@@ -652,7 +654,7 @@ class BookieClient(asyncio.BufferedProtocol):
 
 def _fail(future: "asyncio.Future[Reply]", error: RollbookError) -> None:
     future.set_exception(error)
-    future.exception()  # Its caller may be cancelled at this very moment, and nobody need look.
+    future.exception()  # Its caller may be cancelled at this very moment; that needs no check.
 
 
 def _v2_key(request: Request) -> _Key:
@@ -676,10 +678,11 @@ def _v2_key_of_reply(reply: Reply) -> _Key:
 
 
 def _is_reply_to(request: Request, reply: Reply) -> bool:
-    """Not just to the request's number, but to what it asked: a negative carries no digest."""
+    """Checks the response against the question, not just the request's number: a negative
+    carries no digest."""
     if isinstance(reply, Refusal):
         return True
     shape, echoed = _ECHOED[type(request)]
     if isinstance(request, Read) and request.previous_lac is not None:
-        echoed = _ledger_id_of  # A long poll brings whichever entry is next.
+        echoed = _ledger_id_of  # A long poll returns whichever entry is next.
     return type(reply) is shape and bool(echoed(reply) == echoed(request))

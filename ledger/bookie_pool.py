@@ -1,15 +1,15 @@
-"""The bookies of a cluster, as one talks to them: connections are made when needed, shared, and made
-again when they break.
+"""The bookies of a cluster: connections are made when needed, shared, and made again when they
+break.
 
-A connection speaks one protocol version. Words that version 2 lacks go over a connection of version
-3 beside it, and so does what cannot be distinguished there; batches go over one of version 2 and of
-their own to bookies that have them in no other words, or not at all: those hang up. A second channel to one ledger has a connection of its own,
-since replies to adds name the ledger and the entry and nothing else.
+A connection speaks one protocol version. Requests that version 2 lacks, or cannot distinguish, go over a
+connection of version 3 beside it. Batches to bookies that do not announce them go over a version 2
+connection of their own: bookies without batches hang up. A second channel to one ledger has a connection
+of its own, since replies to adds name only the ledger and the entry.
 
-Addresses are used again, by other bookies, and what those do not have proves nothing: a bookie that
-announces that it can is asked who it is before anything else (CN4).
+Addresses are reused by other bookies, whose missing entries prove nothing: a bookie that
+announces `identity` is asked for its id before anything else (CN4).
 
-A bookie that cannot be reached is left alone for a pause that grows from failure to failure, with
+A bookie that cannot be reached is left alone for a pause that grows with each failure, with
 chance in it, so that its clients do not come back all at once.
 """
 
@@ -51,10 +51,10 @@ _GOODBYE_S: Final = 5.0
 _LAST_COPIES_S: Final = 1.0  # At the end, for those that closed channels wrote.
 
 _FORGET_BATCHES_S: Final = 600.0
-# Writers that come to rest in one share of a tick report their LACs in one turn.
+# Writers whose rest begins in one share of a tick report their LACs in one turn.
 _SHARES_OF_RESTS: Final = 32
 _SHARE_OF_RESTS_S_MAX: Final = 0.032
-_BATCHES: Final = -1  # In place of a number: a connection that is lost costs nobody anything else.
+_BATCHES: Final = -1  # In place of a number: a lost connection has no other cost.
 
 _LinkId = tuple[BookieId, int, int]  # The version of its protocol; which of several.
 
@@ -73,9 +73,10 @@ class Bookies:
     ) -> None:
         self.protocol_version: Final = config.protocol_version
         self.txn_ids: Final[Iterator[int]] = itertools.count(1)
-        """One counter for all requests of this client: what packs adds in version 3 draws from it."""
+        """One counter for all requests of this client: adds in version 3 draw from it."""
         self.tick_s: Final = config.add_deadline_s / (DEADLINE_TICKS + 1)
-        """An add is noticed at the tick behind it: one more, and the deadline is the latest."""
+        """An add is noticed at the following tick, so one more tick makes the deadline the
+        latest."""
         self.ticker: Final = Ticker(self.tick_s)
         rest_s = config.explicit_lac_idle_ms / 1000
         self.rests: Final = Ticker(rest_s, _SHARES_OF_RESTS, share_s_max=_SHARE_OF_RESTS_S_MAX)
@@ -95,7 +96,7 @@ class Bookies:
         )
 
     def live(self) -> LiveBookies:
-        """Who is registered, as was heard last; does not ask."""
+        """The registered bookies, as of the last news; does not ask."""
         return self._watcher.current
 
     def has_extension(self, bookie: BookieId, name: str) -> bool:
@@ -117,8 +118,8 @@ class Bookies:
         """One request, one reply, which answers this very request.
 
         Its `error` is for the caller to judge; "busy" is not retried here. The reply may be a
-        `Refusal`. A call waits here for room while too much waits for this bookie; calls of
-        high priority have room of their own, and go first.
+        `Refusal`. A call waits here for room while too much waits for this bookie; calls of high
+        priority have room of their own, and go first.
 
         Raises
             BookieUnreachable   nothing was sent: there is no connection, or no room in time. At
@@ -128,7 +129,7 @@ class Bookies:
             BookieTimeout       it was sent, and the deadline passed. A connection on which all was
                                 silent meanwhile is given up, and all its calls raise.
 
-        Cancelled, it may have been carried out or not; its reply is dropped.
+        If it is cancelled, it may have been carried out or not; its reply is dropped.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
@@ -146,9 +147,10 @@ class Bookies:
     def start(
         self, bookie: BookieId, request: Request, *, deadline_s: float, is_high_priority: bool
     ) -> asyncio.Future[Reply] | None:
-        """`call`, without a task to wait in it; it comes to the same. Cancel it to drop the answer.
+        """Like `call`, with the same result, but without a task that waits. Cancel it to drop
+        the answer.
 
-        None if something would have to be waited for before it can be sent.
+        None if the call would have to wait before it can be sent.
         """
         if self._is_closed:
             return None
@@ -178,8 +180,8 @@ class Bookies:
             self._hung_up_on_batches[bookie] = until
 
     def has_batches(self, bookie: BookieId) -> bool:
-        """Whether to try a batch read. Bookies before 4.17 close the connection on one; they are tried again
-        after a while, because they may have been upgraded. Striped ledgers need
+        """Whether to try a batch read. Bookies before 4.17 close the connection on a batch; batches are
+        tried again after a while, because they may have been upgraded. Striped ledgers need
         `has_extension(bookie, BATCH_READ)`.
         """
         until = self._hung_up_on_batches.get(bookie)
@@ -195,9 +197,9 @@ class Bookies:
         *,
         is_high_priority: bool = False,
     ) -> AddChannel:
-        """Returns at once, closed; connects in the background and tells the sink.
+        """Returns at once, closed; connects in the background and notifies the sink.
 
-        Of high priority: its frames overtake what waits for the same socket.
+        Of high priority: its frames overtake others for the same socket.
         """
         assert not self._is_closed
         lane = ledger_id % self._config.connections_per_bookie
@@ -208,9 +210,9 @@ class Bookies:
     async def close(self) -> None:
         """Ends every connection; calls raise, channels are lost. Nothing is left when it returns.
 
-        Connections that nobody uses any more have a second at most for what closed channels wrote: the
-        third copies of last entries, of which a program that ends with its writer would leave but two.
-        Cancelled, it ends them, too.
+        Unused connections get a second at most for adds of closed channels: the third copies of
+        last entries. Otherwise a program that ends with its writer would leave only two. If it
+        is cancelled, it ends them, too.
         """
         self._is_closed = True
         links = list(self._links.values())
@@ -258,17 +260,17 @@ class Bookies:
         return link
 
     def _address(self, bookie: BookieId) -> Address | None:
-        """None if nobody can tell."""
+        """None if it is not known."""
         info = self._watcher.current.find(bookie)
         if info is None:
-            # As an old registration without contents would say it: the id may be the address.
+            # As in an old registration without contents: the id may be the address.
             info = unpack_service_info(bookie, b"")
         return info.address_for(tls=self._config.uses_tls)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all links of a client have in common."""
+    """What all links of a client share."""
 
     transport: Transport
     clock: Clock
@@ -382,7 +384,7 @@ class Link:
     # --- The connection -----------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Channels want it back; calls come by themselves."""
+        """Channels want it back; calls try by themselves."""
         if self._timer is None and not self._is_stopped:
             pause_s = self._shared.config.reconnect_pause_s_min
             soon = self._loop.time() + pause_s * self._shared.randomness.random()
@@ -434,10 +436,10 @@ class Link:
         elif isinstance(error, RollbookError):
             self._on_failure(self._unreachable(error.message), has_worked=False)
         else:
-            raise error  # A bug: the loop's handler tells it.
+            raise error  # A bug: the loop's handler reports it.
 
     def _on_lost(self, client: BookieClient, error: RollbookError) -> None:
-        if client is self.client:  # Else it never was: the attempt tells.
+        if client is self.client:  # Otherwise it was never connected: the attempt reports that.
             self.client = None
             self.has_answered |= client.has_answered
             has_lasted = client.age_s >= self._shared.config.reconnect_pause_s_max

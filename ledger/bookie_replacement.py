@@ -1,4 +1,4 @@
-"""Who steps in for bookies that have failed: one change of the ensemble after the other (WR3).
+"""Replaces bookies that have failed: one change of the ensemble after the other (WR3).
 
 What a change is, and why its steps come in this order, is in `core/ensemble_change.py`.
 """
@@ -25,7 +25,7 @@ _PAUSE_S_MAX: Final = 1.0
 
 
 class BookieReplacement:
-    """Starts changes by itself, as a task; what comes of them the callbacks hear."""
+    """Starts changes by itself, as a task; the callbacks get their results."""
 
     def __init__(
         self,
@@ -79,19 +79,19 @@ class BookieReplacement:
         )
 
     def freeze(self) -> None:
-        """No change begins any more; the one under way comes to its end."""
+        """No further change begins; the one in progress comes to its end."""
         self._is_frozen = True
 
     def thaw(self) -> None:
         self._is_frozen = False
 
     async def until_unchanging(self) -> None:
-        """Cancelled, it takes the change along."""
+        """If it is cancelled, the change is, too."""
         if self._change is not None:
             await asyncio.gather(self._change, return_exceptions=True)
 
     def find_rested(self) -> list[int]:
-        """Slots that are down, of bookies that need not be any more as far as quarantine goes."""
+        """Slots that are down although their bookies are no longer in quarantine."""
         if self._change is not None:
             return []
         now_ns = self._clock.monotonic_ns()
@@ -99,7 +99,7 @@ class BookieReplacement:
         return [slot for slot in self._seating.down if not is_quarantined(ensemble[slot], now_ns)]
 
     def ask_resting(self) -> None:
-        """Somebody is down and nobody healthy is left to step in; perhaps one of those in quarantine
+        """A slot is down and no healthy bookie is left to replace it; perhaps one in quarantine
         has recovered. Ask now and then.
         """
         if self._asking is not None or self._is_frozen or self._pipeline.tick % LAGGARD_TICKS:
@@ -118,7 +118,7 @@ class BookieReplacement:
         self._asking = None
 
     async def _replace_failed(self) -> None:
-        """Until nobody is down or nobody can step in; then the next tick tries again."""
+        """Runs until no slot is down or no replacement is left; then the next tick tries again."""
         pause_s = 0.0
         try:
             while not self._is_frozen and (picks := self._pick()):
@@ -146,7 +146,7 @@ class BookieReplacement:
         )
 
     async def _move(self, picks: dict[int, BookieId]) -> None:
-        """Raises what ends the writer."""
+        """Raises the error that ends the writer."""
         self._seating.on_leaving(picks)
         for slot in picks:
             self._pipeline.withdraw(slot)

@@ -8,7 +8,7 @@ from rollbook.proto.errors import RollbookError
 
 
 class Capacity:
-    """One thing larger than all the room there is gets in when it is alone."""
+    """A piece larger than all the room gets in when it is alone."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
@@ -22,7 +22,7 @@ class Capacity:
         return not self._count
 
     def take(self, size: int) -> bool:
-        """Whether there was room, and nobody who came before is waiting for it."""
+        """Whether there was room, and no earlier caller is waiting for it."""
         if self._queue or not self._has_room(size):
             return False
         self._count += 1
@@ -30,10 +30,10 @@ class Capacity:
         return True
 
     async def wait(self, size: int, due: float) -> None:
-        """For a turn that `take` did not give; it is taken when this returns.
+        """Waits for the room that `take` did not give; it is taken when this returns.
 
-        Raises `TimeoutError` at the loop's time `due`, and what `fail` was given. Cancelled, or
-        after an error, nothing is taken.
+        Raises `TimeoutError` at the loop's time `due`, or the error passed to `fail`. If it is
+        cancelled, or after an error, nothing is taken.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue[turn] = size
@@ -55,7 +55,7 @@ class Capacity:
             if not turn.done() and not self._has_room(wanted):
                 break
             del self._queue[turn]
-            if not turn.done():  # Else it was cancelled and will not come.
+            if not turn.done():  # Otherwise it was cancelled and will not come.
                 self._count += 1
                 self._bytes += wanted
                 turn.set_result(None)

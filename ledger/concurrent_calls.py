@@ -1,11 +1,11 @@
-"""Several calls under way at once, whose answers are worked through in the order in which they come.
+"""Several concurrent calls, whose responses are handled in the order in which they come.
 
 calls.ask(question, bookie, request, deadline_s)     any number of times
 await calls.news(timeout_s)                          until there is something, or time is up
 for question, answer in calls.take(): …              a reply, or the error that came instead
 
-A call that can be sent at once has no task: who recovers a thousand ledgers asks ten thousand times. One
-that has to wait for a connection, for room, or for another try has one.
+A call that can be sent at once has no task: a recovery of a thousand ledgers asks ten thousand
+times. A call that has to wait for a connection, for room, or for a retry has one.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Question = TypeVar("Question")
 Passing = tuple[type[RollbookError], ...]
 BUSY_OR_BROKEN: Final[Passing] = (ConnectionLost, Overloaded, Throttled)
 UNTIL_HEARD: Final[Passing] = (*BUSY_OR_BROKEN, BookieUnreachable)
-"""For those who have to be asked, also if they are just being started."""
+"""For bookies that must be asked, also if they are just being started."""
 
 _PAUSE_S: Final = 0.02  # Before a bookie that was busy, or broke the line, is asked again; doubled.
 _PAUSE_S_MAX: Final = 0.5
@@ -86,7 +86,7 @@ class Calls(Generic[Question]):
         is_high_priority: bool = False,
         passing: Passing = (),
     ) -> bool:
-        """After errors that may pass it is tried again, until the deadline. Whether it was sent at once."""
+        """Passing errors are retried, until the deadline. Whether it was sent at once."""
         due = self._loop.time() + deadline_s
         asked = _Asked(question, bookie, request, due, is_high_priority, passing)
         self._unanswered += 1
@@ -108,7 +108,7 @@ class Calls(Generic[Question]):
         if error is not None and not isinstance(error, RollbookError):
             raise error
         if self._is_closed:
-            return  # The result had come before and was not handed out.
+            return  # The result had come before and was not taken.
         answer = reply.result() if error is None else error
         if error_of(answer) in asked.passing and self._loop.time() + _PAUSE_S < asked.due:
             self._begin(asked, after_s=_PAUSE_S)
@@ -178,7 +178,7 @@ class Calls(Generic[Question]):
 
     @property
     def is_waiting(self) -> bool:
-        """For an answer, or to be asked for one that has come."""
+        """For a response, or until a ready one is taken."""
         return bool(self._unanswered or self._answers)
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class Calls(Generic[Question]):
 
 
 def error_of(answer: Reply | RollbookError) -> type[RollbookError] | None:
-    """How it failed, whether the bookie said so or nobody did."""
+    """How it failed, whether the bookie reported that or did not respond."""
     if isinstance(answer, RollbookError):
         return type(answer)
     return None if isinstance(answer, AuthReply) else answer.error

@@ -18,8 +18,8 @@ _MIB: Final = 1024 * 1024
 class ClientConfig:
     # --- Connections --------------------------------------------------------------------------
     protocol_version: int = int(v3.VERSION)  # 2: faster with Java bookies, knows fewer words.
-    frame_bytes_max: int = FRAME_BYTES_MAX  # All of the cluster's must be equal.
-    uses_tls: bool = False  # Only with bookies that publish a port behind TLS, then.
+    frame_bytes_max: int = FRAME_BYTES_MAX  # All of the cluster must have the same.
+    uses_tls: bool = False  # Then only bookies with a published TLS port are used.
     racks: tuple[str, ...] = ()  # bookie=rack: copies of an entry go to different racks.
     connections_per_bookie: int = 1
     connect_timeout_s: float = 3.0
@@ -44,9 +44,9 @@ class ClientConfig:
     read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
     read_window_bytes: int = 4 * _MIB  # Read ahead for an iterator.
     read_batch_bytes: int = _MIB
-    tail_silence_s_max: float = 10.0  # A follower that hears nobody for so long raises.
+    tail_silence_s_max: float = 10.0  # A follower without a response for this long raises.
     recovery_window_bytes: int = 16 * _MIB
-    recovery_patience_s: float = 1.0  # For the last bookies, once an entry's absence is proven.
+    recovery_patience_s: float = 1.0  # For the last bookies, after an entry's absence is proven.
 
     @property
     def rack_of(self) -> dict[BookieId, str]:

@@ -1,13 +1,13 @@
 """The explicit LAC: readers learn that the last entry is confirmed though none follows it (WR7).
 
-An entry carries the LAC that its writer knew when it sent it, so bookies are always one confirmation
-behind. Once a writer has confirmed nothing for a moment, and no entry is on its way that would carry
-the news, it tells the whole ensemble. If fewer than an ack quorum take it, readers that ask around may
-not hear of it, and it is sent again, at a slower pace.
+An entry carries the LAC that its writer knew when it sent it, so bookies are always one
+confirmation behind. Once a writer has confirmed nothing for a moment, and no entry in flight
+would carry the news, it reports to the whole ensemble. If fewer than an ack quorum accept it,
+readers may not find it, and it is sent again, at a slower pace.
 
-A log server has thousands of writers that append now and then and rest in between. So they rest by the
-ticks of one ticker, those of a share of a tick tell together, and none of them has a timer of its own,
-nor a task, unless it has to wait for a connection.
+A log server has thousands of writers that append now and then and rest in between. So they rest by
+the ticks of one ticker; those of a share of a tick report together, without a timer of their own,
+or a task, unless one has to wait for a connection.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ExplicitLac:
         self._is_wanted = is_wanted
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()
-        self._ticks_left = 0  # Until it looks whether the writer rests.
+        self._ticks_left = 0  # Until it checks whether the writer rests.
         self._seen = self._told = pipeline.acks.last_add_confirmed
         self._telling, self._heard = self._told, 0  # Replies so far.
         self._replies: dict[asyncio.Future[Reply], None] = {}
@@ -56,7 +56,7 @@ class ExplicitLac:
             self._plan(1)
 
     def stop(self) -> None:
-        """What is under way is cancelled; the caller awaits its tasks."""
+        """Running reports are cancelled; the caller awaits the tasks."""
         self._is_wanted = False
         for reply in self._replies:
             reply.cancel()

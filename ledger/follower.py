@@ -1,11 +1,11 @@
-"""Goes on with a ledger's writer: what is confirmed is handed out as soon as a bookie tells of it.
+"""Follows a ledger's writer: an entry is returned as soon as a bookie reports it as confirmed.
 
     long polls    a bookie answers when its LAC rises, and brings the next entry along
     metadata      tells of new ensembles, and of the end: CLOSED, and where
 
-As few members are polled as together hear of every entry. A member that does not answer soon is not
-relied upon: others are polled beside it, and first from then on (RD4). A reader never stops in
-silence: it hands out entries, or news that there are none; or it raises.
+As few members are polled as together know of every entry. A member that does not answer soon is
+not relied upon: others are polled beside it, and first from then on (RD4). A reader is never
+silent: it returns entries, or news that there are none; or it raises.
 """
 
 import asyncio
@@ -34,20 +34,21 @@ from rollbook.proto.wire.messages import Read, ReadReply, Reply
 _POLL_S: Final = 1.0  # What a quiet bookie is asked to wait.
 _GRACE_S: Final = 1.0  # What an answer may take beyond that.
 _SECOND_OPINION_S: Final = 0.1
-_PAUSE_S_MIN: Final = 0.002  # Before anybody is polled again who did not wait; doubled.
-_HEARTBEAT_S: Final = 1.0  # With what a poll may take, so often there are news of any kind.
+_PAUSE_S_MIN: Final = 0.002  # Before a member that did not wait is polled again; doubled.
+_HEARTBEAT_S: Final = 1.0  # With the time of a poll, the longest time without any news.
 _PAUSE_S_MAX: Final = 0.1
-_FOLLOWING_BYTES_MAX: Final = 64 * 1024  # Of what a poll brings; more is read by itself.
+# Of a poll's response; further entries are read separately.
+_FOLLOWING_BYTES_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a follower hands out; without entries it says that it is alive, and how far it is."""
+    """What a follower returns; without entries it says that it is alive, and how far it is."""
 
     entries: tuple[Entry, ...]
     last_add_confirmed: EntryId  # As far as is known.
     is_closed: bool
-    waits_for: str = ""  # What keeps it from going on, if that is not the writer.
+    waits_for: str = ""  # The error that stops it, if that is not the writer.
 
 
 class Follower(AsyncIterator[News]):
@@ -78,7 +79,7 @@ class Follower(AsyncIterator[News]):
         self._require_open = require_open
         self._on_confirmed = on_confirmed
         self._brought: list[Entry] = []  # By a poll.
-        self._stream: EntryStream | None = None  # What is confirmed and not handed out yet.
+        self._stream: EntryStream | None = None  # Confirmed and not yet returned.
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         self._waits_for = ""
@@ -87,7 +88,7 @@ class Follower(AsyncIterator[News]):
         self._wake: Callable[[], None] = _nobody
 
     async def __anext__(self) -> News:
-        """Cancelled, nothing is lost: the same news come next time."""
+        """If it is cancelled, nothing is lost: the same news come next time."""
         try:
             news = await self._next_news()
         except RollbookError:
@@ -99,7 +100,8 @@ class Follower(AsyncIterator[News]):
         return news
 
     def confirm(self, entry_id: EntryId) -> None:
-        """The ledger's writer has confirmed it, and all before it: they are returned before any bookie tells (RD6)."""
+        """The ledger's writer has confirmed it, and all before it: they are returned before any bookie reports
+        them (RD6)."""
         if entry_id > self._lac:
             self._raise_lac(entry_id)
             self._wake()
@@ -112,7 +114,7 @@ class Follower(AsyncIterator[News]):
             await self._stream.aclose()
 
     async def _next_news(self) -> News | None:
-        """None behind the last entry of a closed ledger."""
+        """Nothing after the last entry of a closed ledger."""
         silent_until = self._loop.time() + _HEARTBEAT_S
         while not self._is_over:
             self._require_open()
@@ -158,7 +160,7 @@ class Follower(AsyncIterator[News]):
         if self._lac > lac:
             self._pause_s = _PAUSE_S_MIN
         elif self._loop.time() < began + _SECOND_OPINION_S:
-            # Who knows nothing of the ledger yet, or cannot wait, answers at once.
+            # A bookie that does not know the ledger yet, or cannot wait, responds at once.
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
         silence_s = self._loop.time() - self._heard_at
@@ -259,6 +261,6 @@ class EntryTail(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Idempotent. Cancelled, it has ended all the same."""
+        """Idempotent. If it is cancelled, it has still ended."""
         self._ready.clear()
         await self._follower.aclose()

@@ -1,4 +1,4 @@
-"""The ledgers of one cluster: what users hold, on whatever ports they run.
+"""The ledgers of one cluster, on any ports: the class for users.
 
     create        bookies are picked and the metadata written; no bookie is asked
     reserve       the same, for a writer that is to come; claim makes oneself that writer (LG2)
@@ -7,8 +7,8 @@
     open_tailing  goes on with the writer
     delete        no writer of a deleted ledger goes on unaware (LG1)
 
-A client that can read the metadata knows the passwords: they guard a ledger against mistakes, not against
-attackers. One that is given has to be the right one.
+A client that can read the metadata knows the passwords: they guard a ledger against mistakes,
+not against attackers. A given one has to be right.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ CLAIMED: Final = "rollbook.claimed"
 
 _RACES_MAX: Final = 20
 _HANDLES_MIN: Final = 64
-_QUESTION_S: Final = 1.0  # For a bookie in quarantine to show that it lives.
+_QUESTION_S: Final = 1.0  # For a bookie in quarantine to respond.
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
@@ -112,17 +112,17 @@ class Ledgers:
         await self._watcher.start()
 
     async def close(self) -> None:
-        """Ends whatever it has opened, and leaves nothing behind.
+        """Ends everything it has opened, and leaves nothing behind.
 
-        Ledgers that are still written stay open, for recovery to close: close their writers first.
-        Third copies of what these wrote have a second at most to arrive. Idempotent. Cancelled, it
-        goes on to its end first.
+        Ledgers that are still written stay open, for recovery to close: close their writers
+        first. Their last third copies have a second at most to arrive. Idempotent. If it is
+        cancelled, it goes on to its end first.
         """
         self._is_closed = True
         await to_its_end(self._close())
 
     async def _close(self) -> None:
-        """Each comes to its turn, whatever becomes of the others."""
+        """Each is closed, whatever happens to the others."""
         endings = [self._seat_watch.close]
         endings += [handle.stop for handle in self._handles if not handle.is_stopped]
         endings += [self.bookies.close, self._watcher.close]
@@ -170,13 +170,13 @@ class Ledgers:
     ) -> LedgerWriter:
         """A new ledger, empty and open; close its writer at the end.
 
-        Each entry lies with `write` of `ensemble` bookies and is confirmed when `ack` have it on
-        disk. `ledger_id` is for those who give ids themselves; `NodeExists` if it is taken.
-        `is_urgent`: also on bookies that are read-only, which take it from a reserve: for the few bytes
-        that it takes to make room.
+        Each entry is on `write` of `ensemble` bookies and is confirmed when `ack` have it on
+        disk. `ledger_id` is for callers that choose ids themselves; `NodeExists` if it is taken.
+        `is_urgent`: also on read-only bookies, which take it from a reserve: for the few bytes
+        that making room needs.
 
-        Raises `NotEnoughBookies`, `InvalidRequest`. Cancelled, or after `ConnectionLost`, there may
-        be an empty ledger that nobody writes.
+        Raises `NotEnoughBookies`, `InvalidRequest`. If it is cancelled, or after
+        `ConnectionLost`, there may be an empty ledger without a writer.
         """
         stored = await self._create(
             *(Quorum(ensemble, write, ack), digest, password, dict(custom), ledger_id),
@@ -195,9 +195,10 @@ class Ledgers:
         custom: Mapping[str, bytes] = _NOTHING,
         ledger_id: int | None = None,
     ) -> LedgerId:
-        """A new ledger that nobody writes yet: `claim` it, now or later, here or elsewhere.
+        """A new ledger without a writer: `claim` it, now or later, here or elsewhere.
 
-        Raises as `create`. Cancelled, or after `ConnectionLost`, there may be one that nobody claims.
+        Raises as `create`. If it is cancelled, or after `ConnectionLost`, there may be one that is
+        never claimed.
         """
         marked = {**custom, UNCLAIMED: b""}
         stored = await self._create(
@@ -209,8 +210,8 @@ class Ledgers:
         """Makes this client the one writer of a ledger that was reserved (LG2).
 
         Raises `LedgerFenced` if the ledger has, or had, a writer, or is being recovered;
-        `LedgerClosed`, `NoSuchLedger`, `Unauthorized`. After `ConnectionLost`, or cancelled, it may
-        be claimed, and then nobody will write it.
+        `LedgerClosed`, `NoSuchLedger`, `Unauthorized`. After `ConnectionLost`, or if it is
+        cancelled, it may be claimed, and then it will have no writer.
         """
         for _ in range(_RACES_MAX):
             stored = await self.metadata(ledger_id, fresh=True)
@@ -225,10 +226,12 @@ class Ledgers:
                     ledger_id=ledger_id,
                     next_step="write another ledger; each one has one writer in its life",
                 )
-            # What two claimants write has to differ, or both would take the other's for their own.
+            # Two claimants must write different values, or both would take the other's for their
+            # own.
             custom[CLAIMED] = b"%032x" % self._randomness.getrandbits(128)
             claimed = replace(metadata, custom=tuple(sorted(custom.items())))
-            with suppress(MetadataConflict):  # Somebody was quicker, or a bookie was replaced.
+            # Another client was quicker, or a bookie was replaced.
+            with suppress(MetadataConflict):
                 return self._write(await self.nodes.update(stored, claimed), kind, key)
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
 
@@ -237,10 +240,10 @@ class Ledgers:
     ) -> LedgerReader:
         """To read what is confirmed now. The writer, if there is one, goes on.
 
-        `password` None: the one that the metadata names. `digest`: of a ledger that is so old that
-        its metadata does not say. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and
-        `EntryUnavailable` if too few bookies can be heard to know what is confirmed. Cancelled, it
-        leaves nothing behind.
+        `password` None: the one in the metadata. `digest`: for a ledger that is so old that its
+        metadata lacks it. Raises `NoSuchLedger`, `Unauthorized`, `InvalidRequest`, and
+        `EntryUnavailable` if too few bookies respond to know what is confirmed. If it is
+        cancelled, it leaves nothing behind.
         """
         return await self._open(await self.metadata(ledger_id), password, digest)
 
@@ -249,12 +252,12 @@ class Ledgers:
     ) -> LedgerReader:
         """Stops the writer permanently, finds out where the ledger ends and closes it there.
 
-        All that was confirmed is in it; what was on its way may be. A closed ledger is opened as it
-        is. Raises as `open`, and `RecoveryIncomplete` if too few bookies can be heard; nothing is
-        lost by trying again. Cancelled, it may leave the ledger in recovery, its writer stopped and
+        All confirmed entries are in it; entries in flight may be. A closed ledger is opened as
+        it is. Raises as `open`, and `RecoveryIncomplete` if too few bookies respond; a retry
+        loses nothing. If it is cancelled, the ledger may be in recovery, its writer stopped and
         its bookies fenced, or closed: do it again.
         """
-        stored = await self.metadata(ledger_id)  # Old ones do not pass its first step.
+        stored = await self.metadata(ledger_id)  # Old clients do not pass its first step.
         key, kind = credentials(stored.metadata, password, digest)
         stored = await self._recovery.recover(stored, key, kind)
         return await self._open(stored, password, digest)
@@ -262,8 +265,8 @@ class Ledgers:
     async def open_tailing(
         self, ledger_id: int, password: bytes | None = None, *, digest: DigestType | None = None
     ) -> LedgerReader:
-        """Like `open`, for a reader that goes on with the writer: see `LedgerReader.tail`. Cancelled,
-        it leaves nothing behind.
+        """Like `open`, for a reader that follows the writer: see `LedgerReader.tail`. If it is
+        cancelled, it leaves nothing behind.
         """
         return await self._open(await self.metadata(ledger_id), password, digest)
 
@@ -277,9 +280,10 @@ class Ledgers:
     ) -> None:
         """Its writer, if there is one, is stopped first (LG1); bookies give the space back later.
 
-        Forced, it is deleted though its writer could not be stopped: that one goes on for a while,
-        in vain. Raises `NoSuchLedger`, and as `open_recover`. Cancelled, the ledger may be in recovery,
-        its writer stopped, or gone: do it again, and `NoSuchLedger` says that it was done.
+        Forced, it is deleted though its writer could not be stopped: that one goes on for a
+        while, in vain. Raises `NoSuchLedger`, and as `open_recover`. If it is cancelled, the
+        ledger may be in recovery, its writer stopped, or gone: do it again, and `NoSuchLedger`
+        says that it was done.
         """
         ledger_id = parse_ledger_id(ledger_id)
         for _ in range(_RACES_MAX):
@@ -287,7 +291,7 @@ class Ledgers:
             key, kind = credentials(stored.metadata, password, digest)
             if not is_forced:
                 stored = await self._recovery.fence(stored, key, kind)
-            with suppress(MetadataConflict):  # Somebody recovers it, or repairs it: once more.
+            with suppress(MetadataConflict):  # Another client recovers or repairs it: try again.
                 await self.nodes.delete(ledger_id, stored.version)
                 return
         raise MetadataConflict("it changes again and again", ledger_id=ledger_id)
@@ -297,8 +301,8 @@ class Ledgers:
         return self.nodes.ids(parse_ledger_id(start))
 
     async def metadata(self, ledger_id: int, *, fresh: bool = False) -> StoredLedger:
-        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`. Cancelled, it
-        leaves nothing behind.
+        """`fresh`: not as a replica of the store may remember it. Raises `NoSuchLedger`. If it is
+        cancelled, it leaves nothing behind.
         """
         return await self.nodes.read(parse_ledger_id(ledger_id), fresh=fresh)
 
@@ -310,11 +314,11 @@ class Ledgers:
         digest: DigestType | None = None,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> LedgerVerification:
-        """Reads every copy from every bookie that should have one; mends nothing.
+        """Reads every copy from every bookie that should have one; repairs nothing.
 
-        Of an open ledger what is confirmed; copies of its last entries may still be on their way.
-        `on_progress` hears how many more entries are done. Raises as `open`. Cancelled, it leaves
-        nothing behind.
+        Of an open ledger, confirmed entries; copies of its last ones may still be in flight.
+        `on_progress` gets the number of further entries done. Raises as `open`. If it is
+        cancelled, it leaves nothing behind.
         """
         async with await self.open(ledger_id, password, digest=digest) as reader:
             key, kind = credentials(reader.metadata, password, digest)
@@ -323,40 +327,42 @@ class Ledgers:
             return await verifier.verify(reader.last_add_confirmed, on_progress)
 
     async def require_cluster(self) -> None:
-        """That the metadata store is still the one of this cluster, and has not been emptied.
+        """Checks that the metadata store is still the one of this cluster, and has not been
+        emptied.
 
-        What it says to be missing is missing only then. Raises `WrongCluster`, `NoSuchCluster`,
-        `BadConfig`. Cancelled, it leaves nothing behind.
+        Only then a missing ledger is really missing. Raises `WrongCluster`, `NoSuchCluster`,
+        `BadConfig`. If it is cancelled, it leaves nothing behind.
         """
         await require_cluster(self._store, self.cluster)
 
     # --- Bookies ------------------------------------------------------------------------------
 
     def live(self) -> LiveBookies:
-        """Who is registered, as was heard last."""
+        """The registered bookies, as of the last news."""
         return self.bookies.live()
 
     def count_usable(self, *, is_urgent: bool = False) -> int:
-        """How many bookies take new ledgers, as was heard last; some of them may be in quarantine.
-        `is_urgent`: with those that are read-only.
+        """How many bookies accept new ledgers, as of the last news; some of them may be in
+        quarantine. `is_urgent`: with those that are read-only.
         """
         return len(self._placement.usable(self._live(is_urgent=is_urgent)))
 
     async def changed(self, live: LiveBookies) -> LiveBookies:
-        """Returns once other bookies are registered, or are so otherwise. Raises `MetadataUnavailable` when nobody
-        watches any more. Cancelled, it leaves nothing behind.
+        """Returns once other bookies are registered, or are so otherwise. Raises
+        `MetadataUnavailable` after the watch has ended. If it is cancelled, it leaves nothing
+        behind.
         """
         return await self._watcher.changed(live)
 
     async def known_bookies(self) -> tuple[BookieId, ...]:
-        """All that belong to the cluster, registered or not. Raises what the metadata store raises. Cancelled, it
-        leaves nothing behind.
+        """All that belong to the cluster, registered or not. Raises what the metadata store raises. If it is
+        cancelled, it leaves nothing behind.
         """
         return tuple(await CookieNodes(self._store, self.cluster.root).list())
 
     async def find_silent(self, deadline_s: float, count_max: int) -> Sequence[BookieId]:
-        """Those bookies that are registered and do not answer in that time, of the first `count_max`. Cancelled,
-        it leaves nothing behind.
+        """Registered bookies that do not respond in that time, of the first `count_max`. If it is
+        cancelled, it leaves nothing behind.
         """
         live = self.live()
         asked = [*live.writable, *live.read_only][:count_max]
@@ -372,8 +378,8 @@ class Ledgers:
     async def space_of_bookies(
         self, deadline_s: float, count_max: int
     ) -> dict[BookieId, tuple[int, int]]:
-        """Free and total bytes of those registered bookies that answer in that time, of the first `count_max`.
-        Cancelled, it leaves nothing behind.
+        """Free and total bytes of the registered bookies that respond in that time, of the first
+        `count_max`. If it is cancelled, it leaves nothing behind.
         """
         live = self.live()
         asked = [*live.writable, *live.read_only][:count_max]
@@ -387,8 +393,8 @@ class Ledgers:
         }
 
     async def check_healthy_bookies(self, count: int) -> bool:
-        """Whether at least `count` bookies take new ledgers. One in quarantine counts if it answers now. Cancelled, it
-        leaves nothing behind.
+        """Whether at least `count` bookies accept new ledgers. One in quarantine counts if it
+        responds now. If it is cancelled, it leaves nothing behind.
         """
         live = self.live()
         if len(self._placement.usable(live)) < count:
@@ -406,7 +412,7 @@ class Ledgers:
 
     @property
     def knows_racks(self) -> bool:
-        """Whether it has a map of racks, so that it can judge where copies lie."""
+        """Whether it has a map of racks to judge where copies are."""
         return bool(self.config.racks)
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
@@ -427,8 +433,8 @@ class Ledgers:
         ).get(slot)
 
     async def until_writable(self, count: int, deadline_s: float) -> None:
-        """Waits until `count` bookies take new ledgers. Raises `TimeoutError`. Cancelled, it leaves nothing
-        behind.
+        """Waits until `count` bookies take new ledgers. Raises `TimeoutError`. If it is cancelled, it
+        leaves nothing behind.
         """
         async with asyncio.timeout(deadline_s):
             while len(self._placement.usable(live := self.live())) < count:
@@ -520,7 +526,7 @@ class Ledgers:
                 yield each
 
     def _make_sure_it_is_open(self) -> None:
-        """And forgets what was closed, once that may be half of what it knows."""
+        """And forgets closed ones, once those may be half of what it knows."""
         if self._is_closed:
             raise InvalidRequest("this client was closed")
         if len(self._handles) >= self._look_at:

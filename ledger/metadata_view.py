@@ -33,10 +33,10 @@ class LedgerView:
     def __init__(self, stored: StoredLedger, nodes: LedgerNodes) -> None:
         self._stored = stored
         self._nodes = nodes
-        self.failure: RollbookError | None = None  # Why nothing will be heard of it any more.
+        self.failure: RollbookError | None = None  # Why there will be no more news of it.
         self.is_stopped = False
         self._listeners: dict[Callable[[], None], None] = {}
-        self._left_at = 0.0  # When somebody stopped listening.
+        self._left_at = 0.0  # When a caller stopped listening.
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -44,7 +44,7 @@ class LedgerView:
         return self._stored.metadata
 
     async def refresh(self) -> bool:
-        """Whether it is another one now. Raises `NoSuchLedger`, what the metadata store raises."""
+        """Whether it has changed. Raises `NoSuchLedger`, or the metadata store's errors."""
         try:
             found = await self._nodes.read(self.metadata.ledger_id, fresh=True)
         except NoSuchLedger as error:
@@ -59,7 +59,7 @@ class LedgerView:
     # --- Following ----------------------------------------------------------------------------
 
     def listen(self, on_change: Callable[[], None]) -> None:
-        """Called after every change until `ignore`. Changes are watched for as long as somebody
+        """Called after every change until `ignore`. Changes are watched as long as a caller
         listens now and then.
         """
         self._listeners[on_change] = None
@@ -109,7 +109,7 @@ class LedgerView:
                 self._fail(error)
 
     async def _heed(self, watch: Watch) -> None:
-        """Until nobody wants to know any more, or the watch ends."""
+        """Until no caller listens any more, or the watch ends."""
         while self._is_wanted:
             await self.refresh()
             if self.metadata.is_closed:

@@ -42,7 +42,7 @@ class LedgerTail:
 
     @property
     def is_stale(self) -> bool:
-        """Nobody has seen it OPEN for a day (WR5).
+        """It was not seen OPEN for a day (WR5).
 
         The longer of two clocks counts: one of them stands still while the machine sleeps.
         """
@@ -63,7 +63,8 @@ class LedgerTail:
     ) -> Fragment:
         """The new end, with these bookies in these slots. Takes as long as the store is away.
 
-        Each attempt starts at what is not confirmed by then (WR2). Raises what ends the writer.
+        Each attempt starts at what is unconfirmed by then (WR2). Raises the error that ends the
+        writer.
         """
         attempts: list[Fragment] = []
         while True:
@@ -88,7 +89,7 @@ class LedgerTail:
                 return made
 
     async def close(self, last_entry: EntryId, length: int, patience_s: float) -> None:
-        """Raises `LedgerFenced`, `LedgerClosed`; and what the store says if it stays away."""
+        """Raises `LedgerFenced`, `LedgerClosed`; and the store's error if it stays away."""
         due = self._loop.time() + patience_s
         while True:
             changed = self.stored.metadata.with_close(last_entry, length)

@@ -1,9 +1,9 @@
-"""How a program of one's own comes to `Ledgers`: on the real machine, by a URL.
+"""How a user's program opens `Ledgers`: on the real machine, by a URL.
 
     async with connect("zk://zk1,zk2,zk3/ledgers") as ledgers:
         …
 
-The one module here that knows the machine; the others see it through ports.
+The one module here that knows the machine; the others use ports.
 """
 
 import random
@@ -31,15 +31,15 @@ def connect(
     visits: bool = False,
     open_timeout_s: float | None = None,
 ) -> "Connecting":
-    """To be awaited, or entered with `async with`; the first way the caller calls `close`.
+    """To be awaited, or entered with `async with`; in the first case the caller calls `close`.
 
-    `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as `client_context` of
-    `rollbook.proto.runtime.tls` makes it: bookies are spoken to behind TLS only. `visits`: an
-    embedded store that nobody serves is opened all the same, for a moment's work. `open_timeout_s`:
-    so long ZooKeeper may take to answer at first, by default 10 s.
+    `metadata` is zk://host,host/ledgers or sqlite:///path. `tls`, as made by `client_context` of
+    `rollbook.proto.runtime.tls`: then bookies are used over TLS only. `visits`: an embedded
+    store without a server is opened all the same, for a moment's work. `open_timeout_s`: the
+    time for ZooKeeper's first response, by default 10 s.
 
-    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. Cancelled, it leaves
-    nothing behind.
+    Raises `NoSuchCluster`, `MetadataUnavailable`, `BadConfig`, `WrongCluster`. If it is
+    cancelled, it leaves nothing behind.
     """
     keep_pieces_of_messages()
     return Connecting(metadata, config, tls, visits, open_timeout_s)

@@ -1,4 +1,4 @@
-"""Ends the quarantine of bookies that answer, for a caller that needs one of them."""
+"""Ends the quarantine of bookies that respond, for a caller that needs one of them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ async def pardon_those_that_answer(
     *,
     question_s: float,
 ) -> None:
-    """Asks all of them at the same time. One that hangs does not answer, and has cost nothing by that."""
+    """Asks all of them at the same time. A hanging bookie does not respond, and has cost nothing."""
     question = GetBookieInfo(total_bytes=False, free_bytes=False)
     calls = [bookies.call(each, question, deadline_s=question_s) for each in resting]
     answers = await asyncio.gather(*calls, return_exceptions=True)

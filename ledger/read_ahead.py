@@ -1,12 +1,11 @@
 """Entries in order, read ahead: a window of runs is under way or waits for the iterator.
 
-A run is what one batch brings. What does not fit into it is asked for before anything new. However
-slowly the entries are taken, no more is held than the window, or one run if that alone is more (RD5).
-The window opens as they are taken: what is read ahead is at most a quarter of what was taken before, and
-a run half of that, so that little is read for a reader that takes little: a server of readers that take
-nothing more holds for each what their connections took until then, and a part of it. A run brings one
-entry at least, however large. Those to come are taken to be as large as the last ones: where they grow,
-what is under way may bring more.
+A run is what one batch returns. Entries that do not fit are requested before anything new.
+However slowly the entries are taken, no more is held than the window, or one run if that alone
+is more (RD5). The window grows as entries are taken: read-ahead is at most a quarter of what was
+taken before, and a run half of that. So a reader that takes little, and stops, costs a server
+little. A run has at least one entry, however large. Later entries are expected to be as large as
+the last ones: if they grow, reads in flight may return more.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from rollbook.proto.ids import EntryId
 from rollbook.proto.wire.digest import Entry
 
 _ENTRY_OVERHEAD_BYTES: Final = 64
-_SINGLES_MAX: Final = 64  # That wait for answers, where there are no batches.
+_SINGLES_MAX: Final = 64  # Reads that wait for responses, where there are no batches.
 _FIRST_BYTES: Final = 256 * 1024  # Of the first runs; later ones are whole batches.
 
 ReadRun = Callable[[EntryId, int, int], Awaitable[list[Entry]]]
@@ -39,8 +38,8 @@ class _PendingRead:
 class EntryStream(AsyncIterator[Entry]):
     """`async for entry in stream`, or `await stream.next_run()` for whole lists, which is cheaper.
 
-    An error comes where its entry would have come; what was read before it has been handed out.
-    Leave it by its end, by `aclose`, or as a context manager: what is under way is then dropped.
+    An error is raised where its entry would have come; earlier entries have been returned. Leave
+    it by its end, by `aclose`, or as a context manager: reads in flight are then dropped.
     """
 
     def __init__(
@@ -59,8 +58,8 @@ class EntryStream(AsyncIterator[Entry]):
     ) -> None:
         """`end_of_run(e)`: up to where a run from `e` on may go, that is, the end of its fragment.
 
-        What is under way stands in `tasks`, of the caller that has to stop it at the end: a stream that is
-        left in the middle has no owner any more. `require_open` raises from then on.
+        Running reads are in `tasks`, of the caller that stops them at the end: a stream that is left in
+        the middle has no owner any more. `require_open` raises from then on.
         """
         self._next_to_ask = first_entry
         self._end = last_entry + 1
@@ -86,7 +85,7 @@ class EntryStream(AsyncIterator[Entry]):
         return self._ready.popleft()
 
     async def next_run(self) -> list[Entry]:
-        """Empty at the end. Cancelled, nothing is lost: the same run comes next time."""
+        """Empty at the end. If it is cancelled, nothing is lost: the same run comes next time."""
         if self._ready:
             ready = list(self._ready)
             self._ready.clear()
@@ -113,13 +112,13 @@ class EntryStream(AsyncIterator[Entry]):
         rest = EntryId(run.first_entry + len(entries))
         if rest < run.end and self._runs:
             self._runs.appendleft(self._start(rest, run.end))
-        elif rest < run.end:  # Asked for together with what is behind it.
+        elif rest < run.end:  # Requested together with the entries after it.
             self._next_to_ask = rest
         self._ask(0)
         return entries
 
     def _ask(self, waiting: int) -> None:
-        """For one who waits, or for none, and ahead."""
+        """For a waiting reader, or ahead of one."""
         while self._next_to_ask < self._end:
             has_batches = self._has_batches(self._next_to_ask)
             if has_batches:
@@ -150,10 +149,10 @@ class EntryStream(AsyncIterator[Entry]):
     def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
         del self._tasks[task]
         if not task.cancelled():
-            task.exception()  # It was read ahead in vain, if nobody gets so far.
+            task.exception()  # It was read ahead in vain, if the reader does not get there.
 
     def _learn(self, entries: list[Entry]) -> None:
-        """Larger entries are believed at once, smaller ones by and by."""
+        """Larger entries count at once, smaller ones by and by."""
         payload_bytes = sum(len(each.payload) for each in entries)
         self._taken_bytes += payload_bytes
         self._run_bytes = min(max(self._taken_bytes // 8, self._run_bytes), self._batch_bytes)
@@ -161,7 +160,7 @@ class EntryStream(AsyncIterator[Entry]):
         self._entry_bytes = max(mean, (3 * self._entry_bytes + mean) // 4)
 
     async def aclose(self) -> None:
-        """Idempotent. Cancelled, it has ended all the same."""
+        """Idempotent. If it is cancelled, it has still ended."""
         self._next_to_ask = EntryId(self._end)
         self._ready.clear()
         runs, self._runs = list(self._runs), deque()

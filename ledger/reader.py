@@ -1,11 +1,11 @@
-"""Reads one ledger: what is confirmed, what may not be, and what is being written.
+"""Reads one ledger: confirmed entries, unconfirmed ones, and those being written.
 
     read              confirmed entries, a window ahead, in batches where bookies can
     read_unconfirmed  whatever is there; an entry that was seen this way may be gone later
     tail, follow      confirmed entries as they come, up to the end of the ledger
 
-What is confirmed is known from as many bookies as cannot all have missed it (RD1), asked together
-with the metadata: had the ensemble changed meanwhile, they would have been the wrong ones.
+Confirmed entries are learned from so many bookies that not all can have missed one (RD1), asked
+together with the metadata: if the ensemble had changed meanwhile, they would be the wrong ones.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As it was heard last."""
+        """As of the last news."""
         return self._view.metadata
 
     @property
@@ -90,14 +90,14 @@ class LedgerReader:
         return self._last_add_confirmed if last_entry is None else last_entry
 
     async def start(self) -> None:
-        """Finds out what is confirmed, as `read_last_confirmed` does, and raises the same errors. Cancelled, it
-        leaves nothing behind.
+        """Finds out what is confirmed, as `read_last_confirmed` does, and raises the same errors. If it is
+        cancelled, it leaves nothing behind.
         """
         await self.read_last_confirmed()
 
     async def close(self) -> None:
-        """Iterators get `InvalidRequest`, not an end. Idempotent. Cancelled, it is closed
-        for its users; do it again, or what it reads ahead comes to its end by itself.
+        """Iterators get `InvalidRequest`, not an end. Idempotent. If it is cancelled, it is
+        closed for its users; do it again, or its read-ahead ends by itself.
         """
         self.is_stopped = True
         await self._view.close()
@@ -107,7 +107,7 @@ class LedgerReader:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """As `close`, cancelled or not."""
+        """Like `close`, cancelled or not."""
         await self.close()
 
     async def __aenter__(self) -> Self:
@@ -123,12 +123,13 @@ class LedgerReader:
     # --- What is confirmed --------------------------------------------------------------------
 
     async def read_last_confirmed(self) -> EntryId:
-        """The last entry that was confirmed before this call, or a later one; NO_ENTRY: none was.
+        """The last entry that was confirmed before this call, or a later one; NO_ENTRY if there
+        was none.
 
-        Of an open ledger it may be one less, until its writer reports it: every entry
-        carries the LAC before it, and the last one is reported separately when the writer rests.
-        Raises `EntryUnavailable` if too few bookies can be heard, `NoSuchLedger`. Cancelled, it leaves
-        nothing behind.
+        Of an open ledger it may be one less, until its writer reports it: every entry carries
+        the LAC before it, and the last one is reported separately when the writer rests. Raises
+        `EntryUnavailable` if too few bookies respond, `NoSuchLedger`. If it is cancelled, it
+        leaves nothing behind.
         """
         self._require_open()
         while not self.is_closed:
@@ -142,7 +143,7 @@ class LedgerReader:
                 await asyncio.gather(refreshing, return_exceptions=True)
             self._on_confirmed(lac)
             if self.metadata.fragments[-1] == before.fragments[-1]:
-                break  # Else those who were asked need not have heard of the last entries.
+                break  # Otherwise the bookies that were asked need not know of the last entries.
         return self.last_add_confirmed
 
     async def _ask_lac(self) -> EntryId:
@@ -180,9 +181,9 @@ class LedgerReader:
         """Confirmed entries, in order, both ends included; by default up to `last_add_confirmed`.
 
         Raises `NoSuchEntry` if the last one is not known to be confirmed: `read_last_confirmed`
-        asks again. Iterating raises `EntryUnavailable` if no copy can be had now, `DigestMismatch`
-        if none is sound, `NoSuchEntry` if every holder says that it has none. A step of it that is
-        cancelled loses nothing: the same entries come next.
+        asks again. Iterating raises `EntryUnavailable` if no copy is available now,
+        `DigestMismatch` if none is sound, `NoSuchEntry` if every holder says that it has none. A
+        step of it that is cancelled loses nothing: the same entries come next.
         """
         if last_entry is None:
             last_entry = self.last_add_confirmed
@@ -190,9 +191,9 @@ class LedgerReader:
         return self._stream(first_entry, last_entry)
 
     async def read_few(self, first_entry: EntryId, last_entry: EntryId) -> list[Entry]:
-        """What `read` gives, all together, and all in memory: nothing else bounds it, so ask for few.
-        For entries that one batch brings, where there are batches: then no task reads ahead. Raises
-        as `read` and its stream do. Cancelled, it leaves nothing behind.
+        """The entries of `read` in one list, all in memory and without another bound, so ask for
+        few. For entries that one batch returns, where there are batches: then no task reads
+        ahead. Raises as `read` and its stream do. If it is cancelled, it leaves nothing behind.
         """
         self._require_open()
         self._require_confirmed(last_entry)
@@ -222,7 +223,8 @@ class LedgerReader:
             raise InvalidRequest(f"there is no entry {first_entry}", ledger_id=self.ledger_id)
 
     def read_unconfirmed(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
-        """Whatever is there, confirmed or not. Ends with `NoSuchEntry` where nobody has anything.
+        """Whatever is there, confirmed or not. Ends with `NoSuchEntry` where no bookie has an
+        entry.
 
         An entry that is not confirmed may never be, and then recovery may drop it.
         """
@@ -272,11 +274,11 @@ class LedgerReader:
     # --- Following ----------------------------------------------------------------------------
 
     def tail(self, start: EntryId = FIRST_ENTRY) -> EntryTail:
-        """Entries from `start` on as they are confirmed; ends behind the last of a closed ledger.
+        """Entries from `start` on as they are confirmed; ends after the last of a closed ledger.
 
-        Raises `EntryUnavailable` when nobody could be heard for `tail_silence_s_max`: it never
-        waits in silence for what cannot come. To know meanwhile how far it is, use `follow`.
-        A wait for the next one that is cancelled loses nothing.
+        Raises `EntryUnavailable` when no bookie has responded for `tail_silence_s_max`: it never
+        waits silently for entries that cannot come. To know meanwhile how far it is, use
+        `follow`. A wait for the next one that is cancelled loses nothing.
         """
         return EntryTail(self.follow(start))
 

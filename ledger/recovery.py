@@ -1,4 +1,4 @@
-"""Finds out where a ledger ends whose writer is gone, or unwanted, and closes it there.
+"""Finds the end of a ledger whose writer is gone, or unwanted, and closes it there.
 
     metadata   OPEN ──► IN_RECOVERY                    from here on the writer changes nothing (FR1)
     bookies    fence, tell the LAC                     all of the last fragment, until covered (FR1)
@@ -6,9 +6,10 @@
     bookies    entries found, written back             with the LAC of the beginning (FR4, FR5)
     metadata   IN_RECOVERY ──► CLOSED at that entry    with whatever bookies were replaced (FR6)
 
-The last change is made to the very metadata that recovery began with. If somebody closed the ledger
-meanwhile, theirs is the end; if fragments changed, what was learnt may be about the wrong bookies, and
-recovery starts again (FR7). Two recoveries of one ledger are safe, and so is one that dies anywhere.
+The last change is made to the very metadata that recovery began with. If another client closed
+the ledger meanwhile, its end counts; if fragments changed, the answers may be about the wrong
+bookies, and recovery starts again (FR7). Two recoveries of one ledger are safe, and so is one
+that dies anywhere.
 """
 
 import asyncio
@@ -58,8 +59,8 @@ from rollbook.proto.wire.messages import (
 logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
-_RESTARTS_MAX: Final = 20  # Each one because somebody else changed the ledger's fragments.
-_PAUSE_S: Final = 0.05  # Before those are asked again whose answers proved nothing; doubled.
+_RESTARTS_MAX: Final = 20  # Each one because another client changed the ledger's fragments.
+_PAUSE_S: Final = 0.05  # Before members whose answers proved nothing are asked again; doubled.
 _PAUSE_S_MAX: Final = 0.5
 _LOOKS_PER_PATIENCE: Final = 4
 _AHEAD_MAX: Final = 20_000  # Entries that are sought at a time,
@@ -70,7 +71,7 @@ _ENTRY_BYTES_GUESSED: Final = 1024  # Of a ledger of which nothing is known yet.
 
 
 class Recovery:
-    """Of any ledger, each with a password of its own."""
+    """Of any ledger, each with its own password."""
 
     def __init__(
         self,
@@ -95,9 +96,9 @@ class Recovery:
     ) -> StoredLedger:
         """Returns the ledger CLOSED, by this recovery or by another client.
 
-        Raises `RecoveryIncomplete` if too few bookies can be heard: the ledger stays fenced and in
-        recovery, and nothing is lost by trying again. `NoSuchLedger`, `Unauthorized`, and what
-        the metadata store raises. Cancelled, it leaves the ledger in recovery, or closed.
+        Raises `RecoveryIncomplete` if too few bookies respond: the ledger stays fenced and in
+        recovery, and a retry loses nothing. Also `NoSuchLedger`, `Unauthorized`, and the
+        metadata store's errors. If it is cancelled, it leaves the ledger in recovery, or closed.
         """
         for _ in range(_RESTARTS_MAX):
             stored = await self._start(stored)
@@ -129,9 +130,9 @@ class Recovery:
     async def fence(
         self, stored: StoredLedger, password: bytes, digest_type: DigestType
     ) -> StoredLedger:
-        """From its return on the writer confirms nothing any more, and cannot move elsewhere.
+        """After it returns the writer confirms nothing more, and cannot move elsewhere.
 
-        The ledger is left in recovery; one that is closed has no writer, and stays as it is. A caller that
+        The ledger is left in recovery; a closed one has no writer, and stays as it is. A caller that
         acts on it has to name the returned version: no other version was fenced.
         """
         stored = await self._start(stored)
@@ -207,13 +208,13 @@ class _Attempt:
             if bookies.has_extension(bookie, BATCH_READ)
         )
         self._hedge = HedgeDelay(config.read_hedge_ms_min, BATCH_FACTOR)
-        self._asked_at: dict[TailProbe, float] = {}  # In order; who is not overdue.
-        self._proven_at: float | None = None  # That the next entry is absent; others may be heard.
+        self._asked_at: dict[TailProbe, float] = {}  # In order; members that are not overdue.
+        self._proven_at: float | None = None  # The next entry is absent; others may still be heard.
         self._stuck_at: float | None = None
         self._pause_s = _PAUSE_S
         self._entry_bytes = 0  # About what one takes.
         self._last: Entry | None = None  # The highest that was met.
-        self._lasts: dict[int, Entry | None] = {}  # What fences brought, by slot.
+        self._lasts: dict[int, Entry | None] = {}  # What fences returned, by slot.
         self._fences: dict[int, None] = {}  # On their way, by slot, from the first moment on.
         self._fences_due = 0.0  # Then these members are asked entry by entry, too.
 
@@ -226,10 +227,10 @@ class _Attempt:
     # --- The fence ----------------------------------------------------------------------------
 
     async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
-        """Until nobody can confirm an entry without a bookie that is fenced (FR1).
+        """Until no entry can be confirmed without a fenced bookie (FR1).
 
-        A fence's answer has the LAC that came with the last entry. A writer that rested may have
-        sent all of them a higher one since. One is asked for it beside the fence, which saves writing
+        A fence's answer has the LAC that came with the last entry. A resting writer may have sent
+        all of them a higher one since. One is asked for it beside the fence, which saves writing
         entries once more.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
@@ -254,7 +255,7 @@ class _Attempt:
         return survey
 
     def _who_tells_the_lac(self) -> int:
-        """Somebody who is there; each ledger asks another one."""
+        """A member that is there; each ledger asks another one."""
         live, size = self._bookies.live(), self._quorum.ensemble
         first = self._ledger_id % size
         slots = (*range(first, size), *range(first))
@@ -298,7 +299,7 @@ class _Attempt:
 
     async def run(self) -> _End:
         survey = await self.fence(asks_lac=True)
-        start = survey.last_add_confirmed  # Never below what earlier fragments hold.
+        start = survey.last_add_confirmed  # Never below the end of earlier fragments.
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
         search = TailSearch(
             *(self._quorum, start, survey.highest_entry),
@@ -368,8 +369,8 @@ class _Attempt:
                 search.expect_last(slot)
 
     def _is_word_good(self, slot: int) -> bool:
-        """Our bookies look for doubts about what may lie behind an entry before they call it their last
-        one (B1), and say so with `BATCH_READ`; of others nobody knows.
+        """Our bookies check for doubts about later entries before they name their last one (B1), and
+        announce that with `BATCH_READ`; of others that is not known.
         """
         return bool(self._batch_slots >> slot & 1)
 
@@ -391,7 +392,7 @@ class _Attempt:
             self._stuck_at = None
 
     def _next_step_at(self, search: TailSearch, look_at: float) -> float:
-        """When something is to be done even without news."""
+        """When to act even without news."""
         due = look_at
         if not search.is_over:
             if self._asked_at:
@@ -425,7 +426,7 @@ class _Attempt:
             search.stop_waiting()
 
     async def _ask_again(self, search: TailSearch) -> None:
-        """Bookies restart, and lines come back."""
+        """Bookies restart, and connections return."""
         if self._stuck_at is None:
             self._stuck_at, self._pause_s = self._loop.time(), _PAUSE_S
         if self._loop.time() + self._pause_s > self._stuck_at + self._config.read_deadline_s:
@@ -442,7 +443,7 @@ class _Attempt:
         if ask.first_entry == NO_ENTRY:
             if ask.span:
                 self._on_late_fence(search, ask.slot, answer)
-            return  # Else the LAC, which was not needed any more.
+            return  # Otherwise the LAC, which is no longer needed.
         if (asked_at := self._asked_at.pop(ask, None)) is not None:
             self._hedge.observe(int((self._loop.time() - asked_at) * _NS_PER_S))
         error = error_of(answer)
@@ -468,7 +469,7 @@ class _Attempt:
         return []
 
     def _room(self, write_backs: WriteBacks) -> int:
-        """For how many entries there is room; at least one if nothing is on its way."""
+        """The number of entries that fit; at least one if none is in flight."""
         left = self._config.recovery_window_bytes - write_backs.kept_bytes
         ahead_max = _AHEAD_MAX if self._batch_slots else _AHEAD_MAX_SINGLY
         entries = min(ahead_max, left // (self._entry_bytes or _ENTRY_BYTES_GUESSED))
@@ -477,7 +478,8 @@ class _Attempt:
     # ------------------------------------------------------------------------------------------
 
     async def _length_at(self, last_entry: EntryId) -> int:
-        """Payload bytes of the whole ledger: each entry names the sum of itself and those before."""
+        """Payload bytes of the whole ledger: each entry has the sum of itself and the previous
+        ones."""
         if last_entry == NO_ENTRY:
             return 0
         if self._last is None or self._last.entry_id != last_entry:

@@ -1,8 +1,9 @@
-"""Carries recovered entries to their bookies (`core/write_back.py` says to which, and when it is done).
+"""Sends recovered entries to their bookies (`core/write_back.py` says to which, and when it is
+done).
 
-They go over channels of recovery adds, which pass the fence, with high priority, and carry the LAC
-that was known when recovery began (FR4): with their own, which grows, a recovery that dies would
-leave one on a bookie that nothing in metadata vouches for.
+They go over channels of recovery adds, which pass the fence, with high priority, and carry the
+LAC that was known when recovery began (FR4): with a growing LAC, a recovery that dies would
+leave one on a bookie that metadata does not support.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 logger = structlog.get_logger()
 
 _BUSY_PAUSE_S: Final = 0.05
-_LOSSES_MAX: Final = 2  # In a row: a broken line is tried again, a bookie that is gone is not.
+_LOSSES_MAX: Final = 2  # In a row: a lost connection is tried again, a bookie that is gone is not.
 
 
 def make_recovery_packer(
@@ -49,7 +50,7 @@ def make_recovery_packer(
 ) -> AddPacker:
     """Of adds that pass a fence, in the protocol that channels of adds speak.
 
-    Urgent ones overtake users and may use the reserve of a full disk: somebody waits for them.
+    Urgent ones overtake users and may use the reserve of a full disk: a caller waits for them.
     """
     if bookies.protocol_version == v2.VERSION:
         return V2AddPacker(
@@ -67,7 +68,7 @@ def make_recovery_packer(
 
 
 class _Slot:
-    """One slot of the ensemble, and who has it at present."""
+    """One slot of the ensemble, and its present bookie."""
 
     def __init__(self, slot: int, bookie: BookieId, now: float) -> None:
         self.slot = slot
@@ -75,7 +76,7 @@ class _Slot:
         self.channel: AddChannel | None = None
         self.losses = 0
         self.progress_at = now
-        self.refused: dict[EntryId, None] = {}  # By a bookie that is busy; offered again.
+        self.refused: dict[EntryId, None] = {}  # By a busy bookie; sent again.
         self.busy_timer: asyncio.TimerHandle | None = None
 
 
@@ -129,12 +130,12 @@ class WriteBacks:
         return self._copies.new_fragments()
 
     def open(self) -> None:
-        """There will be something to write back: connections take a moment."""
+        """There will be entries to write back: connections take a moment."""
         for place in self._places:
             self._open_channel(place)
 
     def add(self, entries: list[Entry]) -> None:
-        """In order, to everybody at once."""
+        """In order, to all members at once."""
         frames: dict[int, list[bytes]] = {}
         for entry in entries:
             frame = self._pack(entry)
@@ -148,7 +149,7 @@ class WriteBacks:
                 place.channel.write(parts, len(parts))
 
     def look(self) -> float:
-        """Gives up those who have been waited for long enough; returns when to look again."""
+        """Gives up members that have been waited for long enough; returns when to check again."""
         now = self._loop.time()
         if not self._copies.has_ack_quorums():
             self._enough_since = None
@@ -225,7 +226,7 @@ class WriteBacks:
             place.channel.write([self._pack(entry) for entry in entries], len(entries))
 
     def _give_up(self, place: _Slot, reason: str) -> None:
-        """Somebody else takes its place, if there is anybody."""
+        """Another bookie takes its place, if there is one."""
         if not self._copies.owes(place.slot):
             return
         self._failed[place.bookie] = None

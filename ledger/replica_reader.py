@@ -1,7 +1,8 @@
-"""Entries of one ledger, read from whichever of their copies answers first.
+"""Entries of one ledger, from the copy that responds first.
 
 One member of the write set is asked; another one, too, when the first fails or takes longer than
-most answers did lately. What was overtaken is dropped, and the overtaken member is asked later.
+most answers did lately. Overtaken responses are dropped, and the overtaken member is asked
+later.
 """
 
 import asyncio
@@ -37,13 +38,13 @@ from rollbook.proto.wire.messages import BatchRead, BatchReadReply, Read, ReadRe
 logger = structlog.get_logger()
 
 _NS_PER_S: Final = 1_000_000_000
-_PASSING_NS: Final = _NS_PER_S  # So long a restart, or a broken line, may take.
-_GONE_RANK: Final = 3  # Behind all of `Health`'s.
-_PAUSE_S: Final = 0.02  # Before everybody is asked again; doubled.
+_PASSING_NS: Final = _NS_PER_S  # The time for a restart, or a lost connection.
+_GONE_RANK: Final = 3  # After all that `Health` ranks.
+_PAUSE_S: Final = 0.02  # Before all members are asked again; doubled.
 
 
 class Copies:
-    """Knows how fast the bookies answer; shared by all that is read of one ledger."""
+    """Knows how fast the bookies respond; shared by all reads of one ledger."""
 
     def __init__(
         self,
@@ -77,7 +78,8 @@ class Copies:
     async def read_run(
         self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """Consecutive entries from `first_entry` on, at least one, as many as fit, and are in one batch.
+        """Consecutive entries from `first_entry` on, at least one, as many as fit and are in one
+        batch.
 
         Raises as `read_one`, for the first entry.
         """
@@ -103,7 +105,7 @@ class Copies:
     async def _read_stripes(
         self, first_entry: EntryId, count: int, bytes_max: int, ensemble: Ensemble
     ) -> list[Entry]:
-        """From the fewest members that together hold everything; others step in for who is no use."""
+        """From the fewest members that together hold everything; others replace failing ones."""
         found: dict[EntryId, Entry] = {}
         search = CoverSearch(self._quorum, self._preferred, self._ranks(ensemble))
         hedge = self._hedges[True]
@@ -158,7 +160,8 @@ class Copies:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry]:
-        """What passes, such as a restart, is waited for; everybody is then asked once more."""
+        """Passing failures, such as a restart, are waited for; then all members are asked once
+        more."""
         give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
         pause_s = _PAUSE_S
         while True:
@@ -179,7 +182,7 @@ class Copies:
         bytes_max: int,
         ensemble: Ensemble,
     ) -> list[Entry] | None:
-        """None: everybody was asked."""
+        """None: all members were asked."""
         hedge = self._hedges[count > 1]
         asked_ns: dict[int, int] = {}
         async with Calls[int](self._bookies) as calls:
@@ -211,7 +214,7 @@ class Copies:
         self._health.on_answer(ensemble[answered])
         for slot, since_ns in asked_ns.items():
             if slot == answered:
-                break  # Who was asked later had less time.
+                break  # A member that was asked later had less time.
             hedge.observe(now_ns - since_ns)
             self._health.on_slow(ensemble[slot], now_ns)
 
@@ -223,7 +226,7 @@ class Copies:
         return slots_in_order(self._quorum, entry_id, self._preferred, self._ranks(ensemble))
 
     def _ranks(self, ensemble: Ensemble) -> list[int]:
-        """By slot; who is not registered comes last."""
+        """By slot; an unregistered bookie comes last."""
         now_ns = self._clock.monotonic_ns()
         live = self._bookies.live()
         return [
@@ -251,7 +254,7 @@ class Copies:
     def _judge(
         self, answer: Reply | RollbookError, first_entry: EntryId, count: int
     ) -> list[Entry]:
-        """The entries, or why there are none, by raising."""
+        """The entries; raises the reason if there are none."""
         if isinstance(answer, RollbookError):
             raise answer
         if (error := error_of(answer)) is not None:

@@ -1,4 +1,4 @@
-"""Looks once a second whether a bookie has gone for which some writer of this client keeps a seat
+"""Checks once a second whether a bookie has gone on which a writer of this client keeps a seat
 (`core/lost_members.py`), and lets those writers replace it, at most 500 a second.
 """
 
@@ -25,14 +25,14 @@ class SeatWatch:
         pardon: Callable[[], Awaitable[object]],
         clock: Clock,
     ) -> None:
-        """`pardon` asks the bookies in quarantine whether they live; those that answer may take seats again."""
+        """`pardon` asks the bookies in quarantine whether they respond; those that do may take seats again."""
         self._live = live
         self._pardon = pardon
         self._writers = writers
         self._clock = clock
         self._absences = Absences()
         self._looked_at: LiveBookies | None = (
-            None  # With everybody present: nothing can have changed since.
+            None  # With every bookie present: nothing can have changed since.
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -78,5 +78,5 @@ class SeatWatch:
                     await asyncio.sleep(_STEP_S)
                     moved = 0
         self._looked_at = live if is_at_rest else None
-        if is_stuck:  # Once for all writers; the next look makes use of it.
+        if is_stuck:  # Once for all writers; the next check uses it.
             await self._pardon()

@@ -1,7 +1,7 @@
 """What waits to be sent on one connection: two queues, and the rest of a frame that has begun.
 
-High priority goes first, in front of whatever has not begun. What is taken out comes in chunks of a
-bounded size, small things together and large ones cut.
+High priority goes first, before all frames that have not begun. It is taken in chunks of a
+bounded size: small frames together and large ones cut.
 """
 
 import struct
@@ -20,7 +20,7 @@ class FrameSource(Protocol):
     """Whole frames."""
 
     def take(self, now: float) -> bytes:
-        """To be sent now, at the loop's time `now`; nothing if nobody wants it any more."""
+        """To be sent now, at the loop's time `now`; nothing if it is no longer wanted."""
 
 
 class Outbox:
@@ -77,7 +77,8 @@ class Outbox:
 
 
 def in_pieces(frames: bytes, count: int) -> Iterator[tuple[bytes, int]]:
-    """Cut between frames, so that what is urgent can come between; and how many each piece has."""
+    """Cut between frames, so that urgent ones can come between; and the number of frames of each
+    piece."""
     if len(frames) > CHUNK_BYTES_MAX:
         start = position = passed = 0
         while position < len(frames):

@@ -1,8 +1,9 @@
-"""Ticks for all writers of a client: those whose entries are on their way, and those that rest.
+"""Ticks for all writers of a client: those with entries in flight, and those that rest.
 
-Writers come and go with their entries, and a timer for each costs a server of many ledgers more than
-what it is for. So there is one for a share of a tick, and all writers in it tick together:
-nobody waits longer than a tick, the first time up to a share less, and not all of them come at once.
+Writers start and stop with their entries, and a timer for each costs a server of many ledgers
+more than its use. So there is one for each share of a tick, and all its writers tick together: a
+writer waits for a tick at most, the first time up to a share less, and not all of them tick at
+once.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ class Ticker:
         self._present: int | None = None  # While they are called.
 
     def call_next(self, on_tick: Callable[[], None]) -> None:
-        """Once, a tick from now; it may come after nobody wants it any more."""
+        """Once, a tick from now; it may be called after it is no longer wanted."""
         loop = asyncio.get_running_loop()
         present = self._present
         if present is None:
@@ -44,8 +45,8 @@ class Ticker:
         self._due.clear()
 
     def _tick(self, number: int) -> None:
-        """After a standstill the time that was missed is not made up for: answers that came meanwhile
-        are read before the next tick.
+        """After a standstill the missed time is not made up for: responses that came meanwhile are
+        read before the next tick.
         """
         del self._timers[number]
         loop = asyncio.get_running_loop()

@@ -10,8 +10,8 @@
             for entry in reader.read():
                 print(entry.entry_id, entry.payload)
 
-A thin face: one thread of its own runs the loop, and each call waits there for what it says. Calls may
-come from any thread. For thousands of appends a second use `append_many`, or asyncio.
+A thin layer: its own thread runs the loop, and each call waits for its result. Calls may come from
+any thread. For thousands of appends a second use `append_many`, or asyncio.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def connect(
     *,
     tls: ssl.SSLContext | None = None,
 ) -> "SyncLedgers":
-    """As `rollbook.ledger.connect`; the caller calls `close`, or uses `with`."""
+    """Like `rollbook.ledger.connect`; the caller calls `close`, or uses `with`."""
     thread = LoopThread("rollbook-ledger")
     try:
 
@@ -160,10 +160,11 @@ class SyncWriter(_Closing):
         return EntryId(self.append_many((payload,))[0])
 
     def append_many(self, payloads: Iterable[bytes]) -> list[int]:
-        """The ids of the entries, all confirmed. As many as one likes: they are taken from the
-        iterable as there is room for them.
+        """The ids of the entries, all confirmed. Any number: they are taken from the iterable as
+        there is room for them.
 
-        After an error some of them may have been appended; `last_add_confirmed` says which surely.
+        After an error some of them may have been appended; `last_add_confirmed` says which
+        certainly.
         """
         ids: list[int] = []
         for piece in _pieces(payloads, self._piece_max, self._piece_bytes_max):
@@ -275,6 +276,6 @@ def _pieces(payloads: Iterable[bytes], count_max: int, bytes_max: int) -> Iterat
 
 
 def _look(future: "asyncio.Future[range]") -> None:
-    """`flush` tells of failures; this one is nobody's."""
+    """`flush` reports failures; this future is not used."""
     if not future.cancelled():
         future.exception()

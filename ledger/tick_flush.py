@@ -1,5 +1,5 @@
-"""What is done at the end of a turn of the loop, when all that it asks for is known: writers hand out
-what was appended in it, then each connection writes what it has gathered.
+"""Work at the end of a turn of the loop, when all its requests are known: writers hand out what
+was appended in it, then each connection writes what it has gathered.
 
 One callback for all of them: with one for each, a lone add would cost four, of its writer and three
 connections, and one more round of the loop.
@@ -14,19 +14,20 @@ _Step = Callable[[], None]
 
 class TickFlush:
     def __init__(self) -> None:
-        self.is_shared = False  # Several hand out in it: what the first one brings has company.
+        # Several writers hand out in it: the first one's entries share a write.
+        self.is_shared = False
         self._loop = asyncio.get_running_loop()
         self._hand_outs = deque[_Step]()
         self._write_outs = deque[_Step]()
         self._is_due = False
 
     def hand_out(self, step: _Step) -> None:
-        """Once, before what that brings and all else is written."""
+        """Once, before its results and all else are written."""
         self._hand_outs.append(step)
         self._plan()
 
     def write_out(self, step: _Step) -> None:
-        """Once, behind all that is handed out."""
+        """Once, after everything is handed out."""
         self._write_outs.append(step)
         self._plan()
 
@@ -41,13 +42,14 @@ class TickFlush:
             self._do(self._hand_outs)
             self.is_shared = False
             self._do(self._write_outs)
-        finally:  # An interrupt ends the round, and the loop may be run again behind it.
+        finally:  # An interrupt ends the round, and the loop may be run again after it.
             self.is_shared = self._is_due = False
-            if self._hand_outs or self._write_outs:  # Of the next turn, or not come to.
+            # Callbacks of the next turn, or not reached in this one.
+            if self._hand_outs or self._write_outs:
                 self._plan()
 
     def _do(self, steps: deque[_Step]) -> None:
-        """Those that are there by now."""
+        """Those that exist by then."""
         for _ in range(len(steps)):
             step = steps.popleft()
             try:

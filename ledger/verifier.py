@@ -1,9 +1,9 @@
 """Reads every copy of a ledger's entries from the very bookie that should have it.
 
-A reader is content with one good copy; this is not (`core/verification.py` has the verdicts). Nothing
-is mended. Windows of entries go one after the other, all members of an ensemble at once, in batches
-as long as all goes well and one by one where it does not; of an entry nothing is kept but the digest
-of its payload.
+A reader needs one good copy; this checks all (`core/verification.py` has the verdicts). Nothing
+is mended. Windows of entries are checked in turn, on all members of an ensemble at once, in
+batches while they succeed and otherwise one by one; of an entry only the digest of its payload
+is kept.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ class Verifier:
     async def verify(
         self, last_entry: EntryId, on_progress: Callable[[int], None] = lambda _: None
     ) -> LedgerVerification:
-        """Of all entries up to `last_entry`; `on_progress` hears how many more are done."""
+        """Of all entries up to `last_entry`; `on_progress` gets the number of further entries
+        done."""
         verdict = LedgerVerification(self._quorum)
         fragments = self._metadata.fragments
         for index, fragment in enumerate(fragments):
@@ -98,7 +99,7 @@ class Verifier:
     async def _read_batches(
         self, bookie: BookieId, share: Sequence[EntryId], found: dict[EntryId, Copy]
     ) -> None:
-        """Until something is not as it should be."""
+        """Until something is wrong."""
         expected = list(share)
         while expected:
             count = expected[-1] - expected[0] + 1

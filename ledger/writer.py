@@ -1,14 +1,14 @@
-"""The writer of a ledger: the shell around `core/add_pipeline.py`. With it work `bookie_replacement.py`, which finds
-successors for bookies that fail, `metadata_writer.py`, which writes its metadata, and `explicit_lac.py`.
+"""The writer of a ledger: the shell around `core/add_pipeline.py`. It works with `bookie_replacement.py`, which
+replaces failed bookies, `metadata_writer.py`, which writes its metadata, and `explicit_lac.py`.
 
     append ──► Pipeline ──► one write per bookie and turn of the loop ──► bookies
     futures ◄── LAC moved ◄── Pipeline ◄── batches of acks ◄───────────────┘
 
-What appends of one turn of the loop bring leaves in one write per bookie, or a little later, with what
-comes yet, while that bookie has enough to do (WR10); what bookies answer comes in batches and is counted
-in batches. No entry has a task, a timer or a lock. While entries are on their way there are ticks, which
-`shared_timer.py` has for all writers, and so when one rests; there is one timer for each bookie that is busy or
-lags.
+The appends of one turn of the loop leave in one write per bookie, or, with later ones, a little
+later while that bookie is busy (WR10); responses come in batches and are counted in batches. No
+entry has a task, a timer or a lock. While entries are in flight there are ticks, which
+`shared_timer.py` has for all writers, also for those that rest; there is one timer for each
+bookie that is busy or lags.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from rollbook.proto.wire.v3_adds import V3AddPacker
 
 logger = structlog.get_logger()
 
-_EARLY_BYTES: Final = CHUNK_BYTES_MAX  # Gathered in one turn: bookies may begin while it goes on.
+_EARLY_BYTES: Final = CHUNK_BYTES_MAX  # Gathered in one turn: bookies may begin in the meantime.
 
 _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 
@@ -61,9 +61,9 @@ _Waiting = tuple[EntryId, "asyncio.Future[Any]", Any]
 class LedgerWriter:
     """Appends to one ledger, which it has created. Use it from one event loop only.
 
-    Once it fails it stays so: `failure` says why, `append` raises that, and what was pending raises
-    `AppendUnsettled`. Nothing that was confirmed is ever lost by that. As a context manager it
-    closes the ledger at the end.
+    Once it fails it stays so: `failure` says why, `append` raises it, and pending appends raise
+    `AppendUnsettled`. No confirmed entry is lost by that. As a context manager it closes the
+    ledger at the end.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LedgerWriter:
         config: ClientConfig,
         is_urgent: bool = False,
     ) -> None:
-        """`is_urgent`: bookies take it from the reserve that they keep when their disks are full."""
+        """`is_urgent`: bookies accept it from the reserve that they keep for full disks."""
         metadata = stored.metadata
         assert len(metadata.fragments) == 1, "somebody has written this ledger"
         self._digest = digest
@@ -132,7 +132,7 @@ class LedgerWriter:
         self._is_over = False  # No bookie is used any more.
         self._closing: asyncio.Task[None] | None = None
         self._turn_is_due = self._offer_is_due = False
-        self._act_at_bytes = 0  # At which `appended_bytes` an append has to be followed up at once.
+        self._act_at_bytes = 0  # At which `appended_bytes` an append must be sent at once.
         self._is_ticking = False
         self._timers: dict[int, asyncio.TimerHandle] = {}  # By slot: when to send it more.
         self._reading_back: asyncio.Task[None] | None = None
@@ -175,8 +175,8 @@ class LedgerWriter:
         """The next entry, sent with the others of this turn of the loop. Does not wait.
 
         The future has its id once it is confirmed: on disk with an ack quorum, and all entries
-        before it, too. It need not be awaited: `flush` and `close` tell of failures. Cancelling it
-        cancels nothing but the news.
+        before it, too. It need not be awaited: `flush` and `close` report failures. Cancelling
+        it cancels nothing but the news.
 
         Raises, and then nothing was appended: `Overloaded` while the window is full (wait for
         `ready`), `EntryTooLarge`, `LedgerClosed` after `close`, or what stopped the writer.
@@ -192,8 +192,8 @@ class LedgerWriter:
         return future
 
     def put(self, payload: bytes) -> EntryId:
-        """As `append`, for users of `watch`: there is no future, and confirmation is reported
-        together with all others that are.
+        """As `append`, for users of `watch`: there is no future, and confirmations are reported
+        together.
         """
         if self._is_closing or self._failure is not None:
             raise self._refusal()
@@ -207,14 +207,15 @@ class LedgerWriter:
         on_confirmed: Callable[[EntryId], None],
         on_stopped: Callable[[RollbookError], None],
     ) -> None:
-        """Tells the new LAC whenever it moves, and, if the writer is stopped before all that was
-        `put` is confirmed, what a future would raise. Called from where acks are read: neither may
-        raise, or use this writer.
+        """Reports the new LAC whenever it moves, and, if the writer is stopped before all `put`
+        entries are confirmed, the error that a future would raise. Called from where acks are
+        read: neither may raise, or use this writer.
         """
         self._on_lac, self._on_stopped = on_confirmed, on_stopped
 
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
-        """Like `append`, of all or of none, for less: one future, which has the range of their ids.
+        """Like `append`, for all or none, at less cost: one future, which has the range of their
+        ids.
 
         All have to fit into the window at once: `InvalidRequest` if they never could. Cancelling the
         future cancels nothing but the news.
@@ -251,8 +252,8 @@ class LedgerWriter:
     async def flush(self) -> None:
         """Returns when all that was appended before is confirmed.
 
-        Raises `AppendUnsettled` if that will not be, else what stopped the writer. Cancelling it
-        leaves nothing behind.
+        Raises `AppendUnsettled` if that will not happen, else the error that stopped the writer.
+        Cancelling it leaves nothing behind.
         """
         if self._failure is not None:
             raise self._ending()
@@ -264,22 +265,24 @@ class LedgerWriter:
     async def force(self) -> None:
         """Returns when all that was appended before is on disk with an ack quorum.
 
-        That is what confirming means here: a bookie acknowledges what it has synced. So it is
-        `flush`, under the name that it has for ledgers whose syncs are deferred, cancelling included.
+        Confirmed entries are durable already: a bookie acknowledges what it has synced. So it is
+        `flush`, under its name for ledgers with deferred syncs, cancelling included.
         """
         await self.flush()
 
     async def close(self) -> None:
-        """Takes no more, waits for what is pending, and closes the ledger at its last entry.
+        """Accepts no more appends, waits for pending ones, and closes the ledger at its last
+        entry.
 
-        A writer that has failed because bookies were missing closes the ledger at what is
-        confirmed, and then raises: what was pending is then known not to be in it. A writer that
-        was fenced changes nothing and raises. `LedgerClosed`: somebody else closed it elsewhere.
-        Raises `MetadataUnavailable` or `ConnectionLost` if the metadata store does not answer; the
+        A writer that has failed because bookies were missing closes the ledger at its LAC, and
+        then raises: pending appends are then known not to be in it. A writer that was fenced
+        changes nothing and raises. `LedgerClosed`: another client closed it. Raises
+        `MetadataUnavailable` or `ConnectionLost` if the metadata store does not answer; the
         ledger may then still be open, for recovery to close.
 
-        Cancelled, it goes on to its end, which is bounded by deadlines, before it raises.
-        Again: the same outcome. Stopped meanwhile, it raises what `flush` would.
+        If it is cancelled, it goes on to its end, which is bounded by deadlines, before it
+        raises. Again: the same outcome. If it is stopped meanwhile, it raises what `flush`
+        would.
         """
         if self._closing is None:
             self._is_closing = True
@@ -291,8 +294,8 @@ class LedgerWriter:
             raise
 
     async def stop(self) -> None:
-        """Ends at once and leaves the ledger open, for recovery to close. Idempotent. Cancelled, it has
-        stopped all the same; its own tasks may end a little later.
+        """Ends at once and leaves the ledger open, for recovery to close. Idempotent. If it is
+        cancelled, it has still stopped; its own tasks may end a little later.
         """
         if not self.is_stopped:
             self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
@@ -318,7 +321,7 @@ class LedgerWriter:
         try:
             await self.close()
         except RollbookError:
-            if error is None:  # Else the block has failed already, and says why.
+            if error is None:  # Otherwise the block has failed already, and says why.
                 raise
 
     def _make_packer(self) -> AddPacker:
@@ -340,7 +343,8 @@ class LedgerWriter:
         return WriteLac(self.ledger_id, lac, self._key, self._digest.pack_lac(lac))
 
     def leave(self, reason: RollbookError, bookie: BookieId) -> bool:
-        """Replaces the bookie though it owes no answer, if another one can take its seat (WR11). Whether it began."""
+        """Replaces the bookie though it has no outstanding adds, if another one can take its seat (WR11).
+        Whether it began."""
         if self._is_closing or self._is_over or bookie not in self._seating.ensemble:
             return False
         slot = self._seating.ensemble.index(bookie)
@@ -388,7 +392,7 @@ class LedgerWriter:
     # --- Sending ------------------------------------------------------------------------------
 
     def _send_soon(self) -> None:
-        """With what else is appended in this turn of the loop, unless that is much already."""
+        """With the other appends of this turn of the loop, unless these are large already."""
         appended_bytes = self._pipeline.appended_bytes
         if not self._turn_is_due:
             self._turn_is_due = True
@@ -425,7 +429,7 @@ class LedgerWriter:
         if count:
             channel.write(frames, count)
         if pipeline.has_more(slot) and slot not in self._timers:
-            # Its acks bring us back here sooner, unless what fills the socket is another ledger's.
+            # Its acks call this sooner, unless another ledger fills the socket.
             self._timers[slot] = self._loop.call_later(delay_s, self._look_again, slot)
 
     def _look_again(self, slot: int) -> None:
@@ -480,7 +484,7 @@ class LedgerWriter:
             if last_entry > lac:
                 waiting.appendleft((last_entry, future, result))
                 break
-            if not future.done():  # Else its caller has cancelled it.
+            if not future.done():  # Otherwise its caller has cancelled it.
                 future.set_result(result)
         self._explicit_lac.on_confirmed()
         self._on_lac(lac)
@@ -491,13 +495,14 @@ class LedgerWriter:
         return self._pipeline.has_room(entries, payload_bytes)
 
     def _offer_room(self) -> None:
-        """To as many as there may be room for. Who finds too little of it waits again."""
+        """Wakes as many as there may be room for. A waiter that finds too little room waits
+        again."""
         self._offer_is_due = False
         is_over = self._is_closing or self._failure is not None
         count = len(self._wants_room) if is_over else self._pipeline.free_entries
         for _ in range(min(count, len(self._wants_room))):
             turn = self._wants_room.popleft()
-            if not turn.done():  # Else it was cancelled.
+            if not turn.done():  # Otherwise it was cancelled.
                 turn.set_result(None)
 
     def _pass_room_on(self) -> None:
@@ -560,7 +565,7 @@ class LedgerWriter:
         self._keep_ticking()
 
     def _seek_remedy(self) -> None:
-        """For those who are down: another chance, or a successor."""
+        """For slots that are down: a retry, or a successor."""
         for slot in self._stand_ins.find_rested():
             if self._channels[slot].is_open:
                 self._seating.on_rested(slot)
@@ -624,7 +629,7 @@ class LedgerWriter:
 
     async def _read_back(self) -> None:
         try:
-            self._stand_ins.freeze()  # A change moves the end that is to be verified.
+            self._stand_ins.freeze()  # A change moves the end that must be verified.
             await self._stand_ins.until_unchanging()
             await self._tail.verify()
         except RollbookError as error:
@@ -663,10 +668,10 @@ class LedgerWriter:
         error = self._end_of(first_entry)
         if not future.done():
             future.set_exception(error)
-            future.exception()  # Nobody need look: `flush` and `close` tell.
+            future.exception()  # Nobody need look: `flush` and `close` report it.
 
     def _end_of(self, first_entry: EntryId) -> RollbookError:
-        """What became of entries from there on."""
+        """What happened to entries from there on."""
         assert self._failure is not None
         was_sent = first_entry < self._pipeline.handed_end
         if was_sent or self._failure.outcome is not Outcome.NOT_APPLIED:
@@ -674,7 +679,7 @@ class LedgerWriter:
         return self._ending()
 
     def _ending(self) -> RollbookError:
-        """What a writer that was stopped tells of all that was appended."""
+        """The error of a stopped writer for all that was appended."""
         return self._loss() if self._was_unsettled else self._refusal()
 
     def _release_all(self) -> None:
@@ -739,8 +744,8 @@ class LedgerWriter:
                 await self._stand_ins.until_unchanging()
 
     async def _hand_over(self) -> None:
-        """All is confirmed, but third copies may still have to be given to their connections, which
-        then deliver them without us. For these nobody waits long.
+        """All is confirmed, but third copies may still have to be passed to their connections,
+        which then deliver them without us. These are not waited for long.
         """
         slots = range(len(self._channels))
         for _ in range(round(LAGGARD_TICKS * self._tick_s / LOOK_AGAIN_S)):

@@ -8,9 +8,9 @@
                        roll: N is closed, N+1 counts ────────────┘
 
 Decisions are made at once and in the order of the calls; whatever is answered waits until all that it
-rests on is settled (LS4). A refusal that would be wrong if somebody else owned the log by now ("the tail
-is 17") waits for a barrier, too. No append has a task or a future, and what is confirmed comes in batches:
-appends are acknowledged in the turn in which the bookies' acknowledgements are read.
+rests on is settled (LS4). A refusal that would be wrong if another server owned the log by now ("the
+tail is 17") waits for a barrier, too. No append has a task or a future, and what is confirmed comes in
+batches: appends are acknowledged in the turn in which the bookies' acknowledgements are read.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
-_UNCERTAIN_MAX: Final = 20_000  # Appends and answers that wait; of appends the ledgers take fewer.
+_UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
 _SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
 _SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
 _SNAPSHOT_SHARE: Final = 16  # the log than one byte in this many.
 _AGAIN_S: Final = 0.01  # For a barrier that found no room.
 
 Loss = type[OutcomeUnknown]
-"""What becomes of pending appends."""
+"""What happens to pending appends."""
 
 Tell = Callable[[Any], None]
 """A waiter's callback: called once, with its result or a `RollbookError`; it must not raise."""
@@ -141,7 +141,7 @@ class SegmentWriter:
 
 
 class Order:
-    """`failure` is None as long as this server owns the log, as far as it knows."""
+    """`failure` is None as long as this server believes that it owns the log."""
 
     def __init__(
         self,
@@ -154,7 +154,8 @@ class Order:
         stalls: int,
         on_lost: Callable[[str, Loss], None],
     ) -> None:
-        """`stalls`: of the pulse, when it was found out what the log is like. `on_lost` calls `end`."""
+        """`stalls`: the count of the stall detector when the log's state was read. `on_lost` calls
+        `end`."""
         self.on_full: Callable[[], None] = _nobody  # The segment that is written is long enough.
         self.failure: OwnerChanging | None = None
         self.takes_more = True
@@ -171,7 +172,8 @@ class Order:
         self._stalls_now, self._stalls = context.pulse.stalls, stalls
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self.proven_s = self._loop.time()  # When nobody else owned the log, as is known.
+        # The time at which this server was last known to be the owner.
+        self.proven_s = self._loop.time()
         self._new_future = self._loop.create_future
         self._settling: PendingCommits[_Item] = PendingCommits()
         self._barriers: Barriers[tuple[Tell, object]] = Barriers()
@@ -212,7 +214,7 @@ class Order:
             self.answer(tell, ack)
             return True
         writing = self.writing
-        assert writing is not None  # Else it is sealed, and takes nothing.
+        assert writing is not None  # Otherwise it is sealed, and accepts nothing.
         base_offset, next_offset, timestamp_us = place
         data = stamped(
             block,
@@ -234,8 +236,8 @@ class Order:
         return True
 
     def keep_short(self) -> None:
-        """After each entry, be it without records, and once the memory knows of it: ends a segment that
-        is full, and writes a snapshot if one is due.
+        """Called after each entry, also one without records, once the log's state includes it: ends
+        a segment that is full, and writes a snapshot if one is due.
         """
         writing = self.writing
         assert writing is not None
@@ -249,8 +251,8 @@ class Order:
                 self.say(self.memory.snapshot())
 
     def say(self, said: Control, tell: Tell | None = None, result: object = None) -> None:
-        """Writes a control block. `tell` gets `result` when it is settled. The caller tells the memory
-        of it, and then `keep_short`.
+        """Writes a control block. `tell` gets `result` when it is settled. The caller updates the
+        log's state, and then calls `keep_short`.
 
         Raises `Overloaded`, `EntryTooLarge`, `OwnerChanging`; then nothing has happened.
         """
@@ -269,12 +271,12 @@ class Order:
         self._on_written(entry_id, (tell, result, None), is_barrier=type(said) is Barrier)
 
     def use(self) -> None:
-        """`require`, for somebody who asks: the log is not idle."""
+        """`require`, for a caller that counts as use: the log is not idle."""
         self.require()
         self.used_ns = self._now_ns()
 
     def require(self) -> None:
-        """Raises `OwnerChanging` unless this is the owner and takes more, `Overloaded`."""
+        """Raises `OwnerChanging` unless this is the owner and accepts appends, `Overloaded`."""
         if not self.check_owner() or not self.takes_more:
             raise self.refusal()
         if len(self._settling) + len(self._barriers) >= _UNCERTAIN_MAX:
@@ -313,7 +315,8 @@ class Order:
     # --- Segments -----------------------------------------------------------------------------
 
     def take(self, writer: LedgerWriter, segment_id: SegmentId, limits: SegmentLimits) -> None:
-        """From here on blocks go into this ledger; of those before it only the last may be unclosed."""
+        """From here on blocks go into this ledger; of the earlier ledgers only the last may be
+        unclosed."""
         self.writing = SegmentWriter(
             writer,
             segment_id,
@@ -325,7 +328,7 @@ class Order:
         )
 
     def on_closed(self) -> None:
-        """The ledger before the one that is written was closed, where its last entry was (LS1)."""
+        """The previous ledger was closed at its last entry (LS1)."""
         if self.check_owner():
             self._settle(self._settling.on_closed())
 
@@ -353,7 +356,7 @@ class Order:
         await waiter
 
     async def until_settled(self) -> None:
-        """All that was decided so far. Raises `OwnerChanging`, and what becomes of pending appends."""
+        """All that was decided so far. Raises `OwnerChanging`, or what pending appends get."""
         if self.failure is not None:  # All waiters have their failure; no more are notified.
             raise self.refusal()
         waiter = self._new_future()
@@ -377,7 +380,7 @@ class Order:
             self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
-        """Whatever this turn of the loop has appended serves barriers, too."""
+        """Any append of this turn of the loop serves as the entry that barriers wait for."""
         self._turn = None
         if self._barriers.needs_entry:
             try:
@@ -421,7 +424,7 @@ class Order:
     # --- The end ------------------------------------------------------------------------------
 
     def on_ledger_failed(self, error: BaseException) -> None:
-        """It cannot be written any more: somebody has fenced it, or bookies were missing."""
+        """It cannot be written any more: it was fenced, or bookies were missing."""
         if self.failure is None:
             cause = error.__cause__ if isinstance(error, AppendUnsettled) else error
             were_bookies_missing = isinstance(cause, Unavailable | OutcomeUnknown)

@@ -1,8 +1,9 @@
 """One client's stream of appends to many logs: decided in the order in which they come, log by log.
 
-An append for a log that is owned here is handed to its owner in the turn in which it comes, without a
-task. What cannot be decided at once (the log has to be opened first, or its owner has no room) waits
-in line, and so does whatever comes after it for the same log: one task for each line (SV5).
+An append for a log that is owned here is handed to its owner in the turn in which it comes,
+without a task. An append that cannot be decided at once (the log has to be opened first, or its
+owner has no room) waits in a queue, and so do all later ones for the same log: one task for each
+queue (SV5).
 
     submit ──► owner.submit ──► settled ─┐
         │                                ├──► results, as they come
@@ -33,7 +34,7 @@ _OPEN_S: Final = 30.0  # For a log to be opened.
 
 
 class _Pending(AppendLaps):
-    """An append, and what came of it."""
+    """An append and its result."""
 
     __slots__ = ("_on_settled", "append", "line", "result")
 
@@ -71,7 +72,7 @@ class _BoundLog:
         self.is_ordered = bind.is_ordered
         self.owner: Owner | None = None  # As it was last found; it may have lost the log since.
         self.pending: deque[_Pending] = deque()  # Not answered yet, in order.
-        self.waiting: deque[_Pending] = deque()  # Those at the end of them that nobody has decided.
+        self.waiting: deque[_Pending] = deque()  # Those at the end that have not been decided.
         self.task: asyncio.Task[None] | None = None
         self.failed_number: int | None = None  # Of the first one, if nothing may follow it.
 
@@ -88,9 +89,9 @@ class AppendStream:
         self._loop = asyncio.get_running_loop()
         self._lines: dict[int, _BoundLog] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._bytes = 0  # In flight, or answered and not taken.
+        self._bytes = 0  # In flight, or answered but not yet taken.
         self._results: list[AppendResult] = []
-        self._freed = 0  # By the results that lie there.
+        self._freed = 0  # Set by the results that are ready.
         self._news: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -174,19 +175,19 @@ class AppendStream:
         except Overloaded:
             return False
         except OwnerChanging:
-            line.owner = None  # There may be another by now: that one is asked for room.
+            line.owner = None  # There may be another owner by now: that one is asked for room.
             return False
         except RollbookError as error:
             pending.settle(error)
             return True
-        if pending.result is None:  # Else it was refused at once.
+        if pending.result is None:  # Otherwise it was refused at once.
             pending.taken_s = self._loop.time()
         if not is_taken:  # The reason follows when all that it rests on is settled.
             line.on_failed(append.number)
         return True
 
     async def _work_off(self, line: _BoundLog) -> None:
-        """Whatever waits, in its order; for as long as it takes to open the log, and to find room."""
+        """The pending appends, in order, while the log is opened or has no room."""
         while line.waiting:
             pending = line.waiting[0]
             try:
@@ -205,7 +206,7 @@ class AppendStream:
     # --- Telling ----------------------------------------------------------------------------
 
     def _on_settled(self, pending: _Pending, told: AppendAck | RollbookError) -> None:
-        """What is known of the first ones; the others wait for those before them."""
+        """What is known about the first ones; the others wait for those before them."""
         size, now_s = len(pending.append.block), self._loop.time()
         self._stats.on_answered(told, size, pending, now_s)
         waiting = pending.line.pending

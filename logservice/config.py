@@ -19,29 +19,30 @@ class LogServerConfig:
     """Who and where it is."""
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
-    listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 takes a free one.
+    listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 picks a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
     rest: str = ""  # Of HTTP; empty: nowhere. Token and certificate are those of gRPC.
     # Of pages in browsers that may use `rest`, as in http://localhost:3000. `*`: pages of every origin may read.
     rest_origin: tuple[str, ...] = ()
     server_name: str = ""  # The same in each of its lives; by default the advertised host:port.
-    token_file: str = ""  # Who shows this token may ask; empty: everybody.
-    access_file: str = ""  # Who may do what, by token or certificate; empty: see `token_file`.
+    token_file: str = ""  # Callers that show this token are let in; empty: everybody.
+    access_file: str = ""  # Rights by token or certificate; empty: see `token_file`.
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
-    # A file; who signs other log servers' certificates. Empty: tls_authorities, else those that the machine trusts.
+    # A file; the CAs of other log servers' certificates. Empty: tls_authorities, else those that
+    # the machine trusts.
     peer_authorities: str = ""
     # The name in the certificates of other log servers. Empty: the one that each advertises.
     tls_name: str = ""
-    # A file; who signs bookies' certificates. Empty: bookies are spoken to in the clear.
+    # A file; the CAs of bookies' certificates. Empty: bookies are spoken to in the clear.
     bookie_authorities: str = ""
     bookie_certificate: str = ""  # A file; shown to bookies that want one.
     bookie_key: str = ""  # A file; empty: it is in the certificate's.
     insecure: bool = False  # Lets it listen off loopback without TLS and token.
     log_level: str = "info"  # debug, info, warning or error.
     session_timeout_s: float = 10.0  # With the metadata store.
-    drain_s: float = 10.0  # So long handing over its logs may take when it stops.
+    drain_s: float = 10.0  # The time that a stopping server has to hand over its logs.
     startup_s: float = (
         60.0  # How long it waits for a missing metadata store or cluster at its start.
     )
@@ -81,17 +82,18 @@ class LogServiceConfig:
     """How it serves."""
 
     # --- Ownership ----------------------------------------------------------------------------
-    lease_s: float = 3.0  # A server that is silent for so long is suggested no more.
+    lease_s: float = 3.0  # A server that has been silent for this long is no longer suggested.
     opens_max: int = (
         256  # Logs opened at a time. More: they share round trips and syncs, and memory.
     )
     open_deadline_s: float = 30.0
     hand_overs_max: int = 16  # Logs that are handed over at a time.
-    rebalance_after_s: float = 10.0  # Servers that come and go quickly move no logs.
-    idle_s_max: float = 600.0  # A log that nobody uses for so long is let go of.
+    rebalance_after_s: float = 10.0  # Longer: servers that come and go quickly move no logs.
+    idle_s_max: float = 600.0  # A log that has not been used for this long is released.
 
     # --- What expires -------------------------------------------------------------------------
-    sweep_interval_s: float = 60.0  # Between two looks at all logs: retention, deleted logs.
+    # The interval between two sweeps over all logs: retention, deleted logs.
+    sweep_interval_s: float = 60.0
     orphans_interval_s: float = 21_600.0  # Between two walks over all ledgers.
 
     # --- Logs that are made without a configuration -------------------------------------------
@@ -101,14 +103,14 @@ class LogServiceConfig:
 
     # --- Memory -------------------------------------------------------------------------------
     tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.
-    # What logs remember of their producers, all of them together. Smaller: of a server with many busy logs
-    # the largest ones recognise retries for less long than they are set to.
+    # What logs remember of their producers, all of them together. Smaller: on a server with many
+    # busy logs the largest ones recognise retries for a shorter time than configured.
     producer_memory_bytes: int = BYTES_MAX
-    stream_bytes_max: int = 16 * _MIB  # In flight on one append stream; then it is read no further.
+    stream_bytes_max: int = 16 * _MIB  # In flight on one append stream; beyond this it is not read.
     readers_max: int = 1000  # Each of them may hold a few megabytes for a moment.
 
     # --- Readers ------------------------------------------------------------------------------
-    heartbeat_s: float = 5.0  # A reader that has nothing else to say tells where it stands.
+    heartbeat_s: float = 5.0  # A reader without other events reports its position this often.
 
     def __post_init__(self) -> None:
         if not self.ensemble >= self.write >= self.ack >= 1:

@@ -1,9 +1,9 @@
-"""How far cursors are behind, for operators of readers: of the logs that are owned here, and of those that
-nobody owns and this server looks after. So one server reports those of each log, also when the log is idle.
+"""How far cursors are behind, for operators of readers: for the logs that are owned here, and for
+ownerless ones that this server looks after. So one server reports those of each log, also when the log
+is idle.
 
-Where cursors are is in the metadata store, a read for each, so a request for the lags gets what is
-known by then, and what is known is found out in the background, of a log's cursors the first `_READ_MAX` by name
-(the others are counted):
+Cursors are in the metadata store, one read for each. So a request for the lags gets what is known, and a
+background task updates it, of each log the first `_READ_MAX` cursors by name (the others are counted):
 
 owned     by `look`: at most twice a minute, as many logs as that has time for, beginning with those that were
           not looked at for longest
@@ -64,7 +64,7 @@ class CursorLags:
         self._nodes, self._owners = nodes, owners
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[LogName, _Cursors] = {}  # Those looked at longest ago first.
-        # Of logs that nobody owns, those with cursors that lag: as they were when they were read.
+        # For ownerless logs, the cursors that lag, as they were when they were read.
         self._idle: dict[LogName, _End] = {}
         # Of logs that have more cursors than are read, how many more: while they are owned here, and idle ones.
         self._beyond: dict[LogName, int] = {}
@@ -78,18 +78,18 @@ class CursorLags:
         self._is_closed = False
 
     def look(self) -> None:
-        """Begins to, if it is time."""
+        """Begins if it is due."""
         self._watched_until_s = self._loop.time() + _WATCHED_S
         if self._loop.time() >= self._look_again_s and self._may_begin(self._looking):
             self._look_again_s = self._loop.time() + _INTERVAL_S
             self._looking = self._loop.create_task(self._look())
 
     def on_sweep(self) -> None:
-        """One begins, whatever became of the one before."""
+        """A pass begins, whatever happened to the previous one."""
         self._not_passed = dict.fromkeys((*self._idle, *self._beyond_idle))
 
     def on_idle(self, log: LogName, listed: LedgerList) -> None:
-        """Nobody owns it. What fails leaves what was known."""
+        """Nobody owns it. A failure leaves what was known."""
         if self._loop.time() >= self._watched_until_s:
             return
         self._not_passed.pop(log, None)
@@ -99,11 +99,12 @@ class CursorLags:
             self._reading = self._loop.create_task(self._read_passed())
 
     def on_unknown(self, log: LogName) -> None:
-        """It could not be found out whether it is idle: what was known stays."""
+        """It could not be found out whether it is idle: the known lags stay."""
         self._not_passed.pop(log, None)
 
     def on_swept(self) -> None:
-        """To the end. What was not passed is owned by somebody, gone, or looked after elsewhere."""
+        """To the end. Logs that the pass did not reach are owned elsewhere, gone, or looked
+        after elsewhere."""
         for log in self._not_passed:
             self._idle.pop(log, None)
             self._beyond_idle.pop(log, None)
@@ -117,14 +118,15 @@ class CursorLags:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def lags(self) -> Mapping[str, float]:
-        """In records, by log:cursor, of those that lag most."""
+        """In records, by log:cursor, for those that lag most."""
         ends = [
             (log, owner.tail, cursors)
             for log, cursors in self._cursors.items()
             if cursors and (owner := self._owners.find(log))
         ]
         ends += [end for log, end in self._idle.items() if self._owners.find(log) is None]
-        # Of each log in turn, and of no more logs: each is a lag that is larger than those of the rest.
+        # Of each log in turn, up to a number of logs: each one's lag is larger than those of the
+        # rest.
         lags = heapq.merge(*map(_lags_of, _furthest(ends)), key=itemgetter(0), reverse=True)
         return dict(sorted((f"{log}:{name}", lag) for lag, log, name in islice(lags, LAGS_MAX)))
 
@@ -143,7 +145,7 @@ class CursorLags:
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout_at(self._look_again_s):
                 for log in self._in_turn():
-                    # First, so that one that cannot be read holds nobody up the next time.
+                    # First, so that one that cannot be read does not delay the others next time.
                     self._cursors[log] = self._cursors.pop(log, ())
                     self._cursors[log] = await self._cursors_of(log, self._beyond)
 

@@ -50,7 +50,7 @@ EPOCH_MAX: Final = INT64_MAX
 PRODUCER_ID_BYTES_MAX: Final = 64
 ONCE: Final = b"once:"  # Before an idempotency key: no producer has such an id.
 PRODUCER_EPOCH_MAX: Final = 2**32 - 1
-# From here on epochs are given by logs: seconds since 1970, or one more than the last one.
+# From here on logs assign the epochs: seconds since 1970, or one more than the last one.
 NAMED_EPOCH_MIN: Final = 2**30
 PRODUCER_SEQ_MAX: Final = INT64_MAX
 LOG_UID_BYTES: Final = 16
@@ -64,7 +64,7 @@ _UID: Final = re.compile(rf"[0-9a-f]{{{2 * LOG_UID_BYTES}}}", re.ASCII)
 
 
 def parse_name(text: str, what: str) -> str:
-    """The one gate for names that users choose. Raises `InvalidRequest`."""
+    """Checks names that users choose; used everywhere. Raises `InvalidRequest`."""
     if not _NAME.fullmatch(text):
         raise InvalidRequest(
             f"{what} {text[:80]!r} is not 1 to {NAME_BYTES_MAX} characters of `a-z 0-9 . _ -`, "
@@ -95,7 +95,7 @@ def parse_writer_epoch(value: SupportsIndex) -> WriterEpoch:
 
 
 def _parse_number(value: SupportsIndex, what: str) -> int:
-    """Whatever counts as a whole number, of other libraries, too. Raises `InvalidRequest`."""
+    """Anything that counts as a whole number, also of other libraries. Raises `InvalidRequest`."""
     try:
         number = index(value)
     except TypeError:
@@ -165,7 +165,7 @@ class ProducerRef:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """One life of a log server, and where it is met."""
+    """One life of a log server, and its address."""
 
     server_id: ServerId  # Another one after each start.
     address: str  # `host:port` of its gRPC.
@@ -189,7 +189,7 @@ class Latest:
 @dataclass(frozen=True, slots=True)
 class AtOffset:
     offset: Offset
-    uid: str = ""  # Of the log that it is an offset of; empty: not known.
+    uid: str = ""  # Of the log that the offset belongs to; empty: not known.
 
     def __str__(self) -> str:
         return f"{self.offset}@{self.uid}" if self.uid else str(self.offset)

@@ -1,8 +1,8 @@
 """The ledger list of a log in the hands of its owner: every change is a compare-and-set.
 
-Others change the list, too: its configuration, what is discarded. A writer that finds it changed reads it
-again, sees whether it is still the owner that it names, and makes its own change again. Of one owner's
-changes there is one at a time.
+Other servers change the list, too: its configuration, what is discarded. A writer that finds it
+changed reads it again, checks that the list still names it as owner, and repeats its change. One
+owner makes one change at a time.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class ListKeeper:
         log: structlog.typing.FilteringBoundLogger,
         on_configured: Callable[[LogConfig], None],
     ) -> None:
-        """`on_configured` hears of every new configuration, however it was come across (SV7)."""
+        """`on_configured` gets every new configuration, however it was found (SV7)."""
         self.stored = stored  # As it was last written or read.
         self.owner_epoch = stored.list.owner_epoch
         self._on_configured = on_configured
@@ -75,14 +75,15 @@ class ListKeeper:
         self._keep(stored)
 
     def _keep(self, stored: StoredLog) -> None:
-        if stored.version > self.stored.version:  # Else what was read or written later came first.
+        if stored.version > self.stored.version:  # Otherwise a later write or read came first.
             config = self.list.config
             self.stored = stored
             if self.list.config != config:
                 self._on_configured(self.list.config)
 
     async def change(self, make: Change) -> None:
-        """Takes as long as the store is away. `make` gives back what it was given if that will do.
+        """Takes as long as the store is away. `make` returns its argument if that is good
+        enough.
 
         Raises `OwnerFenced`, `NoSuchLog`, and what `make` raises.
         """
@@ -95,10 +96,10 @@ class ListKeeper:
     async def attempt(
         self, work: Callable[[StoredLog], Awaitable[tuple[StoredLog, T]]], *, until_known: bool
     ) -> T:
-        """`work` changes the list from the one that it is given; again if somebody was quicker.
+        """`work` changes the list that it gets; it is repeated if another writer was quicker.
 
-        `until_known`: again, too, if nobody can say whether it was done. Raises as `change`, and
-        `MetadataConflict` if that is what comes of it again and again.
+        `until_known`: also repeated if it is not known whether the change was made. Raises as
+        `change`, and `MetadataConflict` if every attempt met another change.
         """
         async with self._changing:
             races = 0
@@ -125,8 +126,8 @@ class ListKeeper:
     ) -> tuple[LedgerWriter, Segment]:
         """A new ledger at the end of the list (LS3).
 
-        Raises as `change`, and as the making of a ledger does; then none is listed, unless the store
-        does not answer any more: then it may be, and nobody writes it.
+        Raises as `change`, and as the creation of a ledger does; then none is listed, unless the
+        store stopped responding: then it may be listed, and is never written.
         """
         async with self._changing:
             races = 0
@@ -161,7 +162,7 @@ class ListKeeper:
     async def _after(self, error: RollbookError, races: int) -> int:
         """A pause before the next attempt: another writer may be quicker again and again.
 
-        And what the list itself forbids does not pass. A store that is away is no race.
+        A change that the list itself forbids fails. A store that is away is no race.
         """
         if not isinstance(error, MetadataConflict):
             return 0

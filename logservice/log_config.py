@@ -1,4 +1,4 @@
-"""What can be said about a log when it is made, and changed afterwards.
+"""What can be configured for a log when it is created, and changed afterwards.
 
 Clients import this module: it loads nothing heavy.
 """
@@ -31,9 +31,9 @@ class WriterMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigValues:
-    """Values for fields of a configuration, each of which is possible by itself: what a change is said in."""
+    """Values for fields of a configuration, each of which is valid by itself: the form of a change."""
 
-    # What stands below a field is what the reference says of it.
+    # The text below a field is its description in the reference.
     quorum: Quorum = DEFAULT_QUORUM
     """How many bookies keep each record, and how many confirm it; a change holds from the next segment on."""
     roll_bytes: int = 256 * MIB
@@ -41,15 +41,17 @@ class ConfigValues:
     roll_entries: int = 100_000
     """A segment ends when it has as many entries; an entry holds what was appended together."""
     roll_age_s: int = 3600
-    """A segment ends at this age, that of an idle log, too: what is to expire has to be in a closed ledger."""
+    """A segment ends at this age, also in an idle log: only a closed ledger can expire."""
     retention_age_s: int | None = None
-    """Segments go when all of their records are older, but none that a protected mark holds; None: none does."""
+    """Segments are deleted when all of their records are older, unless a protected mark needs them; None: no
+    segment is."""
     retention_bytes: int | None = None
-    """The oldest segments go when the log is larger, but none that a protected mark holds; None: none does."""
+    """The oldest segments are deleted when the log is larger, unless a protected mark needs them; None: no
+    segment is."""
     writer_mode: WriterMode = WriterMode.OPEN
     """OPEN: everybody may append. EXCLUSIVE: only the holder of the newest writer epoch."""
     dedupe_batches: int = 64
-    """A retry is recognised among as many batches of its producer, the last ones."""
+    """A retry is recognised among this many of its producer's last batches."""
     dedupe_age_s: int = 86_400
     """A producer that has been silent for longer is forgotten, and so are its retries."""
     record_bytes_max: int = MIB
@@ -59,8 +61,8 @@ class ConfigValues:
     batch_records_max: int = 10_000
     """The most records that are appended in one batch."""
     tail_cache_bytes: int = 128 * MIB
-    """How much of the log's end its owner keeps in memory at most: readers are served from there, at twice the
-    speed. What all logs of a server keep together is bounded by its `tail_memory_bytes`."""
+    """How much of the log's end its owner keeps in memory at most: readers are served from there, at twice
+    the speed. What all logs of a server keep together is bounded by its `tail_memory_bytes`."""
     delete_grace_s: int = 86_400
     """How long a log that is deleted keeps its ledgers."""
     degraded_segments: bool = True
@@ -92,7 +94,8 @@ class ConfigValues:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig(ConfigValues):
-    """What a log is like. Copies that are not named when it is made are as many as its server has."""
+    """The configuration of a log. Copies that are not named when it is made are as many as its
+    server has."""
 
     def __post_init__(self) -> None:
         # By name: `super()` means the class as it was before it had slots.
@@ -101,7 +104,7 @@ class LogConfig(ConfigValues):
             raise BadConfig("record_bytes_max is above batch_bytes_max: a batch holds its records")
 
     def with_values(self, values: ConfigValues, names: Iterable[str]) -> Self:
-        """With those of `values` that are named; what comes out is judged, not what the others would be."""
+        """With the named ones of `values`; the result is checked as a whole."""
         known = {field.name for field in fields(self)}
         changes = {}
         for name in names:

@@ -10,9 +10,9 @@
 A namespace is there from its first log on. Folders keep the children of a node few, so
 that a million logs can be listed by stores that answer a listing in one packet.
 
-Each write carries a token drawn for it, so that the writer finds out after a lost reply whether it was made
-(LL7). A list that was written over since may lie below the present one; then the loser reads
-`MetadataConflict`, and sees from the list what became of its step.
+Each write carries a token drawn for it, so that the writer finds out after a lost reply whether
+it was made (LL7). A list that was overwritten since may be older than the present one; then the
+loser gets `MetadataConflict`, and sees from the list what happened to its step.
 
 The version of a list is that of its node. A ledger is listed only by the change from the very version
 that its metadata names (LL8): `replace` asks for it when a ledger is new.
@@ -107,7 +107,7 @@ _PAUSE_S: Final = 0.005  # Doubles, with chance in it.
 class StoredLog:
     name: LogName
     list: LedgerList
-    version: int  # What a change made from this list has to name.
+    version: int  # What a change made from this list must name.
     is_displaced: bool = False  # It is deleted, and another log has its name.
 
 
@@ -153,9 +153,10 @@ class LogNodes:
     ) -> tuple[StoredLog, bool]:
         """The log, and whether this call made it. A deleted log gives its name to the new one (LL10).
 
-        With `config` None whatever an existing log has will do. Of `config` those `fields` count; what else a new log
-        has is `default`. `before_displaced`: what is done before a deleted one loses its name. Raises `LogExists` if
-        the log has another configuration, `BadConfig`, `InvalidRequest` for an unknown field.
+        With `config` None any existing log is accepted. Of `config` the `fields` count; a new log
+        has `default` for the rest. `before_displaced`: called before a deleted log loses its
+        name. Raises `LogExists` if the log has another configuration, `BadConfig`,
+        `InvalidRequest` for an unknown field.
         """
         wanted = default if config is None else default.with_values(config, fields)
         for _ in range(_RACES_MAX):
@@ -165,7 +166,7 @@ class LogNodes:
                 try:
                     return await self.create(name, wanted), True
                 except LogExists:
-                    continue  # Somebody was quicker: let us see with which configuration.
+                    continue  # Another client was quicker: check with which configuration.
             if stored.list.state is LogState.DELETED:
                 if before_displaced is not None:
                     await before_displaced(stored)
@@ -179,7 +180,7 @@ class LogNodes:
         raise MetadataConflict("it comes and goes again and again", log=str(name))
 
     async def create(self, name: LogName, config: LogConfig) -> StoredLog:
-        """Raises `LogExists`, whatever the one that exists is like."""
+        """Raises `LogExists` if it exists with any configuration."""
         listed = self._new_list(config)
         path, value = self.path(name), pack_log_node(listed, self._draw_token())
         for _ in range(_RACES_MAX):
@@ -219,7 +220,7 @@ class LogNodes:
         return await self._store.watch(self.root, recursive=True)
 
     def log_of(self, path: str) -> LogName | None:
-        """Whose list this node is. None: of no log."""
+        """The log whose list this node is. None: of no log."""
         parts = path.removeprefix(self.root).split("/")
         if len(parts) != _LIST_DEPTH:
             return None
@@ -230,7 +231,7 @@ class LogNodes:
     async def replace(
         self, stored: StoredLog, listed: LedgerList, *, made_for: int | None = None
     ) -> StoredLog:
-        """The change from `stored` to `listed`, if the list is still as it was read.
+        """Changes `stored` to `listed`, if the list has not changed since it was read.
 
         `made_for` is what the metadata of a new ledger names (LL8). Raises `MetadataConflict`,
         `NoSuchLog`; after `ConnectionLost` it may have been made.
@@ -244,10 +245,10 @@ class LogNodes:
     async def replace_guarded(
         self, stored: StoredLog, listed: LedgerList, *, found: StoredMarks
     ) -> StoredLog:
-        """The change that truncates or deletes, together with the floor of the marks as they were read
-        (LL6). Nothing is marked in a deleted log.
+        """The change that truncates or deletes, together with the floor of the marks as they
+        were read (LL6). No mark is made in a deleted log.
 
-        Raises as `replace`, and `Guarded` if a mark stands in the way.
+        Raises as `replace`, and `Guarded` if a mark prevents it.
         """
         is_deleted = listed.state is LogState.DELETED
         raised = found.marks.with_floor(OFFSET_MAX if is_deleted else listed.head)
@@ -291,14 +292,15 @@ class LogNodes:
             if error.ids.get("op"):
                 raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
             raise NoSuchLog(log=str(stored.name)) from None
-        except NodeExists:  # Of the marks: somebody made the first one.
+        except NodeExists:  # Another client made the first mark.
             raise MetadataConflict("the marks have changed", log=str(stored.name)) from None
         return replace(stored, list=listed, version=stored.version + 1)
 
     async def change(
         self, name: LogName, make: Callable[[LedgerList], LedgerList], *, attempts: int = _RACES_MAX
     ) -> StoredLog:
-        """Reads, changes and writes, until nobody comes between. Raises what `make` raises."""
+        """Reads, changes and writes, until no other change comes between. Raises what `make`
+        raises."""
         for attempt in range(attempts):
             stored = await self.read(name)
             wanted = make(stored.list)
@@ -378,7 +380,7 @@ class LogNodes:
         return found
 
     async def all_displaced(self) -> list[StoredLog]:
-        """Deleted logs whose names others have."""
+        """Deleted logs whose names other logs have."""
         uids, found = await self.displaced(), list[StoredLog | None]()
         for start in range(0, len(uids), _FOLDERS_AT_ONCE):
             part = uids[start : start + _FOLDERS_AT_ONCE]
@@ -514,12 +516,13 @@ class LogNodes:
         return (await self._store.set(self.root, b"")).modified_ms * 1000
 
     async def read_witness(self) -> Witness | None:
-        """What the servers have lived through. None: no server has said anything yet."""
+        """What the servers have lived through. None: no server has reported yet."""
         node = await read_surely(self._store, self._witness_path)
         return None if node is None else Witness.unpack(node.value)
 
     async def beat(self, now_us: int) -> None:
-        """Says that a log server is there. Another one that says so at the same time says it for both.
+        """Reports that a log server is present. If another one reports at the same time, one
+        report serves both.
 
         Raises what the metadata store raises.
         """
@@ -583,7 +586,7 @@ class LogNodes:
     async def first_cursors(
         self, log: LogName, at_most: int, start_after: str = "", uid: str = ""
     ) -> tuple[list[Cursor], int]:
-        """By name, and how many there are beyond these. Raises `NoSuchLog`, `LogReplaced` if it has another `uid`."""
+        """By name, and how many more there are. Raises `NoSuchLog`, `LogReplaced` if it has another `uid`."""
         check_life(log, text_of((await self.read(log)).list.uid), uid)
         found: list[Cursor] = []
         children = sorted(await self._children(f"{self.path(log)}/{CURSORS}"))
@@ -663,7 +666,7 @@ class LogNodes:
         raise MetadataConflict("the cursor is moved again and again", cursor=request.name)
 
     async def read_marks(self, log: LogName) -> StoredMarks:
-        """None of them, if there is no log either."""
+        """No marks if there is no log."""
         node = await read_surely(self._store, f"{self.path(log)}/{MARKS}")
         if node is None:
             return StoredMarks(Marks(), None)
@@ -672,7 +675,7 @@ class LogNodes:
     async def _commit(
         self, log: LogName, name: CursorName, ops: Sequence[Op], version: int | None
     ) -> bool:
-        """Whether it was done; else something has changed, and it is to be evaluated again."""
+        """Whether it was done; if not, something has changed, and the caller evaluates it again."""
         path = self._cursor_path(log, name)
 
         async def was_made() -> bool:
@@ -712,7 +715,7 @@ class LogNodes:
         return Set(path, pack_counts(change(principal), self._draw_token()), node.stat.version)
 
     async def _op_of_total(self, principal: str, gone: int = 0) -> Op:
-        """Counts one more cursor of it in all logs, or as many less. Raises `InvalidRequest` (CB1)."""
+        """Counts one more cursor of it in all logs, or one less. Raises `InvalidRequest` (CB1)."""
         path = f"{self._totals}/{principal}"
         node = await read_surely(self._store, path)
         total = 0 if node is None else unpack_counts(node.value).total
@@ -721,7 +724,7 @@ class LogNodes:
         return Create(path, value) if node is None else Set(path, value, node.stat.version)
 
     async def _uncount(self, log: LogName) -> None:
-        """The cursors of a log that is removed, in what principals have in all logs: once, however often it is tried.
+        """Subtracts the cursors of a removed log from its principals' totals: once, however often it is tried.
 
         Raises `MetadataConflict`.
         """
@@ -772,7 +775,7 @@ class LogNodes:
             try:
                 await ensure_node(self._store, path)
             except NoSuchNode:
-                return  # What is above was removed just now; the caller looks again.
+                return  # The parent was removed just now; the caller looks again.
 
     async def _remove_below(self, path: str) -> None:
         for name in await self._children(path):

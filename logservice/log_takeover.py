@@ -10,8 +10,8 @@
                            │
                       first entries of the new ledger, confirmed: nobody has fenced us      owner.py
 
-Only the end of the last ledger is read: back to the newest snapshot. A log that is sealed is opened
-without a ledger: what is left to do is to answer retries.
+Only the end of the last ledger is read: back to the newest snapshot. A sealed log is opened
+without a ledger: all that is left is to answer retries.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _REPLAY_ENTRIES: Final = 64
 
 
 class Laps:
-    """How long each step of an opening took, for the one line that tells of it."""
+    """How long each step of an opening took, for its one log event."""
 
     def __init__(self) -> None:
         self.ms: Final[dict[str, float]] = {}
@@ -69,7 +69,7 @@ class Laps:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an owner begins with."""
+    """What an owner starts with."""
 
     stored: StoredLog  # Names it as the owner.
     memory: LogMemory
@@ -96,7 +96,7 @@ async def open_log(
     *,
     makes_ahead: bool = True,
 ) -> Opening:
-    """`seen`: the list as it was a moment ago. If it has changed since, that comes out in the end.
+    """`seen`: a recent copy of the list. If it has changed since, the compare-and-set fails.
     `makes_ahead`: a new ledger, before it is known that the log can be recovered.
 
     Raises as `Owner.open`.
@@ -104,7 +104,7 @@ async def open_log(
     laps = Laps()
     fenced_epoch = missing_in = None
     for attempt in count():
-        # Fresh: it has to show whether another server was quicker.
+        # Fresh: it must show whether another server was quicker.
         stored = seen if seen and not attempt else await context.nodes.read(name)
         laps.on_done("read_ms")
         listed = stored.list
@@ -136,8 +136,8 @@ async def open_log(
 
 
 class _NewLedger:
-    """Made for this version of the list. That takes as many round trips as to fence the old ones, so
-    both are done at the same time, unless it would be for nothing again; one that is not taken goes.
+    """Made for this version of the list. That takes as many round trips as fencing the old ones,
+    so both run at the same time, unless that was in vain before; an unused ledger is deleted.
     """
 
     def __init__(self, context: OwnerContext, stored: StoredLog, *, makes_ahead: bool) -> None:
@@ -149,7 +149,7 @@ class _NewLedger:
         return asyncio.get_running_loop().create_task(make_ledger(self._context, self._stored))
 
     async def take(self) -> LedgerWriter:
-        """Whose it is from then on. Raises as `Ledgers.create`."""
+        """The owner from then on. Raises as `Ledgers.create`."""
         self._making = self._making or self._make()
         writer = await self._making
         self._is_taken = True
@@ -184,7 +184,7 @@ class _NewLedger:
 
 
 async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
-    """What is left behind is found by its metadata."""
+    """An abandoned ledger is found by its metadata."""
     if not making.cancelled() and making.exception() is None:
         await making.result().stop()
 
@@ -192,7 +192,7 @@ async def _stop_if_made(making: "asyncio.Task[LedgerWriter]") -> None:
 async def _take_over(
     context: OwnerContext, stored: StoredLog, found: _End, new: _NewLedger, reason: str, laps: Laps
 ) -> Opening | None:
-    """None if the list has changed meanwhile: then nothing was done."""
+    """None if the list has changed: then nothing was done."""
     settled = _settled(stored.list, found).with_owner(context.server)
     server_id, now_us = context.server.server_id, context.clock.wall_us()
     tail = found.memory.tail
@@ -239,7 +239,7 @@ def _settled(listed: LedgerList, found: _End) -> LedgerList:
             last_timestamp_us=memory.timestamp_us,
             bytes=each.bytes,
         )
-    for each in found.discarded[:1]:  # What is behind it goes with it.
+    for each in found.discarded[:1]:  # Segments after it are discarded with it.
         listed = listed.with_discarded(each.segment.segment_id)
     return listed
 
@@ -272,7 +272,7 @@ async def _find_end(context: OwnerContext, listed: LedgerList, laps: Laps) -> _E
 async def _end_all(
     context: OwnerContext, segments: Sequence[Segment], readers: dict[LedgerId, LedgerReader]
 ) -> list[Ended]:
-    """Fenced and recovered, at the same time. Raises when all have had their turn."""
+    """Fenced and recovered, at the same time. Raises after all have been tried."""
 
     async def end(segment: Segment) -> Ended:
         reader = await context.ledgers.open_recover(segment.ledger_id)
@@ -283,7 +283,7 @@ async def _end_all(
         is_asked = segment is not segments[0] and last_entry != NO_ENTRY
         return Ended(segment, last_entry, await _first_of(reader) if is_asked else None, length)
 
-    if len(segments) == 1:  # As it is nearly always, and a take-over may be of a thousand logs.
+    if len(segments) == 1:  # This is the usual case, and a take-over may be of a thousand logs.
         return [await end(segments[0])]
     found = await asyncio.gather(*map(end, segments), return_exceptions=True)
     for each in found:
@@ -303,7 +303,7 @@ async def _first_of(reader: LedgerReader) -> Follows:
 
 
 async def _replay(reader: LedgerReader, listed: LedgerList, last_entry: EntryId) -> LogMemory:
-    """From the newest snapshot on. The first entry is one."""
+    """From the newest snapshot on. The first entry has one."""
     length = reader.metadata.length or 0
     entry_bytes = length // (last_entry + 1) + 1
     size = max(1, min(_REPLAY_ENTRIES, _REPLAY_BYTES // entry_bytes))

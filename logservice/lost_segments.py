@@ -32,7 +32,7 @@ class LostSegments:
         self._looked: dict[LogName, int] = {}  # How many segments of a log, in all sweeps.
 
     def __len__(self) -> int:
-        """As many as are known, of all logs."""
+        """All that are known, of all logs."""
         return sum(map(len, self._known.values()))
 
     async def on_sweep(self, name: LogName, listed: LedgerList) -> None:

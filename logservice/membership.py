@@ -1,9 +1,9 @@
 """Which log servers live, this one among them: an ephemeral node for each, on a session of its own.
 
-That session is short, 3 s by default: it is what others go by when they suggest who should own a
-log. It proves nothing to anybody, and nobody waits for it to run out who can see a refused
-connection. When it is over, others may own this server's logs already. A server that learns this opens its
-logs again before it confirms anything.
+That session is short, 3 s by default: other servers use it to suggest who should own a log. It
+proves nothing, and a server that gets a refused connection does not wait for it to run out. When
+it is over, others may own this server's logs already. A server that learns this opens its logs
+again before it confirms anything.
 
     <own root>/log-servers/<server id>    `core/server_record.py`
 """
@@ -59,7 +59,7 @@ _RETRY_PAUSE_S: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class _Life:
     record: ServerRecord
-    registered_txn: int  # Which grows from one registration to the next.
+    registered_txn: int  # It grows from one registration to the next.
 
 
 class Membership:
@@ -78,7 +78,7 @@ class Membership:
         self._own_root = own_root
         self._folder = f"{own_root}/{FOLDER}"
         self._on_session_lost = on_session_lost
-        self._record: ServerRecord | None = None  # What others are to see of this one.
+        self._record: ServerRecord | None = None  # What others should see of this one.
         self._told: ServerRecord | None = None  # What they see, if that is certain.
         self._maybe_seen: ServerRecord | None = None  # What was written last, as far as is known.
         self._lives: dict[ServerId, _Life] = {}
@@ -99,7 +99,7 @@ class Membership:
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._hear_session())]
 
     async def close(self) -> None:
-        """Not to be seen any more. Idempotent."""
+        """Not visible any more. Idempotent."""
         record, self._record = self._record, None
         for task in self._tasks:
             task.cancel()
@@ -117,7 +117,7 @@ class Membership:
     # --- Who lives --------------------------------------------------------------------------
 
     def is_alive(self, server_id: ServerId) -> bool:
-        """That life of that server, as far as is known; an earlier one may only be registered yet."""
+        """The life of that server, as far as is known; an earlier one may still be registered."""
         record = self._servers.get(server_name(server_id))
         return record is not None and record.info.server_id == server_id
 
@@ -146,16 +146,17 @@ class Membership:
 
     @property
     def clocks_apart_us(self) -> dict[str, int]:
-        """How far ahead of the metadata store's clock each server's is that has said so, by name."""
+        """How far each server's clock is ahead of the metadata store's, by name, for those that
+        have reported it."""
         return _clocks_apart_us(self._servers)
 
     @property
     def suggestions(self) -> Suggestions:
-        """Among those that take logs."""
+        """Among the servers that take logs."""
         return self._suggestions
 
     async def changed(self, generation: int, wait_s: float) -> None:
-        """Returns when others can be suggested than then, or after a while."""
+        """Returns when the suggestions have changed, or after a while."""
         if self.generation == generation:
             try:
                 async with asyncio.timeout(wait_s):
@@ -174,8 +175,8 @@ class Membership:
         segments_lost: int | None = None,
         clock_apart_us: int | None = None,
     ) -> None:
-        """Raises what the metadata store raises. After `Unavailable` all is as it was; else, when nobody can say whether
-        others see it, and when this is cancelled, they see it at the latest with the next write.
+        """Raises what the metadata store raises. After `Unavailable` nothing has changed; if the outcome is
+        unknown, and when this is cancelled, others see it with the next write at the latest.
         """
         async with self._telling:
             if self._record is None:
@@ -199,7 +200,7 @@ class Membership:
             except Unavailable as error:
                 if self._maybe_seen is record:
                     raise OutcomeUnknown(f"others may see it already: {error.message}") from error
-                if self._record is record:  # Else it has been closed.
+                if self._record is record:  # Otherwise it has been closed.
                     self._record = before
                 raise
             life = self._lives.get(record.info.server_id)
@@ -208,7 +209,7 @@ class Membership:
                 self._on_lives({**self._lives, record.info.server_id: changed})
 
     async def _enter(self) -> None:
-        """One node of this session, that says what is so now."""
+        """One node of this session, with its present state."""
         async with self._turn:
             self._told = None
             while (record := self._record) is not None:
@@ -221,7 +222,7 @@ class Membership:
                     node = await read_surely(self._store, path)
                     if node is None:
                         continue
-                    if not self._is_ours(node):  # Of our session before this one.
+                    if not self._is_ours(node):  # Of our previous session.
                         await delete_surely(self._store, path, node.stat.version)
                         continue
                     if node.value != data:

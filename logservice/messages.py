@@ -1,18 +1,18 @@
 """What can be asked of the log service, and what it answers: one frozen value each, but for the two
 that stand for an append and its result inside a stream.
 
-`ServiceCore` is the service without any transport: one method for each RPC of `proto/v1`. The doors
-(`api/grpc`, HTTP) translate what they hear into these words and these words into what they say. What
-fails raises `RollbookError`; its `ids` hold what the caller may want to act upon, of these types
-only: int, str, bytes, bool, and tuples of them. Some of them have a meaning that doors know:
+`ServiceCore` is the service without any transport: one method for each RPC of `proto/v1`. The
+doors (`api/grpc`, HTTP) translate requests into these words and these words into responses. A
+failure raises `RollbookError`; its `ids` hold what the caller may act upon, of these types only:
+int, str, bytes, bool, and tuples of them. Some of them have a meaning for doors:
 
     owner, owner_epoch   of `NotOwner`: the address to ask instead, and since which epoch it owns
     retry_after_ms       of whatever is retryable: asking sooner is of no use
     head                 of `Truncated`: the first offset that is kept
     tail                 of `BeyondTail`, `LogSealed`, `OffsetMismatch`: the offset after the last
 
-`due` is a time of the event loop by which the answer has to be there; the service gives up then, and
-starts nothing that cannot be done by then.
+`due` is the time of the event loop by which the response has to be there; the service gives up
+then, and starts nothing that cannot be done by then.
 
 Clients import this module: it loads nothing heavy.
 """
@@ -46,7 +46,7 @@ from rollbook.proto.quorum import Quorum
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """All of it has to hold where the append is given its place in the order."""
+    """All of it has to hold where the append gets its place in the order."""
 
     expected_offset: Offset | None = None  # The append's first record gets exactly this offset.
     must_be_empty: bool = False  # Nothing was ever appended.
@@ -82,12 +82,13 @@ class Bind:
     ref: int
     log: LogName
     is_ordered: (
-        bool  # After a failure, what follows under this ref is refused until it is bound again.
+        bool  # After a failure, later appends under this ref are refused until it is bound again.
     )
     uid: str = ""  # As of `Append`.
 
 
-@dataclass(slots=True)  # Not frozen, since that costs: one for every append, and no user holds it.
+# Not frozen, since that is slow: there is one for every append, and users do not keep it.
+@dataclass(slots=True)
 class StreamAppend:
     number: int  # Chosen by the client; its result bears it.
     ref: int
@@ -97,7 +98,7 @@ class StreamAppend:
 
 @dataclass(slots=True)  # Not frozen: one for each append, and frozen ones are slow to make.
 class AppendResult:
-    """One of `ack` and `error` is there."""
+    """Either `ack` or `error` is set."""
 
     number: int
     ack: AppendAck | None = None
@@ -110,33 +111,35 @@ class AppendStream(Protocol):
     """
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
-        """The binds come first. Never waits; what fails becomes a result.
+        """The binds come first. Never waits; a failure becomes a result.
 
-        Raises `InvalidRequest` for what no client of ours sends: the stream ends with it.
+        Raises `InvalidRequest` for a message that none of our clients sends: the stream ends
+        with it.
         """
 
     async def ready(self) -> None:
         """Waits while more is in flight than a stream may have; ask before `submit`."""
 
     async def results(self) -> Sequence[AppendResult]:
-        """Waits for some, and takes all that there are. One waits at a time; cancelled, it takes none."""
+        """Waits for a result, and returns all that are ready. One caller waits at a time; a
+        cancelled one takes none."""
 
     async def close(self) -> None:
         """The client is gone. What was submitted goes on, and its results are dropped."""
 
 
 class CoreStream(AppendStream, Protocol):
-    """As the service opens it. Who guards it settles some appends himself."""
+    """As the service opens it. The access layer settles some appends itself."""
 
     def tell(self, results: Sequence[AppendResult]) -> None:
-        """These are among its results, too: of appends that were refused before they came here."""
+        """They are among its results, too: appends that were refused before they came here."""
 
 
 # --- Reading ----------------------------------------------------------------------------------
 
 
 class AtTail(Enum):
-    """What a reader does when it has come to the tail."""
+    """What a reader does at the tail."""
 
     FOLLOW = "follow"
     # At the tail as it is known when the read begins. The first event is a `Progress` that has this tail, so that
@@ -149,7 +152,7 @@ class AtTail(Enum):
 
 
 class OnTruncated(Enum):
-    """What becomes of a start below the head."""
+    """What happens to a start below the head."""
 
     FAIL = "fail"
     SKIP = "skip"  # A `Gap` is sent, and reading starts at the head.
@@ -242,7 +245,7 @@ class WaitsFor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the reader stands. The lag may be estimated in bytes and time."""
+    """The reader's position. The lag may be estimated in bytes and time."""
 
     position: Offset
     head: Offset
@@ -305,7 +308,8 @@ class Consistency(Enum):
     CACHED = "cached"  # Whatever the server that is asked knows.
     COMMITTED = "committed"  # What the owner has confirmed.
     BARRIER = "barrier"  # Every append that any server acknowledged before the request is below it.
-    # The same, by a read of the metadata store instead of an entry in the log: for those who may not append.
+    # The same, by a read of the metadata store instead of an entry in the log: for callers without
+    # the right to append.
     READ_BARRIER = "read_barrier"
 
 
@@ -324,7 +328,7 @@ class LogTail:
     head: Offset
     tail: Offset
     is_sealed: bool
-    timestamp_us: int  # Of the last record; 0 if there is none, or it cannot be looked for.
+    timestamp_us: int  # Of the last record; 0 if there is none, or it cannot be looked up.
     owner: str  # Address; empty: nobody at present.
     owner_epoch: OwnerEpoch
     uid: str = ""  # 32 hexadecimal digits, drawn as the log is created.
@@ -349,8 +353,8 @@ class WatchTail:
 class WatchTails:
     """The tails of many logs: first all that this server knows of, then what changes. No log is opened (TW1).
 
-    A server answers for the logs that it owns, and for those that their names suggest to it: a client that wants
-    all of them watches all servers, and merges (`core/log_tails.py`).
+    A server answers for the logs that it owns, and for those that their names suggest to it: a client that
+    wants all of them watches all servers, and merges (`core/log_tails.py`).
     """
 
     logs: tuple[LogName, ...] = ()  # Of these names: those that exist,
@@ -369,8 +373,9 @@ class TailOfLog:
     is_sealed: bool
     timestamp_us: int  # Of the last record; 0 if there is none, or it takes a search.
     uid: str  # As of `LogTail`.
-    # The tail is the owner's, or the log ends with a closed segment. False: acknowledged records may lie beyond, since
-    # another server owns the log, or its owner died. Its next owner finds them.
+    # The tail is the owner's, or the log ends with a closed segment. False: acknowledged records
+    # may be beyond it, since another server owns the log, or its owner died. Its next owner finds
+    # them.
     is_exact: bool
     owner: str  # Address; empty: nobody at present.
     owner_epoch: OwnerEpoch
@@ -411,7 +416,7 @@ class Truncate:
     log: LogName
     before: Position  # The first record that is kept.
     dry_run: bool = False  # Only the plan.
-    force_roll: bool = False  # Free what lies in the segment that is written, too.
+    force_roll: bool = False  # Also free records in the segment that is written.
     uid: str = ""  # As of `Append`.
 
 
@@ -458,12 +463,13 @@ class AcquireMode(Enum):
 class AcquireWriter:
     log: LogName
     holder: str  # Shown to others: who it is. Kept in every snapshot of the log.
-    mode: AcquireMode = AcquireMode.FAIL  # Nobody is fenced unless it is asked for.
+    mode: AcquireMode = AcquireMode.FAIL  # Without STEAL no holder is fenced.
     ttl_ms: int = 0  # 0: until it is released or stolen.
-    # Drawn at random by the client, for this one acquisition: a process that starts again draws another, else it
-    # would not fence the one it was. A holder that got no response and asks again with the same one is granted the
-    # same epoch, as long as nobody else was given one since (then the request counts as a first one: a late STEAL
-    # fences); `StaleEpoch` if it was released. Empty: each time another one.
+    # Drawn at random by the client, for this one acquisition: a restarted process draws another,
+    # otherwise it would not fence its earlier self. A holder that got no response and repeats the
+    # request with the same attempt is granted the same epoch, as long as no other holder was
+    # granted one since (then the request counts as a first one: a late STEAL fences); `StaleEpoch`
+    # if it was released. Empty: a new one each time.
     attempt: str = ""
     uid: str = ""  # As of `Append`.
 
@@ -478,7 +484,7 @@ class AcquireWriter:
 
 @dataclass(frozen=True, slots=True)
 class WriterGrant:
-    """Whatever was acked under an older epoch lies below `fence_offset`, and nothing will be any more."""
+    """Everything acked under an older epoch is below `fence_offset`, and nothing will be any more."""
 
     writer_epoch: WriterEpoch
     fence_offset: Offset
@@ -502,7 +508,7 @@ class ReleaseWriter:
 
 @dataclass(frozen=True, slots=True)
 class BeginProducer:
-    """Begins the next epoch of a named producer: what bears an older one is refused from then on."""
+    """Begins the next epoch of a named producer: blocks of an older one are refused from then on."""
 
     log: LogName
     producer: bytes  # Its id.
@@ -516,7 +522,8 @@ class BeginProducer:
 
 @dataclass(frozen=True, slots=True)
 class ProducerProgress:
-    """How far a producer has come when its epoch begins; its next batch has number 0."""
+    """How many records a producer has appended when its epoch begins; its next batch has number
+    0."""
 
     epoch: int
     records: int | None = None  # That it has appended, in all its epochs; None: not known.
@@ -525,7 +532,7 @@ class ProducerProgress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It was done, and there is nothing more to say."""
+    """It was done; there is no other result."""
 
 
 # --- Cursors and marks ------------------------------------------------------------------------
@@ -567,7 +574,7 @@ class CommitCursor:
 
 @dataclass(frozen=True, slots=True)
 class CommitCursorBy(CommitCursor):
-    """As a door passes it on, which knows who asks."""
+    """As passed on by a door, which knows the caller."""
 
     principal: str = ""
 
@@ -602,11 +609,9 @@ class EnsureLog:
     """Creates it unless it exists with the same configuration, in one change."""
 
     log: LogName
-    config: ConfigValues | None = (
-        None  # None: all defaults, and whatever an existing log has will do.
-    )
-    # Of `config`: those that are named. A new log has the others as the server has them, and an existing one
-    # as it has them. Empty: all of `config`.
+    config: ConfigValues | None = None  # None: all defaults, and any existing log is accepted.
+    # Of `config`: those that are named. A new log has the server's defaults for the others, and an
+    # existing one keeps its own. Empty: all of `config`.
     fields: tuple[str, ...] = ()
 
 
@@ -620,14 +625,14 @@ class GetLog:
 class UpdateLog:
     log: LogName
     config: ConfigValues
-    fields: tuple[str, ...]  # Of `config`: those that are to change, and nothing else.
+    fields: tuple[str, ...]  # The fields of `config` that change, and no others.
     etag: str = ""  # Empty: whatever it has become.
     uid: str = ""  # As of `Append`.
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """All there is to know at a glance."""
+    """A log's summary."""
 
     log: LogName
     config: LogConfig
@@ -677,7 +682,7 @@ class DeleteLogAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ListDeletedLogs:
-    """Those whose records are kept still."""
+    """Deleted logs whose records are still kept."""
 
     namespace: str = ""  # Empty: all of them.
     prefix: str = ""
@@ -686,7 +691,7 @@ class ListDeletedLogs:
 
 @dataclass(frozen=True, slots=True)
 class DeletedLog:
-    log: LogName  # As it was called.
+    log: LogName  # The name that it had.
     uid: str
     deleted_us: int
     free_at_us: int  # When its records go, or a minute or so later.
@@ -702,7 +707,7 @@ class DeletedLogs:
 
 @dataclass(frozen=True, slots=True)
 class UndeleteLog:
-    log: LogName  # As it was called.
+    log: LogName  # The name that it had.
     uid: str = ""  # Empty: there is only one.
     to: LogName | None = None  # Another name, if that one is taken.
 
@@ -758,7 +763,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class GetJournal:
-    """What befell the log, newest first."""
+    """The log's events, newest first."""
 
     log: LogName
     limit: int = 100
@@ -792,7 +797,7 @@ class ServiceLimits:
     block_unpacked_bytes_max: int
     block_records_max: int
     message_bytes_max: int  # Of gRPC.
-    stream_bytes_max: int  # In flight on one append stream, before it is read no further.
+    stream_bytes_max: int  # In flight on one append stream, before it is not read any more.
     cursor_blob_bytes_max: int
     usable_bookies: int = (
         0  # They take new records at present. 0 without a quorum: an older server does not say.
@@ -856,7 +861,7 @@ class TransferLog:
 
 @dataclass(frozen=True, slots=True)
 class DrainServer:
-    """It hands over what it owns and opens nothing more, until it is started again or `resume` is said."""
+    """It hands over its logs and opens no more, until it is restarted or gets `resume`."""
 
     server: str
     resume: bool = False
@@ -889,19 +894,19 @@ class Obstacle:
 
     kind: ObstacleKind
     name: str
-    since_us: int  # When the server that says so first noticed.
+    since_us: int  # When the reporting server first noticed.
     why: str  # `does not answer`, `is not registered`, `is read-only`.
 
 
 @dataclass(frozen=True, slots=True)
 class GetOutage:
-    """What the server that is asked knows to be away. Answered within a second, whatever is."""
+    """What the asked server knows to be unavailable. Answered within a second, whatever is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
     obstacles: tuple[Obstacle, ...] = ()
-    cause: str = ""  # All of them in one sentence; empty: nothing is known to be away.
+    cause: str = ""  # All of them in one sentence; empty: nothing is known to be unavailable.
     next_step: str = ""  # What would help.
 
 

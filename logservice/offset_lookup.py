@@ -1,10 +1,11 @@
 """From times and words to offsets, and from offsets to entries: searches in ledgers by their blocks.
 
-Base offsets and timestamps never go back from entry to entry of a log, control entries included; so
-either is found by halving, with one read of a single entry for each step.
+Base offsets and timestamps never go back from entry to entry of a log, control entries included;
+so either is found by bisection, with one read of a single entry for each step.
 
-Bookies hear of the last entry by the next one, or a moment after it. So the owner says how far each of
-its ledgers is confirmed, and a search goes as far as that: what is acked is found by then.
+Bookies learn that the last entry is confirmed from the next one, or a moment later. So the owner
+reports how far each of its ledgers is confirmed, and a search covers that: every acked record is
+found.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -48,10 +49,10 @@ async def _read_entry(ledger: LedgerReader, entry_id: EntryId) -> Entry:
 async def find_entry(
     ledger: LedgerReader, is_there: Callable[[Block], bool], last_entry: EntryId | None = None
 ) -> EntryId:
-    """The first confirmed entry of which it is true; the one behind the last if it never is.
+    """The first confirmed entry for which it is true; the one after the last if it never is.
 
-    Once it is true it has to stay so from entry to entry. `last_entry`: the last one that is confirmed,
-    if more is known of that than bookies tell.
+    Once it is true it has to stay so from entry to entry. `last_entry`: the last confirmed one, if
+    more is known than bookies report.
     """
     if last_entry is None:
         last_entry = ledger.last_add_confirmed
@@ -68,9 +69,9 @@ async def find_entry(
 async def find_offset_at(
     listed: LedgerList, timestamp_us: int, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> Offset:
-    """Of the first record that is not older; where what was searched ends if all are.
+    """The offset of the first record that is not older; the end of the search if all are older.
 
-    So no record is passed that was not looked at. At least the head. Raises what opening and reading
+    So every skipped record was looked at. At least the head. Raises what opening and reading
     ledgers raises.
     """
     first = find_segment_at(listed.segments, timestamp_us)
@@ -105,8 +106,8 @@ async def _first_record(
 async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
     """Where the log ends, as far as is confirmed, and the time of its last record; 0 if that takes a search.
 
-    What was acked before the call is below it, but for the last block of a segment whose writer has
-    not reported it yet. If all are closed the list has the tail. Raises what opening and reading ledgers raises.
+    Everything acked before the call is below it, except for the last block of a segment whose writer has not
+    reported it yet. If all are closed the list has the tail. Raises what opening and reading ledgers raises.
     """
     if listed.tail is not None:
         return max(listed.tail, listed.head), 0
@@ -125,7 +126,8 @@ async def find_tail(listed: LedgerList, ledgers: Ledgers) -> tuple[Offset, int]:
 async def find_last_time(
     listed: LedgerList, ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> int:
-    """Of the last record, behind which there may be any number of control entries; 0 if none is left.
+    """The time of the last record, which any number of control entries may follow; 0 if none is
+    left.
 
     Raises what opening and reading ledgers raises.
     """
@@ -153,7 +155,7 @@ async def _last_time(ledger: LedgerReader, last_entry: EntryId) -> int:
 
 
 async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
-    """Of the segments that the list does not call closed, as far as bookies tell. Raises as `find_tail`."""
+    """The segments that the list does not call closed, as far as bookies report. Raises as `find_tail`."""
     sizes: dict[LedgerId, Size] = {}
     async with aclosing(_followed(listed.unclosed, ledgers)) as found:
         async for ledger, last_entry in found:
@@ -167,7 +169,8 @@ async def find_sizes(listed: LedgerList, ledgers: Ledgers) -> Sizes:
 async def _followed(
     segments: Sequence[Segment], ledgers: Ledgers, confirmed: Confirmed = NOT_OWNED
 ) -> AsyncGenerator[tuple[LedgerReader, EntryId]]:
-    """Their ledgers, up to where the log goes on for certain, and the last entry of each; none is empty."""
+    """Their ledgers, up to where the log is certain to continue, and the last entry of each; none is
+    empty."""
     before = (NO_LEDGER, NO_ENTRY)
     for segment in segments:
         async with await ledgers.open(segment.ledger_id) as ledger:

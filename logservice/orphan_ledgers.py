@@ -1,10 +1,11 @@
 """Ledgers that were made for a log and never listed: their makers died, or lost the compare-and-swap.
 
-A ledger is listed only by the change from the very version of the list that its metadata names (LL8).
-So one that is neither listed nor discarded, and was made for an older version than the present one,
-never will be, and goes. If the list still has that version, its maker may be about to list it: the
-list is bumped first, and then the maker is too late (OR1). Age alone is never a reason; young ledgers are only left
-for the next time, so that nobody is disturbed.
+A ledger is listed only by the change from the very version of the list that its metadata names
+(LL8). So a ledger that is neither listed nor discarded, and was made for an older version than
+the present one, will never be listed, and is deleted. If the list still has that version, its
+maker may be about to list it: the list is bumped first, and then the maker is too late (OR1).
+Age alone is never a reason; young ledgers are only left for the next time, so that no server is
+disturbed.
 
 What other applications keep in the cluster has no such metadata and is not looked at.
 """
@@ -48,7 +49,7 @@ _RACES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """What a ledger says of its log."""
+    """What a ledger's metadata says about its log."""
 
     name: LogName
     uid: LogUid
@@ -74,7 +75,7 @@ def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
 
 
 class OrphanRepair:
-    """One walk over all ledgers of the cluster. Raises what walking raises: then it was not complete."""
+    """One walk over all ledgers of the cluster. Raises as walking does: then it was not complete."""
 
     def __init__(self, ledgers: Ledgers, nodes: LogNodes, now_ms: int) -> None:
         self._ledgers, self._nodes, self._now_ms = ledgers, nodes, now_ms
@@ -160,7 +161,7 @@ class OrphanRepair:
         try:
             await self._nodes.bump(stored)
         except (MetadataConflict, OutcomeUnknown):
-            pass  # It has changed, or may have: the next look tells.
+            pass  # It has changed, or may have: the next look will show.
 
     async def _delete(self, ledger_id: LedgerId, belonging: Belonging) -> None:
         try:

@@ -1,5 +1,5 @@
-"""What a server knows to be away: bookies, the metadata store (SV8). What is noticed anyway is kept, and looked
-at again while something waits.
+"""What a server knows to be unavailable: bookies, the metadata store (SV8). What is noticed anyway is
+kept, and checked again while a request waits.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from rollbook.logservice.messages import ObstacleKind, Outage
 from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
 from rollbook.proto.ports import Clock
 
-_LOOK_S: Final = 0.5  # For whatever is asked to answer.
-_FRESH_S: Final = 1.0  # A look that is not older serves all who ask.
+_LOOK_S: Final = 0.5  # For anything that is asked to respond.
+_FRESH_S: Final = 1.0  # A check that is not older serves all waiting requests.
 _BOOKIES_MAX: Final = 64  # Asked at a time.
 
 
@@ -48,7 +48,7 @@ class OutageWatch:
         self._obstacles.on_store(self._clock.wall_us(), answers=answers)
 
     def begin_look(self) -> None:
-        """In the background; something waits for longer than it should."""
+        """Runs in the background; a request waits for longer than it should."""
         now_s = asyncio.get_running_loop().time()
         if self._looking is None and now_s >= self._looked_s + _FRESH_S:
             self._looking = asyncio.get_running_loop().create_task(self._look())
@@ -62,8 +62,8 @@ class OutageWatch:
         return self.known
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """With what it waited for, as far as that is known. Only where the error says no more than that
-        something took too long.
+        """With the cause of its wait, as far as that is known. Only where the error says nothing
+        but that something took too long.
         """
         outage = self.known
         if not isinstance(error, QuorumTimeout | OwnerChanging) or not outage.obstacles:

@@ -6,8 +6,8 @@
           ──► ListKeeper    the ledger list, by compare-and-set           ledger_list_store.py
     open_log                how a server becomes the owner                log_takeover.py
 
-Once it has failed it stays so: `failure` says why, `until_lost` tells of it, and what was pending gets
-`OwnerLost` (somebody else owns the log, or may) or `AppendUnsettled` (bookies were missing).
+Once it has failed it stays so: `failure` says why, `until_lost` reports it, and pending appends get
+`OwnerLost` (another server owns the log, or may) or `AppendUnsettled` (bookies were missing).
 """
 
 import asyncio
@@ -62,7 +62,8 @@ from rollbook.proto.tasks import joined, to_its_end
 logger = structlog.get_logger()
 
 _HAND_OVER_S: Final = 15.0  # Then the next owner recovers what is left.
-_PROOF_S: Final = 0.5  # For the list to say whether this is the owner still, then for the bookies.
+# The time for the list, and then the bookies, to say whether this is still the owner.
+_PROOF_S: Final = 0.5
 
 
 class Pending(NamedTuple):
@@ -87,12 +88,12 @@ class Owner:
         makes_ahead: bool = True,
     ) -> Self:
         """Fences the earlier owner, settles what it left, and takes over. `seen`: its list, if
-        that was read just now. `on_listed`: it is ours, though we may lose it before this returns.
-        `makes_ahead`: as `open_log`.
+        that was read just now. `on_listed`: it is ours, though we may lose it before this
+        returns. `makes_ahead`: as `open_log`.
 
-        Raises `NotOwner` if somebody else was quicker, `NoSuchLog`, `LogDeleted`, what keeps ledgers
-        from being recovered or made, and what the metadata store raises. Cancelled, the log may have
-        been fenced; nothing is lost by that.
+        Raises `NotOwner` if another server was quicker, `NoSuchLog`, `LogDeleted`, an error that
+        prevents ledgers from being recovered or made, and what the metadata store raises. If it
+        is cancelled, the log may have been fenced; nothing is lost.
         """
         stalls = context.pulse.stalls()
         opening = await open_log(name, context, reason, seen, makes_ahead=makes_ahead)
@@ -139,7 +140,7 @@ class Owner:
         self._ending: asyncio.Task[None] | None = None
 
     async def _begin(self, opening: Opening, reason: str) -> None:
-        """Confirmed, these two prove that nobody has fenced us before we began."""
+        """If confirmed, these two prove that this owner was not fenced before it began."""
         order, writer, memory = self._order, opening.writer, self._memory
         if writer is None:
             now_us = order.sequencer.time(self._context.clock.wall_us())
@@ -181,12 +182,12 @@ class Owner:
 
     @property
     def tail(self) -> Offset:
-        """What is below it is confirmed, and will be there for ever."""
+        """Everything below it is confirmed and stays."""
         return self._order.tail_cache.tail
 
     @property
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
-        """The last entry of each ledger that it writes; what is behind a roll counts when that is settled."""
+        """The last entry of each ledger that it writes; entries after a roll count when that is settled."""
         return self._succession.confirmed
 
     @property
@@ -201,7 +202,7 @@ class Owner:
 
     @property
     def record_us(self) -> int:
-        """When the newest record came, confirmed or not; 0 if the owner before has had the last one."""
+        """When the newest record came, confirmed or not; 0 if the previous owner appended it."""
         return self._memory.record_us
 
     def on_dated(self, record_us: int) -> None:
@@ -222,7 +223,7 @@ class Owner:
 
     @property
     def is_proven(self) -> bool:
-        """That it was the owner a lease ago takes no asking."""
+        """If it was the owner a lease ago no question is needed."""
         proven_until_s = self._order.proven_s + self._context.pulse.lease_s
         return self._order.check_owner() and self._loop.time() < proven_until_s
 
@@ -250,7 +251,7 @@ class Owner:
         return self._order.tail_cache
 
     def tail_from(self, offset: Offset) -> Subscription | None:
-        """For a reader that has come so far. None if that is in memory no more, or not there yet."""
+        """For a reader at that position. None if that is no longer in memory, or not there yet."""
         cache = self._order.tail_cache
         return Subscription(cache, offset) if cache.start <= offset <= cache.tail else None
 
@@ -265,8 +266,8 @@ class Owner:
         return Pending(answer, not is_taken)
 
     async def ready(self, block_bytes: int = 0) -> None:
-        """Returns when there is room for such a block, at once if there is: then append before you
-        await again. Raises `OwnerChanging`.
+        """Returns when there is room for such a block, at once if there is: then append before
+        the next await. Raises `OwnerChanging`.
         """
         await self._order.room_for(1, block_bytes)
 
@@ -279,8 +280,8 @@ class Owner:
         return await (self.seal() if self._memory.is_sealed else self._order.barrier())
 
     async def read_barrier(self) -> Offset:
-        """As `barrier`, and nothing is written (LS14): the list, read now, names this owner, and nobody has acked
-        anything who was not listed before.
+        """As `barrier`, but nothing is written (LS14): the list, read now, names this owner, and only a listed
+        owner acks.
 
         Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, and what the metadata store raises.
         """
@@ -300,7 +301,8 @@ class Owner:
             raise self._on_disowned(error) from error
 
     async def prove(self) -> None:
-        """That this is the owner still, or was a lease ago: nobody tells one who has nothing confirmed (SV6).
+        """Checks that this is still the owner, or was a lease ago: an owner without anything to confirm is
+        not notified of its loss (SV6).
 
         Asks the list, or the bookies if that is away; `Unavailable` after a second if both
         are. Raises `OwnerChanging` if it is the owner no more, and what `barrier` raises.
@@ -324,7 +326,7 @@ class Owner:
         self._order.proven_s = max(self._order.proven_s, began_s)
 
     async def _ask_bookies(self) -> None:
-        """As `barrier`, but it is nobody's use of the log."""
+        """As `barrier`, but it does not count as use of the log."""
         self._order.require()
         try:
             async with asyncio.timeout(_PROOF_S):
@@ -345,11 +347,11 @@ class Owner:
     async def acquire_writer(
         self, holder: str, mode: AcquireMode, ttl_ms: int = 0, attempt: str = ""
     ) -> WriterGrant:
-        """A new writer epoch. Answered when all that came under older ones is settled (LS8).
+        """A new writer epoch. Answered when all appends of older epochs are settled (LS8).
 
-        Asked again by the same holder and `attempt` it is the same epoch, as long as nobody else was given one.
-        `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`, `StaleEpoch` if that
-        attempt's epoch was released, and what `barrier` raises.
+        If the same holder and `attempt` ask again it is the same epoch, as long as no other holder was
+        granted one. `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`,
+        `StaleEpoch` if that attempt's epoch was released, and what `barrier` raises.
         """
         grant = await self._writership.acquire(holder, mode, ttl_ms, attempt)
         self._log.info(
@@ -363,7 +365,7 @@ class Owner:
 
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
         """Raises `StaleEpoch`, and what `barrier` raises."""
-        await self.barrier()  # Else this could be the word of one who is no owner any more.
+        await self.barrier()  # Otherwise this could be the response of an owner that was replaced.
         return self._writership.renew(epoch)
 
     async def release_writer(self, epoch: WriterEpoch) -> None:
@@ -375,7 +377,8 @@ class Owner:
     async def begin_producer(self, producer_id: bytes) -> ProducerProgress:
         """Its next epoch, and how far it has come. Answered when all that it appended before is settled (LS15).
 
-        Raises `LogSealed`, `InvalidRequest`, and what `barrier` raises. Cancelled, the epoch may have begun.
+        Raises `LogSealed`, `InvalidRequest`, and what `barrier` raises. If it is cancelled, the epoch may
+        have begun.
         """
         order, memory = self._order, self._memory
         order.use()
@@ -395,8 +398,8 @@ class Owner:
     async def roll(self, reason: str = DEMAND) -> SegmentId:
         """The segment that is written then: a new one, unless the present one has no record.
 
-        Returns when the one before is closed and listed so. Raises what keeps it from being made,
-        `LogSealed`, and what `barrier` raises. Cancelled, the roll goes on.
+        Returns when the one before is closed and listed so. Raises what keeps it from being
+        made, `LogSealed`, and what `barrier` raises. If it is cancelled, the roll goes on.
         """
         order, succession = self._order, self._succession
         order.use()
@@ -408,7 +411,8 @@ class Owner:
         return await joined(succession.start(reason), order.loss)
 
     async def refresh(self) -> None:
-        """Reads the list again: somebody has changed the log's configuration, or its marks."""
+        """Reads the list again after another client has changed the log's configuration, or its
+        marks."""
         self._order.use()
         try:
             await self._keeper.refresh()
@@ -463,7 +467,8 @@ class Owner:
         return answer
 
     def _tidy(self) -> None:
-        """Deletes the ledgers that have left the list, in the background; what fails is done later."""
+        """Deletes the ledgers that have left the list, in the background; failures are retried
+        later."""
         if self.list.discarded and self._tidying is None and self.failure is None:
             self._tidying = self._loop.create_task(self._delete_discarded())
             self._tidying.add_done_callback(self._on_tidied)
@@ -484,10 +489,10 @@ class Owner:
         info: BlockInfo | None = None,
         condition: Condition | None = None,
     ) -> Offset:
-        """The final tail: nothing is appended any more, after the block, if there is one.
+        """The final tail: nothing is appended after the block, if there is one.
 
-        If the block or the condition is refused nothing is sealed. Again: the same answer. Raises
-        what `append` and its answer raise. Cancelled, the seal goes on.
+        If the block or the condition is refused nothing is sealed. Again: the same answer.
+        Raises what `append` and its answer raise. If it is cancelled, the seal goes on.
         """
         order, memory = self._order, self._memory
         await order.room_for(2, len(block or b""))
@@ -517,7 +522,8 @@ class Owner:
         return self.tail
 
     async def _room_to_seal(self, is_appended: bool) -> None:
-        """What keeps a log from being sealed behind its last block does not tell what that one came to."""
+        """An error that prevents the seal after its last block does not say what happened to that
+        block."""
         try:
             await self._order.room_for(1, 0)
         except RollbookError as error:
@@ -526,7 +532,7 @@ class Owner:
             raise AppendUnsettled("its last block may be in the log", log=str(self.name)) from error
 
     async def _finish_seal(self) -> None:
-        """What keeps it from that does not undo the seal: the log may be sealed, or become so."""
+        """An error here does not undo the seal: the log may be sealed, or become so."""
         try:
             await self._order.until_settled()
             await self._until_rolled()
@@ -556,11 +562,11 @@ class Owner:
     # --- The end ------------------------------------------------------------------------------
 
     async def close(self, reason: str) -> None:
-        """Hands the log over: takes no more, settles what is pending, closes the ledger.
+        """Hands the log over: accepts no more appends, settles pending ones, closes the ledger.
 
-        The next owner has nothing to recover, and little to replay. What keeps it from doing so
-        is no error: then the next owner does it. Cancelled, it goes on to its end, within 15 s, before
-        it raises.
+        The next owner has nothing to recover, and little to replay. A failure to do so raises
+        nothing: then the next owner does it. If it is cancelled, it goes on to its end, within
+        15 s, before it raises.
         """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(reason))
@@ -595,7 +601,7 @@ class Owner:
         await self._succession.change(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
-        """At once: nothing is confirmed any more, and what is pending will not be answered.
+        """At once: nothing is confirmed any more, and pending appends get no response from here.
 
         Wait for `ended` then. The log can be opened again, here or elsewhere.
         """

@@ -1,4 +1,4 @@
-"""What an owner stands on: one for all logs of a server."""
+"""What all owners of a server share."""
 
 from dataclasses import dataclass, field
 
@@ -21,6 +21,6 @@ class OwnerContext:
     pulse: Pulse  # Started.
     tail_memory: TailMemory
     uses_reserve: bool = (
-        False  # Of full bookies: only for an owner that makes room, and takes no appends.
+        False  # On full bookies: only for an owner that makes room, and accepts no appends.
     )
     producer_memory: ProducerMemory = field(default_factory=ProducerMemory)

@@ -1,8 +1,9 @@
-"""What the owners of logs at other servers say of their tails, for readers here.
+"""What the owners of logs at other servers report of their tails, for readers here.
 
-Bookies hear of a log's last entry by the next one, or when its writer has rested for a while (30 s in a log server).
-Its owner knows at once. So a server that does not own a log asks the owner before it says that nothing follows (RL6),
-and while readers here follow the log, one question for all of them waits at the owner until the log has grown.
+Bookies learn that a log's last entry is confirmed from the next one, or when its writer has rested for a
+while (30 s in a log server). Its owner knows at once. So a server that does not own a log asks the owner
+before it reports that nothing follows (RL6), and while readers here follow the log, one question for all of
+them waits at the owner until the log has grown.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from rollbook.proto.errors import (
 )
 
 AskPeer = Callable[[Any, str, float], Awaitable[Any]]
-"""Has a word answered by the server at an address, by a time of the loop; raises what it answers, or what keeps it from answering."""
+"""Sends a request to the server at an address, with a deadline of the loop; raises the error that it responds
+with, or that prevents a response."""
 
 Listener = Callable[[LogTail], None]
 
@@ -31,7 +33,7 @@ _HOPS_MAX: Final = 3  # A log may be handed over while its owner is asked.
 _WAIT_MS: Final = 5000  # At the owner, for the log to grow.
 _GRACE_S: Final = 1.0  # What the answer may take beyond that.
 _INTERVAL_S: Final = (
-    0.01  # Between two questions. Longer: fewer of them, and later news of a busy log.
+    0.01  # Between two questions. Longer: fewer calls, and later news of a busy log.
 )
 _PAUSE_S_MIN: Final = 0.02  # Before an owner that has not answered is asked again; doubled,
 _PAUSE_S_MAX: Final = 1.0  # up to this.
@@ -45,7 +47,8 @@ class OwnerTails:
         self._watches: dict[LogName, _Watch] = {}
 
     async def ask(self, log: LogName, address: str, due: float) -> LogTail:
-        """What the owner says after this call. `address`: of the owner, or of a server that knows it.
+        """A report of the owner after this call. `address`: of the owner, or of a server that
+        knows it.
 
         Raises what keeps this server from being answered.
         """
@@ -110,7 +113,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """It calls nobody any more."""
+        """It does not call back any more."""
         return self._task.done()
 
     def stop(self) -> None:
@@ -142,7 +145,7 @@ class _Watch:
             await asyncio.sleep(_INTERVAL_S if has_news or waited_s > 1 else _PAUSE_S_MAX)
 
     async def _find_owner(self) -> str:
-        """Looking makes nobody the owner. Raises `OwnerChanging` if there is none."""
+        """A look does not open the log. Raises `OwnerChanging` if there is none."""
         _, info, is_owner = await self._server.whom_to_ask(self._log)
         if info is None or not is_owner or info.server_id == self._server.server_id:
             raise OwnerChanging("it has no owner elsewhere", log=str(self._log))

@@ -1,9 +1,10 @@
-"""Whether another server is dead: nobody takes connections where it said that it does.
+"""Whether another server is dead: connections to its reported address are refused.
 
     dead      all attempts of half a second were refused: its machine says that nothing listens there
     alive     it answered; or nothing was heard, which proves nothing: then its session decides
 
-Who asks waits for the answer. All who ask about an address at a time share one series of attempts.
+The caller waits for the result. All callers that ask about an address at a time share one series
+of attempts.
 """
 
 import asyncio

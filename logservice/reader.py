@@ -1,20 +1,20 @@
-"""Reads one log from any offset on, and goes on with it; on any server, and never in silence.
+"""Reads one log from any offset, and follows it, on any server, and is never silent.
 
     at the owner     what is confirmed comes from memory, in the turn in which it is confirmed
     anywhere else,   from the ledgers, segment by segment (`core/segments.py`); the one that is
     and further back written is followed, so that what is appended comes within milliseconds
 
-What is confirmed the owner knows before the bookies do. At the owner a reader uses that, and elsewhere the owner is
-asked before a reader says that it has caught up, and then listened to (`owner_tails.py`, RL6).
+The owner knows before the bookies what is confirmed. At the owner a reader uses that. Elsewhere the owner is
+asked before a reader reports that it has caught up, and then watched (`owner_tails.py`, RL6).
 
-A reader goes from one to the other and back by itself. Whatever it meets, it goes on: a ledger that
-is gone, or a segment that does not follow, makes it read the list again; a bookie or metadata store
-that does not answer makes it wait and try again. When it has nothing else to tell for a heartbeat,
-it tells where it stands and what it waits for (RL3). It ends only with the log: sealed and read to its
-end, deleted, truncated above the place where it stands, or records that no copy is left of.
+A reader switches between the two by itself. It survives all faults: a ledger that is gone, or a
+segment that does not follow, makes it read the list again; a bookie or metadata store that does
+not respond makes it wait and retry. When it has no other event for a heartbeat, it reports its
+position and what it waits for (RL3). It ends only with the log: sealed and read to its end,
+deleted, truncated above its position, or records without a copy left.
 
-It reads when it is asked to: what is kept ready for a reader that does not ask is bounded by one run of entries
-and what a ledger reader reads ahead, and that is dropped after a moment (RL4).
+It reads on request: for a reader that does not ask, one run of entries and what a ledger reader reads ahead
+are kept, and dropped after a moment (RL4).
 """
 
 import asyncio
@@ -82,12 +82,12 @@ logger = structlog.get_logger()
 HEARTBEAT_S: Final = 5.0
 _IDLE_S: Final = 1.0  # For a reader that does not ask for this long nothing is read ahead.
 _LOOK_AGAIN_S: Final = 2.0  # Reads the list again in case its change was not reported.
-_PAUSE_S_MIN: Final = 0.02  # Before what failed is tried again; doubled,
+_PAUSE_S_MIN: Final = 0.02  # The pause before a retry; doubled,
 _PAUSE_S_MAX: Final = 1.0  # up to this.
 # Of one event, unless a single block is larger: two full batches of our writer. With one, or with three, a reader has
 # records of 1 KiB from memory at 1.2 to 1.4 GB/s, and with two at 1.7.
 _BYTES_MAX: Final = 512 * 1024
-_LOST_AFTER: Final = 4  # Times that all who should have an entry said that they have it not.
+_LOST_AFTER: Final = 4  # How often all holders of an entry denied it.
 _LOOK_S_MAX: Final = 1.0  # For what a heartbeat asks.
 _ASK_AGAIN_S: Final = (
     2.0  # After an owner could not be asked. Less: what bookies know is read later.
@@ -95,13 +95,14 @@ _ASK_AGAIN_S: Final = (
 
 
 class TailSource(Protocol):
-    """What the owner of a log says of its tail, wherever the owner is."""
+    """What the owner of a log reports of its tail, wherever the owner is."""
 
     async def ask(self) -> LogTail | None:
         """After this call. None: it cannot be asked."""
 
     def listen(self, listener: Callable[[LogTail], None]) -> None:
-        """Calls it whenever the owner, at another server, says that the log has grown, until `ignore`."""
+        """Calls it whenever the owner, at another server, reports that the log has grown, until
+        `ignore`."""
 
     def ignore(self, listener: Callable[[LogTail], None]) -> None: ...
 
@@ -125,11 +126,12 @@ class LogReader:
         heartbeat_s: float = HEARTBEAT_S,
         skips_truncated: bool = False,
     ) -> None:
-        """`uid`: of the log that `start` is an offset of; empty: of the one that it finds first.
+        """`uid`: of the log that `start` belongs to; empty: of the one that it finds first.
 
-        `find_owner` says whether this very process owns the log now, as far as it knows, `find_proven`
-        whether it really does. `revive` sees to it that somebody does: here, or else at the address
-        that it returns; empty if it is not known. `tails`: what the owner says, wherever that is.
+        `find_owner` says whether this process believes that it owns the log, `find_proven`
+        whether it really does. `revive` makes sure that a server owns it: here, or else at the
+        address that it returns; empty if it is not known. `tails`: what the owner reports,
+        wherever it is.
 
         `skips_truncated`: truncated records are reported as a gap; else reading ends with it.
         """
@@ -152,9 +154,9 @@ class LogReader:
         self._told_by = NO_OWNER_YET  # The owner whose memory it read last.
         self._ledger: LedgerReader | None = None
         self._follower: Follower | None = None
-        self._listed: LedgerList | None = None  # As it was read last.
+        self._listed: LedgerList | None = None  # As of the last read.
         self._tail = start  # As far as is known.
-        self._owner_tail: LogTail | None = None  # As the owner said last, at another server.
+        self._owner_tail: LogTail | None = None  # As the owner last reported, at another server.
         self._is_listening = False  # To the owner, at another server.
         self._is_live = False  # It has reported that it caught up, and has not fallen behind since.
         self._ask_again_s = 0.0  # When the owner that could not be asked is asked again.
@@ -177,8 +179,8 @@ class LogReader:
         """The next event; `Progress` when it is due, by default after a heartbeat, and there is none.
         Behind the last one: that one again.
 
-        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`, and raises it again.
-        Cancelled, nothing is lost: the same event comes next time.
+        Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`, and raises it
+        again. If it is cancelled, nothing is lost: the same event comes next time.
         """
         await self._stop_resting()
         if due is None:
@@ -196,14 +198,14 @@ class LogReader:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
                 progress = await self._progress()
-                if not self._ready:  # A step that was under way may have read records meanwhile.
+                if not self._ready:  # A step that was running may have read records meanwhile.
                     return progress
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
 
     def _move(self, address: str) -> None:
-        """Ends with `Moving`, behind all that was returned (RL5). A step that is under way is stopped: it could
-        read records that nobody would be given.
+        """Ends with `Moving`, after all that was returned (RL5). A running step is stopped: it could
+        read records that would never be returned.
         """
         if self._step is not None:
             self._step.cancel()
@@ -246,7 +248,7 @@ class LogReader:
         except LogSealed:
             self._end = Sealed(self._trail.next_offset)
             return True
-        except RollbookError as error:  # That owner's time is over: ledgers tell the rest.
+        except RollbookError as error:  # That owner's time is over: ledgers have the rest.
             logger.debug("reader_lost_owner", log=str(self.name), reason=error.code.reason)
             self._memory = None
             return True
@@ -275,7 +277,7 @@ class LogReader:
     # --- From the ledgers -------------------------------------------------------------------
 
     async def _take_from_ledgers(self, due: float) -> bool:
-        """Whether a step was made before it was due. One that was not goes on meanwhile."""
+        """Whether a step was made before it was due. A step that was not stopped goes on."""
         if self._step is None:
             self._step = self._loop.create_task(self._make_step())
         if not await _ends_by(self._step, due):
@@ -365,7 +367,7 @@ class LogReader:
             return
         start = self._trail.next_offset
         blocks = self._trail.on_entries([entry.payload for entry in news.entries])
-        if blocks is None:  # Not a part of the log: its list is going to say so.
+        if blocks is None:  # Not a part of the log: its list will say so.
             await self._leave_ledger()
             return
         self._losses = 0
@@ -379,7 +381,8 @@ class LogReader:
             self._waits_for = WaitsFor.REPLICA
 
     async def _on_end_of_news(self) -> None:
-        """Bookies know no more. The owner may: of the last block bookies hear with the next one (RL6)."""
+        """Bookies know no more. The owner may: bookies learn that the last block is confirmed from the
+        next one (RL6)."""
         self._waits_for = WaitsFor.NOTHING
         if self._find_owner() is not None:
             return  # It is read from memory next.
@@ -409,7 +412,7 @@ class LogReader:
 
     def _on_owner_tail(self, told: LogTail) -> None:
         if told.uid and self._uid and told.uid != self._uid:
-            return  # Of another log that has the name by now: the list is going to say so.
+            return  # Of another log that now has the name: the list will say so.
         self._owner_tail = told
         self._tail = max(self._tail, told.tail)
         ledger = self._ledger
@@ -427,7 +430,7 @@ class LogReader:
             self._tails.ignore(self._on_owner_tail)
 
     async def _leave_ledger(self) -> None:
-        """Cancelled, it leaves nothing behind."""
+        """If it is cancelled, it leaves nothing behind."""
         self._stop_listening()
         follower, ledger = self._follower, self._ledger
         self._follower = self._ledger = None
@@ -435,7 +438,7 @@ class LogReader:
             await to_its_end(_left(follower, ledger))
 
     async def _list_changed(self, known: StoredLog) -> None:
-        """Returns when the list is likely to be another one, or after a while."""
+        """Returns when the list has probably changed, or after a while."""
         watch = await self._nodes.watch(self.name)
         try:
             if (await self._nodes.read(self.name)).version == known.version:
@@ -489,7 +492,7 @@ class LogReader:
             self._ready.append(CaughtUp(self._trail.next_offset))
 
     def _be_unsure(self) -> None:
-        """Says once that it has read what bookies know, and that there may be more."""
+        """Reports once that it has read what bookies know, and that there may be more."""
         if not self._is_unsure:
             self._is_unsure = True
             head = self._listed.head if self._listed is not None else FIRST_OFFSET
@@ -526,15 +529,15 @@ class LogReader:
         )
 
     async def _owner_in_time(self) -> Owner | None:
-        """What fails leaves that as it was."""
+        """A failure leaves that as it was."""
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
                 return await self._find_proven()
         return self._find_owner()
 
     async def _look_around(self) -> bool:
-        """Whether the log is still there, and how far it goes; and whether its owner says so. If that cannot be
-        asked, where to go on. What fails leaves that as it was.
+        """Whether the log still exists, and how far it goes; and whether its owner says so. If
+        that cannot be asked, where to go on. A failure leaves that as it was.
         """
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(_LOOK_S_MAX):
@@ -585,7 +588,7 @@ async def _left(follower: Follower | None, ledger: LedgerReader) -> None:
 
 
 async def _ends_by(task: "asyncio.Task[None]", due: float | None) -> bool:
-    """Whether it has ended, however it did. Cancelled, or late, the task goes on."""
+    """Whether it has ended, however it did. If it is cancelled, or late, the task goes on."""
     if not task.done():
         ended = asyncio.get_running_loop().create_future()
 

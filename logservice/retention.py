@@ -1,7 +1,7 @@
-"""Looks after logs that nobody asks for: what has expired goes, and what was left behind.
+"""Looks after logs without requests: deletes what has expired and what was left behind.
 
-Each server looks after the logs that it owns, and after those that would be suggested to it and that
-nobody has: a living server that a list names as the owner may have lost the log. Of each in turn:
+Each server looks after the logs that it owns, and after ownerless ones that would be suggested
+to it: a living server that a list names as the owner may have lost the log. For each in turn:
 
     discarded ledgers        are deleted, if the server that discarded them did not come to it
     segments that are lost   are counted and named (`lost_segments.py`)
@@ -11,9 +11,9 @@ nobody has: a living server that a list names as the owner may have lost the log
                              idle log is opened for that, and let go of like any idle one
     ledgers never listed     are found by a walk over all ledgers, rarely, by one server of all
 
-Time is the server's own, but nothing expires while that disagrees with the metadata store's by minutes: a
-server whose clock is wrong must not empty its logs (RT1). Of it only what servers have lived through counts
-(LT1), so nothing expires either before they have said that they are there.
+Time is the server's own, but nothing expires while that differs from the metadata store's by
+minutes: a server whose clock is wrong must not empty its logs (RT1). Only time in which servers
+were present counts (LT1), so nothing expires before they have reported.
 """
 
 import asyncio
@@ -120,7 +120,8 @@ class Sweeper:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def sweep(self) -> None:
-        """Every log that is ours to look after, once. One that fails is left for the next time."""
+        """Visits every log that this server looks after, once. A log that fails is left for the
+        next time."""
         self._now_us = self._clock.wall_us()
         if not await self._clock_is_right():
             return
@@ -182,13 +183,13 @@ class Sweeper:
         try:
             await self._look_after(name)
         except (NoSuchLog, NotOwner):
-            self._lost.forget(name)  # Gone, or somebody else's by now.
+            self._lost.forget(name)  # Gone, or owned elsewhere by now.
         except RollbookError as error:
             self._lags.on_unknown(name)
             logger.info("log_not_swept", log=str(name), reason=error.code.reason)
 
     async def _free(self, stored: StoredLog) -> None:
-        """A deleted log whose name another one has."""
+        """A deleted log whose name another log has."""
         try:
             if stored.list.discarded:
                 stored = await delete_discarded(self._ledgers, self._nodes, stored)
@@ -199,7 +200,7 @@ class Sweeper:
     async def _look_after(self, name: LogName) -> None:
         owner = self._keeper.find(name)
         if owner is not None and not owner.list.discarded and owner.list.state is LogState.OPEN:
-            await owner.prove()  # Somebody else may have taken the log, or deleted it (SV6).
+            await owner.prove()  # Another server may have taken the log, or deleted it (SV6).
             await self._lost.on_sweep(name, owner.list)
             await self._expire(name, owner.list, None)
             return
@@ -212,9 +213,10 @@ class Sweeper:
         if stored.list.discarded:
             stored = await delete_discarded(self._ledgers, self._nodes, stored)
             if owner is None and not self._keeper.is_nobodys(name, stored.list):
-                return  # Somebody has opened it meanwhile.
+                return  # Another server has opened it meanwhile.
         if is_free(stored.list, self._now_us, self._lived):
-            # A server that stood still may have read the list, and must not find another one of that version.
+            # A server that stood still may have read the list, and must not find another one of
+            # that version.
             is_fresh = self._now_us - stored.list.free_at_us < _NAME_KEPT_US
             await free_log(
                 *(self._ledgers, self._nodes, stored, self._now_us, self._lived),
@@ -227,7 +229,7 @@ class Sweeper:
             self._lags.on_idle(name, stored.list)
 
     async def _expire(self, name: LogName, listed: LedgerList, stored: StoredLog | None) -> None:
-        """`stored`: if it is nobody's."""
+        """`stored`: if it has no owner."""
         config = listed.config
         if config.retention_age_s is None and config.retention_bytes is None:
             return
@@ -239,12 +241,14 @@ class Sweeper:
         if expiry is None:
             return
         if stored is not None and _frees_without_owner(listed, expiry.head):
-            # First, and all that is possible while bookies are full: an owner needs one that takes a ledger.
+            # First, because it is all that is possible while bookies are full: an owner needs one
+            # that takes a ledger.
             stored = await self._truncate(stored, expiry.head, now_us)
             await delete_discarded(self._ledgers, self._nodes, stored)
         if stored is None or expiry.needs_owner:
             due = asyncio.get_running_loop().time() + _OPEN_DEADLINE_S
-            # Whom it was sent to looks after it only while it owns it, and gets it back.
+            # A server to which a log was sent looks after it only while it owns it, and gets it
+            # back.
             owner = await self._keeper.owner_of(name, due, heeds_preference=False)
             await owner.truncate(expiry.head, reason=RETENTION)
 

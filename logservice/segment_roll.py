@@ -6,8 +6,8 @@
                      │                       │      │
     N+1              └─ Follows(N, 41), then all that is appended ── acked from here on
 
-A roll that cannot list N+1 is put off, and N is written on. One that cannot close N at the very entry
-that N+1 names ends the owner: it has no right to know anything of the log any more.
+A roll that cannot list N+1 is put off, and N is written on. A roll that cannot close N at the
+entry that N+1 names ends the owner: it may not claim to know the log any more.
 """
 
 import asyncio
@@ -43,7 +43,8 @@ class Succession:
         *,
         on_disowned: Callable[[RollbookError], RollbookError],
     ) -> None:
-        """`on_disowned`: the list says that the log is no longer ours. Returns what to raise."""
+        """`on_disowned`: the list says that the log is no longer ours. Returns the error to
+        raise."""
         self.rolling: asyncio.Task[SegmentId] | None = None
         self._context, self._order, self._keeper, self._log = context, order, keeper, log
         self._on_disowned = on_disowned
@@ -57,7 +58,7 @@ class Succession:
     # --- Rolling ------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """The segment that is written was begun: idle ones end, too."""
+        """The written segment was begun: idle ones end, too."""
         self._stop_age_timer()
         writing = self._order.writing
         if writing is not None and self._order.failure is None:
@@ -99,7 +100,7 @@ class Succession:
             self.start(reason)
 
     def start(self, reason: str) -> "asyncio.Task[SegmentId]":
-        """What the roll comes to: the segment that is written then."""
+        """The result of the roll: the segment that is written then."""
         if self.rolling is None:
             self.rolling = self._loop.create_task(self._roll(reason))
             self.rolling.add_done_callback(self._on_rolled)
@@ -171,7 +172,8 @@ class Succession:
         return segment.segment_id
 
     def has_begun(self, listed: LedgerList) -> bool:
-        """The first segment that this list does not call closed: what is before it may go (LS5)."""
+        """The first segment that this list does not call closed: earlier ones may be truncated
+        (LS5)."""
         unclosed = [each.segment_id for each in listed.unclosed[:1]]
         return not unclosed or any(
             each.is_begun for each in self._unclosed if each.segment_id in unclosed
@@ -215,7 +217,7 @@ class Succession:
         self._stop_watching()
 
     async def stop(self) -> None:
-        """At once; what is unclosed stays so."""
+        """At once; unclosed segments stay so."""
         self._stop_watching()
         rolling, widening = self.rolling, self._widening
         if rolling is not None:
@@ -226,7 +228,8 @@ class Succession:
         await asyncio.gather(*works, return_exceptions=True)
 
     async def _close_ledger(self, segment: SegmentWriter) -> None:
-        """At exactly the entry that was appended last; else this is no owner any more (LS2)."""
+        """At exactly the entry that was appended last; otherwise this is no longer the owner
+        (LS2)."""
         end = segment.writer.last_appended
         try:
             await segment.writer.close()

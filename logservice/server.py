@@ -1,11 +1,11 @@
-"""Which logs this server owns, and what becomes of requests for those that it does not.
+"""Which logs this server owns, and what happens to requests for others.
 
 `core/ownership.py` says who may take a log. A request for a log that is being opened or handed over here waits
 for that. A log that is handed over is closed first and its list says that nobody owns it, so the next owner has
 nothing to recover, and no append fails: each is asked for again there (SV3).
 
-When the session is over that tells others that this server lives, its owners are dropped with whatever
-they have not confirmed; logs are opened again when somebody asks (SV4).
+When the session that shows others that this server lives is over, its owners are dropped with
+whatever they have not confirmed; logs are opened again on request (SV4).
 """
 
 import asyncio
@@ -120,7 +120,8 @@ class LogServer:
         self._opened_from: dict[LogName, StoredLog | None] = {}  # The lists that they began with.
         self._closings: dict[LogName, asyncio.Task[None]] = {}
         self._endings: dict[asyncio.Task[None], None] = {}  # Of owners that were lost.
-        self._unopened: OrderedDict[LogName, None] = OrderedDict()  # Those last tried in vain.
+        # The logs whose last attempt failed.
+        self._unopened: OrderedDict[LogName, None] = OrderedDict()
         self._lost: OrderedDict[LogName, None] = OrderedDict()  # Lists may still name this server.
         self._may_open = asyncio.Semaphore(config.opens_max)
         self._balancing: asyncio.Task[None] | None = None
@@ -165,9 +166,10 @@ class LogServer:
         logger.info("log_server_started", server=self.server_id, address=address)
 
     async def close(self, within_s: float = 10.0) -> None:
-        """Hands over what it owns; what takes too long is dropped, and recovered by who comes next.
+        """Hands over what it owns; what takes too long is dropped, and recovered by the next
+        owner.
 
-        Idempotent. Cancelled, it comes to its end first.
+        Idempotent. If it is cancelled, it comes to its end first.
         """
         await to_its_end(self._close(asyncio.get_running_loop().time() + within_s))
 
@@ -185,7 +187,7 @@ class LogServer:
         for opening in openings:
             opening.cancel()
         await asyncio.gather(*openings, return_exceptions=True)
-        await self.membership.close()  # First, so that others are suggested for what is let go of.
+        await self.membership.close()  # First, so that others are suggested for the released logs.
         try:
             async with asyncio.timeout_at(due):
                 await self._let_go(list(self._owners), "its server is stopped")
@@ -236,7 +238,7 @@ class LogServer:
         return owner if owner.uid == uid or not uid else None
 
     async def find_opened(self, name: LogName) -> Owner | None:
-        """`find`, once an opening that is under way has come to its end. Cancelled, that goes on."""
+        """`find`, after an opening in progress has ended. If it is cancelled, that goes on."""
         opening = self._openings.get(name)
         if opening is not None:
             await asyncio.gather(asyncio.shield(opening), return_exceptions=True)
@@ -249,7 +251,7 @@ class LogServer:
         owner = self.find(name, uid)
         if owner is None:
             return None
-        with suppress(Unavailable, OutcomeUnknown):  # If it is none any more `find` says so.
+        with suppress(Unavailable, OutcomeUnknown):  # If it no longer is, `find` says so.
             await owner.prove()
         return self.find(name, uid)
 
@@ -258,9 +260,9 @@ class LogServer:
     ) -> Owner:
         """The owner, opened if this server should have the log, by its name alone if no preference is heeded.
 
-        Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`, `LogReplaced` if the
-        log has another `uid`, and what keeps a log from being opened; all of it before anything was done.
-        Cancelled, an opening goes on.
+        Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`,
+        `LogReplaced` if the log has another `uid`, and what keeps a log from being opened; all
+        of it before anything was done. If it is cancelled, an opening goes on.
         """
         owner = await self._owner_of(name, due, heeds_preference)
         if uid and owner.uid != uid:
@@ -270,8 +272,8 @@ class LogServer:
     async def refuse_other_life(self, name: LogName, uid: str) -> NoReturn:
         """Raises `LogReplaced` if the log that has the name has another uid than the caller expects.
 
-        Else what this server knew was about a log that was deleted elsewhere: `OwnerChanging`. Raises
-        `NoSuchLog`, `LogDeleted`.
+        Otherwise what this server knew was about a log that was deleted elsewhere:
+        `OwnerChanging`. Raises `NoSuchLog`, `LogDeleted`.
         """
         present = text_of((await self._read(name)).list.uid)
         owner = self.find(name)
@@ -294,14 +296,14 @@ class LogServer:
                 if self._is_closed:
                     raise _being_stopped()
                 if self.find(name) or name in self._openings or name in self._closings:
-                    continue  # Somebody else has asked, too.
+                    continue  # Another caller has asked, too.
                 work = self._start(name, grounds)
             await self._within(due, joined(work, _being_given_up))
         return owner
 
     async def open_by_reserve(self, name: LogName) -> Owner:
-        """An owner for making room on bookies that are full: what it writes they take from their reserve.
-        Nobody finds it to append; close it. Raises as `Owner.open`.
+        """An owner for making room on full bookies, which accept what it writes from their
+        reserve. It is not found for appends; close it. Raises as `Owner.open`.
         """
         if self._context is None:
             raise OwnerChanging("this server starts", retry_after_ms=RETRY_MS)
@@ -335,11 +337,12 @@ class LogServer:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._is_closed and task is not None and not task.cancelling():
-                raise _being_stopped() from None  # What it waited for was, and not the request.
+                # The time-out was of its cause, not of the request.
+                raise _being_stopped() from None
             raise
 
     async def _why_ours(self, name: LogName, heeds_preference: bool) -> "_Grounds":
-        """Why to open it here; else raises whom to ask."""
+        """Why to open it here; otherwise raises whom to ask."""
         asked_s = asyncio.get_running_loop().time()
         grounds = await self._grounds(name, heeds_preference)
         return replace(grounds, detect_s=asyncio.get_running_loop().time() - asked_s)
@@ -397,8 +400,9 @@ class LogServer:
         return listed, suggested.info if suggested is not None else None, False
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
-        """Whether no owner would go by this list after it has been changed. A server that opens it meanwhile sees
-        the change. As far as this server can tell, which knows nobody while it starts.
+        """Whether no owner would use this list after it has been changed. A server that opens it
+        meanwhile sees the change. As far as this server can tell, which knows no others while it
+        starts.
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False
@@ -422,7 +426,9 @@ class LogServer:
     async def _open(self, name: LogName, grounds: "_Grounds") -> Owner:
         try:
             return await self._opened(name, grounds)
-        finally:  # Not a turn later: who finds no owner, and an opening that is over, would ask for ever.
+        # Not a turn later: a caller that finds no owner, and a finished opening, would ask for
+        # ever.
+        finally:
             del self._openings[name], self._opened_from[name]
 
     async def _opened(self, name: LogName, grounds: "_Grounds") -> Owner:
@@ -494,7 +500,7 @@ class LogServer:
     # --- Letting go -------------------------------------------------------------------------
 
     async def drain(self, due: float) -> int:
-        """Takes no more logs, and hands over those that it has; how many are left when it is due."""
+        """Takes no more logs, and hands over its own; returns how many are left when time is up."""
         await self._tell(due, is_draining=True)
         try:
             async with asyncio.timeout_at(due):
@@ -521,8 +527,8 @@ class LogServer:
             ) from None
 
     async def release_lost(self) -> None:
-        """Lists that name this server for logs that it has lost: nobody else would look after those, and it
-        does not if their names suggest another.
+        """Lists that name this server for logs that it has lost: no other server would look after them,
+        nor does this one if their names suggest another.
         """
         for name in list(self._lost):
             self._lost.pop(name, None)
@@ -539,8 +545,8 @@ class LogServer:
                 logger.info("log_not_disowned", log=str(name), reason=error.code.reason)
 
     async def transfer(self, name: LogName, to: ServerRecord) -> None:
-        """Lets go of a log that it owns, for that server to open when somebody asks for it there, and
-        to be suggested from now on.
+        """Releases a log that it owns, for that server to open on request, and to be suggested
+        from now on.
         """
         await self.let_go(name, f"{_HAND_OVER} {to.name}", preferred=to.name)
 
@@ -561,7 +567,8 @@ class LogServer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def let_go(self, name: LogName, reason: str, preferred: str | None = None) -> None:
-        """Closes the log so that the next owner has nothing to recover. Cancelled, that goes on."""
+        """Closes the log so that the next owner has nothing to recover. If it is cancelled, that
+        goes on."""
         closing = self._closings.get(name)
         if closing is None:
             owner = self._owners.pop(name, None)
@@ -589,8 +596,8 @@ class LogServer:
             self.on_owner_changed(name)
 
     async def _balance(self) -> None:
-        """Lets go of what others should have, once no server has come or gone for a while, and of
-        what nobody uses.
+        """Releases logs that others should have, once no server has come or gone for a while,
+        and unused ones.
         """
         loop, look_s = asyncio.get_running_loop(), min(self.config.rebalance_after_s, _LOOK_S)
         changed_at = loop.time()
@@ -680,6 +687,6 @@ def nobody_listens(_: LogName) -> None:
 
 
 def _look_at(work: "asyncio.Task[Any]") -> None:
-    """Mark its failure as seen: tasks that wait for it get it, and perhaps none does."""
+    """Marks its failure as seen: tasks that wait for it get it, and perhaps none does."""
     if not work.cancelled():
         work.exception()

@@ -1,4 +1,4 @@
-"""The clock that a log server's owners go by; `core/clocks.py` has its rules.
+"""The clock that a log server's owners use; `core/clocks.py` has its rules.
 
 It is a `Clock`: its monotonic time is the machine's, its wall time is the server's own (CK2).
 """
@@ -21,7 +21,7 @@ logger = structlog.get_logger()
 _AGAIN_NS: Final = (
     1_000_000_000  # A clock that is not believed is compared as often as this at most.
 )
-_SLOW_NS: Final = 60 * 1_000_000_000  # An answer that takes longer tells little about the time.
+_SLOW_NS: Final = 60 * 1_000_000_000  # A slower response says little about the time.
 _RETRY_MS: Final = 1000
 _OURS: Final = ""  # This server, among the others that have names.
 
@@ -87,7 +87,8 @@ class ServerClock:
         return is_due
 
     async def compare(self) -> None:
-        """Raises what the metadata store raises. One comparison serves all who ask meanwhile."""
+        """Raises what the metadata store raises. One comparison serves all callers that ask
+        meanwhile."""
         if self._comparing is None:
             self._comparing = asyncio.get_running_loop().create_task(self._compare())
             self._comparing.add_done_callback(self._on_compared)
@@ -104,7 +105,8 @@ class ServerClock:
         now_ns = self.monotonic_ns()
         if now_ns - began_ns > _SLOW_NS and self._time.apart_us is not None:
             return
-        store_us += (now_ns - began_ns) // 2000  # It was said half way there and back.
+        # The time was read half way through the round trip.
+        store_us += (now_ns - began_ns) // 2000
         self._time.on_compared(self._clock.wall_us(), store_us, now_ns)
         self._compared_ns = now_ns
         is_odd = self.is_odd

@@ -1,7 +1,7 @@
 """The log service without any transport: one method for each thing that can be asked (`messages.py`).
 
-Appends, seals, truncations and writer epochs are decided by a log's owner; a server that is not says
-`NotOwner`, and whom to ask. Everything else any server answers.
+Appends, seals, truncations and writer epochs are decided by a log's owner; another server raises
+`NotOwner`, with whom to ask. Everything else any server answers.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ _REVIVE_S: Final = (
     5.0  # A reader waits for the log to be opened; longer, it is opened in the background.
 )
 _ASK_S: Final = 1.0  # What an owner may take to say where its log ends.
-_DETAIL_S: Final = 1.0  # For what an answer does without if bookies do not tell it by then.
+_DETAIL_S: Final = 1.0  # For details that a response omits if bookies do not report them by then.
 _LOST_LOOK_S: Final = (
     0.5  # For whether segments are there: a store that is away must not hold up who lists them.
 )
@@ -136,8 +136,8 @@ _SERVING: Final = words.ServerState.SERVING
 
 class Service:
     def __init__(self, server: LogServer, clock: Clock, ask_peer: AskPeer | None = None) -> None:
-        """`ask_peer`: None if there is no way to ask other servers. Then what this one reads may lack the last block
-        of a log that it does not own, and says so.
+        """`ask_peer`: None if there is no way to ask other servers. Then this reader may lack the last block of
+        a log that is owned elsewhere, and says so.
         """
         self.server = server
         self._ask_peer = ask_peer
@@ -256,7 +256,8 @@ class Service:
         start, uid = await self._start_of(request, due)
         until = Until(request.until_offset, request.until_timestamp_us)
         is_before = until.offset is not None and until.offset < start
-        if is_before and not isinstance(request.start, Earliest):  # Of whose range nothing is left.
+        # A range of which nothing is left.
+        if is_before and not isinstance(request.start, Earliest):
             raise InvalidRequest(
                 f"it would begin at {start} and end before that, at {until.offset}"
             )
@@ -283,7 +284,7 @@ class Service:
                     yield event
                 if isinstance(event, Sealed | Moving):
                     return
-                del event  # The next one may be some time.
+                del event  # The next one may take some time.
             yield Stopped(position)
 
     async def _stop_at(
@@ -348,7 +349,7 @@ class Service:
         self.stats.told_bytes += sum(map(len, records.blocks))
 
     def _reader_lags(self) -> Mapping[str, float]:
-        """By log: readers come and go, and one that comes back has to be found under the same name."""
+        """By log: readers come and go, and a returning one has to be found under the same name."""
         lags: dict[str, int] = {}
         for each in self._readers.values():
             log = str(each.name)
@@ -379,7 +380,7 @@ class Service:
         return await self._dated(request.log, self._tail_at(owner), due)
 
     async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
-        """Of a log that nobody owns and that ends with a closed segment the list tells; else its owner (LS14)."""
+        """For an ownerless log that ends with a closed segment the list answers; otherwise its owner (LS14)."""
         listed = (await _by(due, self._read(request.log))).list
         check_life(request.log, text_of(listed.uid), request.uid)
         if (end := unowned_end(listed)) is not None:
@@ -395,7 +396,7 @@ class Service:
         interval_s = max(request.interval_ms, 10) / 1000
         heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
         told: LogTail | None = None
-        silent_until: float | None = None  # The first one takes as long as it takes.
+        silent_until: float | None = None  # The first one has no time limit.
         times = TailTime(max(heartbeat_s, _LOOK_S))
         looking: asyncio.Task[LogTail] | None = None
         dating: asyncio.Task[None] | None = None
@@ -477,7 +478,7 @@ class Service:
         return tail
 
     async def _tail_of(self, log: LogName) -> LogTail:
-        """As the owner says; if that cannot be asked, as far as the bookies know."""
+        """As the owner reports; if that cannot be asked, as far as the bookies know."""
         return (await self._look_for_tail(log))[0]
 
     async def _look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
@@ -496,7 +497,7 @@ class Service:
         return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us), doubt
 
     async def _certain_tail(self, log: LogName) -> LogTail:
-        """Below it lies all that was acknowledged before this call: as the owner says, or the list.
+        """Everything acknowledged before this call is below it: by the owner, or the list.
 
         Raises `NotOwner` if the owner cannot be asked from here, and what keeps the log from being opened.
         """
@@ -529,8 +530,8 @@ class Service:
             ) from error
 
     async def _closed_tail(self, log: LogName) -> LogTail | None:
-        """Of a log without an owner whose segments are all closed: the list says so, and looking makes nobody
-        the owner (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
+        """For an ownerless log whose segments are all closed: the list has the tail, and a look does not
+        open the log (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
         """
         if self.server.find(log) is not None:
             return None
@@ -547,8 +548,9 @@ class Service:
         return None
 
     async def _revive(self, log: LogName) -> str:
-        """An owner that died may have confirmed appends that no bookie reports: it takes an owner to find
-        that out. Opens the log if it should be here; else whom to ask; empty if that is not known.
+        """An owner that died may have confirmed appends that no bookie reports: it takes an
+        owner to find that out. Opens the log if it should be here; otherwise returns whom to
+        ask; empty if that is not known.
         """
         try:
             await self.server.owner_of(log, self._loop.time() + _REVIVE_S)
@@ -594,8 +596,8 @@ class Service:
             await self.server.refuse_other_life(log, wanted)
 
     async def _tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
-        """The tail again, if it seemed to lie before the offset. Raises `BeyondTail` if it truly does,
-        and beyond what bookies tell whatever `owner_of` does.
+        """Looks up the tail again, if it seemed to be below the offset. Raises `BeyondTail` if
+        it truly is, and beyond what bookies report whatever `owner_of` raises.
         """
         if offset > tail.tail:
             tail = await self._arrival(log, offset, due)
@@ -605,7 +607,7 @@ class Service:
         return tail
 
     async def _last_word(self, log: LogName, due: float) -> LogTail:
-        """The list's if the log is closed, which opens it for nobody; else its owner's."""
+        """The list's if the log is closed, which does not open it; otherwise its owner's."""
         if (end := unowned_end(await self._list_of(log))) is not None:
             return end
         return self._tail_at(await self.server.owner_of(log, due))
@@ -655,7 +657,7 @@ class Service:
             raise
         except Unavailable:
             if self._loop.time() >= due:
-                raise  # Of what there is no time for nobody has to find out what became of it.
+                raise  # Without time left there is no need to find out what happened to it.
             answer = await _by(due, self._truncate_closed(request, due))
             if answer is None or await _by(due, self._keeps_what_is_truncated(request)):
                 answer = await _by(due, self._truncate_by_reserve(request, due)) or answer
@@ -675,12 +677,12 @@ class Service:
         )
 
     def _bookies_are_full(self, owner: Owner) -> bool:
-        """None of those that there are can take the ledger that a roll makes."""
+        """No available bookie can take the ledger that a roll makes."""
         wanted = owner.config.quorum.ack
         return self._ledgers.count_usable() < wanted <= self._ledgers.count_usable(is_urgent=True)
 
     async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
-        """A segment lies before the head, and stays since none after it has begun (LL4)."""
+        """A segment is below the head, and stays since none after it has begun (LL4)."""
         listed = (await self._read(request.log)).list
         first = listed.segments[0].next_offset if listed.segments else None
         return not request.dry_run and first is not None and first <= listed.head
@@ -688,9 +690,9 @@ class Service:
     async def _truncate_by_reserve(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
-        """Ends the open segment, which only its successor's first entry makes dispensable (LL4): that entry, and
-        what recovers the old ledger, full bookies take from their reserve. None if it is not for this server to
-        do, if it would change something for a plan, or if the bookies do not take even that.
+        """Ends the open segment, which becomes dispensable only by its successor's first entry (LL4): bookies
+        take that entry, and the recovery of the old ledger, from their reserve. None if it is not for this
+        server to do, if it would change something for a plan, or if the bookies do not take even that.
         """
         stored = await self._read(request.log)
         if request.dry_run or not self.server.is_nobodys(request.log, stored.list):
@@ -752,7 +754,7 @@ class Service:
         return await _by(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
-        """At its owner, which then goes by it at once; else anywhere (SV7)."""
+        """At its owner, which then uses it at once; otherwise anywhere (SV7)."""
 
         def with_config(listed: LedgerList) -> LedgerList:
             self._require_no_other_owner(listed)
@@ -767,7 +769,7 @@ class Service:
             if owner is not None:
                 await _by(due, owner.refresh())
             return await _by(due, self._state_of(stored, due))
-        except Unavailable as error:  # Which would say that nothing was done.
+        except Unavailable as error:  # It would say that nothing was done.
             raise OutcomeUnknown(
                 "the configuration is stored, but not all is known of the log",
                 reason=error.code.reason,
@@ -795,7 +797,8 @@ class Service:
         return words.LogNames(tuple(found[:limit]), next_page)
 
     async def delete_log(self, request: words.DeleteLog, due: float) -> words.DeleteLogAnswer:
-        """At its owner, who takes no more from then on; else anywhere, and nobody acks afterwards (LS12)."""
+        """At its owner, which accepts no more from then on; otherwise anywhere, and nothing is acked
+        afterwards (LS12)."""
         if not 0 <= (request.grace_ms or 0) <= DELETE_GRACE_MS_MAX:
             raise InvalidRequest(
                 "grace_ms has to be 0 to a hundred years", grace_ms=request.grace_ms
@@ -904,7 +907,7 @@ class Service:
                     request.log, [each.ledger_id for each in page.segments]
                 )
         except (Unavailable, OutcomeUnknown, TimeoutError):
-            return page  # Without the metadata store nobody knows.
+            return page  # Without the metadata store it is not known.
         return with_lost(page, lost)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
@@ -937,20 +940,20 @@ class Service:
             return owner.stored
 
     def _detail_s(self, due: float) -> float:
-        """For what an answer can do without."""
+        """For details that a response can omit."""
         return min(_DETAIL_S, max(due - self._loop.time(), 0.0) / 3)
 
     async def _read(self, log: LogName) -> StoredLog:
         """Raises `NoSuchLog`, `LogDeleted`."""
         stored = await self._nodes.read(log)
         if stored.list.is_condemned:
-            raise NoSuchLog(log=str(log))  # Nobody can bring it back.
+            raise NoSuchLog(log=str(log))  # It cannot be brought back.
         if stored.list.state is LogState.DELETED:
             raise LogDeleted(log=str(log), free_at_us=stored.list.free_at_us)
         return stored
 
     def _require_no_other_owner(self, listed: LedgerList) -> None:
-        """What an owner should know at once is done where it is. Raises `NotOwner`."""
+        """What an owner should know at once is done at the owner. Raises `NotOwner`."""
         owner = listed.owner
         if owner is None or owner.server_id == self.server.server_id:
             return
@@ -1016,7 +1019,7 @@ class Service:
         return max(listed.head, closed_end(listed) or listed.head)
 
     async def _sizes_of(self, log: LogName, listed: LedgerList, due: float) -> Sizes:
-        """Of what is not closed: counted by its owner, else as far as it can be found out."""
+        """Of unclosed segments: counted by its owner, otherwise as far as it can be found out."""
         if (owner := self.server.find(log)) is not None:
             return owner.written
         with suppress(RollbookError, TimeoutError):
@@ -1162,7 +1165,8 @@ class _TailsOf:
 
 
 async def _by(due: float, work: Awaitable[T]) -> T:
-    """What it comes to, if that is in time. What is under way then goes on, or not: nobody knows."""
+    """Its result, if that is in time. A running call then goes on or not: the outcome is
+    unknown."""
     try:
         async with asyncio.timeout_at(due):
             return await work

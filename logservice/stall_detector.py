@@ -1,9 +1,9 @@
 """Whether this process stood still for so long that others may have taken it for dead.
 
-What a stopped process confirms when it goes on was on disk before it was fenced, so that would be no
-lie. But the server that took its logs over has reported by then that nothing of an older writer will be
-acked any more. So an owner that finds that its process has missed a lease opens its logs again before
-it confirms anything (LS9).
+What a stopped process confirms when it goes on was on disk before it was fenced, so that would
+be true. But the server that took its logs over has reported by then that no more appends of an
+older writer will be acked. So an owner that finds that its process has missed a lease opens its
+logs again before it confirms anything (LS9).
 
 The longer of two clocks counts: one of them stands still while a machine sleeps.
 """

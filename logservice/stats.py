@@ -1,14 +1,15 @@
-"""What one log server has done since it started: the table of its metrics. Names get `rollbook_log_` in front.
+"""What one log server has done since it started: the table of its metrics. Names get `rollbook_log_` in
+front.
 
     an append    queue      from its arrival until its log's owner takes it: opening the log, finding room
                  sequence   checked, given its place in the order, stamped, handed to the ledger
                  store      until the bookies have it and all before it, and the client has its answer
 
-Stages are of appends that went through all of them: one that is refused, or was there already, counts as
-answered, and one whose caller has left before it was counts nowhere.
+Stages are of appends that went through all of them: a refused or repeated append counts as answered,
+and one whose caller has left counts nowhere.
 
-What stands somewhere anyway is asked for when somebody looks. Labels that name logs are bounded: those
-that lag most are named, and the rest is not.
+Values that exist anyway are read by a scrape. Labels that name logs are bounded: those that lag
+most are named, and the rest is not.
 """
 
 import heapq

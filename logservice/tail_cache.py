@@ -1,12 +1,12 @@
 """The newest blocks of a log in its owner's memory: readers at the tail are served from here at ack time.
 
-Only confirmed blocks are in it, so nobody sees what may vanish (LS4). A reader holds a position and no
-bytes: one that never reads costs nothing, and finds out when it comes back that its blocks have gone;
-then it reads them from the bookies.
+Only confirmed blocks are in it, so no reader sees a block that may vanish (LS4). A reader holds
+a position and no bytes: one that never reads costs nothing. If its blocks are no longer cached
+when it comes back, it reads them from the bookies.
 
-Each log has a bound of bytes, and all logs of a server together no more than `TailMemory` has (LS11):
-beyond it the oldest block goes, of those logs that have more than a sixteenth. If there is none, the log
-that was appended to the longest ago gives its oldest.
+Each log has a bound of bytes, and all logs of a server share the bound of `TailMemory` (LS11):
+beyond it the oldest block is dropped, of those logs that have more than a sixteenth. If there is
+none, the log whose last append is oldest drops its oldest block.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 
 _BLOCK_BYTES: Final = 200  # What a block costs besides its bytes.
-_SHARES: Final = 16  # What a log has beyond one of these it has while no other one needs it.
+# A log keeps what it has beyond one of these shares while no other log needs it.
+_SHARES: Final = 16
 _DROP_AT: Final = 64  # Dropped blocks that are still in the list; then it is cut.
 
 _Confirmed = tuple[Offset, Offset, bytes]
@@ -73,12 +74,12 @@ class TailCache:
         self._memory = memory
         self.bytes = 0  # Of what is here.
         self._kept: list[_Kept] = []
-        self._dropped = 0  # How many at the beginning of the list are gone.
+        self._dropped = 0  # How many at the beginning of the list were dropped.
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     @property
     def start(self) -> Offset:
-        """The first offset that is here; the tail if none is."""
+        """The first cached offset; the tail if none is."""
         return self._kept[self._dropped][0] if self._dropped < len(self._kept) else self.tail
 
     @property
@@ -88,7 +89,7 @@ class TailCache:
 
     @property
     def oldest(self) -> int:
-        """How much had been added to all when the first block that is here came."""
+        """How much had been added in all when the first cached block came."""
         return self._kept[self._dropped][3]
 
     def add(self, blocks: Sequence[_Confirmed]) -> None:
@@ -103,7 +104,8 @@ class TailCache:
             self._kept.append((base_offset, next_offset, block, since))
         self.bytes += added
         self._memory.on_added(self, added)
-        while self.bytes > self.bytes_max:  # First: what it may not keep takes nothing from others.
+        # First: a block that does not fit into the log's own bound takes nothing from others.
+        while self.bytes > self.bytes_max:
             self.drop_oldest()
         self._memory.make_room()
         if self._waiting:
@@ -190,8 +192,8 @@ class Subscription:
     async def next(self, deadline_s: float, bytes_max: int) -> list[bytes] | None:
         """The next blocks; none if none came in time. The first one may begin before `offset`.
 
-        None if it fell out of the memory: then read from the bookies, and subscribe again. Raises
-        what has ended the owner.
+        None if it is no longer cached: then read from the bookies, and subscribe again. Raises
+        the error that ended the owner.
         """
         cache = self._cache
         if self.offset >= cache.tail:

@@ -5,9 +5,9 @@
                              bookies say how far it is known to go, which is not all (`is_exact`)
     all others               other servers answer for them
 
-Nothing is written, and no log is opened (TW1). One watch of the metadata store tells of every list that changes; it is
-read again then, and all lists are read when a watcher comes and when the servers change. While nobody watches
-there are no tasks and no table.
+Nothing is written, and no log is opened (TW1). One watch of the metadata store reports every list that
+changes, which is then read again; all lists are read when a watcher comes and when the servers change.
+Without a watcher there are no tasks and no table.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ logger = structlog.get_logger()
 _LOGS_MAX: Final = 200_000  # In the table, of all watchers together: about 100 MB.
 _TOLD_MAX: Final = 1000  # Logs in one message: about 150 KB.
 _READS_MAX: Final = (
-    32  # Lists read at a time. More: sooner complete, and less time for appends meanwhile.
+    32  # Lists read at a time. More: complete sooner, and less time for appends meanwhile.
 )
 _PAUSE_S: Final = 0.5  # Before what failed is tried again.
 _LOOK_S: Final = 2.0  # For bookies to say how far one log is known to go.
@@ -124,7 +124,7 @@ class TailDirectory:
         return [log for log in self._table.changed_since(since) if watcher.scope.covers(log)]
 
     def _message(self, logs: Sequence[LogName], *, is_complete: bool) -> Tails:
-        """As they are now: one that has changed since is in the next message, too."""
+        """In their present state: one that has changed since is in the next message, too."""
         tails = [(log, self._table.get(log)) for log in logs]
         return Tails(
             tuple(tail for _, tail in tails if tail is not None),
@@ -197,7 +197,7 @@ class TailDirectory:
     def _put_owned(self, owner: Owner) -> None:
         known = self._table.get(owner.name)
         if known is not None and known.owner_epoch > owner.owner_epoch:
-            return  # It was replaced, and nobody has said so to it yet.
+            return  # It was replaced, and has not been notified yet.
         listed = tail_of_list(owner.name, owner.list, self._server.address)
         self._table.put(
             TailOfLog(
@@ -253,9 +253,7 @@ class TailDirectory:
             self._work.clear()
             try:
                 if self._needs_scan:
-                    self._needs_scan = (
-                        False  # Before it: what is asked for meanwhile is another one.
-                    )
+                    self._needs_scan = False  # Before it: a request in the meantime is another one.
                     try:
                         await self._scan()
                     except RollbookError:
@@ -341,7 +339,7 @@ class TailDirectory:
     async def _ask_bookies(self) -> None:
         log = next(iter(self._doubtful))
         listed = self._doubtful.pop(log)
-        with suppress(RollbookError, TimeoutError):  # Then no more than the list is known.
+        with suppress(RollbookError, TimeoutError):  # Then only the list is known.
             async with asyncio.timeout(_LOOK_S):
                 tail, timestamp_us = await find_tail(listed, self._ledgers)
             self._on_bookies(log, listed.owner_epoch, tail, timestamp_us)

@@ -61,7 +61,7 @@ async def truncate(
     dry_run: bool = False,
     written: Sizes = NOT_COUNTED,
 ) -> tuple[StoredLog, TruncateAnswer]:
-    """One attempt, from the list as it was read; `confirmed` and `is_begun` as for `with_head`.
+    """One attempt, from the list that was read; `confirmed` and `is_begun` as for `with_head`.
 
     A plan alone names its guards. Raises `Guarded`, `MetadataConflict` if the list or a mark has
     changed, `InvalidRequest` beyond the tail, `LogDeleted`; after `ConnectionLost` it may have been done.
@@ -104,9 +104,8 @@ async def truncate_closed(
 ) -> TruncateAnswer | None:
     """Truncate without an owner, on any server: `confirmed` is where a closed segment ends, and stays so.
 
-    None if there is one by the list that it would be changed from, so that nobody can come between; `event` is recorded
-    with the epoch of that list's last owner.
-    Raises as `truncate`.
+    None if by the list that it would be changed from there is one, so that no owner can come between; `event` is
+    recorded with the epoch of that list's last owner. Raises as `truncate`.
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)

@@ -1,13 +1,14 @@
-"""Which entries are confirmed, and who lacks a copy still.
+"""Which entries are confirmed, and which bookies still lack a copy.
 
-An entry is confirmed once `ack` members of its write set have acknowledged it and every entry below
-it is confirmed: the LAC grows one entry at a time and never passes a hole (WR1). A bookie that is
-being replaced protects nobody any more: its copies stop to count before anyone picks its successor,
-and the successor's count from the fragment on in which it is named (WR2).
+An entry is confirmed once `ack` members of its write set have acknowledged it and every entry
+below it is confirmed: the LAC grows one entry at a time and never passes a hole (WR1). A bookie
+that is being replaced no longer counts: its copies stop counting before its successor is picked,
+and the successor's count from the fragment that names it (WR2).
 
-A bookie acknowledges a writer's entries in order, as a rule. So a member's copies are one number, its
-mark: it has all entries below that it is to hold. What is acknowledged out of order is kept apart
-until the mark comes by. The LAC follows from the marks, whatever the number of entries between.
+A bookie acknowledges a writer's entries in order, as a rule. So a member's copies are one
+number, its mark: it has all entries below that it should hold. Entries acknowledged out of order
+are kept apart until the mark reaches them. The LAC follows from the marks, whatever the number
+of entries between.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ class AckTracker:
         self._quorum = quorum
         self._ack = quorum.ack
         self._is_striped = quorum.write < quorum.ensemble
-        # The first entry of each slot that it is to hold and has not acknowledged.
+        # The first entry of each slot that it should hold and has not acknowledged.
         self._marks = [quorum.first_held(slot, next_entry) for slot in range(quorum.ensemble)]
         self._beyond: list[set[EntryId]] = [set() for _ in self._marks]
         self._excused: Slots = 0
@@ -36,8 +37,8 @@ class AckTracker:
         return self._marks[slot]
 
     def on_acks(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """Whether entries were confirmed. What was not handed to this slot, `end` and above, it
-        cannot have; and whatever it repeats changes nothing.
+        """Whether entries were confirmed. It cannot have entries that were not passed to this
+        slot, `end` and above; repeated acks change nothing.
         """
         if self._withdrawn >> slot & 1:
             return False
@@ -80,7 +81,7 @@ class AckTracker:
     # --- Slots that change hands ----------------------------------------------------------------
 
     def withdraw(self, slot: int) -> None:
-        """Its copies of entries that are not confirmed count no more, nor do acks to come (WR2)."""
+        """Its copies of unconfirmed entries stop counting, and so do later acks (WR2)."""
         self._withdrawn |= 1 << slot
         self._restart(slot, EntryId(self.last_add_confirmed + 1))
 
@@ -92,13 +93,13 @@ class AckTracker:
         self._restart(slot, first_entry)
 
     def excuse(self, slot: int) -> None:
-        """Nobody waits for its copies of entries that are confirmed without them."""
+        """No caller waits for its copies of entries that are confirmed without them."""
         self._excused |= 1 << slot
 
     def recall(self, slot: int, first_entry: EntryId) -> EntryId:
-        """It is to have entries again, from `first_entry` on; all below are confirmed.
+        """It will get entries again, from `first_entry`; all below are confirmed.
 
-        Its mark as it was: what it lacks from there up to `first_entry` it never gets.
+        Its mark as it was: the entries from there up to `first_entry` it never gets.
         """
         assert first_entry <= self.last_add_confirmed + 1
         self._excused &= ~(1 << slot)
@@ -116,7 +117,7 @@ class AckTracker:
         self._beyond[slot].clear()
 
     def _take_stripe(self, slot: int, entry_ids: Sequence[EntryId], end: EntryId) -> bool:
-        """If it is just what the slot was to acknowledge next."""
+        """If it is just what the slot should acknowledge next."""
         mark, behind = self._marks[slot], EntryId(entry_ids[-1] + 1)
         if not mark < behind <= end or self._beyond[slot]:
             return False
@@ -135,7 +136,7 @@ class AckTracker:
         self._marks[slot] = self._pass(slot, mark)
 
     def _step(self, slot: int, mark: EntryId) -> EntryId:
-        """The mark behind the entry at it, which the slot turns out to have."""
+        """The mark after the entry at it, which the slot has."""
         return self._pass(slot, self._quorum.first_held(slot, EntryId(mark + 1)))
 
     def _pass(self, slot: int, mark: EntryId) -> EntryId:
@@ -157,7 +158,7 @@ class AckTracker:
 
     def _striped_end(self, start: EntryId | int) -> EntryId:
         """Entries with one write set are confirmed up to the `ack`th highest of its marks. The
-        lowest entry that is not, over all write sets, ends what is confirmed.
+        lowest unconfirmed entry over all write sets ends what is confirmed.
         """
         size, marks, ends = self._quorum.ensemble, self._marks, []
         for first_slot in range(size):

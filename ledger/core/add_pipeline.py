@@ -1,14 +1,14 @@
-"""Entries on their way: from append until all who are to hold a copy have said so.
+"""Entries in flight: from append until all their bookies have a copy.
 
-An id, the ledger's length and the place in the queue are taken in one step (WR1). Frames are built
-when somebody is to be sent one of them, of all that was appended by then: for less than one by one, and
-with the newest LAC. One frame serves all bookies. It is kept until its entry is confirmed and no copy
-is waited for any more; what is in memory fits into the window. A bookie that reconnects or steps
-in for another is sent again what it has not acknowledged; others are not.
+An id, the ledger's length and the place in the queue are taken in one step (WR1). Frames are
+built when one of them is sent, for all entries appended by then: that is cheaper than one by
+one, and carries the newest LAC. One frame serves all bookies. It is kept until its entry is
+confirmed and no copy is outstanding; what is in memory fits into the window. A bookie that
+reconnects or replaces another is sent again what it has not acknowledged; others are not.
 
-Time is counted in ticks, of which the shell makes one every so often while entries are on their way.
-There is no timer for an entry: at each tick it is noted which entries exist. A process that stood
-still for a while has not ticked, so that answers that wait in its sockets are read before anything
+Time is counted in ticks, which the shell makes regularly while entries are in flight. There is
+no timer for an entry: at each tick it is noted which entries exist. A process that stood still
+for a while has not ticked, so responses that wait in its sockets are read before anything
 expires. Three deadlines hang on the ticks (WR6):
 
 - A bookie has failed when an add has been without its answer for `DEADLINE_TICKS`, be it silent or
@@ -22,7 +22,7 @@ The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` an
 too few to do so, or for twice as long whatever the reason: one deadline for a bookie that hangs and
 one for its successor.
 
-How much a connection gets at a time, and when it is looked at again:
+How much a connection gets at a time, and when it is checked again:
 
 - Nothing while more than half of `_SEND_AHEAD_BYTES` waits for its socket; else frames up to that size.
 - Nothing yet while entries gather for a bookie that owes answers (WR10), for `_GATHER_S` at most.
@@ -55,7 +55,8 @@ DEADLINE_TICKS: Final = 20
 LAGGARD_TICKS: Final = 4
 PATIENCE_TICKS: Final = 2
 LOOK_AGAIN_S: Final = 0.01  # After this, a socket that was full is looked at again.
-_SEND_AHEAD_BYTES: Final = 1024 * 1024  # Written to a connection, and not yet taken by its socket.
+# Written to a connection, and not yet accepted by its socket.
+_SEND_AHEAD_BYTES: Final = 1024 * 1024
 _GATHER_S: Final = 0.002  # Longer: fewer writes, and others learn later what is confirmed.
 _BUSY_PAUSE_S_MIN: Final = 0.02
 _BUSY_PAUSE_S_MAX: Final = 0.64
@@ -70,11 +71,11 @@ _WAIT: Final = "wait until it is ready"
 class SlotProgress:
     """What one slot of the ensemble has been given."""
 
-    sent: EntryId  # Everything below that it is to hold was handed over, on this connection.
+    sent: EntryId  # All entries below that it should hold were passed on, on this connection.
     takes_entries: bool = True
     since: int = 0  # The tick at which it was asked for copies first.
-    refused: list[EntryId] = field(default_factory=list)  # It was busy. To be offered again.
-    is_paused: bool = False  # For as long as it gets nothing at all.
+    refused: list[EntryId] = field(default_factory=list)  # It was busy. To be sent again.
+    is_paused: bool = False  # As long as it gets nothing at all.
     mark_seen: EntryId = FIRST_ENTRY
     last_sign: int = 0  # The tick at which its mark was last seen to move, or it said "busy".
 
@@ -91,7 +92,7 @@ class Pipeline:
         self.next_entry = FIRST_ENTRY
         self.appended_bytes = 0  # Of all frames ever, a little more than they have.
         self.told_lac = self.acks.last_add_confirmed  # The newest that an entry carries.
-        self.handed_end = FIRST_ENTRY  # Nobody was ever sent this entry or a later one.
+        self.handed_end = FIRST_ENTRY  # No slot was sent this entry or a later one.
         self.tick = 0
         self._quorum = quorum
         self._packer = packer
@@ -101,7 +102,7 @@ class Pipeline:
         self._is_striped = quorum.write < quorum.ensemble
         self._first = FIRST_ENTRY  # Of the entries that are kept.
         self._frames: list[bytes] = []
-        self._payloads: list[bytes] = []  # Of entries behind these, whose frames are not built.
+        self._payloads: list[bytes] = []  # Of later entries, whose frames are not built.
         self._lengths: list[int] = []  # The ledger's, with each entry that has its frame.
         self._length_before = 0
         self._released_bytes = 0  # Of `appended_bytes`.
@@ -133,7 +134,7 @@ class Pipeline:
         kept = payload if type(payload) is bytes else _kept(payload)
         size = len(kept)
         entry_id, end = self.next_entry, self.appended_bytes + size + _AROUND_BYTES
-        # `has_room`, word for word: to call it takes half as long as all of this.
+        # `has_room`, inlined: a call takes half as long as all of this.
         is_full = end > self._full_at_bytes or entry_id >= self._full_at_entry
         if is_full and not self.is_settled:
             raise Overloaded(_FULL, next_step=_WAIT)
@@ -170,7 +171,7 @@ class Pipeline:
         return EntryTooLarge(f"a payload of {size} bytes is over the limit of {limit}")
 
     def _build_frames(self) -> None:
-        """Of all that was appended."""
+        """Builds the frames of all that was appended."""
         if self._payloads:
             built, lac = len(self._frames), self.acks.last_add_confirmed
             before = self._lengths[-1] if built else self._length_before
@@ -197,7 +198,7 @@ class Pipeline:
 
     @property
     def is_settled(self) -> bool:
-        """Nobody owes an answer that is still waited for."""
+        """No response is outstanding."""
         return self._first == self.next_entry
 
     # --- Sending ------------------------------------------------------------------------------
@@ -211,8 +212,8 @@ class Pipeline:
         return seat.sent < self.next_entry and seat.takes_entries and not seat.is_paused
 
     def gathers(self, slot: int, unanswered: int) -> bool:
-        """Whether what the slot was not sent yet had better wait for more, while `unanswered` adds that it
-        was sent are unanswered: it is less than they are, and no chunk of its own (WR10).
+        """Whether the slot's unsent entries should wait for more, while `unanswered` adds are
+        outstanding: they are fewer than those, and no full chunk (WR10).
         """
         count = self.next_entry - self._seats[slot].sent
         return (
@@ -223,13 +224,13 @@ class Pipeline:
     def next_frames(
         self, slot: int, queued_bytes: int, unanswered: int, *, is_overdue: bool
     ) -> tuple[bytes, int, float]:
-        """The frames to write to the slot's connection now, how many they are, and after how many seconds to look
+        """The frames to write to the slot's connection now, their number, and after how many seconds to check
         again if no acknowledgement causes that sooner.
 
-        `queued_bytes` of what was written wait for its socket, and `unanswered` adds for the bookie.
-        `is_overdue`: entries have gathered for `_GATHER_S`.
+        `queued_bytes` wait for its socket, and `unanswered` adds for the bookie. `is_overdue`:
+        entries have gathered for `_GATHER_S`.
         """
-        if 2 * queued_bytes > _SEND_AHEAD_BYTES:  # What room is left would take many small writes.
+        if 2 * queued_bytes > _SEND_AHEAD_BYTES:  # The remaining room would take many small writes.
             return b"", 0, LOOK_AGAIN_S
         if unanswered and not is_overdue and self.gathers(slot, unanswered):
             return b"", 0, _GATHER_S
@@ -237,7 +238,7 @@ class Pipeline:
         return frames, count, LOOK_AGAIN_S
 
     def take(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
-        """The next frames for the slot, as many as fit but at least one, and how many these are."""
+        """The next frames for the slot, as many as fit but at least one, and their number."""
         if not self.has_more(slot):
             return _NOTHING
         self._build_frames()
@@ -251,7 +252,7 @@ class Pipeline:
         return self._joined, count
 
     def _join(self, start: EntryId, bytes_max: int) -> None:
-        """What nobody was sent so far, once for all who keep up."""
+        """Frames that no slot was sent so far, built once for all slots that keep up."""
         frames = self._frames[start - self._first :]
         if self.kept_bytes > bytes_max and sum(map(len, frames)) > bytes_max:
             return
@@ -259,7 +260,7 @@ class Pipeline:
         self._joined = b"".join(frames)
 
     def _take_some(self, slot: int, bytes_max: int) -> tuple[bytes, int]:
-        """For one that lags behind, or holds not every entry."""
+        """For a slot that lags behind, or does not hold every entry."""
         seat, holds = self._seats[slot], self._quorum.holds
         if self.kept_bytes <= bytes_max:
             kept = islice(self._frames, seat.sent - self._first, None)
@@ -281,7 +282,7 @@ class Pipeline:
         return b"".join(frames), len(frames)
 
     def restart(self, slot: int) -> None:
-        """On a new connection: whatever it has not acknowledged is to be sent again."""
+        """On a new connection: all unacknowledged entries will be sent again."""
         seat = self._seats[slot]
         seat.sent = max(self.acks.mark(slot), self._first)
         seat.refused.clear()
@@ -312,8 +313,8 @@ class Pipeline:
         return pause_s * (0.5 + chance / 2)
 
     def retry(self, slot: int, bytes_max: int = _SEND_AHEAD_BYTES) -> tuple[bytes, int]:
-        """The pause is over: of what was refused, as much as fits but at least one. If that is not
-        all, it stays paused, and `retry` is due again.
+        """The pause is over: the refused entries, as many as fit but at least one. If that is
+        not all, it stays paused, and `retry` is due again.
         """
         seat = self._seats[slot]
         refused = [each for each in sorted(set(seat.refused)) if self._lacks(slot, each)]
@@ -331,7 +332,7 @@ class Pipeline:
         return is_kept and self.acks.is_waiting_for(slot, entry_id)
 
     def release(self) -> bool:
-        """Lets go of what nobody waits for. Whether there was any."""
+        """Drops entries for which no copy is outstanding. Whether there was any."""
         count = self.acks.complete_to() - self._first
         if count <= 0:
             return False
@@ -343,7 +344,7 @@ class Pipeline:
         self._full_at_entry = self._first + self._window_entries
         for seat in self._seats:
             if seat.takes_entries and seat.sent < self._first:
-                seat.sent = self._first  # What it was not sent it does not hold.
+                seat.sent = self._first  # It does not hold what it was not sent.
         if self.is_settled:
             self._joined = b""
         return True
@@ -351,7 +352,7 @@ class Pipeline:
     # --- Slots that change hands --------------------------------------------------------------
 
     def suspend(self, slot: int) -> None:
-        """Its bookie failed. The copies it has count on, until it is withdrawn."""
+        """Its bookie failed. Its copies count until it is withdrawn."""
         self._seats[slot].takes_entries = False
 
     def resume(self, slot: int) -> tuple[EntryId, EntryId]:
@@ -361,12 +362,13 @@ class Pipeline:
         return lacks_from, max(lacks_from, self._first)
 
     def withdraw(self, slot: int) -> None:
-        """Somebody else will sit there."""
+        """Another bookie will take the slot."""
         self.suspend(slot)
         self.acks.withdraw(slot)
 
     def admit(self, slot: int, first_entry: EntryId) -> tuple[EntryId, EntryId]:
-        """The successor, named from `first_entry` on. What it will lack, as with `resume`."""
+        """The successor, named from `first_entry` on. The entries that it will lack, as with
+        `resume`."""
         start = max(first_entry, self._first)
         self._busy_pauses_s[slot] = 0.0
         self.acks.admit(slot, start)
@@ -388,7 +390,7 @@ class Pipeline:
         self._note_fullness()
         overdue: list[int] = []
         if not self._half_full_since and (not self._ages or self._ages[0][0] == self.tick):
-            return overdue  # All that there was at the tick before has been answered.
+            return overdue  # All adds of the previous tick have been answered.
         for slot, seat in enumerate(self._seats):
             mark = self.acks.mark(slot)
             if mark != seat.mark_seen or mark >= self.next_entry:
@@ -400,7 +402,8 @@ class Pipeline:
         return overdue
 
     def find_hopeless(self, standing: Slots, *, is_changing: bool) -> RollbookError | None:
-        """Why the writer has to give up, if so. `standing`: slots whose bookies have not failed.
+        """Why the writer has to give up, if it has to. `standing`: slots whose bookies have not
+        failed.
 
         While a change is under way, others are about to step in.
         """
@@ -445,8 +448,8 @@ class Pipeline:
         return self._lengths[count - 1] - self._length_before + count * _AROUND_BYTES
 
     def _is_laggard(self, seat: SlotProgress) -> bool:
-        """Who was busy has said something, and it is our turn then: that never counts before the
-        deadline (WR8).
+        """A busy bookie has responded, and it is our turn: that never counts before the deadline
+        (WR8).
         """
         silent_for = self.tick - max(seat.last_sign, self._half_full_since)
         return (
@@ -463,10 +466,10 @@ class Pipeline:
 
 
 def _kept(payload: bytes) -> bytes:
-    """As it is now, should it be one that can change; of what has elements of some size, the bytes."""
+    """The present value if it can change; for large elements, their bytes."""
     return bytes(memoryview(payload))
 
 
 def _count_that_fit(frames: Sequence[bytes], bytes_max: int) -> int:
-    """One goes whatever its size."""
+    """One is taken whatever its size."""
     return min(len(frames), max(1, bisect_right(list(accumulate(map(len, frames))), bytes_max)))

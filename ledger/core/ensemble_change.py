@@ -1,4 +1,4 @@
-"""When a bookie has failed, and how another takes its place.
+"""When a bookie has failed, and how it is replaced.
 
     adds to b3 fail ──► b3 is down ──► withdrawn: its copies count no more ──► CAS: fragment at LAC + 1
                           │                                                      names b4 for b3
@@ -15,10 +15,11 @@
 - While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
   in the ensemble either way. So each new attempt starts at the LAC + 1 of its own time (WR2).
 
-What is a failure: a connection that is lost is made again at once; if that fails, or it is lost again
-before anything was acknowledged, the bookie has failed. Only to a bookie that owes answers: many
-ledgers are idle, and a restart is no reason to move them all. So has a bookie that answers with an error of its own, or not in time. "Read-only" takes it out of the
-ensemble and is no reproach; "busy" is no failure; "fenced" and "unauthorized" end the writer.
+A failure is: a lost connection is made again at once; if that fails, or it is lost again before
+anything was acknowledged, the bookie has failed. That holds only for a bookie with outstanding
+adds: many ledgers are idle, and a restart is no reason to move them all. A bookie that responds
+with an error of its own, or not in time, has failed, too. "Read-only" takes it out of the
+ensemble without a quarantine; "busy" is no failure; "fenced" and "unauthorized" end the writer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,10 +64,10 @@ class _Down:
 
 
 class OpenEnsemble:
-    """Who sits in the open fragment, and who of them has failed."""
+    """The members of the open fragment, and which of them have failed."""
 
     def __init__(self, quorum: Quorum, tail: Fragment) -> None:
-        self.tail = tail  # As it was last written, for sure.
+        self.tail = tail  # As it was last written for certain.
         self._quorum = quorum
         self._down: dict[int, _Down] = {}  # In the order of their failures.
         self._leaving: Slots = 0
@@ -90,7 +91,7 @@ class OpenEnsemble:
 
     @property
     def is_short(self) -> bool:
-        """Some entries cannot be confirmed by those who stand."""
+        """Some entries cannot be confirmed by the remaining members."""
         allowed = self._quorum.write - self._quorum.ack
         write_masks = map(self._quorum.write_mask, map(EntryId, range(self._quorum.ensemble)))
         return any((self._down_mask & mask).bit_count() > allowed for mask in write_masks)
@@ -103,7 +104,7 @@ class OpenEnsemble:
         return self._down[slot].error
 
     def explain(self, error: RollbookError) -> RollbookError:
-        """Why the writer gives up, with what was last seen of those who are down."""
+        """Why the writer gives up, with the last error of each member that is down."""
         if not self._down:
             return error
         seen = ", ".join(
@@ -141,7 +142,7 @@ class OpenEnsemble:
         return True
 
     def on_rested(self, slot: int) -> None:
-        """Its quarantine is over and it has a connection: another chance."""
+        """Its quarantine is over and it has a connection: it may return."""
         del self._down[slot]
 
     def on_leaving(self, slots: Iterable[int]) -> None:
@@ -149,7 +150,7 @@ class OpenEnsemble:
         self._leaving = sum(1 << slot for slot in slots)
 
     def on_moved(self, tail: Fragment) -> list[int]:
-        """The change is made. The slots that have somebody new."""
+        """The change is made. The slots that have a new bookie."""
         moved = [
             slot
             for slot, (old, new) in enumerate(zip(self.ensemble, tail.ensemble, strict=True))
@@ -169,7 +170,7 @@ class OpenEnsemble:
         return Fragment(first_entry, ensemble)
 
     def find_made(self, found: LedgerMetadata, attempts: Sequence[Fragment]) -> Fragment | None:
-        """Which of the attempts, whose outcomes are not known, was made. Raises `LedgerFenced` (WR4)."""
+        """Which of the attempts with unknown outcomes was made. Raises `LedgerFenced` (WR4)."""
         if found.state is LedgerState.OPEN and found.fragments[-1] in attempts:
             return found.fragments[-1]
         self.verify(found)

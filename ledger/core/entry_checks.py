@@ -1,7 +1,7 @@
-"""What a bookie brought, held against what it was asked for: only whole, right entries count (RD3).
+"""Checks what a bookie returned against the request: only whole, right entries count (RD3).
 
-An entry is right if its digest is, and if it names this ledger and an entry that was asked for. Of a
-batch everything up to the first flaw is taken; what comes behind is asked for again.
+An entry is right if its digest is, and if it names this ledger and an entry that was asked for.
+Of a batch everything up to the first flaw is accepted; the rest is requested again.
 """
 
 import struct
@@ -14,7 +14,7 @@ from rollbook.proto.ports import Buffer
 from rollbook.proto.wire.digest import ENTRY_HEADER_BYTES, Entry, LedgerDigest
 
 _ids_at: Final = struct.Struct(">qqqq").unpack_from
-_new_entry: Final = tuple.__new__  # Without looking at the fields' names.
+_new_entry: Final = tuple.__new__  # Without checking the fields' names.
 
 
 def unpack_batch(
@@ -22,7 +22,8 @@ def unpack_batch(
 ) -> list[Entry]:
     """In ascending order, perhaps with gaps. Raises `DigestMismatch` if the first body is flawed.
 
-    What `LedgerDigest.unpack_entry` does, a batch at a time: half of what reading costs is here.
+    Does what `LedgerDigest.unpack_entry` does, a batch at a time: half of the cost of reading is
+    here.
     """
     entries: list[Entry] = []
     ledger_id, overhead_bytes = digest.ledger_id, digest.overhead_bytes
@@ -37,7 +38,7 @@ def unpack_batch(
             or (ids := _ids_at(header))[0] != ledger_id
             or not next_entry <= ids[1] < end
         ):
-            if not entries:  # It says what is wrong, unless that is the entry's id.
+            if not entries:  # Returns the flaw, except a wrong entry id.
                 digest.unpack_entry(data, next_entry)
             break
         entries.append(_new_entry(Entry, (*ids, payload)))
@@ -46,9 +47,10 @@ def unpack_batch(
 
 
 def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
-    """Of the answer to "your last entry", whichever that is. Raises `DigestMismatch`.
+    """Of the response to "your last entry", whichever that is. Raises `DigestMismatch`.
 
-    Nobody confirms an entry before it was sent: without a digest that is all that can be checked.
+    An entry is not confirmed before it was sent: without a digest that is all that can be
+    checked.
     """
     entry = digest.unpack_entry(body, None)
     if not NO_ENTRY <= entry.last_add_confirmed < entry.entry_id:
@@ -60,7 +62,7 @@ def unpack_last(digest: LedgerDigest, body: Buffer) -> Entry:
 
 
 def consecutive(entries: Sequence[Entry], first_entry: EntryId) -> int:
-    """How many of them follow one another from `first_entry` on."""
+    """How many of them are consecutive from `first_entry`."""
     count = 0
     for entry in entries:
         if entry.entry_id != first_entry + count:

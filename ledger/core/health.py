@@ -1,10 +1,10 @@
-"""Which bookies are better left alone for a while.
+"""Which bookies should be avoided for a while.
 
-A bookie that failed (no answer in time, no connection, an I/O error) is in quarantine: nothing new is
-placed with it as long as others are to be had, and readers ask it last. The first quarantine takes
-a minute; one that fails again soon after takes twice as long as the last, up to half an hour. So a
-bookie that hangs costs those who share this object one deadline and then next to nothing. Who needs
-a bookie and finds only such ones asks them whether they live, and pardons those who answer.
+A bookie that failed (no response in time, no connection, an I/O error) is in quarantine: nothing
+new is placed there while others are available, and readers ask it last. The first quarantine
+takes a minute; one that fails again soon after takes twice as long as the last, up to half an
+hour. So a hanging bookie costs all users of this object one deadline and then next to nothing. A
+caller that finds only such bookies asks them whether they respond, and releases those that do.
 
 Being slow is less than having failed: a reader that got its answer from another copy first asks that
 bookie later, until it answers again. "Busy" and "read-only" are no failures.
@@ -19,7 +19,7 @@ _NS_PER_S: Final = 1_000_000_000
 QUARANTINE_NS_MIN: Final = 60 * _NS_PER_S
 QUARANTINE_NS_MAX: Final = 30 * 60 * _NS_PER_S
 _SLOW_NS: Final = 5 * _NS_PER_S  # Then it is tried again.
-_BOOKIES_MAX: Final = 10_000  # Ids come from metadata: more of them than any cluster has.
+_BOOKIES_MAX: Final = 10_000  # Ids come from metadata: this is more than any cluster has.
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class Health:
         self._record(bookie).slow_until_ns = now_ns + _SLOW_NS
 
     def on_answer(self, bookie: BookieId) -> None:
-        """It answers as it should. A quarantine goes on all the same: an answer may be old, and one
-        that fails now and then is what it is for.
+        """It answers as it should. A quarantine still continues: a response may be old, and it
+        is meant for bookies that fail now and then.
         """
         if record := self._records.get(bookie):
             record.slow_until_ns = -1

@@ -1,8 +1,8 @@
-"""What an answer to "which is your LAC?" is worth.
+"""What a response to "which is your LAC?" proves.
 
-A bookie shows the writer's last explicit LAC and its last entry, with the LAC that came along; both are
-held against their digests. Sound ones count, whatever else the answer says; heard is who brings at
-least one and nothing unsound, or says that it has neither (RD1).
+A bookie returns the writer's last explicit LAC and its last entry with its LAC; both are checked
+against their digests. Sound ones count, whatever else the response says; a bookie counts as
+heard if it returns at least one and nothing unsound, or says that it has neither (RD1).
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""The LAC as an ensemble tells it, and when enough of the ensemble was heard to believe it.
+"""The LAC as an ensemble reports it, and when enough of the ensemble was heard to trust it.
 
-Every confirmed entry has `ack` copies in its write set, and a bookie that stores an entry knows the LAC
-that came with it. So the highest LAC that was reported is not too low once every possible ack quorum has
-a member that was heard (RD1). Heard is who brings an entry or a LAC, and who says that it has none;
-what a bookie says that may have lost something, that fails, or that shows bytes of a wrong digest
-proves nothing. A valid LAC counts from whomever it comes: nobody can make one too high.
+Every confirmed entry has `ack` copies in its write set, and a bookie that stores an entry knows
+the LAC that came with it. So the highest LAC that was reported is not too low once every
+possible ack quorum has a member that was heard (RD1). A bookie is heard if it returns an entry
+or a LAC, or says that it has none; a bookie that may have lost something, fails, or returns a
+wrong digest proves nothing. A valid LAC counts from any bookie: none can be too high.
 """
 
 from rollbook.proto.ids import NO_ENTRY, EntryId
@@ -16,13 +16,13 @@ class LacSurvey:
 
     def __init__(self, quorum: Quorum, floor: EntryId = NO_ENTRY) -> None:
         self.last_add_confirmed = floor
-        self.highest_entry = NO_ENTRY  # That anybody holds; it need not be confirmed.
+        self.highest_entry = NO_ENTRY  # That any member holds; it need not be confirmed.
         self._quorum = quorum
         self._unheard = (1 << quorum.ensemble) - 1
-        self._silent: dict[int, str] = {}  # Slot -> what it said instead of an answer.
+        self._silent: dict[int, str] = {}  # Slot -> what it returned instead of an answer.
 
     def on_told(self, lac: EntryId, highest_entry: EntryId = NO_ENTRY) -> None:
-        """Verified; says nothing about who was heard."""
+        """Verified; independent of which members were heard."""
         self.last_add_confirmed = max(self.last_add_confirmed, lac)
         self.highest_entry = max(self.highest_entry, highest_entry)
 
@@ -43,7 +43,7 @@ class LacSurvey:
         return [slot for slot in range(self._quorum.ensemble) if self._unheard >> slot & 1]
 
     def describe(self, ensemble: Ensemble) -> str:
-        """Who was not heard, and why."""
+        """Members that were not heard, and why."""
         return ", ".join(
             f"{ensemble[slot]}: {self._silent.get(slot, 'no answer')}"
             for slot in self.unheard_slots

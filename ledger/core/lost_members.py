@@ -1,8 +1,8 @@
 """Which bookies a writer leaves although it has nothing to send them (WR11).
 
-A seat on a bookie that is gone costs a copy of whatever is confirmed next, and a ledger whose open end names a lost
-bookie is closed by repair after a while, for all that repair can know of its writer. So a writer that is alive gives
-up such a seat itself, before that.
+A seat on a lost bookie costs a copy of all later entries, and repair closes a ledger whose open end names a
+lost bookie after a while, because it cannot tell whether its writer lives. So a living writer gives up such
+a seat itself, before that.
 
     not registered for 15 s    lost: longer than a restart takes, so a restart moves nothing
     registered as draining     it is to lose all its seats
@@ -44,7 +44,7 @@ class Absences:
 def reason_to_leave(
     bookie: BookieId, ledger_id: LedgerId, live: LiveBookies, lost: Collection[BookieId]
 ) -> str | None:
-    """Why the writer of a ledger gives up this seat of it; None: it keeps it."""
+    """Why the writer of a ledger gives up this seat; None: it keeps it."""
     if bookie in lost:
         return "it is not registered"
     info = live.find(bookie)

@@ -1,13 +1,13 @@
-"""Where copies go: ensembles of new ledgers, and who steps in for a bookie that failed.
+"""Where copies are placed: ensembles of new ledgers, and replacements for failed bookies.
 
-Only bookies that take new entries come into question, and of those only who says where it can be spoken
-to: behind TLS, a port for it. Those in quarantine are taken when the others
-do not suffice. No bookie is ever twice in an ensemble: two copies with one bookie are one copy (WR9).
+Only bookies that accept new entries are candidates, and only those that publish a usable
+address: behind TLS, a TLS port. Those in quarantine are used if the others do not suffice. A
+bookie is never twice in an ensemble: two copies on one bookie are one copy (WR9).
 
-With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which is
-what holds an entry, lie in as many racks as can be had. With too few racks it goes on all the same,
-and `lacks_racks` says so. A bookie that is on no map counts as a rack of its own. Among equals chance decides,
-so that many clients spread what they write.
+With a map of racks, an ensemble is picked slot by slot so that any `write` slots in a row, which
+hold an entry, are in as many racks as possible. With too few racks it is picked all the same,
+and `lacks_racks` says so. A bookie that is on no map counts as a rack of its own. Chance decides
+between equals, so that many clients spread their writes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,7 +22,7 @@ from rollbook.proto.ports import Randomness
 from rollbook.proto.quorum import Ensemble, Quorum
 
 _NO_MAP: Final[Mapping[BookieId, str]] = MappingProxyType({})
-_RACKS_WANTED: Final = 2  # Of each write set: that one rack fails must not take all copies.
+_RACKS_WANTED: Final = 2  # For each write set: the failure of one rack must not take all copies.
 
 
 class Placement:
@@ -54,7 +54,7 @@ class Placement:
     def _too_few(self, usable: int, read_only: int, quorum: Quorum) -> NotEnoughBookies:
         behind_tls, start = (" behind TLS", " with --tls-listen") if self._uses_tls else ("", "")
         others = room = ""
-        if read_only:  # Disks that are full, as a rule; untold, one would look for the dead.
+        if read_only:  # Full disks, usually; without this message one would look for dead bookies.
             others = f", {read_only} are read-only"
             room = "make room on the disks of those that are read-only, "
         return NotEnoughBookies(
@@ -74,9 +74,9 @@ class Placement:
         excluded: Collection[BookieId] = (),
         is_urgent: bool = False,
     ) -> dict[int, BookieId]:
-        """For as many of the slots as there are bookies for, the first ones first.
+        """For as many of the slots as there are bookies, the first ones first.
 
-        `is_urgent`: better one in quarantine than none.
+        `is_urgent`: a bookie in quarantine is better than none.
         """
         wanted = list(slots)
         healthy, resting = self._candidates(live, now_ns, excluded={*ensemble, *excluded})
@@ -89,7 +89,7 @@ class Placement:
         return picked
 
     def usable(self, live: LiveBookies) -> list[BookieId]:
-        """Who takes new entries and can be spoken to."""
+        """Bookies that accept new entries and are reachable."""
         return [
             bookie
             for bookie, info in live.writable.items()
@@ -101,11 +101,12 @@ class Placement:
         return [each for each in self.usable(live) if self._health.is_quarantined(each, now_ns)]
 
     def lacks_racks(self, quorum: Quorum, ensemble: Ensemble) -> bool:
-        """Some entries would have all their copies in one rack, though there is a map of racks."""
+        """Whether some entries would have all their copies in one rack, though there is a map of
+        racks."""
         return self.sets_in_one_rack(quorum, ensemble) > 0
 
     def sets_in_one_rack(self, quorum: Quorum, ensemble: Ensemble) -> int:
-        """How many write sets, of which an ensemble has one for each member, have all their copies in one rack."""
+        """How many write sets, one for each member, have all their copies in one rack."""
         if not self._racks or quorum.write < _RACKS_WANTED:
             return 0
         write_sets = (
@@ -131,7 +132,7 @@ class Placement:
         slot: int,
         candidates: list[BookieId],
     ) -> BookieId:
-        """Takes the one out of the candidates that shares its rack with the fewest slots near by."""
+        """Takes out the candidate that shares its rack with the fewest neighbouring slots."""
         if not self._racks:
             return candidates.pop()
         nearby: dict[int, None] = {}

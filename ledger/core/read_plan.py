@@ -1,10 +1,10 @@
 """Which copy of an entry to ask for next, when to ask a second member, when to stop asking.
 
-A plain read asks one member of the write set; the next one when that fails, has no such entry, or is
-slower than most answers lately (RD2). The order: who is healthy before who is slow or gone, and among
-equals always the same one for neighbouring entries, since it has read ahead. What is brought counts
-only with a right digest and the right ids (RD3). When nobody is left, all the answers together say
-what the caller may do:
+A plain read asks one member of the write set; the next one when that fails, has no such entry,
+or is slower than most answers lately (RD2). The order: healthy members before slow or failed
+ones, and among equals always the same one for neighbouring entries, since it has read ahead. A
+returned entry counts only with a right digest and the right ids (RD3). When no member is left,
+all the responses together decide what the caller may do:
 
     NoSuchEntry       every copy's holder said that it has none
     DigestMismatch    nobody can be asked again with a better result, and some bytes were bad
@@ -42,7 +42,7 @@ _PASSING: Final = (BookieUnreachable, ConnectionLost, Overloaded, Throttled)
 
 @lru_cache(maxsize=4096)
 def covering_slots(quorum: Quorum, offset: int, usable: Slots = -1) -> tuple[int, ...]:
-    """Few members, of the usable ones, that together hold all that these hold.
+    """Few members that together hold all that these hold.
 
     The fewest if all can be used; another choice for each offset.
     """
@@ -68,14 +68,14 @@ def slots_in_order(
 
 
 class CopySearch:
-    """One question for one entry, or for a run that starts with it: whom to ask, and the verdict."""
+    """A read of one entry, or of a run that starts with it: which member to ask, and the verdict."""
 
     def __init__(self, slots: Sequence[int]) -> None:
         self._untried = deque(slots)
         self._errors: dict[int, type[RollbookError]] = {}  # Slot -> how it failed.
 
     def next_slot(self) -> int | None:
-        """Whom to ask next; None: everybody was asked."""
+        """The member to ask next; None: all were asked."""
         return self._untried.popleft() if self._untried else None
 
     def on_failure(self, slot: int, error: type[RollbookError]) -> None:
@@ -83,7 +83,7 @@ class CopySearch:
 
     @property
     def may_pass(self) -> bool:
-        """Somebody might answer in a moment."""
+        """A member might respond in a moment."""
         return any(issubclass(error, _PASSING) for error in self._errors.values())
 
     def error(self, ledger_id: LedgerId, entry_id: EntryId, ensemble: Ensemble) -> RollbookError:
@@ -99,7 +99,7 @@ class CopySearch:
 
 
 class CoverSearch:
-    """One question for a run of striped entries: who together brings all of them."""
+    """A read of a run of striped entries: which members together return all of them."""
 
     def __init__(self, quorum: Quorum, preferred: int, ranks: Sequence[int]) -> None:
         self._quorum = quorum
@@ -110,7 +110,7 @@ class CoverSearch:
         self._useless: Slots = 0
 
     def next_slots(self) -> list[int]:
-        """Whom to ask now."""
+        """The members to ask now."""
         slots = [slot for slot in self._cover() if not self._asked >> slot & 1]
         for slot in slots:
             self._asked |= 1 << slot
@@ -121,12 +121,12 @@ class CoverSearch:
         self._useless |= (not is_useful) << slot
 
     def on_delay(self, slot: int) -> None:
-        """Others are asked for what it holds."""
+        """Others are asked for its entries."""
         self._useless |= 1 << slot
 
     @property
     def waits_for(self) -> list[int]:
-        """Nobody: all was brought that can be had."""
+        """Empty: everything available was returned."""
         return [slot for slot in self._cover() if not self._answered >> slot & 1]
 
     def _cover(self) -> tuple[int, ...]:
@@ -141,12 +141,12 @@ class CoverSearch:
 class HedgeDelay:
     """How long to wait for an answer before another member is asked: longer than 95 % took lately.
 
-    An answer that was overtaken counts with the time after which it was given up: so that when
-    everything is slow, everything is waited for longer, and nothing is asked twice.
+    An overtaken response counts with the time after which it was given up: so when everything is
+    slow, waits get longer, and nothing is read twice.
     """
 
     def __init__(self, at_least_ms: float, factor: int = 1) -> None:
-        """`factor`: how many times longer this kind of request takes as a rule."""
+        """`factor`: how many times longer this kind of request usually takes."""
         self._at_least_ns = int(at_least_ms * factor * _NS_PER_MS)
         self._latencies: deque[int] = deque(maxlen=_LATENCIES_KEPT)
         self._since_sorted = 0

@@ -1,22 +1,22 @@
 """Where does a ledger end? Recovery's questions to the bookies, and what their answers prove.
 
-The ensemble is the last fragment's, frozen when recovery began; every question fences. From the entry
-behind the LAC on, in order, each entry is
+The ensemble is the last fragment's, frozen when recovery began; every question fences. From the
+entry after the LAC on, in order, each entry is
 
     present     one valid copy was brought, whatever the others say (FR2)
     absent      at least `write - ack + 1` members of its write set said that they have none, and
                 nobody of it who can be reached is still to be heard (FR3)
     undecided   neither, and nobody is left to ask: recovery fails, and is tried again
 
-Only the explicit "no such entry" or "no such ledger" to a question for that very entry is a negative,
-and of members whose word for it is good (`on_last`) the answer to the fence: which entry is their last
-one. It is asked of all members anyway, so in the usual case nobody is asked for the entry behind.
-What a member may have lost, fails to say in time, says with a wrong digest, or leaves out of a batch
-proves nothing. The first absent entry ends the ledger.
+A negative is only the explicit "no such entry" or "no such ledger" for that very entry, and,
+from members whose word is reliable (`on_last`), the response to the fence: their last entry. All
+members are asked for that anyway, so usually none is asked for the next entry. What a member may
+have lost, does not answer in time, returns with a wrong digest, or leaves out of a batch proves
+nothing. The first absent entry ends the ledger.
 
-Up to the highest entry that the fence brought to light entries are likely to be there, so one member
-is asked for a whole run of them and others only if that is slow or in vain. Beyond, the whole write
-set is asked at once: the proof that a ledger ends takes one round trip.
+Up to the highest entry that the fence found, entries are probably there, so one member is asked
+for a run of them and others only if that is slow or fails. Beyond it, the whole write set is
+asked at once: the proof that a ledger ends takes one round trip.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ _PROBES_MAX: Final = 64  # Entries that are asked for beyond what is known to ex
 
 
 class TailProbe(NamedTuple):
-    """Ask the member at `slot` for what it holds of `count` consecutive ids; 1 is a plain read."""
+    """Ask the member at `slot` for its entries among `count` consecutive ids; 1 is a plain read."""
 
     slot: int
     first_entry: EntryId
@@ -44,14 +44,14 @@ class TailProbe(NamedTuple):
 class _Sought:
     """An entry that was asked for and not found yet."""
 
-    pending: Slots = 0  # Who was asked and has not answered.
-    tried: Slots = 0  # Who did not bring it when it was asked for more than this one.
+    pending: Slots = 0  # Members that were asked and have not responded.
+    tried: Slots = 0  # Members that did not return it when they were asked for a longer run.
     negatives: Slots = 0
-    failures: dict[int, str] = field(default_factory=dict)  # Slot -> what proves nothing.
+    failures: dict[int, str] = field(default_factory=dict)  # Slot -> an answer that proves nothing.
 
 
 class TailSearch:
-    """Decides entry by entry; the caller asks, and retries what it may."""
+    """Decides entry by entry; the caller asks, and retries where it may."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class TailSearch:
         self._found: dict[EntryId, Entry] = {}
         self._to_plan: deque[EntryId] = deque()
         self._is_end_certain = False
-        self._lasts: dict[int, EntryId] = {}  # By slot, as they said when they were fenced.
-        self._expected: Slots = 0  # Who is about to say so, and is asked no more.
+        self._lasts: dict[int, EntryId] = {}  # By slot, as reported when they were fenced.
+        self._expected: Slots = 0  # Members that are about to report, and are not asked any more.
 
     # --- What to ask --------------------------------------------------------------------------
 
@@ -106,7 +106,8 @@ class TailSearch:
         return runs.asks()
 
     def _one_to_ask(self, entry_id: EntryId, sought: _Sought, cover: Sequence[int]) -> int | None:
-        """The same for neighbours; None: it is unlikely to be there, or was not where it was sought."""
+        """The same for neighbours; None: it is unlikely to be there, or was not where it was
+        requested."""
         if entry_id > self._highest_seen:
             return None
         untried = self._quorum.write_mask(entry_id) & ~sought.tried
@@ -132,17 +133,19 @@ class TailSearch:
     # --- What was answered --------------------------------------------------------------------
 
     def on_fenced(self, entry: Entry) -> None:
-        """Verified: the fence itself brought it, so nobody need be asked (FR2). Before `plan`."""
+        """Verified: the fence itself returned it, so no member is asked for it (FR2). Before
+        `plan`."""
         if entry.entry_id >= self._next:
             self._found[entry.entry_id] = entry
 
     def expect_last(self, slot: int) -> None:
-        """It is about to be heard by `on_last`: `on_no_last` if that was wrong, or takes long."""
+        """It is about to be reported by `on_last`: `on_no_last` is called if that was wrong, or
+        takes long."""
         self._expected |= 1 << slot
 
     def on_last(self, slot: int, last: Entry | None) -> None:
-        """What a fenced member named as its last entry, verified; None: it has none. It has searched
-        itself for this with the same care as for any entry: damage or doubt is no such answer.
+        """The last entry of a fenced member, verified; None: it has none. It has searched with
+        the same care as for any entry: damage or doubt is no such answer.
         """
         self._lasts[slot] = last.entry_id if last is not None else NO_ENTRY
         self._expected &= ~(1 << slot)
@@ -157,13 +160,13 @@ class TailSearch:
             self._take(last)
 
     def on_no_last(self, slot: int) -> None:
-        """It is asked entry by entry, like others of whom nothing is known."""
+        """It is asked entry by entry, like others without that care."""
         if self._expected >> slot & 1:
             self._expected &= ~(1 << slot)
             self._to_plan.extend(self._sought)
 
     def on_entries(self, ask: TailProbe, entries: Sequence[Entry]) -> None:
-        """Verified, in order, at least one; what is missing behind the last had no room."""
+        """Verified, in order, at least one; later ones did not fit."""
         for entry in entries:
             entry_id = entry.entry_id
             if self._sought.pop(entry_id, None) is not None:
@@ -179,7 +182,7 @@ class TailSearch:
             self._probes = min(2 * self._probes, _PROBES_MAX)
 
     def on_negative(self, ask: TailProbe) -> None:
-        """It said that there is no such entry, or no such ledger: of the first it was asked for."""
+        """It has no such entry, or no such ledger: this counts for the first one requested."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.negatives |= 1 << ask.slot
@@ -188,7 +191,7 @@ class TailSearch:
             self._on_left_out(ask, entry_id, sought, has_room=True)
 
     def on_failure(self, ask: TailProbe, reason: str) -> None:
-        """No answer that would prove anything about any of them."""
+        """No answer that proves anything about any of them."""
         for entry_id, sought in self._missing(ask):
             if entry_id == ask.first_entry:
                 sought.failures[ask.slot] = reason
@@ -243,7 +246,7 @@ class TailSearch:
 
     @property
     def is_stuck(self) -> bool:
-        """Everybody was asked for the next entry, and it is neither present nor absent."""
+        """Every member was asked for the next entry, and it is neither present nor absent."""
         return (
             self._next in self._sought and self._is_everybody_asked and not self.is_absence_proven
         )
@@ -259,13 +262,13 @@ class TailSearch:
         self._is_end_certain = True
 
     def ask_again(self) -> None:
-        """Those whose answer proved nothing are asked once more."""
+        """Members whose answer proved nothing are asked once more."""
         for entry_id, sought in self._sought.items():
             sought.failures.clear()
             self._to_plan.append(entry_id)
 
     def describe(self, ensemble: Ensemble) -> str:
-        """What the members of the write set said about the next entry."""
+        """What the members of the write set reported about the next entry."""
         sought = self._sought.get(self._next, _Sought())
         told: list[str] = []
         for slot in self._quorum.write_slots(self._next):
@@ -275,17 +278,17 @@ class TailSearch:
 
 
 class _Runs:
-    """Puts questions for neighbouring entries to one member into one."""
+    """Merges requests for neighbouring entries to one member."""
 
     def __init__(self, quorum: Quorum, batch_slots: Slots, entries_max: int) -> None:
         self._quorum = quorum
         self._batch_slots = batch_slots
         self._entries_max = entries_max
-        self._runs: list[list[int]] = []  # Slot, first entry, behind the last one.
+        self._runs: list[list[int]] = []  # Slot, first entry, end.
         self._open: dict[int, list[int]] = {}  # By slot: the one that may grow.
 
     def add(self, slot: int, entry_id: EntryId, *, may_join: bool) -> None:
-        """A question for an entry alone gets an answer; what a batch leaves out has none."""
+        """A request for an entry alone gets an answer; an entry left out of a batch has none."""
         if may_join and self._batch_slots >> slot & 1:
             run = self._open.get(slot)
             if run is not None and entry_id - run[1] < self._entries_max:

@@ -1,4 +1,4 @@
-"""What is to be said of a ledger's copies when each of them has been looked at.
+"""The verdict on a ledger's copies after all of them were checked.
 
     good          sound bytes, the same payload as the others
     missing       its bookie says that it has none
@@ -38,7 +38,7 @@ _MAY_TURN_UP: Final = (CopyState.UNKNOWN, CopyState.UNREACHABLE)
 
 
 def state_after(error: type[Exception]) -> CopyState:
-    """Of a copy that could not be had."""
+    """Of a copy that was unavailable."""
     if issubclass(error, Missing):
         return CopyState.MISSING
     if issubclass(error, DigestMismatch):
@@ -50,7 +50,7 @@ def state_after(error: type[Exception]) -> CopyState:
 
 @dataclass(slots=True)
 class Flaw:
-    """Copies of one fragment with one bookie that are all in the same bad state."""
+    """Copies of one fragment on one bookie that are all in the same bad state."""
 
     fragment: EntryId
     bookie: BookieId
@@ -62,14 +62,14 @@ class Flaw:
 
 @dataclass(slots=True)
 class LedgerVerification:
-    """Of a whole ledger, or of as much as was looked at."""
+    """Of a whole ledger, or of the checked part."""
 
     quorum: Quorum
     entries: int = 0
     copies: Counter[CopyState] = field(default_factory=Counter)
     under_replicated: int = 0  # Entries with fewer good copies than `write`,
     below_ack: int = 0  # than `ack`: those, too, count above;
-    in_doubt: int = 0  # without any, of which one may still turn up;
+    in_doubt: int = 0  # without any, but one may still turn up;
     lost: int = 0  # without any.
     flaws: list[Flaw] = field(default_factory=list)
     _open: dict[tuple[EntryId, int], Flaw] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class LedgerVerification:
         return not self.flaws
 
     def _note(self, fragment: Fragment, slot: int, entry_id: EntryId, state: CopyState) -> None:
-        """One flaw as long as the place's copies are in one state."""
+        """One flaw as long as the copies of the place are in one state."""
         key = fragment.first_entry, slot
         flaw = self._open.get(key)
         if flaw is not None and flaw.state is state:
@@ -110,7 +110,8 @@ class LedgerVerification:
 
 
 def compare_copies(copies: Mapping[int, Copy]) -> dict[int, CopyState]:
-    """Of one entry, by places. Those that agree with most others are good; without a majority none is."""
+    """Of one entry, by places. Copies that agree with the majority are good; without a majority none
+    is."""
     sound = [copy for copy in copies.values() if isinstance(copy, int)]
     if len(set(sound)) > 1:
         (most, votes), (_, next_votes) = Counter(sound).most_common(2)

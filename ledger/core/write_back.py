@@ -1,13 +1,13 @@
 """Recovered entries, written once more to their whole write sets before the ledger is closed.
 
 A copy that was read may be the only one, and not yet durable; so each recovered entry gets `ack`
-durable copies, and all `write` bookies are tried (FR5). A bookie that fails is replaced from the first
-entry on that it has not acknowledged, in memory only: the new ensembles are part of the closing
-change of metadata and show to nobody before (FR6). A recovery that dies on the way has changed nothing that a
-later recovery goes by.
+durable copies, and all `write` bookies are tried (FR5). A failing bookie is replaced from its
+first unacknowledged entry on, in memory only: the new ensembles are part of the closing change
+of metadata and not visible before (FR6). A recovery that dies has changed nothing that a later
+recovery depends on.
 
-Entries stay here, and are kept, from the first one on that somebody who counts has not acknowledged:
-they may have to go to a replacement, too.
+Entries are kept from the first one that a counted bookie has not acknowledged: a replacement may
+need them, too.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ class _Copies:
 
 class WriteBack:
     def __init__(self, quorum: Quorum, first_entry: EntryId, ensemble: Ensemble) -> None:
-        """`first_entry` is the first that may come; `ensemble` is where they lie so far."""
+        """`first_entry` is the first that may come; `ensemble` has the copies so far."""
         self.entry_bytes = 0  # Of the payloads that are kept.
         self._quorum = quorum
         self._ensemble = ensemble
-        # For each slot, whose it is from which entry on. The last one is written to.
+        # For each slot, its bookies and their first entries. The last one is written to.
         self._holders = [[(first_entry, bookie)] for bookie in ensemble]
-        self._abandoned: Slots = 0  # They failed, and nobody can take their place.
+        self._abandoned: Slots = 0  # They failed without a replacement.
         self._copies: dict[EntryId, _Copies] = {}  # In order.
 
     @property
@@ -41,7 +41,7 @@ class WriteBack:
         return tuple(holders[-1][1] for holders in self._holders)
 
     def holders(self) -> list[BookieId]:
-        """Everybody who has, or had, a place."""
+        """Every bookie that has, or had, a place."""
         return [bookie for holders in self._holders for _, bookie in holders]
 
     def add(self, entry: Entry) -> list[int]:
@@ -54,7 +54,7 @@ class WriteBack:
 
     def on_acks(self, slot: int, bookie: BookieId, entry_ids: Sequence[EntryId]) -> None:
         if self._holders[slot][-1][1] != bookie:
-            return  # Replaced: its copies protect nobody any more.
+            return  # Replaced: its copies do not count any more.
         for entry_id in entry_ids:
             if (copies := self._copies.get(entry_id)) is not None:
                 copies.acked |= 1 << slot
@@ -79,7 +79,8 @@ class WriteBack:
         ]
 
     def replace(self, slot: int, bookie: BookieId) -> list[Entry]:
-        """The bookie at that place has failed; returns what `bookie`, in its place, has to get."""
+        """The bookie at that place has failed; returns the entries for `bookie`, its
+        replacement."""
         assert all(bookie != holder for holders in self._holders for _, holder in holders)
         first_entry = self.unacked(slot)[0].entry_id
         holders = self._holders[slot]
@@ -92,7 +93,7 @@ class WriteBack:
         return self.unacked(slot)
 
     def abandon(self, slot: int) -> None:
-        """It has failed, and nobody can take its place: the others have to be enough."""
+        """It has failed without a replacement: the others have to be enough."""
         self._abandoned |= 1 << slot
         self._settle()
 
@@ -118,7 +119,7 @@ class WriteBack:
         )
 
     def new_fragments(self) -> list[Fragment]:
-        """What the closing change of metadata has to say about where entries lie now."""
+        """The places of entries for the closing change of metadata."""
         starts = sorted({first for holders in self._holders for first, _ in holders})
         fragments = [Fragment(start, self._ensemble_at(start)) for start in starts]
         return fragments if fragments[0].ensemble != self._ensemble else fragments[1:]

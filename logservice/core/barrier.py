@@ -1,9 +1,9 @@
 """Barriers: every append that any server acknowledged before the request is below the answer (LS10).
 
-That takes a quorum's acknowledgement of something that was sent after the question: had another
-server taken the log over before, the quorum would have been denied. Any append will do. If there is
-none in the same turn of the loop an entry without records is written for all who wait; who asks while
-that is on its way shares the next one.
+That takes a quorum's acknowledgement of an entry that was sent after the question: if another
+server had taken the log over before, the quorum would have refused it. Any append will do. If
+the turn of the loop has no such entry, one without records is written for all waiting callers;
+callers that ask while it is in flight share the next one.
 """
 
 from typing import Generic, TypeVar
@@ -25,14 +25,15 @@ class Barriers(Generic[Asker]):
 
     @property
     def needs_entry(self) -> bool:
-        """Asked at the end of a turn: nobody else has appended anything."""
+        """Asked at the end of a turn without an append."""
         return bool(self._waiting) and not self._is_under_way
 
     def on_asked(self, asker: Asker) -> None:
         self._waiting.append(asker)
 
     def on_sent(self, *, is_ours: bool = False) -> list[Asker]:
-        """Those who are answered when this entry is settled. `is_ours`: it was written for them."""
+        """The callers that are answered when this entry is settled. `is_ours`: it was written
+        for them."""
         self._is_under_way |= is_ours
         askers, self._waiting = self._waiting, []
         return askers

@@ -1,11 +1,12 @@
 """Which clocks are believed: those that agree with most others.
 
-Each log server compares its wall clock with the metadata store's and tells the others how far apart the
-two are. A clock that is within five minutes of more than half of all clocks, the store's and its own among
-them, is believed; of exactly half, if the store's is one of them. A server with another one owns no logs (CK1): their records would expire too early or never.
+Each log server compares its wall clock with the metadata store's and tells the others how far apart the two are.
+A clock within five minutes of more than half of all clocks, the store's and its own among them, is trusted; of
+exactly half, if the store's is one of them. A server with another one owns no logs (CK1): their records would
+expire too early or never.
 
-The time of an owner is that of its wall clock when it was last compared, carried on by the monotonic
-clock (CK2). So a wall clock that is set does not reach a log before it has been judged.
+The time of an owner is that of its wall clock when it was last compared, carried on by the
+monotonic clock (CK2). So a changed wall clock does not reach a log before it has been compared.
 """
 
 from collections.abc import Mapping
@@ -40,12 +41,13 @@ class ServerTime:
         return self._offset_us + now_ns // 1000
 
     def on_compared(self, wall_us: int, store_us: int, now_ns: int) -> None:
-        """All three of one moment."""
+        """All three at the same moment."""
         self.apart_us = wall_us - store_us
         self._offset_us = wall_us - now_ns // 1000
 
     def on_odd(self, store_us: int, others_us: Mapping[str, int], now_ns: int) -> None:
-        """The wall clock is not believed: the time is that of the others, who are so far ahead of the store."""
+        """The wall clock is not trusted: the time is that of the others, which are this far ahead of the
+        store."""
         in_order = sorted((_STORE, *others_us.values()))
         common_us = in_order[(len(in_order) - 1) // 2]
         self._offset_us = store_us + common_us - now_ns // 1000

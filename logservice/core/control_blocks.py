@@ -1,4 +1,4 @@
-"""Control blocks: what owners write into a log beside records, for owners and readers to come.
+"""Control blocks: what owners write into a log beside records, for later owners and readers.
 
     Follows         the first entry of every segment: which ledger it follows, up to which entry, and
                     all that an owner has to remember there; -1 and -1 in a log's first segment
@@ -40,7 +40,7 @@ class Follows:
 class Snapshot:
     state: bytes
     lived: bytes = (
-        b""  # Beside the state, so that owners of before can read that; empty from those.
+        b""  # Beside the state, so that older releases can read that; empty in their blocks.
     )
     counts: bytes = b""  # Of records; as `lived`.
 
@@ -101,7 +101,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def pack_control(control: Control) -> bytes:
-    """To be stamped as a block of records is."""
+    """To be stamped like a block of records."""
     message = Message()
     content = getattr(message, _NAMES[type(control)])
     content.SetInParent()

@@ -7,8 +7,9 @@ floor below which none is made any more:
     move a mark    the cursor and the marks, in one step; below the floor it is refused
     truncate       the ledger list and the marks, in one step; the floor rises to the new head
 
-Both change the one node of the marks from the version that was read, so whichever comes second sees
-the first (LL6): no mark is passed, and none is promised what is gone.
+Both change the one node of the marks from the version that was read, so the second of two
+changes sees the first (LL6): no truncation passes a mark, and no mark is made on truncated
+records.
 """
 
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Marks:
         return self._with(marks)
 
     def with_floor(self, head: Offset) -> Self:
-        """Raises `Guarded` if a mark lies below; a floor never sinks."""
+        """Raises `Guarded` if a mark is below; a floor never goes back."""
         if names := self.below(head):
             raise Guarded(
                 marks=tuple(str(name) for name in names[:_TOLD_MAX]),
@@ -93,14 +94,15 @@ class Marks:
 class CursorCounts:
     """How many cursors a log has, by who created them (CB1)."""
 
-    by_principal: tuple[tuple[str, int], ...] = ()  # By name; none is 0.
+    by_principal: tuple[tuple[str, int], ...] = ()  # By name; 0 if missing.
 
     @property
     def total(self) -> int:
         return sum(count for _, count in self.by_principal)
 
     def recounted(self, total: int) -> Self:
-        """Earlier releases create and delete without counting: the difference is nobody's."""
+        """Earlier releases create and delete without counting, so the difference belongs to no
+        principal."""
         named = {name: count for name, count in self.by_principal if name}
         return self._with({**named, "": max(total - sum(named.values()), 0)})
 
@@ -145,8 +147,8 @@ def committed(
 ) -> Cursor:
     """The cursor as the request wants it.
 
-    `tail`: as far as it is known. `uid`: the log's. Raises `MetadataConflict` if it has another version than the caller
-    thinks, `CursorAhead` if it would go back unasked, `InvalidRequest` if it is too large.
+    `tail`: as far as known. `uid`: the log's. Raises `MetadataConflict` if it has another version than the
+    caller thinks, `CursorAhead` if it would go back unasked, `InvalidRequest` if it is too large.
     """
     expected = request.expected_version
     if expected is not None and expected != (NO_CURSOR if found is None else found.version):
@@ -257,7 +259,7 @@ def pack_marks(marks: Marks, token: bytes) -> bytes:
 
 
 def unpack_marks(data: bytes) -> tuple[Marks, bytes]:
-    """And the token of their write. Raises `BadMetadata`, `UnsupportedVersion`."""
+    """And the token of the write that made it. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.MarksNode, data)
     check_version(message.format_version)
     try:

@@ -1,8 +1,8 @@
 """A segment with fewer bookies than its log wants, made while no full ensemble can be had (LS13).
 
-The log's ack quorum is what an ack promises, and it never shrinks. Only the copies beyond it are given
-up: the new ledger has as many bookies as there are, and its own metadata says so, so readers, recovery
-and re-replication treat it as any other ledger.
+The log's ack quorum is what an ack promises, and it never shrinks. Only the copies beyond it are
+given up: the new ledger has as many bookies as are available, and its metadata says so, so readers,
+recovery and re-replication treat it as any other ledger.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """The ledger list of a log, and every change that it may go through.
 
-A log is its list: the ledgers that hold it, in order, as segments. A server that changes the list by
-compare-and-swap has made a step that everybody sees; nothing else decides.
+A log is its list: the ledgers that hold it, in order, as segments. A change of the list by
+compare-and-swap is a step that all servers see; nothing else decides.
 
     head                                            tail, known when all is CLOSED
       v                                               v
@@ -22,8 +22,8 @@ compare-and-swap has made a step that everybody sees; nothing else decides.
   the newest such memory stays.
 - The owner's epoch only grows (LL5); SEALED and DELETED end what may be changed.
 
-Each `with_*` returns a new list, to be written by compare-and-swap from the version that was read, and
-refuses by raising what would break a rule. A list that is equal to the old one means that there is
+Each `with_*` returns a new list, to be written by compare-and-swap from the version that was read,
+and raises instead of breaking a rule. A list that is equal to the old one means that there is
 nothing to write.
 """
 
@@ -64,7 +64,7 @@ _TEXT_CHARACTERS_MAX: Final = 200
 # In the custom metadata of a log's ledgers.
 LEDGER_OF_LOG: Final = "rollbook.log"  # The log's uid, in hexadecimal.
 LEDGER_OF_VERSION: Final = "rollbook.log-version"  # Of the list, from which alone it may be listed.
-LOG_DELETED: Final = "log_deleted"  # Kinds of events that later changes go by.
+LOG_DELETED: Final = "log_deleted"  # Kinds of events that later changes depend on.
 LOG_SEALED: Final = "log_sealed"
 LEDGER_OF_NAME: Final = "rollbook.log-name"  # For people, and to find the list by.
 
@@ -88,7 +88,7 @@ class LogState(Enum):
 
 
 class SegmentState(Enum):
-    OPEN = "open"  # As far as the list knows: its ledger may have been closed since.
+    OPEN = "open"  # As far as the list knows: its ledger may have been closed in the meantime.
     CLOSED = "closed"
 
 
@@ -98,7 +98,7 @@ class Size(NamedTuple):
 
 
 Sizes = Mapping[LedgerId, Size]
-"""Of the segments that are written, by their ledgers: the list does not know yet."""
+"""The sizes of the segments that are written, by their ledgers: the list does not have them yet."""
 
 NOT_COUNTED: Final[Sizes] = {}
 
@@ -107,7 +107,7 @@ NOT_COUNTED: Final[Sizes] = {}
 class Segment:
     segment_id: SegmentId
     ledger_id: LedgerId
-    owner_epoch: OwnerEpoch  # Whose it was when it was listed.
+    owner_epoch: OwnerEpoch  # The owner when it was listed.
     reason: str  # Why it was begun.
     first_timestamp_us: int  # When it was begun, on the log's clock.
     state: SegmentState = SegmentState.OPEN
@@ -164,8 +164,9 @@ class LedgerList:
     created_us: int
     state: LogState = LogState.OPEN
     owner_epoch: OwnerEpoch = NO_OWNER_YET
-    owner: ServerInfo | None = None  # None: nobody yet, or the last owner has released it.
-    preferred_server: str = ""  # Whom the suggestion follows; empty: nobody in particular.
+    # None: the log has no owner yet, or the last one has released it.
+    owner: ServerInfo | None = None
+    preferred_server: str = ""  # The server that the suggestion names; empty: no particular one.
     head: Offset = FIRST_OFFSET
     next_segment_id: SegmentId = FIRST_SEGMENT
     segments: tuple[Segment, ...] = ()
@@ -181,7 +182,7 @@ class LedgerList:
 
     @property
     def tail(self) -> Offset | None:
-        """None as long as a segment is unclosed: then it takes more than the list to know."""
+        """None as long as a segment is unclosed: then the list alone cannot tell."""
         if not self.segments:
             return self.head
         return self.segments[-1].next_offset
@@ -215,7 +216,8 @@ class LedgerList:
         return replace(self, owner=server, owner_epoch=OwnerEpoch(self.owner_epoch + 1))
 
     def with_released(self) -> Self:
-        """The owner lets go: its epoch stays the last one, and nobody has to be waited for."""
+        """The owner releases the log: its epoch stays the last one, and no server needs to wait
+        for it."""
         return replace(self, owner=None)
 
     def with_preferred_server(self, server: str) -> Self:
@@ -311,11 +313,11 @@ class LedgerList:
         return replace(self, segments=(*self.segments[:index], closed, *after))
 
     def with_discarded(self, segment_id: SegmentId) -> Self:
-        """The segment does not follow the one before, or is empty: nothing in it was acked (LL2). Nor in
-        what is listed behind it, which goes with it.
+        """The segment does not follow the one before, or is empty: nothing in it was acked (LL2).
+        The same holds for segments listed after it, which are discarded, too.
 
-        Raises `MetadataConflict` if anything of that is CLOSED, or the one before is not. The first one
-        is discarded only if nothing was ever truncated: nobody has written a log then.
+        Raises `MetadataConflict` if anything of that is CLOSED, or the one before is not. The first
+        one is discarded only if nothing was ever truncated: then the log was never written.
         """
         index = self._index_of(segment_id)
         dropped = self.segments[index:]
@@ -342,9 +344,9 @@ class LedgerList:
         """The log starts at `head`; `confirmed` is as far as its caller knows it to be there.
 
         Whole segments below it leave the list (LL3). `is_begun`: the caller owns the log, and the first
-        entry of the first unclosed segment is confirmed; else the one before that stays, and the last one
-        stays in any case (LL4). The head never goes back, but what an earlier call had to leave may go now.
-        Raises `InvalidRequest` for one beyond what is confirmed, `LogDeleted`.
+        entry of the first unclosed segment is confirmed; else the one before that stays, and the last
+        one stays in any case (LL4). The head never goes back, but segments that an earlier call had to
+        leave may be removed now. Raises `InvalidRequest` for one beyond what is confirmed, `LogDeleted`.
         """
         self._refuse_deleted()
         if head > confirmed:
@@ -389,7 +391,7 @@ class LedgerList:
         return replace(self, state=LogState.SEALED)
 
     def with_deleted(self, free_at_us: int) -> Self:
-        """From here on nobody reads or writes it; its ledgers stay until then."""
+        """From here on it is neither read nor written; its ledgers stay until then."""
         if self.state is LogState.DELETED:
             return self
         return replace(self, state=LogState.DELETED, owner=None, free_at_us=max(free_at_us, 1))
@@ -469,7 +471,7 @@ class LedgerList:
 
 
 def find_flaw(listed: LedgerList) -> str:
-    """What is wrong with a list, if anything: for one that was read as for one that was made."""
+    """What is wrong with a list, if anything, whether it was read or made."""
     segments = listed.segments
     ledger_ids = [*(segment.ledger_id for segment in segments), *listed.discarded]
     if len(set(ledger_ids)) != len(ledger_ids) or any(each < 0 for each in ledger_ids):

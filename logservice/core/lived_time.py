@@ -1,14 +1,14 @@
-"""Time that somebody has lived through: what retention and the memory of producers count.
+"""Time in which log servers were present: what retention and the memory of producers count.
 
-A wall clock can be set, and a cluster can be off for a month. Neither makes a record old or a producer
-silent. So an age is the wall's time between two moments less the gaps in between, the times that nobody
-has witnessed:
+A wall clock can be set, and a cluster can be off for a month. Neither makes a record old or a
+producer silent. So an age is the wall-clock time between two moments less the gaps in between, the
+times without a log server:
 
     a log        from its owner's last block to the next owner's first one         core/producers.py
     a cluster    when no log server has said for five minutes that it is there     `Witness`
 
-At most 64 gaps are kept; then the two oldest become one that ends where the later one did. So an age may
-come out too small, and never too large (LT1).
+At most 64 gaps are kept; then the two oldest become one that ends where the later one did. So an age
+may be too small, but never too large (LT1).
 
 Packed, little-endian: u32 gaps · for each: i64 start (µs) · i64 end (µs)
 """
@@ -21,7 +21,7 @@ from rollbook.proto.errors import BadMetadata
 from rollbook.proto.ports import Buffer
 
 GAPS_MAX: Final = 64
-UNWITNESSED_US_MAX: Final = 300 * 1_000_000  # Longer: nobody lived through it.
+UNWITNESSED_US_MAX: Final = 300 * 1_000_000  # Longer: no server was present.
 _BEAT_US: Final = 30 * 1_000_000  # Larger: fewer writes to the metadata store.
 
 _COUNT: Final = struct.Struct("<I")
@@ -39,7 +39,7 @@ class LivedTime:
     gaps: tuple[Gap, ...] = ()  # In order; none overlaps another.
 
     def age_us(self, since_us: int, now_us: int) -> int:
-        """How much of that time was lived through."""
+        """How much of that time had servers present."""
         unlived = sum(
             max(0, min(gap.end_us, now_us) - max(gap.start_us, since_us)) for gap in self.gaps
         )
@@ -73,17 +73,18 @@ NO_GAPS: Final = LivedTime()
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What the log servers of a cluster have lived through, all together."""
+    """The time in which a cluster had log servers."""
 
-    last_us: int  # When one of them last said that it is there.
+    last_us: int  # When one of them last reported.
     lived: LivedTime = NO_GAPS
 
     def is_close(self, now_us: int) -> bool:
-        """Whether somebody was there until now; else nothing is judged by age before the next beat."""
+        """Whether a server was present until now; if not, nothing is judged by age before the next
+        beat."""
         return now_us <= self.last_us + UNWITNESSED_US_MAX
 
     def on_beat(self, now_us: int) -> "Witness":
-        """The same one, if there is nothing to be written."""
+        """The same one, if there is nothing to write."""
         if now_us < self.last_us + _BEAT_US:
             return self
         if self.is_close(now_us):

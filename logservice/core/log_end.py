@@ -4,7 +4,8 @@
     its list      knows as much once the last segment is closed: nobody appends before the list names another one
     its bookies   may not know of the last block that was acknowledged
 
-A reader hears that it has read everything only from the first two (RL6). So a server that is asked looks, in order, at
+A reader reports that it has read everything only by the first two (RL6). So a server that is asked looks, in
+order, at
 
     the owner, if that is this server
     the list, if the last segment is closed
@@ -12,8 +13,8 @@ A reader hears that it has read everything only from the first two (RL6). So a s
     the owner, after the log was opened: an owner that died may have confirmed appends that no bookie reports
     the bookies, if none of these responds in time; the response then says that the tail is uncertain
 
-An offset may lie beyond the tail that was found that way: a reader that followed the log from its owner's memory is
-ahead of what bookies report, and is right. It is refused only after the owner or the list has been asked again.
+An offset may be beyond the tail that was found that way: a reader that followed the log from its owner's memory
+is rightly ahead of what bookies report. It is refused only after the owner or the list has been asked again.
 """
 
 from dataclasses import replace

@@ -1,10 +1,11 @@
 """The bytes of a log's node: its ledger list, and the token of the write that it comes from.
 
-Protobuf, as `schema/log_node.proto` says. A version of the format is read by the releases that know it
-and refused by older ones, since a release that writes a list back writes all of it: a field that must not be
-lost is a new version. A list that has none of them is written in the version before, so that older
-releases read it: version 2 is that of logs without degraded segments. A closed segment of usual size takes about 50 bytes, 64 at most; what follows from the
-others (bases, ids in a row) is not written. A list has to fit into one node of the metadata store.
+Protobuf, as `schema/log_node.proto` says. A version of the format is read by the releases that
+know it and refused by older ones: a release that writes a list back writes all of it, so a field
+that must not be lost needs a new version. A list without any of them is written in the previous
+version, so that older releases read it: version 2 is for logs without degraded segments. A closed
+segment of usual size takes about 50 bytes, 64 at most; what follows from the others (bases, ids in
+a row) is not written. A list has to fit into one node of the metadata store.
 """
 
 from dataclasses import dataclass
@@ -242,7 +243,8 @@ def _unpack_config(message: schema.LogSettings) -> LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Displaced:
-    """A deleted log whose name another one has; or, without a list, one that came back under `log`."""
+    """A deleted log whose name another log has taken; or, without a list, one that came back under
+    `log`."""
 
     log: LogName
     list: LedgerList | None

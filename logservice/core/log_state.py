@@ -1,8 +1,8 @@
-"""What a log remembers, and its next block depends on: tail, time, exclusive writer, seal, producers.
+"""What a log remembers for its next block: tail, time, exclusive writer, seal, producers.
 
-All of it follows from the blocks of the log in their order, so an owner that replays them knows what
-the one before it knew (LS5). A snapshot stands in the first entry of each ledger and, so that a replay
-is short however large the ledger has become, now and then between the others.
+All of it follows from the blocks of the log in their order, so an owner that replays them knows
+what the previous owner knew (LS5). A snapshot is in the first entry of each ledger and, so that
+the replay of a large ledger is short, now and then between other entries.
 
 A snapshot, little-endian:
 
@@ -10,9 +10,10 @@ A snapshot, little-endian:
     i64 tail · i64 timestamp (µs) · i64 writer epoch · i64 its fence offset · u16 holder bytes · holder
     attempt · the producers
 
-Version 1 has no attempt and is written as long as there is none; who knows only that refuses version 2.
+Version 1 has no attempt and is written as long as there is none; a release that knows only version 1
+refuses version 2.
 
-Beside it, little-endian, which owners of before neither write nor read:
+Beside it, little-endian, which older releases neither write nor read:
 
     i64 owner epoch of the newest block · the time that no owner has lived through (`lived_time.py`)
     how many records each producer has appended (`producers.py`)
@@ -66,7 +67,7 @@ class LogMemory:
     # --- Facts --------------------------------------------------------------------------------
 
     def on_time(self, timestamp_us: int, owner_epoch: OwnerEpoch) -> None:
-        """Of a block. Between two owners nobody lives through any time, whatever their clocks say (LT1)."""
+        """Of a block. Time between two owners does not count, whatever their clocks say (LT1)."""
         if owner_epoch != self.owner_epoch and self.owner_epoch is not None:
             self.producers.on_unlived(self.timestamp_us, timestamp_us)
         self.timestamp_us, self.owner_epoch = timestamp_us, owner_epoch
@@ -85,7 +86,7 @@ class LogMemory:
         self.producers.on_begun(begun, self.tail, self.timestamp_us)
 
     def replay(self, block: Block, ledger_id: LedgerId, entry_id: EntryId) -> None:
-        """One block that another owner, or an earlier life of this one, has written.
+        """Applies a block that another owner, or an earlier life of this one, has written.
 
         Raises `BlockCorrupt` if it does not follow the one before it.
         """

@@ -1,19 +1,21 @@
-"""The tails of many logs, for those who watch them: what one server knows, and what all servers together know.
+"""The tails of many logs, for clients that watch them: what one server knows, and what all servers together
+know.
 
-One server keeps a table for all its watchers, in the order of the last changes. A watcher remembers a number, and
-gets what has changed since: so it costs nothing while it does not read, and a log that has changed often meanwhile is
-in its next message once (TW2).
+One server keeps a table for all its watchers, in the order of the last changes. A watcher remembers a number,
+and gets what has changed since: it costs nothing while it does not read, and a log that has changed several
+times is in its next message once (TW2).
 
-A client merges what all servers say. Of each log two servers may speak: its owner, and the one that its name suggests,
-which knows the list and that the log exists. What says more counts:
+A client merges what all servers say. Two servers may report a log: its owner, and the one that
+its name suggests, which knows the list and that the log exists. The report that says more
+counts:
 
     another uid         the log was deleted, and another one has its name: the latest message counts
     a higher epoch      a later owner
     exact               the owner, or a closed end
     head and tail       of one uid they never go back, even if a server says less (TW3)
 
-A log is gone when no server speaks of it. What a server has said that has left counts until all others have
-looked for its logs (TW4): else each would be gone for a moment.
+A log is gone when no server reports it. What a departed server has reported counts until all
+others have looked for its logs (TW4): otherwise each log would be gone for a moment.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -70,7 +72,7 @@ def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
         is_sealed=listed.state is LogState.SEALED,
         timestamp_us=times[-1] if times else 0,
         uid=text_of(listed.uid),
-        is_exact=tail is not None,  # Nobody appends before the list names another segment.
+        is_exact=tail is not None,  # Without another listed segment there are no appends.
         owner=owner,
         owner_epoch=listed.owner_epoch,
     )
@@ -84,7 +86,7 @@ class TailTable:
         self._tails: dict[LogName, TailOfLog] = {}
         self._changes: dict[
             LogName, int
-        ] = {}  # Numbers, in their order; of those that are gone, too.
+        ] = {}  # Numbers in order, also those of logs that are gone.
 
     def __len__(self) -> int:
         return len(self._tails)
@@ -110,12 +112,12 @@ class TailTable:
         return True
 
     def drop(self, log: LogName) -> None:
-        """It is gone, or another server's."""
+        """It is gone, or belongs to another server."""
         if self._tails.pop(log, None) is not None:
             self._on_change(log)
 
     def keep(self, is_wanted: Callable[[LogName], bool]) -> None:
-        """Forgets what nobody watches."""
+        """Forgets logs without a watcher."""
         for log in [each for each in self._changes if not is_wanted(each)]:
             self._tails.pop(log, None)
             del self._changes[log]
@@ -131,7 +133,7 @@ class TailTable:
         return found
 
     def forget_gone(self, number: int) -> None:
-        """All watchers know what was gone by then."""
+        """All watchers know which logs were gone by then."""
         gone: list[LogName] = []
         for log, changed in self._changes.items():
             if changed > number or len(self._changes) - len(gone) <= len(self._tails):
@@ -148,23 +150,23 @@ class TailTable:
 
 
 class MergedTails:
-    """What all servers together say, as a client hears it."""
+    """What all servers together report, as a client sees it."""
 
     def __init__(self) -> None:
         self.known: dict[LogName, TailOfLog] = {}
         self._said: dict[str, dict[LogName, TailOfLog]] = {}  # By server.
         self._unconfirmed: dict[
             str, dict[LogName, None]
-        ] = {}  # What it has said on a stream before.
+        ] = {}  # What it has reported on an earlier stream.
         self._complete: dict[
             str, bool
-        ] = {}  # Those with a stream, and whether they have said all on it.
+        ] = {}  # Servers with a stream, and whether they have reported everything on it.
         self._named: dict[str, tuple[str, ...]] = {}  # The servers that each has named last.
         self._changed: dict[LogName, None] = {}
 
     @property
     def servers(self) -> list[str]:
-        """That should be listened to: as those say that can be heard."""
+        """The servers to watch, as reported by those that can be reached."""
         heard = [named for each, named in self._named.items() if each in self._complete]
         return list(
             dict.fromkeys(each for named in heard or self._named.values() for each in named)
@@ -172,17 +174,17 @@ class MergedTails:
 
     @property
     def is_complete(self) -> bool:
-        """All servers have said all that they know."""
+        """All servers have reported all that they know."""
         servers = self.servers
         return bool(servers) and all(self._complete.get(each) for each in servers)
 
     def on_stream(self, server: str) -> None:
-        """One begins: its first messages tell all again."""
+        """A stream begins: its first messages report everything again."""
         self._complete[server] = False
         self._unconfirmed[server] = dict.fromkeys(self._said.get(server, ()))
 
     def on_broken(self, server: str) -> None:
-        """Until it is heard again what it has said stays, unless it has left."""
+        """What the server has said stays until it can be reached again, unless it has left."""
         self._complete.pop(server, None)
         self._forget_departed()
 
@@ -210,7 +212,7 @@ class MergedTails:
         return list(changed)
 
     def _forget_departed(self) -> None:
-        """TW4. A server that can be heard has not left: others may not know it yet."""
+        """TW4. A server that can be reached has not left: others may not know it yet."""
         if not self.is_complete:
             return
         servers = self.servers

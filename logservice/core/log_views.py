@@ -25,7 +25,8 @@ def etag_of(listed: LedgerList) -> str:
 
 
 def check_etag(log: LogName, listed: LedgerList, etag: str) -> None:
-    """Empty fits everything, and one without a uid, of an earlier release, every log of the name.
+    """An empty uid matches everything, and an ETag without a uid, of an earlier release, matches
+    every log of the name.
 
     Raises `LogReplaced`, `MetadataConflict`.
     """
@@ -53,7 +54,7 @@ def segments_page(
 
 
 def _began_us(segment: Segment) -> int:
-    """As near as is known."""
+    """As precise as is known."""
     return segment.began_us or segment.first_timestamp_us
 
 

@@ -1,7 +1,7 @@
-"""What is away at present, and since when: what an answer that is late waits for (SV8).
+"""What is unavailable at present, and since when: the causes of late responses (SV8).
 
-A server adds to this what it comes across, at no cost: bookies that leave, a metadata store that is silent.
-While something waits it also looks, and then knows better than from the last failure.
+A server adds to this what it comes across, at no cost: bookies that leave, a metadata store that
+is silent. While a request waits it also checks actively, which is fresher than the last failure.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -1,9 +1,10 @@
-"""Which server should own a log: a suggestion that all servers come to without talking to each other.
+"""Which server should own a log: all servers compute the same suggestion without talking to each
+other.
 
-A log falls into one of a few thousand shards by its name. For each shard every live server draws a
-weight from both their names, and the heaviest one is suggested (rendezvous hashing): when a server
-comes or goes, only its own shards move. A suggestion may be wrong, or differ from server to server,
-for as long as they know different ones to be alive: fencing decides who owns a log, this only who
+A log falls into one of a few thousand shards by its name. For each shard every live server draws
+a weight from both their names, and the heaviest one is suggested (rendezvous hashing): when a
+server comes or goes, only its own shards move. A suggestion may be wrong, or differ between
+servers that know different servers to be alive: fencing decides who owns a log, this only who
 tries (SV1).
 
 Servers are suggested by name, not by life: one that is started again gets its shards back.
@@ -33,7 +34,8 @@ def shard_of(name: LogName) -> int:
 
 
 class Suggestions:
-    """What the names of the servers that are alive come to; computed again when they change."""
+    """The suggestions that follow from the names of the live servers; computed again when they
+    change."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names: Final = tuple(sorted(names))

@@ -1,13 +1,13 @@
-"""What was decided and is not certain yet, in the order of the decisions (LS1, LS4).
+"""Decided appends that are not certain yet, in the order of the decisions (LS1, LS4).
 
     entries   are settled once their ledger has confirmed them and every ledger before it is closed
     answers   that rest on what was decided before them ("the tail is 17", "that was a duplicate") are
               settled together with the newest entry of that time
 
-A log is in two ledgers at a time at most: while the first is being closed, the second takes the new
-entries. Whatever the second confirms waits: were the first one to end elsewhere than its writer
-thinks, the second would not count at all. So a place is a pair of numbers, which ledger and which
-entry, and all that is settled lies up to one such place.
+A log is in two ledgers at a time at most: while the first is being closed, the second takes the
+new entries. Whatever the second confirms waits: if the first ended at another entry than its
+writer expects, the second would not count at all. So a place is a pair of numbers, which ledger
+and which entry, and everything settled is at or before one such place.
 """
 
 from collections import deque
@@ -26,14 +26,14 @@ class PendingCommits(Generic[Item]):
         self._waiting: deque[tuple[Place, Item]] = deque()
         self._newest: Place = (0, NO_ENTRY)  # Of the entries that were appended.
         self._settled: Place = (0, NO_ENTRY)
-        self._confirmed_behind = NO_ENTRY  # In the ledger behind the one that is being closed.
+        self._confirmed_behind = NO_ENTRY  # In the ledger after the one that is being closed.
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def is_certain(self) -> bool:
-        """Nothing that was appended is unsettled: an answer may be given at once."""
+        """Nothing that was appended is unsettled: a response may be sent at once."""
         return self._settled >= self._newest
 
     @property
@@ -54,14 +54,14 @@ class PendingCommits(Generic[Item]):
         return _NOTHING
 
     def on_successor(self) -> int:
-        """What is appended from now on goes to another ledger; its number."""
+        """Later appends go to another ledger; returns its number."""
         assert not self.is_closing, "a third ledger, with two that are not closed"
         self._newest = (self._newest[0] + 1, NO_ENTRY)
         self._confirmed_behind = NO_ENTRY
         return self._newest[0]
 
     def on_confirmed(self, ledger: int, last_entry: EntryId) -> Collection[Item]:
-        """What is settled by that, in the order in which it was decided."""
+        """What is settled by that, in the order of the decisions."""
         if ledger == self._settled[0]:
             self._settled = max(self._settled, (ledger, last_entry))
             return self._take()
@@ -76,7 +76,7 @@ class PendingCommits(Generic[Item]):
         return self._take()
 
     def give_up(self) -> list[Item]:
-        """All that will never be known here."""
+        """Everything whose outcome this server will never know."""
         items = [item for _, item in self._waiting]
         self._waiting.clear()
         return items

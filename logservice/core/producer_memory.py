@@ -1,8 +1,8 @@
 """What all logs of a server remember of their producers, within one budget.
 
-Each log is bounded by itself; thousands of full ones are not. When they take more than the server has for
-it, the log that takes most forgets half, the producers that were used the longest ago, until an eighth of
-the budget is free. So a log with few producers loses none to one that has many (LS11).
+Each log is bounded on its own, but thousands of full ones are not. When they take more than the
+server's budget, the log that takes most forgets half, the producers unused longest first, until an
+eighth of the budget is free. So a log with few producers loses none to one that has many (LS11).
 """
 
 import heapq

@@ -10,31 +10,31 @@ last 64 of each producer:
     of an older epoch       comes from a session that another one has replaced: refused
     of a newer epoch        begins it, if it is number 0; the older epoch is forgotten
 
-What comes again as the newest batch, or with another number of records, and is not what was there, is no
-retry but a mistake: it is refused, since its sender would take the first one's offsets for its own. It
-is recognised by the block's CRC, which is not in a snapshot: of what an owner knows from there only records count.
+A batch that repeats the newest number with another number of records or other content is not a
+retry but a mistake: it is refused, since its sender would take the first one's offsets for its
+own. It is recognised by the block's CRC, which is not in a snapshot: for batches from a snapshot
+only record counts are compared.
 
-Somebody unknown has to begin with 0, too: its earlier batches may still be on their way. A producer is
-forgotten after 24 hours of the log's own time that owners have lived through (LT1), or when others that were
-used later are too many.
-All of it follows from the blocks in the log and from nothing else, so replaying them yields the
-same (LS5).
+An unknown producer has to begin with 0, too: its earlier batches may still be in flight. A producer
+is forgotten after 24 hours of the log's own time that owners have lived through (LT1), or when
+others that were used later are too many. All of it follows from the blocks in the log and from
+nothing else, so replaying them yields the same (LS5).
 
 A **named** producer begins each of its epochs by asking the log, which gives the epoch and says how many records
 the producer has appended, and where the last one is (LS15). The epochs that a log gives are from `NAMED_EPOCH_MIN`
 on. A named producer is not forgotten however long it is silent: only when more than `NAMED_MAX` others were used
 later. When all named ones have too many batches, each keeps its newest.
 
-A server whose logs together remember more than it has memory for forgets sooner (`producer_memory.py`). The
-next owner may know such a producer still, from an older snapshot; then it is recognised there.
+A server whose logs together remember more than it has memory for forgets sooner (`producer_memory.py`).
+The next owner may still know such a producer from an older snapshot, and recognises it then.
 
 In a snapshot, little-endian, the one unused the longest first:
 
     u32 producers · for each: u8 id bytes · id · u32 epoch · i64 last seq · u16 batches · batches
     batch: i64 base offset · i64 next offset · i64 timestamp (µs) · i64 ledger id · i64 entry id
 
-A named producer that has begun and appended nothing since has -1 as its last seq, and its last batch, or one
-without records. Beside the snapshot, which owners of before neither write nor read:
+A named producer that has begun and appended nothing since has -1 as its last seq, and its last
+batch, or one without records. Beside the snapshot, which older releases neither write nor read:
 
     u8 1 · for each producer whose batches above are not all of its records: u32 its place · i64 records
 """
@@ -73,11 +73,12 @@ BATCHES_MAX: Final = 65_536  # fit into one snapshot of 4 MiB.
 NAMED_MAX: Final = PRODUCERS_MAX // 2
 _NAMED_BATCHES_MAX: Final = BATCHES_MAX // 2
 _COUNTS_VERSION: Final = 1
-_NOT_KNOWN: Final = -1  # How many records: an owner that did not count had the log.
+_NOT_KNOWN: Final = -1  # The record count is unknown: an owner that did not count had the log.
 
 DEFAULT: Final = LogConfig()
 
-_UNLIVED_US_MIN: Final = 1_000_000  # What is shorter counts as lived: it makes nobody forgotten.
+# Shorter gaps count as time lived: they make the log forget no producer.
+_UNLIVED_US_MIN: Final = 1_000_000
 _NUMBERS: Final = 5  # Of a batch.
 _BATCH_BYTES: Final = 8 * _NUMBERS
 _LONE_BYTES: Final = 160  # In memory, of a producer with one batch, besides its id and that batch;
@@ -92,7 +93,7 @@ _BEGIN_ANEW: Final = "begin a new epoch of this producer, with batch 0"
 
 
 class AppendedBatch(NamedTuple):
-    """Where an earlier one went."""
+    """Where an earlier batch was placed."""
 
     base_offset: Offset
     next_offset: Offset
@@ -103,16 +104,17 @@ class AppendedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BegunEpoch:
-    """How far a named producer has come, and the epoch that it begins."""
+    """How many records a named producer has appended, and the epoch that it begins."""
 
     begun: ProducerBegun
-    records: int | None  # That it has appended, in all its epochs; None: not known.
+    records: int | None  # Records that it has appended, in all its epochs; None: not known.
     last_offset: Offset | None  # Of the last one.
 
 
 @dataclass(slots=True)
 class _Producer:
-    """One with several batches. Most of a crowd have one, and are kept as `_LONE`: that takes half as much."""
+    """One with several batches. Most of many producers have one batch, and are kept as `_LONE`: that takes
+    half as much."""
 
     epoch: int
     last_seq: int
@@ -167,7 +169,7 @@ class Producers:
         """Narrower windows are kept from the next batch of each producer on."""
         self._window_batches = config.dedupe_batches
         self._window_us = config.dedupe_age_s * 1_000_000
-        self._stale_after_us = 0  # Before that no producer is; 0: it was not looked.
+        self._stale_after_us = 0  # No producer is older than that; 0: not yet computed.
 
     def __len__(self) -> int:
         return len(self._producers) + len(self._named)
@@ -208,7 +210,8 @@ class Producers:
         )
 
     def check_same(self, ref: ProducerRef, found: AppendedBatch, count: int, crc: int) -> None:
-        """That what was sent again is what was found, as far as is known. Raises `DuplicateDiffers`."""
+        """Checks that a repeated batch equals the one found, as far as is known. Raises
+        `DuplicateDiffers`."""
         known = self._known(ref.id)
         assert known is not None
         is_known = ref.seq == known.last_seq and known.last_crc is not None
@@ -221,14 +224,14 @@ class Producers:
             )
 
     def on_batch(self, ref: ProducerRef, batch: AppendedBatch, crc: int) -> None:
-        """It was appended: `find` has said None, now or when its block was written."""
+        """It was appended: `find` has returned None, now or when its block was written."""
         if ref.epoch >= NAMED_EPOCH_MIN:
             self._on_named_batch(ref, batch, crc)
             return
         producers = self._producers
         found = producers.get(ref.id)
         if found is None:
-            self._take(ref.id)  # A named one that an owner of before has forgotten.
+            self._take(ref.id)  # A named producer that an earlier owner has forgotten.
             lone = producers[ref.id] = _LONE.pack(ref.epoch, ref.seq, crc, _HAS_CRC, *batch)
             self._batches += 1
             self._grow(_memory_bytes(ref.id, lone))
@@ -285,7 +288,8 @@ class Producers:
         )
 
     def on_begun(self, begun: ProducerBegun, tail: Offset, timestamp_us: int) -> None:
-        """It is in the log: what bears an older epoch is refused, and number 0 comes next."""
+        """The new epoch is in the log: blocks of an older one are refused, and number 0 comes
+        next."""
         known = self._take(begun.producer)
         if known is None or begun.is_new:
             nothing = array("q", (tail, tail, timestamp_us, NO_LEDGER, NO_ENTRY))
@@ -321,14 +325,14 @@ class Producers:
         return _opened(found) if isinstance(found, bytes) else found
 
     def _take(self, producer_id: bytes) -> _Producer | None:
-        """Whatever is known of it; it is not known any more."""
+        """Forgets whatever is known of it."""
         known = self._known(producer_id)
         if known is not None:
             self._forget_one(producer_id)
         return known
 
     def _put(self, producer_id: bytes, known: _Producer) -> None:
-        """As the one that was used last."""
+        """It becomes the most recently used one."""
         self._named[producer_id] = known
         self._batches += known.count
         self._named_batches += known.count
@@ -368,7 +372,8 @@ class Producers:
         self.on_grown(grown)
 
     def on_unlived(self, start_us: int, end_us: int) -> None:
-        """Nobody was the log's owner in that time, or a clock was set: no producer was silent by it."""
+        """The log had no owner in that time, or a clock was set: it does not count as silence of a
+        producer."""
         if end_us - start_us >= _UNLIVED_US_MIN:
             self.lived = self.lived.with_gap(start_us, end_us)
 

@@ -1,6 +1,6 @@
-"""Where a bounded read ends: at an offset, at a time, whichever comes first; never inside a promise.
+"""Where a bounded read ends: at an offset or at a time, whichever comes first.
 
-Blocks are handed on as they are. What of the last one is beyond the end is not part of the answer:
+Blocks are handed on as they are. The part of the last block beyond the end is not returned:
 `next_offset` says so.
 """
 
@@ -21,7 +21,7 @@ class Until:
         return self.offset is not None and position >= self.offset
 
     def cut(self, records: Records) -> tuple[Records | None, bool]:
-        """What of it comes before the end, if anything does, and whether the end is reached by it."""
+        """The part of it before the end, if any, and whether this reaches the end."""
         blocks: Sequence[bytes] = records.blocks
         start, end = records.base_offset, records.next_offset
         is_over = self.is_reached(end)
@@ -40,7 +40,7 @@ class Until:
 
 
 def cut_to_size(records: Records, records_max: int, bytes_max: int) -> Records:
-    """The first blocks of it, one at least; of that one no more records than were asked for.
+    """The first blocks of it, at least one; of that one no more records than requested.
 
     A block counts as stored or as unpacked, whichever is more (LB3).
     """

@@ -1,7 +1,8 @@
-"""A block: a batch of records as its producer framed it, as one entry keeps it, as readers get it.
+"""A block: a batch of records as its producer framed it, stored as one entry and returned to
+readers unchanged.
 
-Nobody on the way looks at a record. The client frames the block, the server checks it and writes
-its half of the header, bookies keep it, and readers take it apart. Everything is little-endian.
+No server looks at a record. The client frames the block, the server checks it and writes its
+half of the header, bookies keep it, and readers take it apart. Everything is little-endian.
 
     header     0  u8[3] `RBK` · u8 version (1)
                4  u32  CRC-32C of everything from byte 40 to the end
@@ -37,12 +38,12 @@ Sections are buffers as Arrow lays them out: offsets are int32, one more than th
     11 HEADER_VALUE_OFFSETS  p+1  12 HEADER_VALUES
     32 CONTROL          in control blocks, which hold nothing else, no records and no offset
 
-New sections need no new version. Of a name that a record has twice readers see the last.
+New sections need no new version. If a record has a header name twice, readers see the last.
 
-A block from a client is untrusted: whatever the header, the directory and the offsets say is
-checked against the limits and against each other before it is taken (LB1), and all of it again
-before a reader is shown a record (LB2). Offsets are checked all at once, as lanes of one large integer;
-that takes 4 ns a record, and no record becomes an object.
+A block from a client is untrusted: every number of the header, the directory and the offsets is
+checked against the limits and against each other before the block is accepted (LB1), and all of it
+again before a reader gets a record (LB2). Offsets are checked all at once, as lanes of one large
+integer; that takes 4 ns a record, and no record becomes an object.
 
 Clients import this module: it loads nothing heavy, and zstd only when it meets it.
 """
@@ -111,7 +112,7 @@ _MUST_BE_KNOWN: Final = 1
 _INT32_MAX: Final = 2**31 - 1
 _UINT32_MAX: Final = 2**32 - 1
 _TOP: Final = 1 << 31
-_TOPS_KEPT_MAX: Final = 16_384  # So that what is kept is little.
+_TOPS_KEPT_MAX: Final = 16_384  # Bounds what is cached.
 _SECTIONS_MAX: Final = 64
 _ONE_SIZE_COUNTS: Final = 32  # Strings of one size are cut out by multiples of that,
 _ONE_SIZE_MAX: Final = 4096  # at most this many, since what cuts them is remembered.
@@ -119,7 +120,7 @@ _HEADER_NAME_BYTES_MAX: Final = 255
 _HEADER_NAME: Final = re.compile(r"[!-~]{1,255}")
 _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 _ZSTD_LEVEL: Final = 1
-_ZSTD_PAYS: Final = 7 / 8  # Packed to more than this it is kept as it was.
+_ZSTD_PAYS: Final = 7 / 8  # If it packs to more than this it is kept unpacked.
 
 assert _HEADER.size == HEADER_BYTES
 assert _CLIENT_HALF + _CLIENT_HEADER.size == HEADER_BYTES
@@ -204,7 +205,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)  # Not frozen, since that costs: one is made for every append.
 class BlockInfo:
-    """What sequencing has to know of a block."""
+    """What sequencing needs to know about a block."""
 
     count: int
     producer: ProducerRef | None
@@ -226,7 +227,7 @@ class Limits:
 
 
 CEILING: Final = Limits(BATCH_BYTES_CEILING, BATCH_BYTES_CEILING, BATCH_RECORDS_CEILING)
-"""What no log allows more than: the limits for code that does not know the log's."""
+"""The maximum that any log allows: limits for code that does not know the log's."""
 
 
 # --- Packing ----------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def pack_block(
 ) -> bytes:
     """The client's half. With a codec it is packed if that pays.
 
-    Raises `InvalidRequest`, and `EntryTooLarge` for what no block can hold.
+    Raises `InvalidRequest`, and `EntryTooLarge` for records that fit into no block.
     """
     count = len(values)
     if not count:
@@ -333,7 +334,7 @@ def stamped(
     owner_epoch: int,
     writer_epoch: int,
 ) -> bytes:
-    """With the server's half written; the client's is not looked at."""
+    """With the server's half written; the client's half is not checked."""
     server_half = _SERVER_HEADER.pack(base_offset, base_timestamp_us, owner_epoch, writer_epoch)
     return b"".join((block[:_SERVER_HALF], server_half, memoryview(block)[_CLIENT_HALF:]))
 
@@ -435,7 +436,7 @@ def _pack_times(times: Sequence[int | None]) -> bytes:
         check_event_time(min(present))
         check_event_time(max(present))
         return struct.pack(f"<{len(present)}q", *present)
-    except (TypeError, struct.error):  # Which one is worth looking for now.
+    except (TypeError, struct.error):  # Only now it is worth finding out which one.
         for time in present:
             check_event_time(time)
         raise
@@ -494,7 +495,7 @@ _Spans = dict[int, tuple[int, int]]  # Section → where it starts and ends in w
 
 
 def check_block(block: bytes, limits: Limits) -> BlockInfo:
-    """That a client's block is what it says it is, down to the last offset (LB1).
+    """Checks that a client's block is consistent, down to the last offset (LB1).
 
     Raises `InvalidBlock`, `UnsupportedVersion`, `BadChecksum`, `EntryTooLarge`. Takes no more memory
     than a few times the block and `batch_bytes_max`.
@@ -515,7 +516,7 @@ def check_block(block: bytes, limits: Limits) -> BlockInfo:
 
 
 def _unpack_header(block: bytes) -> _Header:
-    """What the header says, checked against the block's length and against itself."""
+    """The header's values, checked against the block's length and against each other."""
     if len(block) < HEADER_BYTES:
         raise InvalidBlock(f"{len(block)} bytes are no block")
     header = _Header._make(_HEADER.unpack_from(block))
@@ -549,8 +550,9 @@ def _unpack_header(block: bytes) -> _Header:
 
 
 def _is_lone_value(block: bytes, header: _Header, limits: Limits) -> bool:
-    """All that `_open` asks for, at once, of a block that holds one value and nothing else: where many
-    logs are appended to, most do. False: it holds something else, or something is wrong with it.
+    """All checks of `_open` at once, for a block that holds one value and nothing else: most
+    blocks are like this when many logs are appended to. False: it holds something else, or is
+    invalid.
     """
     if header.records != 1 or header.sections != _LONE_SECTIONS or header.codec:
         return False
@@ -607,7 +609,8 @@ def _open(block: bytes, header: _Header, limits: Limits) -> tuple[bytes, _Spans]
 
 
 def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
-    """The size is compared before anything is unpacked: a frame cannot grow beyond its own word."""
+    """The size is compared before anything is unpacked: a frame cannot grow beyond its declared
+    size."""
     import zstandard
 
     try:
@@ -616,14 +619,14 @@ def _decompress(stored: bytes, unpacked_bytes: int) -> bytes:
         body = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidBlock(f"a block's body cannot be unpacked: {error}") from None
-    if len(body) != unpacked_bytes:  # A frame of size 0 is not held to its word.
+    if len(body) != unpacked_bytes:  # A frame of size 0 does not bind it.
         raise InvalidBlock("a block's body unpacks to another size than it says")
     return body
 
 
 def _read_directory(body: bytes, first: int, count: int) -> _Spans:
     """Of the body that starts at `first`. Sections follow each other without a gap, so that none
-    overlaps and nothing is hidden.
+    overlaps and no bytes are hidden.
     """
     end = first + count * _DIRECTORY_ENTRY.size
     if count > _SECTIONS_MAX or end > len(body):
@@ -703,8 +706,8 @@ def _check_strings(
 def _check_offsets(offsets: bytes, count: int, total: int, longest: int, shortest: int = 0) -> None:
     """`count + 1` int32 that start at 0, never go back, and end at `total`.
 
-    Each is a lane of 32 bits in one integer, its top bit free. With the top bits set in what is
-    subtracted from, no lane borrows from the next, and a top bit that is gone tells of a step back.
+    Each is a lane of 32 bits in one integer, its top bit free. With the top bits set in the
+    minuend, no lane borrows from the next, and a cleared top bit means that an offset went back.
     """
     if len(offsets) != 4 * (count + 1):
         raise InvalidBlock("offsets are not one more than there are items")
@@ -765,7 +768,7 @@ def _without_header(block: bytes) -> BlockCorrupt:
 
 
 def packed_body_of(block: bytes) -> int:
-    """How much a stamped block's body takes beside it when it is open, from its header alone: 0 if it is not packed.
+    """The extra bytes of a stamped block's body when it is open, from its header alone: 0 if it is not packed.
 
     Raises `BlockCorrupt`.
     """
@@ -779,8 +782,8 @@ def packed_body_of(block: bytes) -> int:
 def opened_bytes_of(block: bytes) -> int:
     """The size of a block as stored or, if that is larger, as unpacked: what quotas and bounds count (LB3).
 
-    From the header alone, which is a client's word before the block is checked: no block that passes has more
-    than the limit, and this returns no more either.
+    From the header alone, which is not trusted before the block is checked: a block that passes has no
+    more than the limit, and this returns no more either.
     """
     if len(block) < HEADER_BYTES or not block[_CODEC_AT]:
         return len(block)
@@ -809,10 +812,10 @@ def opened_together(
 
 
 class Block:
-    """A stamped block. What its header says is at hand; the body is opened, and checked (LB2), when
-    somebody looks inside.
+    """A stamped block. The header's values are available; the body is opened, and checked (LB2),
+    on first access.
 
-    Raises `BlockCorrupt`, and `UnsupportedVersion` for what is newer than we are.
+    Raises `BlockCorrupt`, and `UnsupportedVersion` for a newer version.
     """
 
     __slots__ = ("_header", "_opened", "data")
@@ -878,7 +881,7 @@ class Block:
         return memoryview(body)[start:end]
 
     def bytes_before(self, index: int) -> int:
-        """How many bytes of the body the first `index` records take, but for the bits that mark what they lack."""
+        """The bytes of the body that the first `index` records take, without validity bits."""
         spans = self._open()[1]
         size = self._strings_before(Section.VALUE_OFFSETS, index)
         if Section.KEY_OFFSETS in spans:
@@ -895,7 +898,7 @@ class Block:
         return self._values(0, self.count)
 
     def value(self, index: int) -> bytes:
-        """The value of one record, without taking the others apart."""
+        """The value of one record, without unpacking the others."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         body, spans = self._open()
@@ -1008,8 +1011,8 @@ class Block:
 
 
 def _cut_of_one_size(body: bytes, ends_at: int, base: int, count: int) -> list[bytes]:
-    """The first of `count` strings, up to 4096 and nearly all, if these are of one size, as they mostly
-    are; else none. They are cut by one call, which costs a third of cutting them one by one.
+    """The first of `count` strings, up to 4096 and nearly all, if they have one size, as usual;
+    otherwise none. They are cut by one call, which costs a third of cutting them one by one.
     """
     count = min(count, _ONE_SIZE_MAX) // _ONE_SIZE_COUNTS * _ONE_SIZE_COUNTS
     if not count:
@@ -1030,7 +1033,7 @@ def _cutter(size: int, count: int) -> tuple[bytes, Callable[[bytes, int], tuple[
 
 
 def _as_stored(look: Callable[[bytes], T], data: bytes) -> T:
-    """What is wrong with a block that lies stored is not its reader's mistake."""
+    """A defect of a stored block is not its reader's mistake."""
     try:
         return look(data)
     except UnsupportedVersion:

@@ -1,14 +1,15 @@
 """When records have been kept for long enough.
 
-A closed segment has expired when its youngest record is older than `retention_age_s`, or when those
-behind it alone are larger than `retention_bytes`. They expire from the front, as a whole, and none
-that a protected mark still needs. What is in the segment that is written expires after it was rolled:
-owners roll idle segments, too.
+A closed segment has expired when its youngest record is older than `retention_age_s`, or when
+those behind it alone are larger than `retention_bytes`. They expire from the front, as a whole,
+and none that a protected mark still needs. Records in the segment that is written expire after it
+was rolled: owners roll idle segments, too.
 
 Ages count the time that servers have lived through (LT1), not what clocks were set by.
 
-The last segment of a log that nobody writes is kept by the list, since it holds the memory of the
-log. Its records expire all the same; its ledger goes once an owner has begun another one.
+The last segment of a log that nobody writes is kept by the list, since it holds the memory of
+the log. Its records expire all the same; its ledger is deleted once an owner has begun another
+one.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ _US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What is to be done for a log; an owner does it, if need be one that opens it for that."""
+    """What to do for a log; an owner does it, which may be opened for that."""
 
     head: Offset
     needs_owner: bool  # To close a segment whose writer is gone, or to replace the last one.
@@ -55,7 +56,7 @@ def find_expired(
     if head == listed.head and not frees and not is_stuck and not is_left_open:
         return None
     needs_owner = is_stuck or is_left_open or frees > listed.first_kept(head, is_begun=False)
-    if listed.state is LogState.SEALED:  # Nobody writes it any more: its last ledger stays.
+    if listed.state is LogState.SEALED:  # It has no writer any more: its last ledger stays.
         return Expiry(head, needs_owner=False) if head > listed.head else None
     return Expiry(head, needs_owner)
 
@@ -77,7 +78,7 @@ def _holds_only_expired(segment: Segment, head: Offset) -> bool:
 
 
 def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
-    """Unclosed for longer than an owner leaves it so that has records there, and all of them too old."""
+    """Unclosed for longer than an owner leaves a segment with records, and all of them too old."""
     config = listed.config
     if config.retention_age_s is None:
         return False
@@ -95,7 +96,7 @@ def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool
 
 
 def roll_age_s(config: LogConfig) -> int:
-    """After how long a segment ends, at the latest: what is to expire has to be in a closed one."""
+    """The latest age at which a segment ends: only records in a closed segment can expire."""
     if config.retention_age_s is None:
         return config.roll_age_s
     return min(config.roll_age_s, config.retention_age_s)

@@ -1,9 +1,9 @@
 """When the segment that is written has become long enough.
 
-It ends at a number of bytes or of entries, or with its age, whichever comes first; idle or not, since only
-what is in a closed ledger can expire. A segment without a record stays, unless it has too many entries:
-barriers and writer epochs have no records. So that logs that were made
-together do not roll together, each segment draws by how much, up to a tenth, it differs.
+It ends at a number of bytes or of entries, or at its age, whichever comes first; idle or not,
+since only a closed ledger can expire. A segment without a record stays, unless it has too many
+entries: barriers and writer epochs have no records. So that logs that were created together do not
+roll together, each segment differs by a random amount of up to a tenth.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from rollbook.logservice.core.retention import roll_age_s
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.ports import Randomness
 
-SEGMENTS_MAX: Final = 16_000  # What is left of the list's node is for owners to come.
+SEGMENTS_MAX: Final = 16_000  # The rest of the list's node is for later owners.
 
 _JITTER: Final = 0.1
 BYTES: Final = "bytes"
@@ -23,7 +23,7 @@ TRUNCATION: Final = "truncation"
 
 
 class SegmentLimits:
-    """Those of one segment."""
+    """The limits of one segment."""
 
     def __init__(self, config: LogConfig, randomness: Randomness) -> None:
         self._factor = 1 + _JITTER * (2 * randomness.random() - 1)

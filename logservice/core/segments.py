@@ -1,18 +1,18 @@
 """A log as a row of segments: which one holds an offset, and how a reader gets from one to the next.
 
 The list gives a segment its base offset once everything before it is settled; such a base can be
-trusted forever. At the end of the row there may be a segment without one: its predecessor was not
-closed when the list was written. A reader that continues there finds out by itself:
+trusted forever. The last segment may lack one: its predecessor was not closed when the list was
+written. A reader that continues there finds out by itself:
 
     the predecessor is CLOSED, and all of it was read          else nobody knows yet what follows
     the segment's first entry names the predecessor, and exactly the entry at which it was closed
 
-If it names another entry, the segment is going to be discarded as a whole: nothing in it was acked.
-The reader reads the list again, and waits until that says so; it never fails for it (RL2). A base that
-was once derived this way is right for ever, since a closed ledger does not change.
+If it names another entry, the segment will be discarded as a whole: nothing in it was acked. The
+reader reads the list again, and waits for that change; it never fails because of it (RL2). A
+base that was once derived this way is right for ever, since a closed ledger does not change.
 
-Offsets are dense. Whatever hands out blocks asserts that each of them begins where the one before
-it ended: a hole is reported as an error, never skipped (RL1).
+Offsets are dense. All code that returns blocks asserts that each of them begins where the
+previous one ended: a hole is reported as an error, never skipped (RL1).
 """
 
 from bisect import bisect_right
@@ -28,7 +28,7 @@ from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 
 def find_segment(segments: Sequence[Segment], offset: Offset) -> Segment | None:
-    """The last settled one that does not begin behind the offset; None if there is none."""
+    """The last settled one that begins at or before the offset; None if there is none."""
     count = _settled_count(segments)
     index = bisect_right(segments, offset, hi=count, key=_base)
     return segments[index - 1] if index else None
@@ -99,12 +99,12 @@ class AwaitRoll:
 
 @dataclass(frozen=True, slots=True)
 class AwaitOwner:
-    """What was the last segment is closed, and nobody has begun another one."""
+    """The last segment is closed, and there is no other one yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What is wanted next lies below the head."""
+    """The next wanted record is below the head."""
 
     head: Offset
 
@@ -121,8 +121,8 @@ class Trail:
     """One reader's way through a log; it is given what the list says and what ledgers hold."""
 
     def __init__(self, start: Offset) -> None:
-        self.next_offset = start  # Of the next record to be handed out.
-        self.last_timestamp_us = 0  # Of the last one that was.
+        self.next_offset = start  # Of the next record to be returned.
+        self.last_timestamp_us = 0  # Of the last record that was.
         self.next_entry = FIRST_ENTRY  # Of the current segment.
         self._is_within = True  # The next block may begin before `next_offset`.
         self._behind: tuple[LedgerId, EntryId] | None = None  # Read to its end, and settled.
@@ -145,7 +145,7 @@ class Trail:
                 return Enter(self._current, self.next_entry)
             self._current = None  # Discarded, or truncated up to here.
         if self._behind is not None and index_of(listed.segments, self._behind[0]) is None:
-            self._behind = None  # Truncated; what follows it has a base by then.
+            self._behind = None  # It was truncated; the segment after it has a base by then.
         if self._behind is None:
             segment = find_segment(listed.segments, self.next_offset)
         else:
@@ -173,7 +173,7 @@ class Trail:
     def on_entries(self, payloads: Sequence[bytes]) -> list[bytes] | None:
         """The blocks of records among them; None: the segment does not follow what was read.
 
-        Raises `DataLost` if they do not continue what was handed out before.
+        Raises `DataLost` if they do not continue what was returned before.
         """
         blocks: list[bytes] = []
         if payloads and not self._is_settled:

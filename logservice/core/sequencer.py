@@ -1,6 +1,7 @@
-"""Gives blocks their place in the log, or says why not. Here order is decided, and nowhere else.
+"""Gives blocks their place in the log, or a reason for refusal. Here order is decided, and
+nowhere else.
 
-Of an append it is asked, in this order:
+An append is checked in this order:
 
  1. Was it appended before? A retry is answered with the offsets of the first time, whatever else has
     changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6). What
@@ -9,8 +10,8 @@ Of an append it is asked, in this order:
  3. Does it bear the writer epoch that is in force (LS8)?
  4. Is the tail where it was expected?
 
-What is answered to that, yes or no, rests on blocks that are not confirmed yet: see `pending_commits.py`.
-Time is the server's, and is never less than a block's before (LS7).
+The response to that, positive or negative, depends on blocks that are not confirmed yet: see
+`pending_commits.py`. Time is the server's, and is never less than a block's before (LS7).
 """
 
 from typing import Final, NamedTuple
@@ -49,8 +50,8 @@ _PASSING: Final = (InvalidRequest, OffsetMismatch, ProducerGap, WriterHeld)
 def is_passing(refusal: RollbookError) -> bool:
     """Whether a later state of the log would not refuse it.
 
-    So it is true only of an owner that has not been replaced, which takes a barrier to know. That a log
-    is sealed, an epoch gone, a batch long in the log stays true.
+    So it is true only if the owner has not been replaced, which takes a barrier to know. A
+    sealed log, an epoch that is over and a batch that is in the log stay so.
     """
     return isinstance(refusal, _PASSING)
 
@@ -67,7 +68,7 @@ class Sequencer:
     def __init__(self, memory: LogMemory, *, is_exclusive: bool) -> None:
         self.memory = memory
         self.is_exclusive = is_exclusive
-        self._held_until_ns: int | None = None  # As long as the writer need not have renewed.
+        self._held_until_ns: int | None = None  # Until then the writer need not have renewed.
 
     # --- Blocks -------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ class Sequencer:
     # --- The exclusive writer -----------------------------------------------------------------
 
     def check_epoch(self, epoch: WriterEpoch) -> None:
-        """That it is in force. Raises `StaleEpoch`, `InvalidRequest`."""
+        """Checks that it is in force. Raises `StaleEpoch`, `InvalidRequest`."""
         memory = self.memory
         if epoch > memory.writer_epoch or epoch <= NO_WRITER_YET:
             raise InvalidRequest(f"writer epoch {epoch} was never given", writer_epoch=epoch)
@@ -144,14 +145,15 @@ class Sequencer:
         return bool(self.memory.holder) and (until_ns is None or now_ns < until_ns)
 
     def held_for_ns(self, now_ns: int) -> int | None:
-        """How long it is held if nobody renews it; None: until it is released or stolen."""
+        """How long it is held without a renewal; None: until it is released or stolen."""
         return None if self._held_until_ns is None else max(self._held_until_ns - now_ns, 0)
 
     def was_asked_by(self, holder: str, attempt: str) -> bool:
-        """Whether the newest epoch was granted to this very request, whose response was then lost.
+        """Whether the newest epoch was granted to this request, whose response was then lost.
 
-        Somebody else's attempt is another one, though its name be the same: else two would write under one
-        epoch. Once it was released nobody knows whose it was, and nothing is granted by it.
+        The same attempt name of another holder is another attempt: otherwise two would write
+        under one epoch. Once it was released its holder is not known, and nothing is granted by
+        it.
         """
         memory = self.memory
         return bool(attempt) and attempt == memory.attempt and memory.holder in (holder, "")
@@ -159,7 +161,7 @@ class Sequencer:
     def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, now_ns: int, attempt: str = ""
     ) -> WriterAcquired:
-        """What to write into the log, and then to tell to `on_acquired`.
+        """What to write into the log, and then to pass to `on_acquired`.
 
         Raises `WriterHeld`, `LogSealed`.
         """
@@ -179,8 +181,9 @@ class Sequencer:
         self._held_until_ns = now_ns + ttl_ms * 1_000_000 if ttl_ms else None
 
     def on_owner_changed(self, now_ns: int, wall_us: int) -> None:
-        """Before the new one writes: a renewal rests on an entry (LS10), so since the newest one there was
-        none. A holder that lives had nobody to ask meanwhile, and is left time to do so.
+        """Before the new one writes: a renewal depends on an entry (LS10), so there has been
+        none since the newest one. A living holder had no owner to ask in the meantime, and gets
+        time to do so.
         """
         self.on_renewed(now_ns)
         if self._held_until_ns is not None:

@@ -1,4 +1,4 @@
-"""What a new owner finds at the end of a log, and what it makes of it.
+"""What a new owner finds at the end of a log, and what it does with it.
 
     list     … P ── N ── N+1       at most the last two are unclosed (LS3)
                     │     │
@@ -8,13 +8,14 @@
                     └─ CLOSED at 41?   yes: N+1 counts, all of it.   no: it is discarded, all of it
 
 Nothing in N+1 was acked unless its writer had seen N CLOSED at 41. So what is discarded was never acked;
-and what was acked is never discarded, since a ledger is closed once. A ledger without an entry says
-nothing and is discarded, too. An N that the list calls CLOSED was found so by the server that wrote that, which
-knew by then whether N+1 counts.
+and what was acked is never discarded, since a ledger is closed once. A ledger without an entry does not
+count and is discarded, too. If the list calls N CLOSED, the server that wrote that found it so, and knew
+by then whether N+1 counts.
 
-The compare-and-set that lists the new owner's ledger fails if the list has changed since it was read.
-Then another server has made a step, and a server that has already fenced must not simply give up: perhaps both
-would. It gives up if there is a newer owner, else it tries again, after a pause that is random and grows.
+The compare-and-set that lists the new owner's ledger fails if the list has changed since it was
+read. Then another server has made a step, and a server that has already fenced must not give up:
+perhaps both would. It gives up if there is a newer owner; otherwise it retries after a random,
+growing pause.
 """
 
 from collections.abc import Sequence
@@ -37,19 +38,20 @@ class Ended:
 
     segment: Segment
     last_entry: EntryId
-    follows: Follows | None  # What its first entry says; None if it has none, or nobody looked.
+    follows: Follows | None  # What its first entry says; None if it has none, or was not read.
     bytes: int
 
 
 def to_end(log: LedgerList) -> Sequence[Segment]:
-    """The segments that a new owner has to fence, recover and look into."""
+    """The segments that a new owner has to fence, recover and read."""
     last_two = log.segments[-2:]
     is_settled = len(last_two) == 2 and last_two[0].state is SegmentState.CLOSED
     return last_two[1:] if is_settled else last_two
 
 
 def counts(before: Ended | None, last: Ended) -> bool:
-    """Whether the last ledger is a part of the log. `before`: unless the list says that it is CLOSED."""
+    """Whether the last ledger is a part of the log. `before`: None if the list says that it is
+    CLOSED."""
     if before is None or last.last_entry == NO_ENTRY:
         return last.last_entry != NO_ENTRY
     return last.follows is not None and (last.follows.ledger_id, last.follows.last_entry) == (

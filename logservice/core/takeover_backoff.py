@@ -1,12 +1,12 @@
 """When a log may be taken from a server that others still believe to be alive.
 
-A killed server stays registered until its session runs out. It shows at once, though: its machine
-refuses connections. A server that has seen that for half a second takes its logs over; that is safe at
-any time, since taking over fences. It is only disruptive, and where a server lives but reports a wrong
-address, every other server would be rude to it again and again, and a log would go back and forth
-for ever. So each log has a pause after such a take-over, from 5 s doubling to 5 min: what a wrong
-address costs is bounded (SV2), and a server that is dead is out of its registration before the pause
-matters.
+A killed server stays registered until its session runs out. It is noticed at once, though: its
+machine refuses connections. A server that has seen that for half a second takes its logs over; that
+is safe at any time, since taking over fences. It is only disruptive, and where a server lives but
+reports a wrong address, every other server would be rude to it again and again, and a log would go
+back and forth for ever. So each log has a pause after such a take-over, from 5 s doubling to 5 min:
+what a wrong address costs is bounded (SV2), and a server that is dead is out of its registration
+before the pause matters.
 
 Connections that time out prove nothing: they are no refusal, and the lease decides.
 """
@@ -18,14 +18,15 @@ from typing import Final
 from rollbook.logservice.ids import LogName
 
 REFUSED_NS: Final = 500_000_000
-_NEWS_NS: Final = 1_000_000_000  # Refusals that lie farther apart than this are no series.
+_NEWS_NS: Final = 1_000_000_000  # Refusals that are farther apart than this are no series.
 _PAUSE_NS_MIN: Final = 5_000_000_000
 _PAUSE_NS_MAX: Final = 300_000_000_000
-_LOGS_MAX: Final = 100_000  # Of which pauses are remembered; the longest unused go first.
+# The number of pauses that are remembered; the longest unused are dropped first.
+_LOGS_MAX: Final = 100_000
 
 
 class Refusals:
-    """What came of connecting to one address, again and again."""
+    """The results of repeated attempts to connect to one address."""
 
     def __init__(self) -> None:
         self._first_ns: int | None = None  # Of the refusals since it last answered.
@@ -47,7 +48,7 @@ class Refusals:
 
     @property
     def is_dead(self) -> bool:
-        """As far as refusals go: all of them, for long enough."""
+        """By refusals alone: only refusals, for long enough."""
         return self._first_ns is not None and self._last_ns - self._first_ns >= REFUSED_NS
 
 
@@ -62,7 +63,7 @@ class TakeoverPatience:
         self._pauses: OrderedDict[LogName, _Pause] = OrderedDict()
 
     def wait_ns(self, name: LogName, now_ns: int) -> int:
-        """How long the log has to be left alone yet; 0 if it may be taken."""
+        """How long the log must still be left alone; 0 if it may be taken."""
         pause = self._pauses.get(name)
         return max(pause.until_ns - now_ns, 0) if pause else 0
 

@@ -5,8 +5,8 @@
     [ 0 … 999 ][ 1000 … 1499 ][ 1500 … 1999 ][ 2000 … ]
       deleted     deleted       kept whole: 200 records of it are hidden
 
-Readers see the new head at once and exactly; ledgers go as a whole, when nothing in them is left to be
-read and what follows has begun (LL4). A mark below the new head forbids all of it (LL6).
+Readers see the new head at once and exactly; ledgers are deleted as a whole, when nothing in them
+is readable and their successor has begun (LL4). A mark below the new head forbids all of it (LL6).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from rollbook.logservice.messages import TruncateAnswer
 
 @dataclass(frozen=True, slots=True)
 class TruncationPlan:
-    listed: LedgerList  # As it is to become.
+    listed: LedgerList  # As it will be.
     answer: TruncateAnswer
 
 
