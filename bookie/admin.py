@@ -1,4 +1,4 @@
-"""One bookie as its operators see it and tell it what to do: plain values in, plain values out.
+"""One bookie for its operators: plain values in, plain values out.
 
 `api/rest/bookie.py` shows it over HTTP; the names here are the names there.
 """
@@ -120,7 +120,7 @@ class Admin:
         return {name: _quantiles(each) for name, each in found.items() if each.total}
 
     def settings(self) -> View:
-        """Names of files are no secrets; a URL may bring some along."""
+        """Names of files are no secrets; a URL may contain some."""
         found = asdict(self._bookie.config)
         url = found["bookie"]["metadata"]
         return {**found, "bookie": {**found["bookie"], "metadata": str(MetadataUrl.parse(url))}}
@@ -141,7 +141,7 @@ class Admin:
         return asdict(await self._bookie.storage.space())
 
     async def check_sanity(self) -> View:
-        """The journal gets everything that was asked of it before to the disk."""
+        """Writes all earlier requests to the journal's disk."""
         try:
             async with asyncio.timeout(_SANITY_S):
                 await self._bookie.storage.force()
@@ -174,7 +174,7 @@ class Admin:
         }
 
     async def ledgers(self, after: int, limit: int) -> Sequence[View]:
-        """The first page, or one requested late, reads again which ledgers there are."""
+        """The first page, or one requested late, lists the ledgers again."""
         async with self._listing:
             age_ns = self._clock.monotonic_ns() - self._listed_ns
             if after < 0 or age_ns > _LISTED_NS_MAX:
@@ -245,7 +245,8 @@ class Admin:
         }
 
     async def collect_garbage(self, *, force: bool = False) -> View:
-        """And removes what holds nothing any more. `force`: however many ledgers are gone at once."""
+        """And removes logs that hold nothing any more. `force`: however many ledgers are gone at
+        once."""
         space = self._bookie.space
         state = await space.garbage.collect(force=force)
         shown = asdict(state)
@@ -258,7 +259,7 @@ class Admin:
         return shown
 
     async def compact(self, *, major: bool) -> View:
-        """Raises `Unavailable` if it was given up; what was rewritten before that stays so."""
+        """Raises `Unavailable` if it was stopped; what was rewritten before that stays so."""
         try:
             return asdict(await self._bookie.space.compactor.run(major=major))
         except CompactionStopped as why:

@@ -1,4 +1,4 @@
-"""Work on the loop that nobody waits for: in steps, with rests in which others' adds are answered."""
+"""Background work on the loop: in steps, with rests in which adds are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from typing import Final
 from rollbook.bookie.core.background_pacing import Lull, StepPauses
 from rollbook.proto.ports import Clock
 
-_TIMES: Final = 2.0  # So a third of the loop's time is taken at most.
-_LOOK_AGAIN_S: Final = 0.002  # To look costs 50 µs.
+_TIMES: Final = 2.0  # So at most a third of the loop's time is taken.
+_LOOK_AGAIN_S: Final = 0.002  # The check costs 50 µs.
 
 
 class Background:
     """One for each piece of work."""
 
     def __init__(self, clock: Clock, is_preceded: Callable[[], bool] = lambda: False) -> None:
-        """`is_preceded`: other work in the background goes first, as far as patience lasts."""
+        """`is_preceded`: other background work goes first, up to a limit of patience."""
         self._clock = clock
         self._is_preceded = is_preceded
         self._rests = StepPauses(clock.monotonic_ns())
@@ -23,8 +23,8 @@ class Background:
     async def give_way(
         self, times: float = _TIMES, at_least_s: float = 0.0, *, patience: float = 0.0
     ) -> None:
-        """Call it between steps of less than a millisecond. Rests `times` as long as they took,
-        and then until the loop has little to do, `patience` times as long again at most.
+        """Call it between steps of less than a millisecond. Rests `times` as long as the steps
+        took, and then until the loop has little to do, at most `patience` times as long again.
         """
         rest_s = self._rests.on_paused(self._clock.monotonic_ns(), times)
         await asyncio.sleep(max(rest_s, at_least_s))

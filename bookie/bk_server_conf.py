@@ -1,9 +1,9 @@
 """BookKeeper's `bk_server.conf`, read as configuration of ours.
 
-The file is one of Java's properties: lines of `key = value`, with `:` or a blank instead of `=`, with
-comments after `#` or `!`, escapes after a backslash, and a backslash at the end to go on. What a key
-means there it means here; keys without a meaning here are named once and change nothing, since a
-file that BookKeeper takes must do.
+The file is a Java properties file: lines of `key = value`, with `:` or a blank instead of `=`,
+with comments after `#` or `!`, escapes after a backslash, and a backslash at the end for
+continuation. A key means here what it means in BookKeeper; keys without a meaning here are named
+once and change nothing, since any file that BookKeeper accepts must be accepted.
 """
 
 import re
@@ -23,7 +23,7 @@ _NAMED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _KEY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
 _BLANKS: Final = " \t\f"
 
-# Without these a door is open that was not, or metadata is.
+# Without these, access or metadata is open that was not before.
 _GUARDS: Final = (
     *("bookieAuthProviderFactoryClass", "tlsProviderFactoryClass", "tlsClientAuthentication"),
     *("authorizedRoles", "httpServerTlsEnable", "zkEnableSecurity"),
@@ -31,7 +31,7 @@ _GUARDS: Final = (
 _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
 _DEFAULT_ROOT: Final = "/ledgers"
-_DEFAULT_INTERFACE: Final = "default"  # BookKeeper's word for none.
+_DEFAULT_INTERFACE: Final = "default"  # BookKeeper's name for none.
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104  # As BookKeeper does; refused later unless allowed.
 _WARN: Final = 0.90
 _MIB: Final = 1024 * 1024
@@ -41,12 +41,12 @@ _MIB: Final = 1024 * 1024
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """As Java reads them: of a key that is given twice the last one counts."""
+    """As Java reads them: if a key is given twice the last one counts."""
     return {key: value for _, key, value in _pairs(text)}
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
-    """The number of the line that counts of each key."""
+    """The number of each key's effective line."""
     return {key: number for number, key, _ in _pairs(text)}
 
 
@@ -69,7 +69,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _goes_on(line: str) -> bool:
-    """An odd number of backslashes: an even one is as many halves, escaped."""
+    """An odd number of backslashes: an even number is half as many escaped ones."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
@@ -86,16 +86,16 @@ def _unescape(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    tables: dict[str, dict[str, Any]]  # As a TOML file of ours would give them.
+    tables: dict[str, dict[str, Any]]  # As in a TOML file of ours.
     ignored: tuple[str, ...]  # Keys without a meaning here.
-    unguarded: tuple[str, ...]  # Those of them that keep strangers out.
+    unguarded: tuple[str, ...]  # Those of them that restrict access.
 
 
 class _Keys:
-    """Takes each key once, and knows which were never asked for."""
+    """Reads each key once, and knows which were never read."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        # BookKeeper takes an empty value for a key that is not there.
+        # BookKeeper treats an empty value like a missing key.
         self._left = {key: value.strip() for key, value in properties.items() if value.strip()}
 
     @property
@@ -135,7 +135,7 @@ _FALSE: Final = frozenset(("false", "no", "off", "f", "n", "0"))
 _OFF: Final = _FALSE | {""}
 
 
-# Who has to mend a setting of ours looks for these.
+# Error messages about our settings name these keys.
 KEYS_OF: Final = {
     "metadata": (
         *("metadataServiceUri", "zkServers", "zkLedgersRootPath"),
@@ -187,11 +187,12 @@ def translate(
 ) -> Translated:
     """`address_of(interface, by_name)` is this host's, or its name, on that interface if one is named.
 
-    Raises `BadConfig` on a value that makes no sense.
+    Raises `BadConfig` on an invalid value.
     """
     keys = _Keys(properties)
-    # `maxBatchReadSize` is not asked for: it keeps a bookie's memory from batches, which are made in steps here, as large as
-    # their frame, what their client takes and the memory at hand allow (`request_handlers.py`).
+    # `maxBatchReadSize` is not used: it protects a bookie's memory from batches, which are made in
+    # steps here, as large as their frame, their client's limit and the available memory allow
+    # (`request_handlers.py`).
     tables = {
         "bookie": {**_place(keys, address_of), **_doors(keys)},
         "storage": _storage(keys),
@@ -211,7 +212,8 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[str, Any]:
-    """BookKeeper listens on all interfaces unless one is named, and its id is the address or the name of its host there."""
+    """BookKeeper listens on all interfaces unless one is named, and its id is the address or name of its host
+    there."""
     port = keys.integer("bookiePort")
     port = _DEFAULT_PORT if port is None else port
     named = keys.text("listeningInterface")
@@ -225,23 +227,24 @@ def _place(keys: _Keys, address_of: Callable[[str | None, bool], str]) -> dict[s
                 advertised = advertised.partition(".")[0]
         host = address_of(interface, False) if interface else _EVERYWHERE
     if host == _EVERYWHERE and is_loopback(advertised):
-        host = advertised  # Nobody else could find it anyway.
+        host = advertised  # Others could not find it anyway.
     timeout_ms = keys.integer("zkTimeout")
     return _given(
         metadata=_metadata(keys),
         bookie_id=keys.text("bookieId"),
         listen=_join(host, port),
-        advertise=_bracketed(advertised),  # Its port is that of `listen`, wherever that is said.
+        advertise=_bracketed(advertised),  # Its port is that of `listen`, wherever that is set.
         session_timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         read_only=keys.flag("forceReadOnlyBookie") or None,
     )
 
 
 def _metadata(keys: _Keys) -> str:
-    """One URI, or its parts as older files have them.
+    """One URI, or its parts as in older files.
 
-    The class of the ledger manager is such a part, and counts for nothing beside a URI. Its type is
-    not: BookKeeper does not look at it where there is a LAYOUT, and a URL that names one insists.
+    The class of the ledger manager is such a part, and is ignored beside a URI. Its type is not
+    such a part: BookKeeper ignores it if there is a LAYOUT, and a URL that names one requires
+    it.
     """
     uri = keys.text("metadataServiceUri")
     servers = ",".join(keys.texts("zkServers"))
@@ -273,7 +276,7 @@ def _doors(keys: _Keys) -> dict[str, Any]:
     http: dict[str, Any] = {}
     host, port = keys.text("httpServerHost"), keys.integer("httpServerPort")
     if keys.flag("httpServerEnabled"):
-        # BookKeeper's is open to everybody by default, without a word of who may ask.
+        # BookKeeper's is open to everybody by default, without a token.
         http["http"] = _join(host or "127.0.0.1", _DEFAULT_HTTP_PORT if port is None else port)
     if keys.text("tlsKeyStoreType").upper() != "PEM":
         return http  # Java's own kinds of key stores stay Java's.
@@ -281,7 +284,7 @@ def _doors(keys: _Keys) -> dict[str, Any]:
     trusted = keys.text("tlsTrustStore")
     return http | _given(
         tls_certificate=certificate,
-        tls_key=key if certificate else "",  # BookKeeper minds none where no TLS is asked for.
+        tls_key=key if certificate else "",  # BookKeeper ignores it unless TLS is requested.
         tls_authorities=trusted if keys.flag("tlsClientAuthentication") else "",
     )
 
@@ -296,8 +299,8 @@ def _storage(keys: _Keys) -> dict[str, Any]:
             next_step="name the fastest disk's",
         )
     cache_mib = keys.integer("dbStorage_readAheadCacheMaxSizeMb")
-    # `journalMaxSizeMB` is not `journal_file_bytes`: a file of ours takes its whole size from the disk as it begins,
-    # and is replayed whole. BookKeeper's usual 2 GiB is the bound of one that grows.
+    # `journalMaxSizeMB` is not `journal_file_bytes`: our file allocates its whole size when it
+    # begins, and is replayed whole. BookKeeper's usual 2 GiB is the bound of a growing file.
     return _given(
         journal_dir=journals[0] if journals else None,
         ledger_dirs=list(keys.texts("ledgerDirectories")),
@@ -306,11 +309,12 @@ def _storage(keys: _Keys) -> dict[str, Any]:
 
 
 def _space(keys: _Keys) -> dict[str, Any]:
-    """Java counts garbage collection and disk checks in ms, compaction in s; 0 or less is never."""
+    """Java counts garbage collection and disk checks in ms, compaction in s; 0 or less means
+    never."""
     gc_ms, check_ms = keys.integer("gcWaitTime"), keys.integer("diskCheckInterval")
     surplus_ms = keys.integer("gcOverreplicatedLedgerWaitTime")
     rate = keys.integer("compactionRateByBytes")
-    counts_bytes = keys.flag("isThrottleByBytes")  # Else BookKeeper counts entries.
+    counts_bytes = keys.flag("isThrottleByBytes")  # Otherwise BookKeeper counts entries.
     given = _given(
         gc_interval_s=None if gc_ms is None else gc_ms / 1000,
         surplus_interval_s=None if surplus_ms is None else max(0, surplus_ms) / 1000,
@@ -332,7 +336,7 @@ def _space(keys: _Keys) -> dict[str, Any]:
 
 
 def _audit(keys: _Keys) -> dict[str, Any]:
-    """Java counts checks and delays in s; 0 or less is never."""
+    """Java counts checks and delays in s; 0 or less means never."""
     return _given(
         bookie_check_s=_at_least_0(keys.integer("auditorPeriodicBookieCheckInterval")),
         ledgers_check_s=_at_least_0(keys.integer("auditorPeriodicCheckInterval")),
@@ -344,7 +348,7 @@ def _audit(keys: _Keys) -> dict[str, Any]:
 
 
 def _worker(keys: _Keys) -> dict[str, Any]:
-    """Java counts these times in ms; a rate of 0 or less is none."""
+    """Java counts these times in ms; a rate of 0 or less means none."""
     grace_ms, pause_ms = (
         keys.integer("openLedgerRereplicationGracePeriod"),
         keys.integer("rwRereplicateBackoffMs"),

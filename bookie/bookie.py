@@ -1,4 +1,4 @@
-"""A whole bookie, assembled from ports. A real process and the simulator run the same one.
+"""A whole bookie, assembled from ports. A real process and the simulator run the same code.
 
     open       identity · storage, replayed · server: its port answers · space: work in the background
                · on a full disk: the start, counted when there is room
@@ -90,7 +90,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that an operator may set, by section."""
+    """All settings, by section."""
 
     bookie: BookieConfig
     storage: StorageConfig
@@ -178,8 +178,9 @@ class Bookie:
         self._holder = ""
         self._http: Address | None = None  # Of its admin pages.
         self._tasks: list[asyncio.Task[None]] = []  # In the background, until it leaves.
-        self._leavers: list[Callable[[], None]] = []  # Of who asks the metadata store.
-        self._closers: list[Callable[[], Awaitable[None]]] = []  # Of what was opened, first first.
+        self._leavers: list[Callable[[], None]] = []  # Of queries to the metadata store.
+        # Of what was opened, in that order.
+        self._closers: list[Callable[[], Awaitable[None]]] = []
 
     @classmethod
     async def open(
@@ -189,12 +190,12 @@ class Bookie:
         settings: Settings,
         tls: Transport | None = None,
     ) -> "Bookie":
-        """Its ports answer when it returns. The store goes with it, also if it raises.
+        """Its ports answer when it returns. The store is closed with it, also if it raises.
 
         `tls` is how it listens at `tls_listen`.
 
         Raises `WrongBookie`, `WrongCluster`, `NoSuchCluster`, `DataLost`, `DirectoryInUse`,
-        `BadConfig`, `OlderMetadata`, each with what to do about it; `OSError`.
+        `BadConfig`, `OlderMetadata`, each with its next step; `OSError`.
         """
         try:
             url = MetadataUrl.parse(settings.bookie.metadata)
@@ -234,9 +235,11 @@ class Bookie:
         await self.leaving.look()
         self.space.set_leaving(self.leaving.reason)
         await self.space.open()
-        await self._registration().await_others()  # Who lives must not be overtaken by a copy.
+        # A running bookie must not be overtaken by a copy.
+        await self._registration().await_others()
         await self._require_current_metadata()
-        # A full disk keeps no bookie from answering, but from promising: a copy might pass for it (B8).
+        # On a full disk a bookie still responds, but makes no promises: a copy might pass for it
+        # (B8).
         self.storage.may_promise = await self.identity.begin()
         self.server = BookieServer(
             *(self.storage, settings.server, machine.transport, machine.clock, self.stats),
@@ -271,14 +274,15 @@ class Bookie:
             )
 
     async def _require_place(self) -> None:
-        """Raises `BadConfig` if it cannot listen where it wants to. Mostly its id says where that is."""
+        """Raises `BadConfig` if it cannot listen where it wants to. Usually its id says where that
+        is."""
         async with AsyncExitStack() as closing:  # At once: the two may be one.
             for address in filter(None, (self._listen, self._tls_listen)):
                 listener = await self._machine.transport.listen(_HangUp, address)
                 closing.push_async_callback(listener.close)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """What fails there makes it impossible to go on."""
+        """A failure there makes it impossible to go on."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _count_start(self) -> None:
@@ -308,7 +312,8 @@ class Bookie:
         return Address(host, self._tls_listener.address.port)
 
     async def register(self, http: Address | None = None) -> None:
-        """Returns when others can see it, however long an earlier session of its id takes to end.
+        """Returns when others can see it, however long an earlier session of its id takes to
+        end.
 
         Raises `NodeExists` if another process has the id and stays, and what `failed` returns if
         that comes first.
@@ -344,7 +349,7 @@ class Bookie:
         )
 
     async def _obey_lifecycle(self) -> None:
-        """As it is now, before anybody sees the bookie (B15)."""
+        """Its present state, before others see the bookie (B15)."""
         while True:
             try:
                 await self.leaving.look()
@@ -379,7 +384,8 @@ class Bookie:
         return self.storage.is_read_only
 
     async def set_read_only(self, wanted: bool) -> None:
-        """By an operator; it may be so for want of space, too. Others see it a moment later."""
+        """By an operator; it may also be read-only for lack of space. Others see it a moment
+        later."""
         self.space.set_read_only(wanted)
         if self.membership:
             self.membership.want(self._standing)
@@ -412,14 +418,14 @@ class Bookie:
 
     async def settle_everything(self, stamp: str) -> None:
         """Raises like `Storage.settle_everything`, and what the metadata store raises."""
-        # All that anybody may have fenced here and asked nobody about is older (B13).
+        # All ledgers that may have been fenced here and were not checked are older (B13).
         old_below = await LedgerIds(self._store, self.cluster.root).draw()
         await self.storage.settle_everything(stamp, old_below)
         if self.membership:
             self.membership.describe(self._info(self.advertised))
 
     async def failed(self) -> BaseException:
-        """Returns what makes it impossible to go on: then the process has to end."""
+        """Returns the error that makes it impossible to go on: then the process has to end."""
         parts = (self.storage, self.space, *([self.membership] if self.membership else ()))
         return await first_of(*(part.failed() for part in parts), first_failure(self._tasks))
 

@@ -1,12 +1,13 @@
 """The catalog's two copies on disk: read, appended to, and rewritten when they have grown.
 
-A change counts once both copies have it, so one damaged copy loses nothing; it is applied to memory
-after that, and never before. What only one copy has, because of a crash or of damage, counts as well:
-it was asked for. Boot brings it to the other copy, too, or writes a new generation if one is damaged. A torn
-tail is blanked in its place: on a full disk there would be no room for another generation.
+A change counts once both copies have it, so one damaged copy loses nothing; it is applied to
+memory only after that. A change that only one copy has, after a crash or damage, counts as well:
+it was requested. A start copies it to the other copy, too, or writes a new generation if one is
+damaged. A torn tail is blanked in its place: on a full disk there would be no room for another
+generation.
 
-A new generation is written beside the changes that go on: each of these also goes there, behind the
-parts that were written before it. So nothing waits for it but the last sync.
+A new generation is written beside later changes: each of these also goes there, after the parts
+that were written before it. So only the last sync makes others wait.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ _ANEW_GROWTH = 3  # A catalog that has grown this many times is rewritten.
 
 
 class _Copy:
-    """One of the two files, as it was found."""
+    """One of the two files, as found."""
 
     def __init__(self, contents: bytes, header: FileHeader) -> None:
         self.header = header
@@ -100,7 +101,7 @@ class _Generation:
             self.bytes = write.end
 
     async def append_unsynced(self, body: bytes) -> None:
-        """Nothing claims that it is durable until `sync`; but not too much is left for that."""
+        """It is not called durable before `sync`; but not too much is left for that."""
         await self.reserve(len(body))
         for file, packer in self.files:
             write = packer.pack_body(RecordKind.CHANGES, body)
@@ -132,7 +133,7 @@ class CatalogFiles:
     ) -> None:
         self.catalog = Catalog()
         self.store_id = store_id
-        self.damaged: list[str] = []  # Of its files, as they were found.
+        self.damaged: list[str] = []  # Of its files, as found.
         self._disk = disk
         self._directories = directories
         self._randomness = randomness
@@ -155,7 +156,7 @@ class CatalogFiles:
         doubted: Iterable[int] = (),
         old_below: int = 0,
     ) -> "CatalogFiles":
-        """For a store that has never been.
+        """For a new store.
 
         All of each of the `doubted` ledgers is in doubt, fenced or not included: so they are fenced.
         For `old_below` see B13.
@@ -165,7 +166,7 @@ class CatalogFiles:
         for ledger_id in doubted:
             files.catalog.doubts.add(ledger_id, NO_ENTRY, LEDGER_ID_MAX)
             files.catalog.facts[ledger_id] = _FENCED
-        for generation in await files._generations():  # Of a creation that was cut short.
+        for generation in await files._generations():  # Of an unfinished creation.
             await files._remove(generation)
         await files._begin_anew()
         return files
@@ -247,7 +248,7 @@ class CatalogFiles:
         return copies
 
     async def _write_again(self, generation: int, copies: Sequence[_Copy | None]) -> None:
-        """What a process left behind that died before it synced: it is about to be built on."""
+        """A process that died left unsynced data, on which this start will depend."""
         for path, copy in zip(self._paths(generation), copies, strict=True):
             if copy:
                 file = await self._disk.open(path, OpenMode.WRITE)
@@ -270,19 +271,19 @@ class CatalogFiles:
                 await file.write_and_sync(found.end, [bytes(await file.size() - found.end)])
             last = found.next_sequence - 1
             packer = RecordPacker(file_id, found.end, found.next_sequence, last)
-            # What came to the other copy only: it has its place here, even on a full disk.
+            # A change that only the other copy has: it has its place here, even on a full disk.
             while body := bodies.get(packer.next_sequence):
                 write = packer.pack_body(RecordKind.CHANGES, body)
                 await file.write_and_sync(write.position, write.buffers)
                 packer.on_synced(write)
-            # From where the records end: what was reserved behind them may differ by file.
+            # From where the records end: the reserved space after them may differ by file.
             self._current.add(file, packer, packer.position)
 
     # --- Looking after it ---------------------------------------------------------------------
 
     async def scrub(self) -> list[str]:
-        """Reads both copies again, as far as they go now. Those that are damaged, by their paths: the
-        catalog is then rewritten from memory, because a start needs one sound copy.
+        """Reads both copies again, as far as they go now. Those that are damaged, by their paths:
+        the catalog is then rewritten from memory, because a start needs one sound copy.
 
         Raises `OSError` other than EIO, which is damage.
         """
@@ -295,7 +296,7 @@ class CatalogFiles:
             if not await self._is_sound(path, end, following)
         ]
         if generation is not self._current:
-            return []  # Whatever it was, it is gone.
+            return []  # In any case, it is gone.
         if damaged and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._begin_anew())
         return damaged
@@ -334,10 +335,11 @@ class CatalogFiles:
         await self.commit_latest(lambda: changes)
 
     async def commit_latest(self, make: Callable[[], Sequence[bytes]]) -> None:
-        """What `make` gives when its turn has come: nothing is committed in between.
+        """The change that `make` returns when its turn has come: nothing is committed in
+        between.
 
-        Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if nobody
-        knows what was done: then this process must end. Cancelling it leaves it unknown, too.
+        Raises `OSError` if nothing was done because the disk is full, `BookieFailed` if the
+        outcome is unknown: then this process must end. Cancelling it leaves it unknown, too.
         """
         async with self._turn:
             if self._failure:
@@ -402,11 +404,11 @@ class CatalogFiles:
         if former.number:
             try:
                 await self._remove(former.number)
-            except OSError as error:  # It is the older one: boot removes it, and takes the newer.
+            except OSError as error:  # It is the older one: a start removes it, and uses the newer.
                 logger.warning("catalog_not_removed", number=former.number, reason=str(error))
 
     async def _write_part(self, new: _Generation, parts: Iterator[bytes]) -> None:
-        """After the last one it is the generation that counts."""
+        """After the last one this generation counts."""
         if failure := self._failure or new.failure:
             raise failure
         if not new.files:
@@ -431,7 +433,7 @@ class CatalogFiles:
             await file.write_at(0, [header.pack()])
 
     async def _give_up(self, new: _Generation, error: OSError) -> None:
-        """The one at hand still serves; but boot must never take the other for newer."""
+        """The present one still serves; but a start must never take the other for newer."""
         self._next = None
         await new.close()
         await self._remove_or_fail(new.number)

@@ -1,13 +1,14 @@
 """A filled journal file becomes an entry log, and the mark moves behind it.
 
-Either it is adopted: its footer is written behind its END, its name linked into a ledger directory;
-or its entries are written to a new log, sorted by ledger and entry (`core/journal_adoption.py` decides). In
-both cases the log is durable, under its name, before the catalog takes it up; that one record also
-brings the facts about ledgers, what rot took, and the mark (B5). Until then the log is a leftover
-that boot removes, from then on the journal file is.
+Either it is adopted: its footer is written after its END, its name linked into a ledger
+directory; or its entries are written to a new log, sorted by ledger and entry
+(`core/journal_adoption.py` decides). In both cases the log is durable, under its name, before
+the catalog lists it; that one record also has the facts about ledgers, the ranges lost to rot,
+and the mark (B5). Until then the log is a leftover that a start removes, from then on the
+journal file is.
 
 A failure to write pins the mark: the files wait, new adds are refused once too many do, and it is
-tried again. Where checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot
+tried again. If checkpoints merely do not keep up, adds wait for them. Only when the catalog cannot
 be written the bookie has to stop.
 """
 
@@ -51,7 +52,7 @@ class Checkpointer:
         clock: Clock,
         waiting: Callable[[], int],
     ) -> None:
-        """`waiting` says how many files are to be checkpointed, the one at hand included."""
+        """`waiting` is the number of files to be checkpointed, the present one included."""
         self._disk = disk
         self._config = config
         self._randomness = randomness
@@ -64,10 +65,11 @@ class Checkpointer:
     async def checkpoint(
         self, file: JournalFile, facts: Callable[[], list[bytes]]
     ) -> RecordFile | None:
-        """What now has the entries of the file: itself, another one, or nothing if it has none.
+        """Where the entries of the file are now: in itself, in another one, or nowhere if it has
+        none.
 
-        `facts` gives packed changes that are durable in the journal. Raises `OSError` if nothing
-        has changed: it can be tried again.
+        `facts` returns packed changes that are durable in the journal. Raises `OSError` if
+        nothing has changed: it can be tried again.
         """
         new = await self._make_log(file)
         news: list[bytes] = []
@@ -75,7 +77,8 @@ class Checkpointer:
             for part in changes.pack_log(new.log, new.extents):
                 news.append(part)
                 await self._give_way()
-        news += self._settle_doubts(file)  # What rot took of these very entries comes behind it.
+        # The ranges of these entries that rot took come after it.
+        news += self._settle_doubts(file)
         for doubt in (*file.doubts, *(new.doubts if new else ())):
             news.append(changes.pack_doubt(*doubt))
         news.append(changes.pack_mark(ReplayStart(file.number + 1, file.packer.next_sequence)))
@@ -132,7 +135,7 @@ class Checkpointer:
         await records.file.sync()
         try:
             await self._disk.link(file.path, path)
-        except OSError as error:  # Some file systems have no second names.
+        except OSError as error:  # Some file systems have no hard links.
             logger.warning("journal_file_not_linked", number=file.number, reason=str(error))
             return await self._rewrite(file, directory, path)
         await self._disk.sync_directory(self._config.ledger_dirs[directory])
@@ -157,7 +160,7 @@ class Checkpointer:
         return new
 
     async def _copy(self, file: JournalFile, writer: SortedWriter) -> list[tuple[int, int, int]]:
-        """Sorted; what turns out to be damaged is returned instead."""
+        """Sorted; damaged entries are returned instead."""
         records = file.records
         bodies, damaged = await self._bodies(records)
         starts = [position + HEAD_BYTES for position in records.records]
@@ -185,7 +188,7 @@ class Checkpointer:
         return lost
 
     async def _bodies(self, records: RecordFile) -> tuple[list[bytes], dict[int, None]]:
-        """Of all records, and the numbers of those that are damaged: they are as they lie there."""
+        """Of all records, and the numbers of the damaged ones: they are as stored."""
         bodies: list[bytes] = []
         damaged: dict[int, None] = {}
         while len(bodies) < len(records.records):
@@ -201,7 +204,7 @@ class Checkpointer:
         return bodies, damaged
 
     async def _give_way(self, _written: int = 0, _entries: int = 0) -> None:
-        """The more files wait, the less is rested, and then the fewer adds come."""
+        """The more files wait, the shorter are the rests, and the fewer adds come."""
         self._steps += 1
         waiting = self._waiting()
         if waiting <= _FILES_IN_A_HURRY or self._steps % _STEPS_IN_A_HURRY == 0:

@@ -1,11 +1,11 @@
-"""Entry logs that hold little that is still wanted are rewritten, and empty ones go.
+"""Rewrites entry logs that hold few live entries, and removes empty ones.
 
-What is wanted of several logs is copied to a new one, sorted and verified as it is read; the new log
-is durable under its name before one catalog record puts it in their place (B5). Until then it is a
-leftover that boot removes, from then on they are. What turns out to be damaged is in doubt from that
-same record on (B1): never dropped, never copied as if it were sound.
+The live entries of several logs are copied to a new one, sorted and verified as they are read;
+the new log is durable under its name before one catalog record replaces the old ones (B5). Until
+then it is a leftover that a start removes, from then on they are. Damaged entries are in doubt
+from that same record on (B1): never dropped, never copied as if they were sound.
 
-It goes at a pace, in steps of a record, and stops between two of them when it is suspended.
+It is paced, works in steps of a record, and stops between two of them when it is suspended.
 """
 
 import asyncio
@@ -64,11 +64,11 @@ _ledger_of = itemgetter(0)
 
 
 class CompactionStopped(Exception):
-    """Suspended or closed: what was begun is given up."""
+    """Suspended or closed: the unfinished work is dropped."""
 
 
 class Unreadable(Exception):
-    """The disk refuses to read a log, today: that is no proof that anything of it is lost."""
+    """The disk cannot read a log today: that is no proof of a loss."""
 
     def __init__(self, number: int, reason: BaseException) -> None:
         super().__init__(str(reason))
@@ -145,7 +145,7 @@ class Compactor:
         )
 
     def suspend(self, *, minor: bool = True, major: bool = True) -> None:
-        """What is going on ends within a step, and nothing begins by itself."""
+        """The running one ends within a step, and none begins by itself."""
         if minor:
             self.schedule.suspend("minor", True)
         if major:
@@ -158,7 +158,7 @@ class Compactor:
             self.schedule.suspend("major", False)
 
     async def close(self) -> None:
-        """What is going on, an operator's run, too, ends within a step."""
+        """The running one, also an operator's, ends within a step."""
         self._is_closing = True
         async with self._turn:
             pass
@@ -166,13 +166,13 @@ class Compactor:
     # --- Runs ---------------------------------------------------------------------------------
 
     async def compact(self, *, major: bool) -> CompactionState:
-        """Like `run`, but a compaction that was given up raises nothing."""
+        """Like `run`, but a stopped compaction raises nothing."""
         with suppress(CompactionStopped):
             await self.run(major=major)
         return self.state
 
     async def run(self, *, major: bool) -> CompactionState:
-        """All that is worth it now, also if it never runs by itself.
+        """All logs that are worth it now, also if it never runs by itself.
 
         Raises `CompactionStopped`, `OSError` if the disk has no room for it, `BookieFailed`.
         """
@@ -214,7 +214,7 @@ class Compactor:
         logger.info("empty_logs_removed", logs=len(empty), bytes=freed)
 
     async def _rewrite_all(self, kind: CompactionKind) -> None:
-        # For now: what lies in them is neither given up nor moved.
+        # For now their entries are neither given up nor moved.
         unreadable: dict[int, None] = {}
         while batch := await self._pick(kind, unreadable):
             self._check()
@@ -249,7 +249,7 @@ class Compactor:
         return batch
 
     async def _hides(self, batch: CompactionGroup, other: Candidate) -> bool:
-        """Only ledgers of logs that come to look younger can hide anything."""
+        """Only ledgers of logs that will look younger can hide anything."""
         catalog, taken = self._storage.catalog, [*batch.numbers, other.number]
         together = frozenset(taken)
         oldest, age = min(batch.oldest, other.age), max(batch.age, other.age)
@@ -327,7 +327,7 @@ class Compactor:
     async def _copy_all(
         self, logs: Mapping[int, EntryLog | None], writer: SortedWriter
     ) -> list[tuple[int, int, int]]:
-        """Returns what is wanted and damaged: ledger, first and last entry."""
+        """Returns live but damaged entries: ledger, first and last entry."""
         catalog = self._storage.catalog
         doubts: list[tuple[int, int, int]] = []
         by_ledger = groupby(merge(*map(catalog.held_in, logs), key=_ledger_of), _ledger_of)
@@ -335,7 +335,7 @@ class Compactor:
             if done % _LEDGERS_PER_STEP == 0:
                 await self._give_way()
             held = [each for each in catalog.held(ledger_id) if each.log in logs]
-            if held:  # Else it was deleted meanwhile.
+            if held:  # Otherwise it was deleted in the meantime.
                 lost = await _LedgerCopy(logs, writer, ledger_id, held).run()
                 doubts += [(ledger_id, *each) for each in lost]
         return doubts
@@ -370,7 +370,7 @@ async def _open(stack: AsyncExitStack, sources: EntryLogs, number: int) -> Entry
 
 
 class _LedgerCopy:
-    """One ledger, out of the logs that hold some of it, youngest first."""
+    """One ledger, from the logs that hold some of it, youngest first."""
 
     def __init__(
         self,
@@ -421,7 +421,7 @@ class _LedgerCopy:
         return columns
 
     async def _copy(self, log: EntryLog, columns: Columns) -> None:
-        """What no other log has."""
+        """Entries that no other log has."""
         for run in self._writer.runs(columns):
             try:
                 entries = await log.records.read_run(run.positions, run.lengths)
@@ -429,13 +429,14 @@ class _LedgerCopy:
                 raise Unreadable(log.number, error) from error
             if entries:
                 await self._writer.add(run.entry_ids[: len(entries)], entries)
-            # From a damaged record on: some in it may prove themselves, and those behind it are sound.
+            # From a damaged record on: some of its entries may prove themselves, and the later ones
+            # are sound.
             for row in islice(zip(*run, strict=True), len(entries), None):
                 if not await self._copy_one(log, *row):
                     self._lost.append((row[0], row[0]))
 
     async def _copy_merged(self, parts: Sequence[tuple[EntryLog, Columns]]) -> None:
-        """Of each entry the youngest copy that is sound."""
+        """Of each entry the youngest sound copy."""
         rows = [
             zip(columns.entry_ids, repeat(rank), columns.positions, columns.lengths, strict=False)
             for rank, (_, columns) in enumerate(parts)

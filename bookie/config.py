@@ -1,4 +1,4 @@
-"""What an operator may set about a bookie: who and where it is, its storage, how it serves."""
+"""The settings of a bookie: who and where it is, its storage, how it serves."""
 
 from dataclasses import dataclass, replace
 
@@ -10,29 +10,30 @@ MIB = 1024 * 1024
 JOURNAL = "journal"
 LEDGERS = "ledgers"
 _QUEUED_BYTES_MAX = 64 * MIB
-_USAGE_MAX = 0.999  # Beyond, there is no room for what makes room.
+_USAGE_MAX = 0.999  # Beyond this, there is no room for the work that makes room.
 
 
 @dataclass(frozen=True, slots=True)
 class BookieConfig:
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
     bookie_id: str = ""  # For ever. By default the advertised host:port, so that must stay, too.
-    listen: str = "127.0.0.1:3181"  # Port 0 takes a free one.
+    listen: str = "127.0.0.1:3181"  # Port 0 picks a free one.
     advertise: str = ""  # host or host:port where clients find it; by default where it listens.
-    tls_listen: str = ""  # Where it speaks TLS; empty: nowhere.
+    tls_listen: str = ""  # Its TLS port; empty: none.
     tls_certificate: str = ""  # A file, with its chain.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
-    http: str = ""  # Where operators ask it over HTTP; empty: nowhere.
-    http_token_file: str = ""  # Who shows this token may do so.
-    access_file: str = ""  # Who may do what there: `rollbook access`.
+    http: str = ""  # The address of its HTTP for operators; empty: none.
+    http_token_file: str = ""  # Callers that show this token are let in.
+    access_file: str = ""  # Rights there: `rollbook access`.
     http_tls: bool = False  # It speaks TLS there, with the certificate above.
     insecure: bool = False  # Lets it listen off loopback without TLS or token.
     with_recovery: bool = False  # A recovery server runs in its process.
-    read_only: bool = False  # It takes no new entries, whatever its disks say.
+    read_only: bool = False  # It accepts no new entries, whatever the state of its disks.
     log_level: str = "info"  # debug, info, warning or error.
-    session_timeout_s: float = 10.0  # Shorter: gone sooner when it dies, and by mere pauses, too.
-    drain_s: float = 2.0  # So long clients may take to get their last answers when it stops.
+    # Shorter: others notice its death sooner, and mistake pauses for it.
+    session_timeout_s: float = 10.0
+    drain_s: float = 2.0  # The time that clients have to get their last responses when it stops.
     startup_s: float = (
         60.0  # How long it waits for a missing metadata store or cluster at its start.
     )
@@ -53,24 +54,25 @@ class BookieConfig:
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    # Of the two, one directory may be both: then it has a folder for each kind, which these name as soon as it is made.
+    # If one directory is both, it has a folder for each kind, which these name once it is made.
     journal_dir: str
     ledger_dirs: tuple[str, ...]  # The first and the last of them keep the catalog's two copies.
     journal_file_bytes: int = 128 * MIB  # Larger: fewer, longer checkpoints, and a longer replay.
-    index_bytes_max: int = 96 * MIB  # Of the file being written, in memory; full, the file ends.
+    # Of the file being written, in memory; when it is full, the file ends.
+    index_bytes_max: int = 96 * MIB
     cache_bytes: int = 192 * MIB  # Records that were written or read lately.
     # Adds waiting for the journal; above, "busy" is the answer. At most half a journal file.
     queued_bytes_max: int = _QUEUED_BYTES_MAX
     waiting_files_max: int = 4  # Filled journal files not yet indexed; above, no new adds.
-    idle_after_ms: int = 100  # Silence after which the journal says what is durable.
+    idle_after_ms: int = 100  # Silence after which the journal records what is durable.
     # Chunks in a row from one client after which its adds are written at once, without waiting for others.
     # Lower: a lone writer gets the fast path sooner; others wait behind its syncs more often.
     alone_after_chunks: int = 4
-    # Of the journal, behind small writes, whose syncs are up to twice as quick then. Larger: fewer
+    # Of the journal, after small writes, whose syncs are up to twice as quick then. Larger: fewer
     # writes take longer, each for longer. 0, none: for file systems that never write in place.
     zeros_ahead_bytes: int = 256 * 1024
-    # What was written last is kept in the page cache for readers. Larger: readers that are this far behind
-    # do not wait for the disk; but writing to memory that was not used before takes up to
+    # The newest data is kept in the page cache for readers. Larger: readers that are this far
+    # behind do not wait for the disk; but writing to memory that was not used before takes up to
     # four times as long on a virtual machine. 0: as the system likes.
     page_cache_bytes: int = 512 * MIB
 
@@ -106,7 +108,7 @@ class StorageConfig:
             )
 
     def _part(self, shared: str) -> None:
-        """One directory is the journal's and one of the ledgers': each has a folder of its own in it."""
+        """One directory for both the journal and the ledgers: each has a folder in it."""
         ledgers = f"{shared}/{LEDGERS}"
         ledger_dirs = tuple(ledgers if each == shared else each for each in self.ledger_dirs)
         journal = f"{shared}/{JOURNAL}"
@@ -118,17 +120,17 @@ class StorageConfig:
             )
         object.__setattr__(
             self, "journal_dir", journal
-        )  # The only one to change it, as it is made.
+        )  # The only one that changes it, when it is made.
         object.__setattr__(self, "ledger_dirs", ledger_dirs)
 
     def with_fitting_queue(self) -> "StorageConfig":
-        """What was accepted must find room even when no other file can be had: the queue takes twice its
-        bound, for what is urgent, and a journal file must take the queue. Raises `BadConfig`.
+        """What was accepted must fit even when no other file can be made: the queue holds twice its
+        bound for urgent adds, and a journal file must hold the queue. Raises `BadConfig`.
         """
         fitting = self.journal_file_bytes // 2
         if self.queued_bytes_max <= fitting:
             return self
-        if self.queued_bytes_max == _QUEUED_BYTES_MAX:  # Nobody has chosen it.
+        if self.queued_bytes_max == _QUEUED_BYTES_MAX:  # It was not set.
             return replace(self, queued_bytes_max=fitting)
         raise BadConfig(
             f"queued_bytes_max is {self.queued_bytes_max} bytes, and journal_file_bytes "
@@ -141,27 +143,31 @@ class StorageConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpaceConfig:
-    """What becomes of deleted ledgers, sparse logs, rot and full disks."""
+    """What happens to deleted ledgers, sparse logs, rot and full disks."""
 
     gc_interval_s: float = 600.0  # Between two scans of the metadata; a deletion takes two of them.
     gc_quarantine_s: float = (
         3600.0  # Longer: more time to notice a mistake, space comes back later.
     )
-    gc_brake_share: float = 0.5  # Of all ledgers; if more are gone at once, an operator is asked.
-    # Between two looks for copies of closed ledgers that metadata does not name; two looks drop them. 0: never.
+    # Of all ledgers; if more are gone at once, an operator must confirm.
+    gc_brake_share: float = 0.5
+    # Between two scans for copies of closed ledgers that metadata does not name; two scans drop
+    # them. 0: never.
     surplus_interval_s: float = 86_400.0
-    deleted_kept_s: float = 7 * 86_400.0  # So long a late add cannot bring a deleted ledger back.
+    # For this long a late add cannot bring a deleted ledger back.
+    deleted_kept_s: float = 7 * 86_400.0
     minor_compaction_threshold: float = 0.2  # Logs less full than this are rewritten; 0: never.
     minor_compaction_interval_s: float = 3600.0  # 0: never.
     major_compaction_threshold: float = 0.8  # Higher: less waste, more rewriting.
     major_compaction_interval_s: float = 86_400.0
     compaction_bytes_per_s: int = 16 * MIB  # Higher: space comes back sooner, adds wait longer.
     scrub_bytes_per_s: int = 4 * MIB  # Higher: rot is found sooner, readers have less of the disk.
-    scrub_interval_s: float = 86_400.0  # At least so long from one round's start to the next one's.
-    disk_usage_threshold: float = 0.95  # Of a disk; above, it takes no entries.
+    # At least this long from one round's start to the next one's.
+    scrub_interval_s: float = 86_400.0
+    disk_usage_threshold: float = 0.95  # Of a disk; above, it accepts no entries.
     disk_usage_warn_threshold: float = 0.90
-    disk_usage_low_water: float = 0.93  # Down to this, a full one takes entries again.
-    disk_check_interval_s: float = 10.0  # At most; a disk that is nearly full is looked at sooner.
+    disk_usage_low_water: float = 0.93  # Down to this, a full one accepts entries again.
+    disk_check_interval_s: float = 10.0  # At most; a disk that is nearly full is checked sooner.
     # In each ledger directory, given up when its disk is full; 0: none.
     reserve_bytes: int = 32 * MIB
 
@@ -190,16 +196,17 @@ class SpaceConfig:
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     frame_bytes_max: int = FRAME_BYTES_MAX  # The largest request; equal in the whole cluster.
-    connections_max: int = 10_000  # Each is a file descriptor; further ones are hung up on.
+    connections_max: int = 10_000  # Each is a file descriptor; further connections are closed.
     held_bytes_max: int = 16 * MIB  # Requests and answers of all connections, beyond the floor.
     connection_bytes_max: int = 8 * MIB  # Of one connection. Above, its socket is not read.
-    connection_bytes_floor: int = 8 * 1024  # What each may have, however much the others hold.
-    reads_max: int = 64  # From disk, at once; as many again for what is urgent.
+    # The share of each connection, however much the others hold.
+    connection_bytes_floor: int = 8 * 1024
+    reads_max: int = 64  # From disk, at once; as many again for urgent reads.
     connection_reads_max: int = 16  # Of one connection.
     long_polls_max: int = 10_000  # Parked; above, "busy" is the answer.
     long_poll_s_max: float = 60.0  # However long they want to wait.
     frame_timeout_s: float = 10.0  # For the rest of a request that has begun.
-    unread_timeout_s: float = 30.0  # For a client to take some of what waits for it.
+    unread_timeout_s: float = 30.0  # For a client to read some of its pending responses.
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

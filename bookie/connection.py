@@ -1,15 +1,15 @@
 """One connection: chunks of requests in, replies out.
 
-A chunk is parsed at once. Its adds go to the journal as one and are answered as one when they are
-durable; reads that memory can answer are answered in the same pass and written together; all others
-wait in a queue for a lane. There is no task, future or log line for a frame.
+A chunk is parsed at once. Its adds go to the journal together and are answered together when
+they are durable; reads from memory are answered in the same pass and written together; all
+others wait in a queue for a lane. There is no task, future or log line for a frame.
 
-An answer stays in the pieces it was made of until the client takes it: it is given to the system
-piece by piece, as far as that takes it, and never copied as a whole.
+A response stays in its pieces until the client reads it: it is passed on piece by piece, as far
+as the system accepts it, and never copied as a whole.
 
-What is held for the client is counted (`core/memory_budget.py`): a connection that may take no more is not
-read from, and nothing is made for it. Bytes that are no message close the connection; there is no
-answer to them.
+What is held for the client is counted (`core/memory_budget.py`): a connection at its limit is not read
+from, and nothing is made for it. Bytes that are no message close the connection; there is no answer to
+them.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ from rollbook.proto.wire.request_decoder import Refused, RequestDecoder
 logger = structlog.get_logger()
 
 # Chunks stay small until a client has shown that it adds or reads its responses. As objects, read
-# requests take many times their bytes, and a client that reads nothing leaves a chunk of them waiting.
+# requests take many times their bytes, and a client that reads nothing leaves a chunk of them
+# waiting.
 _CHUNK_BYTES_MIN: Final = 2 * 1024
 _CHUNK_BYTES_OF_CALLS: Final = 16 * 1024
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -72,16 +73,16 @@ class Connection(asyncio.BufferedProtocol):
         self._out: deque[Buffer] = deque()  # If it is empty, so is the other one.
         self._later: deque[Sequence[Buffer]] = deque()  # Large answers: acks do not wait for them.
         self._out_bytes = 0  # Of both.
-        self._is_writing = False  # What is left of that, in a turn soon:
-        self._line = shared.writers  # it stands in this line.
+        self._is_writing = False  # The rest of that, in a turn soon:
+        self._line = shared.writers  # it waits in this queue.
         self._chunk_bytes = _CHUNK_BYTES_MIN
         self._is_paused = False  # Not read from.
-        self._is_clogged = False  # It does not take what is written.
-        self._is_leaving = False  # Answers what it has heard, and ends.
+        self._is_clogged = False  # The client does not read.
+        self._is_leaving = False  # It answers the received requests, and ends.
         self._is_gone = False
-        self._begun_when_timed = 0  # Of the begun request: what there was when its time began.
+        self._begun_when_timed = 0  # Of the begun request: the bytes present when its time began.
         self._written_bytes = 0
-        self._taken_when_timed = 0  # Of these, when it was last given time.
+        self._taken_when_timed = 0  # Of these, when its time was last extended.
         self._transport: asyncio.Transport  # From `connection_made` on.
 
     # --- Life ---------------------------------------------------------------------------------
@@ -96,7 +97,8 @@ class Connection(asyncio.BufferedProtocol):
             self.hang_up("too_many")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """What is in the journal or being read ends by itself, and its reply is dropped."""
+        """Adds in the journal and running reads end by themselves, and their replies are
+        dropped."""
         shared, account = self._shared, self._account
         self._is_gone = self._is_paused = True
         for parked in list(self._parked):
@@ -107,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
             account.give(_CALL_BYTES * len(queue.asked))
             queue.asked.clear()
         self._drop_answers()
-        self._decoder.drop()  # Not when this object goes: it is part of a cycle.
+        self._decoder.drop()  # Not when this object is freed: it is part of a cycle.
         account.set_begun(0)
         account.set_unread(0)
         shared.pool.waiting.pop(account, None)
@@ -124,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         return not self._is_gone and self._transport.can_write_eof()
 
     def leave(self) -> None:
-        """Ends when what was heard has been answered."""
+        """Ends when all received requests have been answered."""
         if not self._is_leaving:
             self._is_leaving = True
             for parked in list(self._parked):
@@ -136,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if self._transport.is_closing():
-            self._transport.abort()  # It had time to take its last answers.
+            self._transport.abort()  # It had time to read its last responses.
             return
         closed = self._shared.stats.connections_closed
         closed[reason] = closed.get(reason, 0) + 1
@@ -149,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close()
 
     def _close(self) -> None:
-        # Here the transport gets all there is, also what it has to copy: it is the last it gets.
+        # Here the transport gets everything, also what it has to copy: it is the last write.
         while self._out and not self._transport.is_closing():
             self._write_some()
         self._count_unread()
@@ -201,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
             if answered:
                 elapsed_ns = shared.clock.monotonic_ns() - now_ns
                 shared.stats.requests["read"].observe(elapsed_ns, answered)
-        finally:  # However this step ends: nobody else wakes the journal for these.
+        finally:  # However this step ends: nothing else wakes the journal for these.
             if self._adds:
                 shared.storage.go_on()
         if self._calls_waiting:
@@ -233,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         groups = adds.groups
         if any(refusals):
             groups = [g for g, r in zip(groups, refusals, strict=True) if not r]
-        if groups:  # First of all: of what the storage has accepted it will tell.
+        if groups:  # First: the storage will report on what it has accepted.
             size, count = adds.end - adds.start, sum([len(group.entry_ids) for group in groups])
             self._adds.append(_Accepted(groups, count, size, now_ns))
             self._account.take(size)
@@ -326,7 +328,8 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._ordinary.asked) + len(self._urgent.asked)
 
     def _may_make(self, is_first: bool) -> bool:
-        """One answer at a time whatever the others hold: else nothing would ever be given back."""
+        """One answer at a time whatever the others hold: otherwise no memory would ever be
+        released."""
         if self._is_behind:
             return False
         return is_first or not self._shared.pool.is_exhausted
@@ -382,7 +385,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_gone:
             return
         if not frame:
-            self.hang_up("no_words")  # The protocol has none for that reply.
+            self.hang_up("no_words")  # The protocol has no code for that reply.
             return
         self._out.append(frame)
         self._out_bytes += len(frame)
@@ -390,7 +393,7 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Writes some of it: the rest when others have had a turn, or when the client takes it."""
+        """Writes some of it: the rest in a later turn, or when the client reads it."""
         if not self._out:
             return
         if self._transport.is_closing():
@@ -420,7 +423,7 @@ class Connection(asyncio.BufferedProtocol):
             self._balance()
 
     def _hurry(self) -> None:
-        """Acks stand behind the answer that is being written."""
+        """Acks wait behind the answer that is being written."""
         hurried = self._shared.hurried
         if self._line is not hurried:
             if self._is_writing:
@@ -434,7 +437,8 @@ class Connection(asyncio.BufferedProtocol):
         self._out_bytes = 0
 
     def _write_some(self) -> int:
-        """A large piece, and what little is before it. The transport copies what is not taken of it."""
+        """A large piece, and the small ones before it. The transport copies what the system does not
+        accept."""
         taken: list[Buffer] = []
         size = 0
         while self._out and size < _FLUSH_BYTES:
@@ -463,7 +467,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_behind(self) -> bool:
-        """Has more to write than makes sense to have: what else there is waits."""
+        """Has more to write than is reasonable: further work waits."""
         return self._is_clogged or self._out_bytes > _WRITE_BYTES
 
     def pause_writing(self) -> None:
@@ -483,7 +487,7 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.look_after()
 
     def _taken_bytes(self) -> int:
-        """By the kernel, of all that was ever written: what waits may grow while it is taken."""
+        """By the kernel, of all that was ever written: the queue may grow while it is read."""
         return self._written_bytes - self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
@@ -503,7 +507,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- Flow -----------------------------------------------------------------------------------
 
     def _balance(self) -> None:
-        """Reads on, or stops reading, as what is held has changed."""
+        """Resumes or stops reading, as the held amount has changed."""
         shared, account, calls_waiting = self._shared, self._account, self._calls_waiting
         if shared.pool.has_news:  # A closed connection returns memory, too.
             shared.look_after()
@@ -528,7 +532,7 @@ class Connection(asyncio.BufferedProtocol):
         ):
             self._is_paused = True
             shared.pool.waiting[account] = None
-            shared.unfinished.stop(self)  # That it does not go on is not its fault.
+            shared.unfinished.stop(self)  # The pause is not the client's fault.
             if account.is_half_a_request:
                 shared.kept_waiting.start(self, shared.clock.monotonic_ns())
                 shared.look_after()

@@ -1,8 +1,8 @@
 """Which of the ledgers that are here does metadata not name?
 
-Asked of the cluster the bookie belongs to, and of no other: it shows its instance id and our own
-trees beside it, before the scan and after it. A store that is away, or was emptied, or is another
-one, raises: it has said nothing about any ledger.
+The query goes only to the bookie's own cluster: it checks the instance id and our own trees,
+before the scan and after it. A store that is unavailable, empty or another one raises: it has
+said nothing about any ledger.
 
 Ids are compared while the walk over the metadata goes on, both ascending, so memory holds one of its
 directories; long stretches of which nothing is here are skipped.
@@ -31,9 +31,9 @@ class Census:
         self._nodes = LedgerNodes(store, cluster.root, cluster.layout)
 
     async def absent_of(self, ids: IntArray) -> IntArray:
-        """Those of the ids (ascending) that metadata had none of, during the whole call.
+        """The ids (ascending) that were absent from the metadata during the whole call.
 
-        A LAYOUT that was lost since the start is written down again: without it, every look at the
+        A LAYOUT that was lost since the start is written again: without it, every look at the
         cluster walks all of it. Raises `Unavailable`, `OutcomeUnknown`, `WrongCluster`,
         `NoSuchCluster`, …
         """
@@ -78,5 +78,5 @@ class Census:
         except NoSuchLedger:
             return False
         except BadMetadata:
-            return True  # Somebody's, whatever it says.
+            return True  # It belongs to a ledger, whatever it says.
         return True

@@ -1,5 +1,5 @@
-"""What a bookie does about its space all day: looks at its disks, lets deleted ledgers go, rewrites
-sparse logs, reads everything again.
+"""A bookie's continuous work on its space: checks its disks, deletes collected ledgers, rewrites
+sparse logs, scrubs.
 
     disks       full -> no new entries, and space is made at once; room again -> entries again
     garbage     ledgers that metadata no longer names go       then logs that hold nothing
@@ -7,8 +7,9 @@ sparse logs, reads everything again.
     compaction  minor and major, when due, when space is short, when damage was found
     scrub       round after round
 
-In each ledger directory lies a file of zeros, the reserve. When its disk is full it goes, so that the
-catalog, compaction, fences and recovery find room to work in; it comes back with the space.
+Each ledger directory has a file of zeros, the reserve. When its disk is full it is removed, so
+that the catalog, compaction, fences and recovery have room; it is made again when there is
+space.
 
 A failure of the disk or of the metadata store ends a run, not its task: the failure is logged, and the run is tried again.
 Only a catalog that could not be written ends the bookie.
@@ -46,7 +47,7 @@ _RETRY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WriteMode:
-    """Whether the bookie takes new entries, and why not."""
+    """Whether the bookie accepts new entries, and why not."""
 
     is_read_only: bool
     reason: str
@@ -93,14 +94,14 @@ class Space:
         self.scrubber = Scrubber(storage, clock, config, self.compactor.damaged)
         self._reserved: dict[str, int] = {}  # Bytes of the reserve, by directory.
         self._is_told_read_only = False  # By an operator.
-        self._leaves_because = ""  # Why it is to leave the cluster; empty: it stays.
+        self._leaves_because = ""  # Why it will leave the cluster; empty: it stays.
         self._tasks: list[asyncio.Task[None]] = []
         self._show_gauges()
 
     # --- Life ---------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Looks at the disks: the standing is known when it returns."""
+        """Checks the disks: the state is known when it returns."""
         for directory in self._storage_config.ledger_dirs:
             stat = await self._disk.stat(_reserve_path(directory))
             self._reserved[directory] = stat.size if stat else 0
@@ -114,11 +115,11 @@ class Space:
         self._tasks = [asyncio.create_task(work()) for work in works]
 
     async def failed(self) -> BaseException:
-        """Returns what makes it impossible to go on: then the process has to end."""
+        """Returns the error that makes it impossible to go on: then the process has to end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Before the storage. What is going on ends within a step; nothing is left half done."""
+        """Before the storage. Running work ends within a step; nothing is left half done."""
         for task in self._tasks:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -147,12 +148,12 @@ class Space:
         return WriteMode(bool(reason), reason, tuple(self._usage.directories.values()))
 
     def set_read_only(self, is_read_only: bool) -> None:
-        """An operator's word; it lasts until the next start."""
+        """An operator's order; it lasts until the next start."""
         self._is_told_read_only = is_read_only
         self._apply()
 
     def set_leaving(self, reason: str) -> None:
-        """It is to leave the cluster, and takes no entries; empty: it stays (B15)."""
+        """It will leave the cluster, and accepts no entries; empty: it stays (B15)."""
         self._leaves_because = reason
         self._apply()
 
@@ -192,7 +193,7 @@ class Space:
         spaces: dict[str, DiskSpace] = {}
         for directory in (self._storage_config.journal_dir, *self._storage_config.ledger_dirs):
             space = await self._disk.space(directory)
-            # What the reserve gave up counts as taken: else its going would look like room.
+            # The released reserve counts as used: otherwise its removal would look like room.
             missing = self._config.reserve_bytes - self._reserved.get(directory, 0)
             if directory not in self._reserved:
                 missing = 0

@@ -1,7 +1,7 @@
-"""One entry log: an adopted journal file or a sorted one, found through its footer.
+"""One entry log: an adopted journal file or a sorted one, found by its footer.
 
-A footer that cannot be trusted is no loss: the log is read through once and indexed in memory, and
-what its records hold is found as before. Raises `TornRecord` where an entry's own bytes are damaged.
+A footer that cannot be trusted is no loss: the log is read once and indexed in memory, and its
+records are found as before. Raises `TornRecord` where an entry's own bytes are damaged.
 """
 
 from array import array
@@ -78,8 +78,8 @@ class EntryLog:
         self._tables: Tables | None = None
         self._memtable: Memtable | None = None  # Instead of a footer that is damaged,
         self._doubts = Doubts()  # and what it cannot say.
-        self._stretch = b""  # Of the pages, as it was read last by who goes through them,
-        self._stretch_at = 0  # and where it lies.
+        self._stretch = b""  # Of the pages, as last read by a walk,
+        self._stretch_at = 0  # and its position.
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes | None:
         """Raises `TornRecord` if it is there, but damaged, or if it may be."""
@@ -89,7 +89,7 @@ class EntryLog:
     async def read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """Consecutive entries as far as one index page and the sound records go; perhaps none."""
+        """Consecutive entries as far as one index page and the sound records go; possibly none."""
         if self._memtable is not None:
             return []
         tables = self._tables or await self._load_tables()
@@ -113,7 +113,7 @@ class EntryLog:
         return rows.sorted_columns().entry_ids if rows else array("q")
 
     async def all_of(self, ledger_id: int) -> tuple[Columns, tuple[LossRange, ...]]:
-        """Where all its entries lie, ascending, and which others may be there and cannot be found."""
+        """Where all its entries are, ascending, and which others may exist and cannot be found."""
         if self._memtable is None:
             try:
                 return await self._columns_in_footer(ledger_id), ()
@@ -125,7 +125,7 @@ class EntryLog:
         return rows.sorted_columns(), EVERYTHING if self._doubts.everything else unknown
 
     async def load(self) -> None:
-        """Where its records are is known when it returns."""
+        """The places of its records are known when it returns."""
         if self._tables is None and self._memtable is None:
             try:
                 await self._load_tables()
@@ -182,7 +182,7 @@ class EntryLog:
         return data
 
     async def _page_in_order(self, row: PageRow, ledger_id: int) -> bytes:
-        """For who goes through all ledgers: it is read with those behind it, and not kept."""
+        """For a walk through all ledgers: it is read with the following ones, and not kept."""
         at, stretch = row.position - self._stretch_at, self._stretch
         if not 0 <= at <= len(stretch) - row.size:
             size = max(row.size, _PAGES_AHEAD_BYTES)
@@ -235,7 +235,7 @@ class EntryLogs:
     def __init__(
         self, disk: Disk, store_id: bytes, path_of: Callable[[int], str], cache: Cache
     ) -> None:
-        """`path_of` raises `FileNotFoundError` if there is no such log (any more)."""
+        """`path_of` raises `FileNotFoundError` if the log is gone."""
         self._disk = disk
         self._store_id = store_id
         self._path_of = path_of
@@ -243,7 +243,7 @@ class EntryLogs:
         self._open: dict[int, EntryLog] = {}  # In order of use, oldest first.
 
     def use(self, number: int) -> "_Use":
-        """Entering it raises `TornRecord` or `OSError`: then what it holds is unknown for now."""
+        """Entering it raises `TornRecord` or `OSError`: then its contents are unknown for now."""
         return _Use(self, number)
 
     async def take(self, number: int) -> EntryLog:
@@ -261,29 +261,30 @@ class EntryLogs:
             await self._close_some()
 
     async def put(self, number: int, records: RecordFile) -> None:
-        """It is open already; but somebody may have been faster to open it himself."""
+        """It is open already, perhaps by another caller."""
         if number in self._open:
             await records.retire()
         else:
             self._open[number] = EntryLog(number, records, self._cache)
 
     async def _open_log(self, number: int) -> None:
-        """It is open when this returns, unless it was closed again since somebody else had opened it."""
+        """It is open when this returns, unless it was closed again after another caller had opened
+        it."""
         file, header = await open_record_file(
             self._disk, self._path_of(number), OpenMode.READ, self._store_id
         )
-        if number in self._open:  # Somebody was faster while we waited.
+        if number in self._open:  # Another caller was quicker while we waited.
             await file.close()
             return
         try:
             self._path_of(number)
-        except OSError:  # Removed meanwhile; kept open, it would keep its space.
+        except OSError:  # Removed in the meantime; if it stayed open, it would keep its space.
             await file.close()
             raise
         self._open[number] = EntryLog(number, RecordFile(file, header, self._cache), self._cache)
 
     async def remove(self, number: int) -> None:
-        """Its file is about to go. Who reads it right now may finish."""
+        """Its file will be removed. Running reads may finish."""
         if log := self._open.pop(number, None):
             log.is_gone = True
             if not log.users:
@@ -304,7 +305,7 @@ class EntryLogs:
 
 
 class _Use:
-    """As a class: made of a generator, it cost a reader of many entries a twentieth of all."""
+    """A class, since a generator cost a reader of many entries a twentieth of all."""
 
     __slots__ = ("_log", "_logs", "_number")
 

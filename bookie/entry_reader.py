@@ -1,8 +1,8 @@
-"""Reads: an entry, a run of them, the last one, which there are; from wherever they lie by now.
+"""Reads: an entry, a run of them, the last one, the list; wherever they are by now.
 
-Journal files first, then entry logs, each from the newest to the oldest: so the youngest of several
-copies is what is found (B12). Entries move while they are looked for. What was found is right in any case;
-that something is absent, or unknown, counts only if nothing moved meanwhile (B1).
+Journal files first, then entry logs, each from the newest to the oldest: so the youngest of
+several copies is found (B12). Entries move during a search. A found entry is right in any case;
+an absent or unknown one counts only if nothing moved in the meantime (B1).
 """
 
 import asyncio
@@ -45,8 +45,8 @@ class Reading:
         stats: Stats,
         has_failed: Callable[[], bool],
     ) -> None:
-        """`files` are those with entries that no log has yet, newest first; `ledger` is known or None.
-        When the journal `has_failed`, nobody knows what it has.
+        """`files` are those with entries that no log has yet, newest first; `ledger` is known or
+        None. When the journal `has_failed`, its contents are not known.
         """
         self.moves = 0  # How often entries moved from one file to another.
         self._catalog = catalog
@@ -57,7 +57,7 @@ class Reading:
         self._has_failed = has_failed
 
     def peek(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """The entry if memory has it; None says nothing."""
+        """The entry if it is in memory; None proves nothing."""
         ledger = self._ledger(ledger_id)
         if ledger is None or ledger.is_deleted:
             return None
@@ -75,27 +75,27 @@ class Reading:
     async def read_run(
         self, ledger_id: int, first_entry: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """Consecutive entries, the first one in any case. That no more came says nothing.
+        """Consecutive entries, at least the first one. The end of the run proves nothing.
 
         Raises like `read`.
         """
         found = await self._read_run(ledger_id, first_entry, count_max, bytes_max)
         if not found:
             found = [await self.read(ledger_id, first_entry)]
-        if len(found) == count_max:  # As of small entries, whose sizes take a while to count.
+        if len(found) == count_max:  # As for small entries, whose sizes take a while to count.
             return found
         bytes_left = bytes_max - sum(map(len, found))
         while len(found) < count_max and bytes_left >= len(found[-1]):
             wanted = (ledger_id, first_entry + len(found), count_max - len(found), bytes_left)
             more = await self._read_run(*wanted)
             bytes_left -= sum(map(len, more))
-            if not more or bytes_left < 0:  # Of these the first one comes in any case, too.
+            if not more or bytes_left < 0:  # Of these the first one is always returned, too.
                 break
             found += more
         return found
 
     async def read_last(self, ledger_id: int) -> bytes:
-        """The entry with the highest id; nothing behind it may have been lost (B1). Raises like `read`."""
+        """The entry with the highest id; none after it may have been lost (B1). Raises like `read`."""
         return await self._settled(lambda: self._read_last(ledger_id))
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int) -> Ranges:
@@ -105,7 +105,8 @@ class Reading:
         return await self._settled(lambda: self._entry_ranges(ledger_id, ranges_max))
 
     async def _settled(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Asks again if entries moved to another file meanwhile: no answer but an entry counts then."""
+        """Asks again if entries moved to another file in the meantime: then only an entry counts as
+        an answer."""
         while True:
             moves = self._all_moves
             try:
@@ -128,7 +129,7 @@ class Reading:
                     return await file.records.read(ledger_id, entry_id, place)
                 except _DAMAGE as error:
                     damage = error
-                    self._stats.damages_met += moves == self._all_moves  # Else it moved away.
+                    self._stats.damages_met += moves == self._all_moves  # Otherwise it moved away.
         for number in self._catalog.holding(ledger_id, entry_id):
             try:
                 async with self._logs.use(number) as log:
@@ -144,7 +145,7 @@ class Reading:
     async def _read_run(
         self, ledger_id: int, entry_id: int, count_max: int, bytes_max: int
     ) -> list[Buffer]:
-        """From one place, as far as it goes and nothing younger has them."""
+        """From one place, as far as it goes and no younger place has them."""
         try:
             self._require_not_deleted(ledger_id)
             for file in self._files():
@@ -168,7 +169,7 @@ class Reading:
 
     async def _read_last(self, ledger_id: int) -> bytes:
         self._require_not_deleted(ledger_id)
-        if self._has_failed():  # To name an entry denies all behind it.
+        if self._has_failed():  # To name an entry denies all later ones.
             raise BookieFailed
         last = max(
             [
@@ -215,6 +216,6 @@ class Reading:
             raise NoSuchLedger(ledger_id=ledger_id)
 
     def _absence(self, ledger_id: int) -> type[RollbookError]:
-        if self._has_failed():  # What was written and not synced may be found by the next start.
+        if self._has_failed():  # Written but unsynced data may be found by the next start.
             return BookieFailed
         return NoSuchEntry if self._ledger(ledger_id) else NoSuchLedger

@@ -1,10 +1,10 @@
 """Ledgers that were deleted in the metadata are deleted here; in the end they are forgotten.
 
-`core/garbage.py` says when one may go, `Census` what metadata names. One that may go gets no adds from
-then on, and its metadata is read once more: a new ledger under its id is in metadata before it
-is added to. Then it is fenced and deleted in the journal, and leaves the catalog: its entries are
-nobody's any more, and logs that hold no others can go. Its deletion is remembered for
-`deleted_kept_s`, so that an add that comes late does not bring it back.
+`core/garbage.py` says when one may be deleted, `Census` which ones metadata names. A candidate
+accepts no adds from then on, and its metadata is read once more: a new ledger under its id is in
+metadata before it is added to. Then it is fenced and deleted in the journal, and removed from
+the catalog: its entries are dead, and logs without others can be removed. Its deletion is
+remembered for `deleted_kept_s`, so that a late add does not bring it back.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from rollbook.proto.tasks import to_its_end
 
 logger = structlog.get_logger()
 
-_BATCH: Final = 1024  # Ledgers that go in one record.
+_BATCH: Final = 1024  # Ledgers that are deleted in one record.
 _FACTS_PER_STEP: Final = 4096
 
 
@@ -43,7 +43,7 @@ class GarbageState:
 
 
 class Garbage:
-    """`census` is None where there is no metadata to ask: then nothing is ever deleted."""
+    """`census` is None without a metadata store: then nothing is ever deleted."""
 
     def __init__(
         self, storage: Storage, clock: Clock, config: SpaceConfig, census: Census | None
@@ -67,7 +67,7 @@ class Garbage:
         self._is_ending = False
 
     def end(self) -> None:
-        """The metadata store goes: that it does not answer is no news any more."""
+        """The metadata store is closing: that it does not respond is no news."""
         self._is_ending = True
 
     @property
@@ -79,10 +79,10 @@ class Garbage:
         )
 
     async def collect(self, *, force: bool = False) -> GarbageState:
-        """One scan, and what follows from it and the ones before.
+        """One scan, and its consequences together with the earlier ones.
 
-        `force` lets go at once of all that two scans agree on, however many they are. A scan that
-        fails says so in the state. Raises `OSError` if the disk is full, `BookieFailed`.
+        `force` lets go at once of all that two scans agree on, however many they are. A failed
+        scan is recorded in the state. Raises `OSError` if the disk is full, `BookieFailed`.
         """
         async with self._turn:
             began_ns = self._clock.monotonic_ns()
@@ -101,7 +101,7 @@ class Garbage:
         return self.state
 
     async def _collect(self, census: Census, *, force: bool) -> None:
-        ledger_ids = await self._storage.ledger_ids()  # First: what comes later was not asked for.
+        ledger_ids = await self._storage.ledger_ids()  # First: a later one was not compared.
         began_ns = self._clock.monotonic_ns()
         absent = await census.absent_of(ledger_ids)
         ended_ns = self._clock.monotonic_ns()

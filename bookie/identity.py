@@ -1,7 +1,7 @@
-"""A bookie's identity on its disks and in the metadata store: looked at, made, mended.
+"""A bookie's identity on its disks and in the metadata store: checked, made, repaired.
 
-Everything is done under the locks of the directories, in an order in which a crash between any two
-steps leaves what the next attempt takes up (`core/identity.py`):
+Everything is done under the locks of the directories, in an order in which a crash between any
+two steps leaves a state that the next attempt continues from (`core/identity.py`):
 
     join      stamps JOINING · an empty store · both nodes · stamps MEMBER
     format    stamps FORMATTING · files removed · a store that doubts · both nodes · stamps MEMBER
@@ -87,7 +87,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """What a bookie began with."""
+    """What a bookie starts with."""
 
     incarnation: str
     ledgers: int  # As many there are in the cluster.
@@ -96,7 +96,7 @@ class Formatted:
 
 
 class Identity:
-    """One bookie's, as its configuration wants it to be."""
+    """One bookie's, as configured."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Identity:
         return diagnose(found, self.cookie)
 
     async def _missing_files(self) -> AsyncIterator[Problem]:
-        """What would keep the storage from opening."""
+        """The reasons why the storage would not open."""
         try:
             store = await StoreFiles.open(self._disk, self._config, self._randomness)
         except DataLost as error:
@@ -161,10 +161,11 @@ class Identity:
     async def establish(
         self, before_making: Callable[[], Awaitable[None]] | None = None
     ) -> list[DiskLock]:
-        """Makes a bookie that is new, and lets one that was there pass; its directories, locked.
+        """Makes a new bookie's identity, and accepts an existing one; returns its directories,
+        locked.
 
-        `before_making` may raise, and nothing was made then: an id is for ever. Raises `WrongBookie`
-        or `WrongCluster`, with the one thing to do about it, and `DirectoryInUse`.
+        `before_making` may raise, and nothing was made then: an id is for ever. Raises
+        `WrongBookie` or `WrongCluster`, with the one next step, and `DirectoryInUse`.
         """
         standing = await self._require_fit()  # Before a directory is made where no disk is mounted.
         if standing is StartDecision.NEW and before_making:
@@ -203,8 +204,8 @@ class Identity:
     async def begin(self) -> bool:
         """No earlier copy of the directories passes for them any more: now they may change (B8).
 
-        False: the disk has no room to count the start. Until it is counted nothing may be promised.
-        Raises `WrongBookie` if another copy of them was first.
+        False: the disk has no room to count the start. Until it is counted, the bookie must
+        promise nothing. Raises `WrongBookie` if another copy of them was first.
         """
         found, member = await self._look()
         diagnosis = diagnose(found, self.cookie)
@@ -233,8 +234,8 @@ class Identity:
     ) -> Formatted:
         """Erases the directories and begins a new life under an id that may have been used before.
 
-        What the earlier life may have held in ledgers that are not closed is UNKNOWN to the new one.
-        `patience_s`: so long an earlier process may take to be gone.
+        Entries of the earlier life in unclosed ledgers are UNKNOWN to the new one. `patience_s`:
+        the time for an earlier process to end.
         """
         locks = await self._lock()
         try:
@@ -254,8 +255,8 @@ class Identity:
     async def rejoin(self) -> str:
         """Write the directories' stamps and cookies again, if the directories are this bookie's beyond doubt.
 
-        For a cookie that was removed, directories that moved, were added, or lost their stamp.
-        Returns the incarnation. Raises like `establish`.
+        For a cookie that was removed, and for directories that moved, were added, or lost their
+        stamp. Returns the incarnation. Raises like `establish`.
         """
         locks = await self._lock()
         try:
@@ -272,11 +273,11 @@ class Identity:
         return incarnation
 
     async def write_off(self, clock: Clock, on_progress: OnProgress = lambda _: None) -> Formatted:
-        """Goes on without what is gone: a directory, a journal file, an entry log, the latest state of
-        them all.
+        """Goes on without what is lost: a directory, a journal file, an entry log, the latest state
+        of them all.
 
-        What it held is UNKNOWN from then on, and ledgers whose fence may be lost are fenced. Raises
-        like `establish`; `DataLost`, `BadConfig` if what is left is not enough for a store.
+        Its entries are UNKNOWN from then on, and ledgers whose fence may be lost are fenced.
+        Raises like `establish`; `DataLost`, `BadConfig` if the rest is not enough for a store.
         """
         locks = await self._lock()
         try:
@@ -319,7 +320,7 @@ class Identity:
         doubted: Sequence[int] = (),
         old_below: int = 0,
     ) -> None:
-        """From directories of which nothing is needed to a member that holds nothing."""
+        """From directories whose contents are not needed to a member that holds nothing."""
         record = self._draw_record(incarnation, 0)
         await self._stamp_all(record, state)  # None passes for an earlier life's any more.
         await self._remove_files()
@@ -386,7 +387,7 @@ class Identity:
     async def _replace(self, directory: str, name: str, data: bytes) -> None:
         new, final = f"{directory}/{name}.new", f"{directory}/{name}"
         if await self._disk.stat(new) is not None:
-            await self._disk.unlink(new)  # Of an attempt that was cut short.
+            await self._disk.unlink(new)  # Of an interrupted attempt.
         file = await self._disk.open(new, OpenMode.CREATE)
         try:
             await file.write_and_sync(0, [data])
@@ -427,16 +428,16 @@ class Identity:
         return None
 
     async def _draw_ledger_id(self) -> LedgerId:
-        """All ledgers that were made before have lower ids, but for those whose makers picked them."""
+        """All earlier ledgers have lower ids, except those with ids chosen by clients."""
         return await LedgerIds(self._store, self._cluster.root).draw()
 
     async def _ledgers_in_doubt(
         self, old_below: LedgerId, on_progress: OnProgress
     ) -> tuple[int, list[int]]:
-        """How many ledgers there are, and which of them an earlier life may have held or fenced.
+        """How many ledgers exist, and which of them an earlier life may have held or fenced.
 
-        They are listed twice, by what is our cluster before and after: a ledger that is not listed
-        would be answered with ABSENT. Raises `WrongCluster`, `NoSuchCluster`.
+        They are listed twice, and the cluster is checked to be ours before and after: a ledger
+        that is not listed would be answered with ABSENT. Raises `WrongCluster`, `NoSuchCluster`.
         """
         nodes = LedgerNodes(self._store, self._cluster.root, self._cluster.layout)
         doubted: list[int] = []
@@ -464,7 +465,7 @@ class Identity:
         except NoSuchLedger:
             return False
         except (BadMetadata, UnsupportedVersion):
-            return True  # Nobody can say whose it is.
+            return True  # Its ledger is not known.
         metadata = stored.metadata
         # Clients that choose ids choose them above all that are drawn.
         may_have_fenced = metadata.is_closed and ledger_id >= old_below
@@ -481,7 +482,7 @@ class Identity:
 async def _batches(
     ids: AsyncIterable[LedgerId], known: Sequence[int]
 ) -> AsyncIterator[list[LedgerId]]:
-    """Of those that are not known; all ascend."""
+    """Of unknown ones; all ascend."""
     batch: list[LedgerId] = []
     at = 0
     async for ledger_id in ids:

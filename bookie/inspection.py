@@ -1,8 +1,8 @@
-"""A bookie's files, looked at and never changed: what `rollbook bookie` shows of a store.
+"""A bookie's files, read and never changed: what `rollbook bookie` shows of a store.
 
-Files are read as boot reads them, with the same readers; nothing is cut, completed or removed, no
-matter what is found (B10). While the bookie runs its files may be looked at, too, and are a moment's
-picture: entry logs never change, the journal grows.
+Files are read as a start reads them, with the same readers; nothing is cut, completed or
+removed, whatever is found (B10). While the bookie runs its files may be read, too, and are a
+momentary picture: entry logs never change, the journal grows.
 """
 
 from bisect import bisect_right
@@ -65,18 +65,18 @@ _ALL_DURABLE: Final = 2**62
 _NEEDED: Final = ("needed", "spare", "missing")
 _FIRST_BYTES: Final = 64 * 1024
 _ENTRY_HEAD: Final = 16  # Ledger and entry id, which every entry begins with.
-_LOOKS: Final = 3  # A store that is in use may replace its catalog meanwhile.
+_LOOKS: Final = 3  # A store in use may replace its catalog in the meantime.
 _MAKE_ONE: Final = "name the directories of a bookie, as `rollbook bookie init` was given them"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it was written."""
+    """Something that has changed since it was written."""
 
     file: str
     position: int
     what: str
-    ledgers: tuple[int, ...] | None = None  # Whose entries may be lost. None: nobody can say.
+    ledgers: tuple[int, ...] | None = None  # Whose entries may be lost. None: it is not known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class StoreFiles:
     async def lock(self) -> list[DiskLock]:
         """Keeps a bookie from starting, for as long as it must not change anything.
 
-        Raises `DirectoryInUse` if one is running. Only files that are there are locked.
+        Raises `DirectoryInUse` if one is running. Only existing files are locked.
         """
         directories = (self._config.journal_dir, *self._config.ledger_dirs)
         there = [each for each in directories if await self._disk.stat(f"{each}/lock")]
@@ -170,7 +170,7 @@ class StoreFiles:
             yield _record_view(reader, record)
 
     async def replayed(self) -> AsyncIterator[tuple[str, Replayed]]:
-        """What boot would find in the journal, file by file, oldest first."""
+        """What a start would find in the journal, file by file, oldest first."""
         first_sequence = self.catalog.mark.first_sequence
         for view in await self.journal_files():
             if view["use"] not in _NEEDED or view["bytes"] is None:
@@ -229,7 +229,7 @@ class StoreFiles:
         }
 
     def extents(self, number: int) -> list[View]:
-        """What is still wanted of it, by ledger. Raises `Missing`."""
+        """Its live entries, by ledger. Raises `Missing`."""
         self._log(number)
         return [
             {
@@ -268,7 +268,7 @@ class StoreFiles:
     # --- What a start would miss --------------------------------------------------------------
 
     async def losses(self) -> AsyncIterator[StartObstacle]:
-        """As boot would name them (`startup.py`), which stops at the first one."""
+        """As a start would name them (`startup.py`), which stops at the first one."""
         for directory in self._config.ledger_dirs:
             for number in await self._numbers(directory, ".log"):
                 if is_newer_log(self.catalog, number):
@@ -302,7 +302,7 @@ class StoreFiles:
             proof = await self._durable_through(later)
             first = await first_record(file, header)
             if first and (await read_back(file, header, first.sequence, proof)).is_ended:
-                return None  # What was allocated behind its end was given back.
+                return None  # The space allocated after its end was released.
             return StartObstacle(path, SHORT_JOURNAL)
         finally:
             await file.close()
@@ -315,7 +315,8 @@ class StoreFiles:
         return sum(journals) + sum(log.file_bytes for log in self.catalog.logs.values())
 
     async def verify(self) -> AsyncIterator[Verified]:
-        """Reads every byte and tells what is not as it was written; the same object each time."""
+        """Reads every byte and reports what has changed since it was written; the same object
+        each time."""
         state = Verified()
         state.findings += [
             Finding(path, 0, "a copy of the catalog is damaged", ())

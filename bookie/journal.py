@@ -1,10 +1,10 @@
-"""The journal: what was accepted is appended here, and answered when it is durable.
+"""The journal: accepted requests are appended here, and answered when they are durable.
 
-One task writes. While it waits for the disk, the next write gathers (natural group commit). Who adds
-alone gathers with nobody: on a quick disk its write is made in the step that brought it. A file
-is born whole: created, preallocated, synced, and named in the catalog before it gets a record; it
-ends with an END record before its successor gets one (B3). When it ends its memtable ends with it,
-and both go to the checkpoint.
+One task writes. While it waits for the disk, the next write gathers (natural group commit). A
+lone writer's adds wait for no others: on a quick disk its write is made in the same step. A file
+is made whole: created, preallocated, synced, and named in the catalog before it gets a record;
+it ends with an END record before its successor gets one (B3). When it ends its memtable ends
+with it, and both go to the checkpoint.
 
 A failed write or sync leaves the file's contents unknown. It is never tried again: the journal is
 poisoned, everything that waits fails, and the bookie has to stop (B6).
@@ -43,7 +43,8 @@ from rollbook.proto.ports import Clock, Disk, OpenMode, Randomness
 
 logger = structlog.get_logger()
 
-_WRITE_BYTES_MAX: Final = 2 * 1024 * 1024  # Larger ones help no disk and delay the first in line.
+# Larger ones do not help the disk and delay the first request.
+_WRITE_BYTES_MAX: Final = 2 * 1024 * 1024
 _FENCE_BYTES: Final = 1024 * 1024
 _FIRST_BYTES_MIN: Final = 16 * 1024
 _SPARE_RETRY_S: Final = 1.0
@@ -67,8 +68,8 @@ class JournalFile:
         self.packer = packer
         self.memtable = Memtable()
         self.shape = JournalShape()
-        self.deleted: dict[int, None] = {}  # Ledgers whose deletion it tells.
-        self.doubts: list[Row] = []  # What rot took out of it.
+        self.deleted: dict[int, None] = {}  # Ledgers whose deletion it records.
+        self.doubts: list[Row] = []  # The ranges that rot took out of it.
 
     @property
     def end(self) -> int:
@@ -99,7 +100,7 @@ class Journal:
         self.active: JournalFile  # From `open` on.
         self._zeros: ZerosAhead  # In it.
         self.queued_bytes = 0
-        self.is_full = False  # No room for another file: what is left is for fences and recovery.
+        self.is_full = False  # No room for another file: the rest is for fences and recovery.
         self.failure: BaseException | None = None
         self._until_it_may_fill = until_it_may_fill
         self._on_written = on_written
@@ -114,13 +115,13 @@ class Journal:
         self._waiting: deque[PendingWrite] = deque()
         self._writing: list[PendingWrite] = []
         self._work: asyncio.Future[None] | None = None  # Awaited while there is none.
-        self._failed_at_once: Exception | None = None  # What the task that writes is to end with.
+        self._failed_at_once: Exception | None = None  # The result that the writing task ends with.
         self._solo = Solo(config.alone_after_chunks)
         self._spare: asyncio.Task[RecordFile] | None = None
         self._is_closing = False
-        self._is_closed = False  # Nothing waits, and nothing is written any more.
-        self._has_unsynced = False  # Written for somebody who did not want to wait.
-        self._has_unsaid = False  # Durable, and no record says so yet.
+        self._is_closed = False  # Nothing waits, and no write is in progress.
+        self._has_unsynced = False  # Written for a request that did not want to wait.
+        self._has_unsaid = False  # Durable, but no record says so yet.
         self._is_silent = False  # And nothing was added for a while.
         self._silence_timer: asyncio.TimerHandle | None = None
         self._idle_ns = config.idle_after_ms * 1_000_000
@@ -131,7 +132,8 @@ class Journal:
         self.active = self._begin(spare or await self._create_first(number), next_sequence)
 
     async def _create_first(self, number: int) -> RecordFile:
-        """On a full disk a smaller one, in what boot has cut off others: fences must go on (B4)."""
+        """On a full disk a smaller one, in the space that a start has cut off others: fences
+        must go on (B4)."""
         size = self._config.journal_file_bytes
         while True:
             try:
@@ -161,13 +163,13 @@ class Journal:
     ) -> None:
         """Like `submit`, once the caller has called `go_on`, which it does in the same step.
 
-        `on_done` is called in the very step in which it is done, and never within this call. It must
-        not read: what is durable is found when the step ends."""
+        `on_done` is called in the step in which it is done, and never within this call. It must
+        not read: durable entries are found when the step ends."""
         self._solo.on_adds(on_done)
         self._enqueue(item, is_sync_deferred, size_of(item), on_done)
 
     def go_on(self) -> None:
-        """Writes what was submitted: now, for somebody who adds alone, or in the next turn."""
+        """Writes the submitted requests: now, for a lone writer, or in the next turn."""
         if not (self._solo.is_alone and self._write_at_once()):
             self._wake()
 
@@ -180,7 +182,7 @@ class Journal:
         return bool(self._waiting) and not self._writing
 
     def has_room_for(self, size: int) -> bool:
-        """If no other file can be had, what is left of this one: the end of it is for fences."""
+        """If no other file can be made, the rest of this one: its end is for fences."""
         allocated = self.active.records.header.allocated_bytes
         kept = min(_FENCE_BYTES, allocated // 8)
         end = self.active.end + self.queued_bytes + size + kept
@@ -209,7 +211,7 @@ class Journal:
     # --- The task that writes -----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until `close`. Raises what poisoned it."""
+        """Until `close`. Raises the error that poisoned it."""
         self._spare = asyncio.create_task(self._prepare(self.active.number + 1))
         try:
             while not self._is_closed:
@@ -233,7 +235,7 @@ class Journal:
                 await spare.file.close()
 
     def close(self) -> None:
-        """Lets `run` finish what is waiting, or comes meanwhile, and end."""
+        """Lets `run` finish what is waiting, or comes in the meantime, and end."""
         self._is_closing = True
         self._wake()
 
@@ -266,7 +268,7 @@ class Journal:
     async def _say_what_is_durable(self) -> None:
         """The trailing record that tells rot from a torn tail: B3."""
         if self._has_unsaid:
-            if self._has_unsynced:  # Two syncs: the record must not claim what it brings along.
+            if self._has_unsynced:  # Two syncs: the record must not claim its own contents.
                 await self._sync()
             await self._write(self.active.packer.pack_empty(RecordKind.IDLE))
             self._has_unsaid = False
@@ -289,7 +291,7 @@ class Journal:
         self._writing = []
         self.queued_bytes -= size
         try:
-            _tell(batch)  # First. Nobody else runs before readers find it, too.
+            _tell(batch)  # First. No other code runs before readers find it, too.
         finally:
             if write:
                 self._on_found(write)
@@ -301,7 +303,7 @@ class Journal:
         self._written_ns = self._clock.monotonic_ns()
 
     def _write_at_once(self) -> bool:
-        """What waits, while the task that writes has nothing to do; False: that has to do it."""
+        """The waiting requests, if the writing task is idle; False: that task has to write them."""
         if not self._work or self._work.done() or len(self._waiting) != 1:
             return False
         waiting = self._waiting[0]
@@ -311,7 +313,7 @@ class Journal:
             return False
         position = self.active.end
         if not self._zeros.takes_none(position, align(position + waiting.size)):
-            return False  # Some go with it, and that takes a while.
+            return False  # Some files are removed with it, and that takes a while.
         try:  # It waits until it is durable; if that fails, it fails with all others.
             write = self.active.packer.pack([waiting.item])
             started_ns = self._clock.monotonic_ns()
@@ -322,7 +324,7 @@ class Journal:
             try:
                 waiting.on_done(1, None)  # First, as above.
                 if isinstance(waiting.item, Frames) and waiting.item.is_one_add:
-                    self._clock.let_others_run()  # A client that adds one by one waits for just that.
+                    self._clock.let_others_run()  # A client that adds one by one waits only for this.
             finally:
                 self._on_synced(write, took_ns)
                 self._on_found(write)
@@ -334,9 +336,10 @@ class Journal:
         return True
 
     def _take(self) -> tuple[list[PendingWrite], int]:
-        """What goes into one write: all that waits, in order, up to a bound.
+        """The contents of one write: all waiting requests, in order, up to a bound.
 
-        Adds that are answered before the sync go by themselves, and so do those that only wait.
+        Adds that are answered before the sync are written separately, and so are those that only
+        wait.
         """
         batch, size = [self._waiting.popleft()], 0
         kind = (batch[0].is_sync_deferred, batch[0].item is None)
@@ -454,10 +457,10 @@ class Journal:
 
 
 def _tell(batch: Sequence[PendingWrite], cause: BaseException | None = None) -> None:
-    """Call each callback once, however many of the items are its own.
+    """Calls each callback once, however many of the items are its own.
 
-    Raises a bug of one of them behind the last: else others would wait for ever, and a bookie that
-    ends for them.
+    Raises the error of one of them after the last: otherwise others would wait for ever, and so
+    would a stopping bookie.
     """
     counts: dict[OnDone, int] = {}
     for waiting in batch:
@@ -478,7 +481,7 @@ def settling(done: asyncio.Future[None]) -> OnDone:
             return
         if error:
             done.set_exception(error)
-            done.exception()  # If nobody waits for it any more, nobody need hear of it.
+            done.exception()  # If it has no waiter any more, no report is needed.
         else:
             done.set_result(None)
 

@@ -1,9 +1,9 @@
 """A journal file read back after a stop, a window at a time.
 
-Nearly all of a file are sound records, one behind the other, and then nothing; they are replayed as
-they come, in windows that stay in the processor's cache: a file read whole costs more in fresh pages
-of memory than in bytes. Only from the first place on that is neither sound nor blank the rest is
-taken together, since what it is depends on what comes behind (`scan`).
+Nearly all of a file are consecutive sound records, and then nothing; they are replayed as they
+come, in windows that stay in the processor's cache: a file read whole costs more in fresh pages
+of memory than in bytes. Only from the first place that is neither sound nor blank is the rest
+read together, since its meaning depends on what follows (`scan`).
 """
 
 from array import array
@@ -23,7 +23,7 @@ from rollbook.bookie.core.record_format import (
 from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
 from rollbook.proto.ports import File
 
-# At most what is read past the page cache if that does not have it.
+# The maximum read past the page cache on a miss.
 _WINDOW_BYTES: Final = 1024 * 1024
 
 
@@ -31,7 +31,7 @@ _WINDOW_BYTES: Final = 1024 * 1024
 class ReadBack:
     replayed: Replayed
     rotten_places: int
-    end: int  # Where the next record goes.
+    end: int  # The place of the next record.
     next_sequence: int
     is_ended: bool
     unproven_at: int  # From there to `end` nothing proves that it is durable.
@@ -46,7 +46,7 @@ async def read_back(
     *,
     is_blank: bool = False,
 ) -> ReadBack:
-    """`is_blank`: it is known that nothing was ever written to it; else that is looked for."""
+    """`is_blank`: it is known that nothing was ever written to it; otherwise that is checked."""
     size, position, sequence = await file.size(), FILE_HEADER_BYTES, first_sequence
     replayed, starts, last_synced = Replayed(), array("Q"), 0
     is_ended, window = False, _WINDOW_BYTES
@@ -93,9 +93,10 @@ async def read_back(
 
 
 async def first_record(file: File, header: FileHeader) -> FoundRecord | None:
-    """The first one of which the head or the tail is sound.
+    """The first one with a sound head or tail.
 
-    If that is damaged which begins the file, all before the next one is held at once, perhaps the whole file.
+    If the beginning of the file is damaged, everything before the next sound record is held at once,
+    perhaps the whole file.
     """
     size, length = await file.size(), _WINDOW_BYTES
     while True:
@@ -116,13 +117,14 @@ async def is_blank_from(file: File, start: int) -> bool:
 
 
 async def write_again(file: File, start: int, end: int) -> None:
-    """Makes durable what was read there and may not be (B3): every byte is written as it is, then synced.
+    """Makes durable what was read there and may not be (B3): every byte is written again, then synced.
 
-    A process that died, unlike a machine, leaves behind what was never synced: it can be read, and
-    lost later. A sync alone would do where nobody synced yet. But after one that failed the system
-    takes the pages for clean, and another one passes over them.
+    A process that died, unlike a machine, leaves unsynced data: it can be read, and lost later.
+    A sync alone would do if there was none before. But after a failed one the system takes the
+    pages for clean, and another sync skips them.
     """
-    start = 0 if start <= FILE_HEADER_BYTES else start  # The header is as old as what follows it.
+    # The header is as old as the records after it.
+    start = 0 if start <= FILE_HEADER_BYTES else start
     for at in range(start, end, _WINDOW_BYTES):
         contents = await file.read_at(at, min(_WINDOW_BYTES, end - at))
         await file.write_at(at, [contents])

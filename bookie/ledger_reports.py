@@ -1,6 +1,6 @@
 """Ledgers as operators see them: plain values, for the admin pages and for `rollbook bookie`.
 
-What is here of a ledger lies in several places; a copy that was added twice is counted twice.
+A ledger's entries here are in several places; a copy that was added twice is counted twice.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ def log_name(number: int) -> str:
 
 
 class LedgerViews:
-    """Over a catalog and what the journal's files hold besides; `files` are newest first."""
+    """Over a catalog and the journal's files; `files` are newest first."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LedgerViews:
         newer: Collection[int],
         newer_facts: Callable[[int], LedgerFacts],
     ) -> None:
-        """`newer`: ledgers of which more is known than the catalog has."""
+        """`newer`: ledgers with facts that the catalog does not have."""
         self._catalog = catalog
         self._files = files
         self._newer = newer
@@ -125,7 +125,7 @@ def _first_of(rows: LedgerRows) -> int:
 
 
 async def sorted_ids(known: Iterable[int]) -> IntArray:
-    """Each once, ascending. There may be millions: others have their turn all along."""
+    """Each once, ascending. There may be millions: other work runs in between."""
     ids, pieces = iter(known), list[list[int]]()
     while piece := list(islice(ids, _PIECE)):
         pieces.append(sorted(piece))

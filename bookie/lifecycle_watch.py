@@ -1,8 +1,8 @@
-"""Whether this bookie is to leave the cluster, as its lifecycle node says (`proto/formats/lifecycle.py`).
+"""Whether this bookie should leave the cluster, by its lifecycle node (`proto/formats/lifecycle.py`).
 
-It is asked before the bookie registers, so that a start in the midst of a drain is never writable, and
-followed from then on (B15). A node that cannot be read counts as leaving: who writes to a bookie that is
-drained may lose what it wrote, and who does not write to one that is not has other bookies.
+It is asked before the bookie registers, so that a start in the midst of a drain is never writable,
+and followed from then on (B15). An unreadable node counts as leaving: writes to a drained bookie may
+be lost, while writers of one that is not drained have other bookies.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Leaving:
 
     @property
     def reason(self) -> str:
-        """Why it takes no entries; empty if it does."""
+        """Why it accepts no entries; empty if it does."""
         if not self:
             return ""
         if self.state is None:
@@ -60,7 +60,7 @@ class Leaving:
             logger.info("lifecycle_heard", state=self.state.value if self.state else None)
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """Until cancelled. While the metadata store is away, what was heard last is so."""
+        """Until cancelled. While the metadata store is unavailable, the last known state holds."""
         while True:
             try:
                 await self._follow_once(on_change)

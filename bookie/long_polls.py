@@ -1,4 +1,5 @@
-"""Reads that wait for news: parked until the ledger's LAC rises, the ledger goes, or time is up.
+"""Reads that wait for news: parked until the ledger's LAC rises, the ledger is deleted, or time
+is up.
 
 A parked poll is an object and a timer, no task. Whatever ends the wait, the read is then answered
 like one that did not have to wait.
@@ -18,7 +19,7 @@ from rollbook.proto.wire.messages import Read
 Resume = Callable[["Parked", int | None, bool], None]
 """Called once, with the wall time in milliseconds if there is news; and whether it cannot wait.
 
-It never raises: others stand behind it, and adds do."""
+It never raises: other requests and adds wait behind it."""
 
 _TOLD_FIRST: Final = 4  # Before the add that brings the news is written.
 
@@ -78,7 +79,7 @@ class LongPolls:
         return parked
 
     def forget(self, parked: Parked) -> None:
-        """Nobody waits for it any more."""
+        """It has no waiter any more."""
         others = self._of_ledger.get(parked.ledger_id, {})
         if parked not in others:
             return  # It was woken a moment ago.
@@ -96,7 +97,7 @@ class LongPolls:
             self._end(parked, None)
 
     def _on_risen(self, ledger_id: int) -> None:
-        """In the middle of a write that is being taken up: what it brought is read later."""
+        """During the processing of a write: its entries are read later."""
         news_ms = self._clock.wall_us() // 1000
         is_gone = not self._storage.knows(ledger_id)
         for parked in list(self._of_ledger.get(ledger_id, ())):
@@ -107,8 +108,8 @@ class LongPolls:
                 self._woken.append((parked, news_ms))
 
     def tell_first(self) -> None:
-        """Adds have brought news and are about to be written. Some polls are answered
-        before that: for a lone reader the sync would be most of its wait.
+        """Adds have brought news and will be written now. Some polls are answered before that:
+        for a lone reader the sync would be most of its wait.
         """
         for _ in range(min(len(self._woken), _TOLD_FIRST)):
             parked, news_ms = self._woken.popleft()
@@ -120,8 +121,8 @@ class LongPolls:
             parked.wake(news_ms)
 
     def _has_news(self, ledger_id: int, previous_lac: int, piggyback: bool) -> bool:
-        """An entry is known to be confirmed before the add that says so is durable. Polls that want the
-        entry with it are answered as soon as possible, all others when that add is durable.
+        """An entry is known to be confirmed before the add that says so is durable. Polls that want
+        the entry with it are answered as soon as possible, all others when that add is durable.
         """
         storage = self._storage
         if storage.last_add_confirmed(ledger_id) > previous_lac:

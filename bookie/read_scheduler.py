@@ -1,8 +1,8 @@
 """Calls that have to wait for the disk: a bounded number at a time, connections in turn.
 
-There is no task for a connection and none for a call: a lane hires tasks while there is something to
-do, up to its bound. What is urgent has a lane of its own, so that a recovery does not stand behind
-other people's reads.
+There is no task for a connection and none for a call: a lane starts tasks while there is work,
+up to its bound. Urgent calls have a lane of their own, so that a recovery does not wait behind
+other reads.
 """
 
 import asyncio
@@ -14,24 +14,25 @@ from rollbook.proto.ports import Clock
 from rollbook.proto.wire.messages import ReceivedRequest
 
 # For readers in one turn, which a step of one answer may take; and while there are adds about.
-# Half a millisecond or so; and one stretch of who reads in order, with what reaches into the next one.
+# About half a millisecond; and one stretch of a sequential reader, with what reaches into the next
+# one.
 _TURN_BYTES: Final = 544 * 1024
 _BYTES_BESIDE_ADDS: Final = 64 * 1024
-_BESIDE_NS: Final = 100_000_000  # So long after adds were heard others may be on their way.
+_BESIDE_NS: Final = 100_000_000  # After adds were received, others may follow for this long.
 _TURNS_GIVEN_MAX: Final = 16
 _ANSWER_BYTES: Final = 768  # An answer takes its time, however small it is.
 
 
 class LoopBudget:
-    """What was made for readers since the loop last looked at its sockets.
+    """The bytes made for readers since the loop last checked its sockets.
 
-    Answers from memory never let go of the loop by themselves; when a turn is over, what is left waits
-    for the next one, so that everybody else is heard in between. So do the steps of a long answer: each
-    of those in the making has a step in turn.
+    Answers from memory never yield the loop by themselves; when a turn is over, the rest waits for
+    the next one, so that everything else runs in between. So do the steps of a long answer: each of
+    those in the making has a step in turn.
 
-    Adds go first, since they wait for several turns each. While there are some about, steps are small,
-    and behind each of them is a turn without one, in which is heard what came meanwhile; what was heard
-    is written before the next step. So an add meets one step, and not one in each of its turns.
+    Adds go first, since they wait for several turns each. While adds are about, steps are small,
+    and each is followed by a turn without one, in which new requests are read; these are written
+    before the next step. So an add meets one step, and not one in each of its turns.
     """
 
     def __init__(self, clock: Clock, adds_wait: Callable[[], bool]) -> None:
@@ -54,7 +55,7 @@ class LoopBudget:
         return self._spent >= self._bytes_max
 
     def check_time(self) -> bool:
-        """Whether the turn has time for work that can wait. If adds are waiting, it gives way to them."""
+        """Whether the turn has time for work that can wait. If adds are waiting, it yields to them."""
         return not self.is_over and not self._try_give_way()
 
     async def come(self) -> int:
@@ -88,7 +89,7 @@ class LoopBudget:
         self._spent = 0
 
     def _try_give_way(self) -> bool:
-        """Leave the turn to waiting adds, for a bounded number of turns in a row."""
+        """Leaves the turn to waiting adds, for a bounded number of turns in a row."""
         if self._turns_given >= _TURNS_GIVEN_MAX or not self._adds_wait():
             return False
         if not self._is_giving:
@@ -102,7 +103,7 @@ class LoopBudget:
 
 
 class StepQueue:
-    """Those who have more to write than one turn allows, in the order in which they came.
+    """Connections with more to write than one turn allows, in the order in which they came.
 
     To others that wait for a turn, they count as one, however many they are.
     """
@@ -129,7 +130,7 @@ class StepQueue:
         self._is_looking = False
         if not self._waiting:
             return
-        # Before what is written ends this turn, and so ahead of the next one's beginning: that one
+        # Before the pending writes end this turn, and so before the next one begins: that one
         # belongs to others, if there are some.
         self._look_soon()
         while self._waiting and self._turn.check_time():
@@ -145,7 +146,7 @@ class QueuedRequest(NamedTuple):
 
 
 class Queue:
-    """What one connection has asked for and a lane has not begun."""
+    """The calls of one connection that no lane has begun."""
 
     __slots__ = ("_at_once_max", "_may_begin", "asked", "on_change", "running", "serve")
 
@@ -185,7 +186,7 @@ class Lane:
         self._on_crash = on_crash
         self._ready: dict[Queue, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._has_newcomer = False  # A task was hired that has not looked around yet.
+        self._has_newcomer = False  # A task was started that has not checked the queue yet.
         self._has_waiter = False  # A task waits for the next turn. Two would be no quicker.
         self._has_begun = False  # Something, since another lane could.
         self._is_closed = False
@@ -207,7 +208,7 @@ class Lane:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        self._start()  # Somebody may have come after it had looked for the last time.
+        self._start()  # A call may have come after its last check.
         if not task.cancelled() and (error := task.exception()):
             self._on_crash(error)
 
@@ -225,7 +226,8 @@ class Lane:
             if not has_time or (self._has_begun and self._turn.lanes_waiting):
                 if self._has_waiter:
                     return
-                # The lane that ended a turn looks first when the next one begins, but that turn is for others.
+                # The lane that ended a turn runs first when the next one begins, but that turn is
+                # for others.
                 self._has_begun &= not has_time
                 await self._wait()
                 continue
@@ -239,7 +241,7 @@ class Lane:
             queue.running += 1
             if queue.is_ready:
                 self._ready[queue] = None  # Behind the others.
-            self._start()  # For what is ready while this one waits for the disk.
+            self._start()  # For work that is ready while this one waits for the disk.
             try:
                 await queue.serve(asked)
             finally:

@@ -1,7 +1,7 @@
 """One open file of records, for reading: whole records, verified, through the cache.
 
-A sequential reader gets a stretch of the records after its own as well, and the disk learns what comes
-after that, so that it works while answers are sent. What one reader fetches, others wait for.
+A sequential reader also gets a stretch of the following records, and the disk learns what comes
+next, so that it works while answers are sent. Others wait for what one reader fetches.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from rollbook.proto.errors import TornRecord
 from rollbook.proto.ports import Buffer, File
 
 _STRETCH_BYTES: Final = 512 * 1024
-_AHEAD_MAX: Final = 4  # Stretches on their way, or here: no device takes the same time for each.
-_REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have asked for at a time.
+_AHEAD_MAX: Final = 4  # Stretches being read, or here: no device takes the same time for each.
+_REQUESTS_BYTES: Final = 4 * 1024 * 1024  # What one reader may have requested at a time.
 _BODIES_BYTES: Final = 64 * 1024
-# Where the first entry that is taken from a record is as long, they are views of it: cheaper than copies.
+# If a record's first entry is as long, its entries are views of it: cheaper than copies.
 _VIEWED_BYTES: Final = 2 * 1024
 _SERIAL_SHIFT: Final = 32  # Positions are u32.
 
@@ -39,14 +39,14 @@ _SERIAL_SHIFT: Final = 32  # Positions are u32.
 @dataclass(slots=True)
 class Cache:
     """Bodies of records, by file and position. Files are identified by a number of their own,
-    since a journal file and the entry log made of it bear the same one."""
+    since a journal file and the entry log made of it have the same one."""
 
     bodies: ByteCache[int]
     serials: Iterator[int] = field(default_factory=count)
 
 
 class _Fetch(NamedTuple):
-    """Of records that lie one behind the other."""
+    """Of consecutive records."""
 
     numbers: range
     has_come: asyncio.Event
@@ -57,7 +57,7 @@ class RecordFile:
         self.file = file
         self.header = header
         self.records = array("I")  # Positions of those with entries, ascending.
-        self.end = FILE_HEADER_BYTES  # Of the last of them, and of what may lie behind it.
+        self.end = FILE_HEADER_BYTES  # Of the last of them, and of possible ones after it.
         self._cache = cache.bodies
         self._serial = next(cache.serials) << _SERIAL_SHIFT
         self._fetches: list[_Fetch] = []  # Under way; few at a time.
@@ -102,7 +102,7 @@ class RecordFile:
         return body[start : start + place.length]
 
     async def read_run(self, positions: Sequence[int], lengths: Sequence[int]) -> list[Buffer]:
-        """These entries, up to the first damaged record. To keep one of them may keep its record."""
+        """These entries, up to the first damaged record. Keeping one of them may keep its record."""
         found: list[Buffer] = []
         source: Buffer
         self._readers += 1
@@ -113,7 +113,7 @@ class RecordFile:
                 start = self.records[at] + HEAD_BYTES
                 body = self._cache.get(self._serial | self.records[at]) or await self.body(at)
                 end = start + len(body)
-                if not start <= position < end:  # In no record: no step would come past it.
+                if not start <= position < end:  # In no record: no step would reach it.
                     raise self._damage(position)
                 if length < _VIEWED_BYTES:
                     found += cut_evenly(body, start, positions, lengths, len(found))
@@ -137,7 +137,7 @@ class RecordFile:
         if coming := self._fetch_of(at):
             await coming.has_come.wait()
             body = self._cache.get(self._serial | self.records[at])
-            if body is not None:  # Else it is damaged, or was not kept.
+            if body is not None:  # Otherwise it is damaged, or was not kept.
                 return body
         if not self._is_next(at):
             self._ahead = 1
@@ -165,7 +165,7 @@ class RecordFile:
         return self._cache.peek(self._serial | self.records[at]) is not None
 
     def _announce_behind(self, last: int) -> None:
-        """The next stretches that nobody reads yet, some of which are on their way already."""
+        """The next unread stretches, some of which are being read already."""
         limit = self._end_of(last) + _REQUESTS_BYTES
         left, self._ahead = self._ahead, min(self._ahead + 1, _AHEAD_MAX)
         first = last + 1
@@ -205,7 +205,7 @@ class RecordFile:
                 lambda contents: self._bodies_in(contents, start, positions),
             )
             for position, body in zip(positions, bodies, strict=True):
-                if body is not None:  # Else a reader of it reads it again and sees the error.
+                if body is not None:  # Otherwise its reader reads it again and sees the error.
                     self._cache.put(self._serial | position, body)
             if (body := bodies[at - numbers.start]) is None:
                 raise self._damage(self.records[at])
@@ -218,7 +218,7 @@ class RecordFile:
         """Of record number `first` and some behind it, None for damaged ones: those in memory, or
         what one short read brings.
 
-        None of it is kept: who goes through a whole file would push out everything else.
+        None of it is kept: a walk through a whole file would push out everything else.
         """
         found: list[bytes | None] = []
         start, last = self.records[first], first
@@ -235,7 +235,7 @@ class RecordFile:
         return self._bodies_in(data, start, self.records[first : last + 1])
 
     async def damaged_body(self, at: int) -> bytes:
-        """Of record number `at`, as it lies there: nothing vouches for it, nor for where it ends."""
+        """Record number `at`, as stored: neither its bytes nor its end are verified."""
         start = self.records[at] + HEAD_BYTES
         return await self.file.read_at(start, self._end_of(at) - start)
 
@@ -249,13 +249,13 @@ class RecordFile:
         return size
 
     def number_at(self, position: int) -> int:
-        """Of the record that holds what lies there."""
+        """Of the record at that position."""
         return bisect_right(self.records, position) - 1
 
     def _bodies_in(
         self, contents: Buffer, origin: int, positions: Sequence[int]
     ) -> list[bytes | None]:
-        """Of the records there, verified; None for damaged ones."""
+        """The verified records there; None for damaged ones."""
         bodies = bodies_in(contents, self.header.file_id, origin, positions)
         if None in bodies:  # Perhaps of its head alone: then the tail says where the body is.
             reader = RecordReader(bytes(contents), self.header.file_id, origin)
@@ -271,7 +271,7 @@ class RecordFile:
         return self.records[at + 1] if at + 1 < len(self.records) else self.end
 
     async def retire(self) -> None:
-        """Closes the file once nobody reads it."""
+        """Closes the file once it has no readers."""
         self._is_retired = True
         for position in self.records:
             self._cache.drop(self._serial | position)

@@ -1,7 +1,8 @@
 """How the cluster sees this bookie: among the writable or the read-only ones, as long as it serves.
 
-The bookie says what is wanted. This loop makes it so, and makes it so again after a lost
-session, a store in trouble or a pause. Only one thing ends it: another process under the same id.
+The bookie says what is wanted. This loop registers it accordingly, and again after a lost
+session, an outage of the store or a pause. Only one thing ends it: another process under the
+same id.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ class Membership:
 
     @property
     def standing(self) -> RegisteredMode | None:
-        """As others were made to see it last; None before the first time."""
+        """As others last saw it; None before the first time."""
         return self._standing
 
     def want(self, standing: RegisteredMode) -> None:
@@ -38,7 +39,7 @@ class Membership:
             self._has_news.set()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """What others are to read of it."""
+        """What others should read of it."""
         self._registration.describe(info)
         self._has_news.set()
 
@@ -59,7 +60,7 @@ class Membership:
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Changes nothing any more. The registration goes with the session."""
+        """Changes nothing any more. The registration ends with the session."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

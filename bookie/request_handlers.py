@@ -1,11 +1,10 @@
-"""What a bookie answers to each request but adds.
+"""What a bookie answers to each request except adds.
 
     at once   from memory, while the chunk that brought the request is being worked through
     in time   whatever may have to wait for the disk
 
 Both give a reply in any case: errors of the storage become the reply that names them. A fence is
-durable before anything is said about it, good or bad (B4); of what is in doubt nothing is said but
-that it is (B1).
+durable before any reply (B4); for entries in doubt the only reply is that they are (B1).
 """
 
 import asyncio
@@ -70,13 +69,13 @@ _NO_AUTH: Final = AuthReply(AUTH_DISABLED_PLUGIN, b"")
 # Of a batch as Java counts it: length, header and request id, and a size before each entry.
 _BATCH_HEAD_BYTES: Final = 36
 _BATCH_ENTRY_HEAD_BYTES: Final = 4
-# What comes with the entry that ends a long poll, in the middle of other people's turn.
+# The entries that come with the end of a long poll, in a turn of other work.
 _FOLLOWING_MAX: Final = 256
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
 _BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
-_BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are passed over before others have a turn.
+_BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are skipped before other work runs.
 _BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # However little memory there is.
-_BATCH_STEP_ENTRIES: Final = 512  # Of one, that are made before others have a turn.
+_BATCH_STEP_ENTRIES: Final = 512  # Of one, that are made before other work runs.
 
 _lac_ids_at: Final = struct.Struct(">qq").unpack_from
 _LAC_PACKET_SIZES: Final = frozenset(16 + kind.size for kind in DigestType)
@@ -140,7 +139,7 @@ class Answers:
     def _news_with(
         self, read: Read, entry_id: EntryId, body: bytes, lac: EntryId, news_ms: int | None
     ) -> ReadReply:
-        """That entry, wherever it was found, and what is confirmed behind it and in memory."""
+        """That entry, wherever it was found, and confirmed ones after it in memory."""
         ledger_id = read.ledger_id
         following: list[bytes] = []
         room = min(read.following_bytes_max, _FOLLOWING_BYTES_MAX) - len(body)
@@ -186,7 +185,8 @@ class Answers:
         return self.found(read, body)
 
     async def _piggyback(self, read: Read, news_ms: int | None) -> Reply:
-        """The end of a long poll from the disk: what `_brought_along` tells, or the LAC alone."""
+        """The end of a long poll from the disk: the result of `_brought_along`, or the LAC
+        alone."""
         if not self._storage.knows(read.ledger_id):
             wanted, _ = self._news(read)
             await self._storage.read(read.ledger_id, wanted)  # Raises: absent, or in doubt.
@@ -209,7 +209,7 @@ class Answers:
     async def _batch_read(self, batch: BatchRead, making: Making) -> Reply:
         """Counts bytes as Java does, so that no client gets more than it made room for.
 
-        Where memory is short it is a short one: who wants the rest asks for it.
+        If memory is short it is a short one: the client asks again for the rest.
         """
         if batch.fence:
             await self._fence(batch.ledger_id, batch.ledger_key)
@@ -240,7 +240,7 @@ class Answers:
                 if pieces:
                     break  # Reading that entry by itself raises it.
                 raise
-            if pieces and _packed_bytes(run[0]) > room:  # Of all entries the first one comes.
+            if pieces and _packed_bytes(run[0]) > room:  # Of all entries the first one is returned.
                 break
             piece, found = join_bodies(run), len(run)
             size = len(piece)  # The same as of all entries, one by one.
@@ -272,7 +272,7 @@ class Answers:
         return WriteLacReply(None, lac.ledger_id)
 
     async def _read_lac(self, read: ReadLac) -> Reply:
-        """What there is of the two; that one of them failed outweighs that the other is absent."""
+        """The results of the two; a failure of one outweighs the absence of the other."""
         packet: bytes | None = None
         last_entry: bytes | None = None
         failure: Failure = None
@@ -312,11 +312,12 @@ def _packed_bytes(body: Buffer) -> int:
 
 
 def _is_sound(read: Read) -> bool:
-    """What brings an entry along says from where on, and does not ask for one of its choice."""
+    """A request for an entry to be brought along names the first one, and not one of the
+    bookie's choice."""
     return not read.piggyback or (read.previous_lac is not None and read.entry_id == NO_ENTRY)
 
 
 def said(error: RollbookError) -> type[RollbookError]:
-    """As a bookie says it: what has no code on the wire is a failure of the bookie."""
+    """As a bookie reports it: an error without a code on the wire is a failure of the bookie."""
     kind = type(error)
     return kind if kind.code.v2 is not None and kind.code.v3 is not None else BookieFailed

@@ -1,10 +1,10 @@
-"""Everything that lies in entry logs is read again and verified, round after round.
+"""Everything in entry logs is read again and verified, round after round.
 
-What turns out to be damaged is put in doubt, durably (B1, B12): its readers get UNKNOWN whatever
-becomes of the log and its index; and the log is named to the compactor, which moves what is sound.
-How far a round has come is in the catalog, so a restart goes on roughly where it was.
+Damage is put in doubt, durably (B1, B12): its readers get UNKNOWN whatever happens to the log
+and its index; and the compactor gets the log, and moves what is sound. The progress of a round
+is in the catalog, so a restart goes on roughly where it was.
 
-The cache has no part in it: what is verified was read from the disk, and pushes nothing out.
+The cache is not used: what is verified was read from the disk, and pushes nothing out.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class ScrubState:
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult:
-    """What became of one ledger's entries here."""
+    """The result for one ledger's entries here."""
 
     ledger_id: int
     entries: int
@@ -97,7 +97,7 @@ class Scrubber:
         self._may_run.set()
 
     async def close(self) -> None:
-        """What is going on ends within a step."""
+        """The running round ends within a step."""
         self._is_closing = True
         self._may_run.set()
         async with self._turn:
@@ -220,7 +220,7 @@ class Scrubber:
     # --- One ledger ---------------------------------------------------------------------------
 
     async def verify(self, ledger_id: int) -> ScrubResult:
-        """All of it that lies in entry logs, read from the disk now.
+        """All its entries in entry logs, read from the disk now.
 
         Raises `NoSuchLedger`, `OSError`.
         """
@@ -247,7 +247,7 @@ class Scrubber:
         )
 
     async def _damaged_in(self, log: EntryLog, ledger_id: int, extent: LedgerInLog) -> list[Doubt]:
-        """What neither this log nor another place has sound."""
+        """The entries that are sound neither in this log nor elsewhere."""
         columns, unknown = await log.all_of(ledger_id)
         damaged = _within(extent, unknown, ledger_id)
         for entry_id, *place in zip(*columns, strict=True):
@@ -284,7 +284,7 @@ def _within(extent: LedgerInLog, ranges: Sequence[LossRange], ledger_id: int) ->
 
 
 def _joined(doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Of one ledger; ranges that touch are one."""
+    """Of one ledger; touching ranges are merged."""
     joined: list[Doubt] = []
     for ledger_id, first, last in sorted(doubts):
         if joined and joined[-1][2] + 1 >= first:

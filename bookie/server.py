@@ -1,8 +1,8 @@
 """Serves BookKeeper's protocols, versions 2 and 3, on any number of ports.
 
-Everything runs on the caller's event loop: connections are protocols, what has to wait for the disk
-runs in two lanes of tasks, and one timer looks after those who keep us waiting. Once the storage has
-failed nothing is acknowledged any more and every connection is closed.
+Everything runs on the caller's event loop: connections are protocols, disk work runs in two
+lanes of tasks, and one timer checks clients that make us wait. Once the storage has failed
+nothing is acknowledged any more and every connection is closed.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ logger = structlog.get_logger()
 
 _LOOK_S: Final = 0.5  # How late a deadline may be noticed.
 _STANDSTILL_NS: Final = 200_000_000  # Of the whole process.
-# Who has taken nothing for so long goes first when memory is short. It shows late: the kernel takes
-# more only when a good part of what it has is gone, hundreds of KiB.
+# Clients that have read nothing for this long are closed first when memory is short. It is noticed
+# late: the kernel accepts more only when a good part of its buffer is read, hundreds of KiB.
 _SLOW_NS: Final = 5_000_000_000
 
 
@@ -46,7 +46,7 @@ class BookieServer:
         self._transport = transport
         self._listeners: dict[Listener, None] = {}
         self._connections: dict[Connection, None] = {}
-        self._all_gone: asyncio.Future[None] | None = None  # Somebody waits for it.
+        self._all_gone: asyncio.Future[None] | None = None  # A caller waits for it.
         self._watching: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._look_due_ns = 0  # While there is a timer.
@@ -88,7 +88,7 @@ class BookieServer:
         stats.buffered_bytes = lambda: pool.held
 
     async def listen(self, address: Address, transport: Transport | None = None) -> Listener:
-        """Serves there from now on; `transport` brings other settings, such as TLS, along.
+        """Serves there from now on; `transport` has other settings, such as TLS.
 
         Raises `BadConfig` if the address cannot be had.
         """
@@ -100,7 +100,8 @@ class BookieServer:
         return listener
 
     async def drain(self, deadline_s: float) -> None:
-        """Takes no more requests, answers those it has, and ends; at the deadline in any case."""
+        """Accepts no more requests, answers the earlier ones, and ends; at the deadline in any
+        case."""
         await self._stop_listening()
         for connection in list(self._connections):
             connection.leave()
@@ -148,7 +149,7 @@ class BookieServer:
         self._abort_all()
 
     def _on_crash(self, error: BaseException) -> None:
-        """A bug: one request goes without an answer, so its connection must not live on."""
+        """A bug: one request gets no answer, so its connection must end."""
         logger.error("request_crashed", exc_info=error)
 
     # --- Deadlines and room ---------------------------------------------------------------------
@@ -172,7 +173,7 @@ class BookieServer:
         self._timer = None
         now_ns = shared.clock.monotonic_ns()
         late_ns = now_ns - self._look_due_ns
-        if late_ns > _STANDSTILL_NS:  # It was we who stood still.
+        if late_ns > _STANDSTILL_NS:  # The pause was ours.
             for deadlines in (shared.unfinished, shared.kept_waiting, shared.clogged):
                 deadlines.postpone(late_ns)
         self._cut_off_what_stands_still(now_ns)
@@ -186,7 +187,7 @@ class BookieServer:
         self._look_after()
 
     def _cut_off_what_stands_still(self, now_ns: int) -> None:
-        """The longest first, and no more than must be."""
+        """The longest first, and no more than necessary."""
         unfinished, overdue = self._shared.unfinished, self._shared.pool.overdue
         allowed_ns = self._frame_timeout_ns
         for connection in unfinished.waited_for(min(allowed_ns, LEAST_NS), now_ns):

@@ -1,4 +1,4 @@
-"""What all connections of one server have in common."""
+"""What all connections of one server share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def kind_of(request: Request) -> str:
 
 @dataclass(slots=True)
 class Shared:
-    """What all connections of a server have in common."""
+    """What all connections of a server share."""
 
     storage: Storage
     config: ServerConfig
@@ -62,10 +62,10 @@ class Shared:
     urgent: Lane
     writers: StepQueue  # Of answers that take several turns,
     hurried: StepQueue  # and those of them behind whose answer acks wait.
-    buffer: memoryview  # Everybody receives into it, and empties it at once.
+    buffer: memoryview  # All connections receive into it, and empty it at once.
     unfinished: "Deadlines[Connection]"  # In the middle of a request.
     kept_waiting: "Deadlines[Connection]"  # In the middle of a request for the rest of which there is no room.
-    clogged: "Deadlines[Connection]"  # Not taking their answers.
+    clogged: "Deadlines[Connection]"  # Not reading their answers.
     connections: "dict[Connection, None]"
     on_gone: Callable[[], None]
     look_after: Callable[[], None]  # Deadlines are running, or the pool has news.

@@ -1,7 +1,7 @@
 """Entries, sorted by ledger and entry, become an entry log: records, END, footer.
 
-The caller sees to it that the log is synced, has its name durably, and is then taken up by the
-catalog: in this order.
+The caller syncs the log, gives it its name durably, and then adds it to the catalog: in this
+order.
 """
 
 import struct
@@ -43,7 +43,7 @@ Pause: TypeAlias = Callable[[int, int], Awaitable[None]]
 
 
 class _Appender:
-    """Writes one thing behind the other, and syncs what has become much."""
+    """Writes one piece after the other, and syncs when much was written."""
 
     def __init__(self, file: File, position: int) -> None:
         self._file = file
@@ -51,8 +51,8 @@ class _Appender:
         self._unsynced = 0
 
     async def append(self, buffers: Sequence[Buffer]) -> None:
-        # Not in a thread: meanwhile the journal's syncs would go to threads, too, and each of these has to
-        # take the interpreter from a busy loop twice. That cost adds more than these writes do.
+        # Not in a thread: then the journal's syncs would go to threads, too, and each of these has
+        # to take the interpreter from a busy loop twice. That cost adds more than these writes do.
         await self._file.write_at(self._position, buffers)
         size = sum(map(len, buffers))
         self._position += size
@@ -87,7 +87,7 @@ async def write_footer(
 
 
 class SortedWriter:
-    """ENTRIES records, one after the other, and where the entries in them lie."""
+    """ENTRIES records, one after the other, and where their entries are."""
 
     def __init__(self, file: File, file_id: bytes, pause: Pause) -> None:
         self.pause = pause
@@ -112,8 +112,8 @@ class SortedWriter:
         self._ledgers.append((ledger_id, self._columns, last_add_confirmed))
 
     def runs(self, columns: Columns) -> Iterator[Columns]:
-        """Cut so that each, when it is asked for, nearly fits into what is left of the record at hand:
-        its first entry is in it in any case, and what frames them comes on top.
+        """Cut so that each, when it is requested, nearly fits into the rest of the present record:
+        its first entry is in it in any case, plus its framing.
         """
         start, count = 0, len(columns.entry_ids)
         while start < count:
@@ -123,7 +123,7 @@ class SortedWriter:
             start = end
 
     async def add(self, new_ids: Sequence[int], entries: Sequence[Buffer]) -> None:
-        """More of the ledger, ascending: one of the `runs`."""
+        """More entries of the ledger, ascending: one of the `runs`."""
         if row := self._rows.get(self._ledger_id):
             row[1] = new_ids[-1]
         else:
@@ -167,7 +167,7 @@ class SortedWriter:
 
 
 class NewLog:
-    """A log that is durable under its name, and that nobody knows of yet."""
+    """A log that is durable under its name, and not yet in the catalog."""
 
     def __init__(self, log: Log, extents: list[Extent], records: RecordFile) -> None:
         self.log = log
@@ -177,7 +177,7 @@ class NewLog:
 
 
 class SortedLog:
-    """One that is being written: entries to `writer`, then `finish`; or else `abandon`."""
+    """One that is being written: entries to `writer`, then `finish` or `abandon`."""
 
     def __init__(
         self, disk: Disk, path: str, file: File, header: FileHeader, writer: SortedWriter

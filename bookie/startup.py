@@ -1,12 +1,13 @@
-"""From what lies on the disks to a store that can go on: the catalog, then the journal.
+"""From the files on the disks to a store that can go on: the catalog, then the journal.
 
-The catalog says which files there must be: entry logs by name and size, journal files from the mark
-to the last one opened. One that is missing or cut short was taken away after it was durable; the
-store then refuses to open, naming it, unless the loss is accepted: what the file held is in doubt
-from then on (B1). What the catalog does not know was never needed, or no longer is, and goes.
+The catalog says which files must exist: entry logs by name and size, journal files from the mark
+to the last one opened. A missing or shortened one was removed after it was durable; the store
+then refuses to open, naming it, unless the loss is accepted: its entries are in doubt from then
+on (B1). Files that the catalog does not know were never needed, or no longer are, and are
+removed.
 
-Whatever the journal holds goes to memory again. A file without an END gets one before anything else
-is written, so that its torn tail stays cut (B3). Dying in here and starting again is harmless.
+The journal's contents go to memory again. A file without an END gets one before anything else is
+written, so that its torn tail stays cut (B3). Dying in here and starting again is harmless.
 """
 
 from collections.abc import Iterable
@@ -41,7 +42,7 @@ from rollbook.proto.ports import Disk, DiskLock, File, FileStat, OpenMode, Rando
 logger = structlog.get_logger()
 
 _FIRST_READ_BYTES = 64 * 1024
-# What a start refuses to go on with; the doctor says so without one (`inspection.py`).
+# Why a start refuses to go on; the doctor says so without one (`inspection.py`).
 NEWER_LOG: Final = "an entry log is newer than the catalog"
 NEWER_JOURNAL: Final = "a journal file is newer than the catalog"
 MISSING_JOURNAL: Final = "a journal file is missing"
@@ -63,7 +64,7 @@ def catalog_directories(config: StorageConfig) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class FoundStore:
-    """What a store begins with."""
+    """What a store starts with."""
 
     catalog: CatalogFiles
     files: list[JournalFile] = field(default_factory=list)  # Filled, oldest first.
@@ -81,7 +82,7 @@ async def make_directories(disk: Disk, config: StorageConfig) -> None:
 
 
 async def lock_directories(disk: Disk, config: StorageConfig) -> list[DiskLock]:
-    """Those that are there. Raises `DirectoryInUse`."""
+    """The existing ones. Raises `DirectoryInUse`."""
     directories = (config.journal_dir, *config.ledger_dirs)
     return await lock_all(disk, [each for each in directories if await disk.stat(each)])
 
@@ -92,7 +93,7 @@ async def lock_all(disk: Disk, directories: Iterable[str]) -> list[DiskLock]:
     try:
         for directory in directories:
             lock = await disk.lock(f"{directory}/lock")
-            locks.append(lock)  # One by one: what is held must be let go of below.
+            locks.append(lock)  # One by one: they must be released below.
     except BaseException:
         for lock in locks:
             await lock.release()
@@ -144,7 +145,7 @@ async def find_store(
 
 
 async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
-    """Raises `DataLost` if there are files of a store: without a catalog nobody can read them."""
+    """Raises `DataLost` if there are files of a store: without a catalog they are unreadable."""
     for directory, suffix in _places(config):
         if await _numbers(disk, directory, suffix):
             raise DataLost(
@@ -155,7 +156,7 @@ async def refuse_remains(disk: Disk, config: StorageConfig) -> None:
 
 
 def why_lost(log: Log, stat: FileStat | None) -> str | None:
-    """What is wrong with an entry log's file, by its size; None if that is as it was written."""
+    """What is wrong with an entry log's file, by its size; None if its size is right."""
     if stat is None:
         return "an entry log is missing"
     if stat.size != log.file_bytes:
@@ -164,14 +165,14 @@ def why_lost(log: Log, stat: FileStat | None) -> str | None:
 
 
 def is_newer_log(catalog: Catalog, number: int) -> bool:
-    """Whether a log that the catalog does not know was made of a journal file that it does not know
-    either: then it lags behind.
+    """Whether a log that the catalog does not know was made of a journal file that it does not
+    know either: then the catalog is stale.
     """
     return number not in catalog.logs and catalog.opened < number < COMPACTED
 
 
 async def is_unused(disk: Disk, path: str) -> bool:
-    """A journal file that was made ready, and nobody has written to."""
+    """A prepared journal file that was never written to."""
     file = await disk.open(path, OpenMode.READ)
     try:
         return await is_blank_from(file, FILE_HEADER_BYTES)
@@ -180,13 +181,13 @@ async def is_unused(disk: Disk, path: str) -> bool:
 
 
 async def _sync_ancestors(disk: Disk, directory: str) -> None:
-    """All: an attempt that was cut short may have made any of them."""
+    """All: an interrupted attempt may have made any of them."""
     while directory != "/":
         directory = directory.rpartition("/")[0] or "/"
         try:
             await disk.sync_directory(directory)
         except PermissionError:
-            return  # Then it was not us who made what is in it.
+            return  # Then another process made its contents.
 
 
 def _places(config: StorageConfig) -> list[tuple[str, str]]:
@@ -214,7 +215,7 @@ class _Boot:
         self._cache = cache
         self._catalog = catalog
         self._accepts_loss = accepts_loss
-        # Journal files without a record: to find that out takes all of a file.
+        # Journal files without a record: to find that out all of a file is read.
         self._blank: set[int] = set()
 
     # --- Entry logs ---------------------------------------------------------------------------
@@ -242,7 +243,7 @@ class _Boot:
             path = f"log {log.number}"
             what = "an entry log lies in a ledger directory that is not configured"
         lost = list(self._catalog.catalog.held_in(log.number))
-        if lost:  # Else it was about to go.
+        if lost:  # Otherwise it was about to be removed.
             ids = [ledger_id for ledger_id, _ in lost]
             ends = {"ledgers": len(ids), "first": min(ids), "last": max(ids)}
             self._refuse(what, path=path, **ends)
@@ -302,7 +303,7 @@ class _Boot:
         self.found.next_journal = needed.stop
 
     async def _give_up(self, number: int) -> None:
-        """Nobody can say whose it was."""
+        """Its ledger is not known."""
         await self._catalog.commit([changes.DOUBT_ALL, changes.pack_lost(number)])
 
     async def _read_file(self, number: int, needed: range) -> None:
@@ -310,7 +311,7 @@ class _Boot:
         file = await self._disk.open(path, OpenMode.WRITE)
         header = unpack_file_header(await file.read_at(0, FILE_HEADER_BYTES))
         if header is None:
-            # Both of its copies were durable once: without them nothing in here can be identified.
+            # Both of its copies were durable once: without them nothing here can be identified.
             self._refuse(HEADLESS_JOURNAL, path=path)
             await self._give_up(number)
             await file.close()
@@ -333,7 +334,7 @@ class _Boot:
         await self._take_in(file, header, path, found)
 
     async def _durable_through(self, later: range) -> int:
-        """What the first record in a later file says; 0 if there is none."""
+        """From the first record of a later file; 0 if there is none."""
         for number in later:
             if number in self._blank:
                 continue
@@ -366,13 +367,14 @@ class _Boot:
         packer = RecordPacker(
             header.file_id, found.end, found.next_sequence, found.next_sequence - 1
         )
-        # Nothing may be built on what a power cut can still take, the claim of an END least of all.
+        # Nothing may depend on data that a power cut can still take, least of all the claim of an
+        # END.
         await write_again(file, found.unproven_at, found.end)
         if not found.is_ended:
             end = packer.pack_empty(RecordKind.END)
             await file.write_and_sync(end.position, end.buffers)
             packer.on_synced(end)
-        # What was allocated behind it is free again: a bookie may have to start on a full disk.
+        # The space allocated after it is free again: a bookie may have to start on a full disk.
         await file.truncate(packer.position)
         self.found.next_sequence = packer.next_sequence
         replayed = found.replayed

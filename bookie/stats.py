@@ -1,8 +1,8 @@
 """What one bookie has done since it started: the table of its metrics.
 
-Each component counts what it does here, once for a chunk, a write or a batch and never for an
-entry. What stands somewhere anyway (a queue's bytes, the disk's space) is not counted but asked for,
-by a function that its owner puts here. Names get `rollbook_bookie_` in front.
+Each component counts its work here, once for a chunk, a write or a batch and never for an entry.
+Values that exist anyway (a queue's bytes, the disk's space) are not counted but read, by a
+function that their owner puts here. Names get `rollbook_bookie_` in front.
 """
 
 from dataclasses import dataclass

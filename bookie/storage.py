@@ -1,14 +1,16 @@
 """A bookie's storage: add, read, fence, over journal, entry logs and catalog.
 
-An answer is one of three (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which is a promise that it
-was never acknowledged here; or `EntryStateUnknown`, where damage or doubt leaves that open. What is
-read is durable, and a fence is acknowledged only when it is durable (B4).
+An answer is one of three (B1): the entry; `NoSuchEntry` or `NoSuchLedger`, which is a promise
+that it was never acknowledged here; or `EntryStateUnknown`, where damage or doubt leaves that
+open. Entries that are read are durable, and a fence is acknowledged only when it is durable
+(B4).
 
     add -> fencing -> journal -> memtable        read <- memtable | entry logs <- cache
                           |                                          ^
                         filled --------- checkpoint -----------------+
 
-Everything runs on one event loop; what changes together changes without an `await` in between.
+Everything runs on one event loop; facts that belong together change without an `await` in
+between.
 """
 
 import asyncio
@@ -57,10 +59,10 @@ _LEDGERS_MAX: Final = 65_536  # In memory as objects; more only while their fact
 
 
 class Admission(NamedTuple):
-    """What became of a stretch of adds."""
+    """The result for a stretch of adds."""
 
     refusals: tuple[Failure, ...]  # One for each group; None for those that were accepted.
-    done: asyncio.Future[None] | None  # Of those, unless somebody hears of it otherwise.
+    done: asyncio.Future[None] | None  # Of those, unless it is reported otherwise.
 
 
 class Storage:
@@ -76,13 +78,14 @@ class Storage:
         stats: Stats,
     ) -> None:
         self.stats = stats
-        # By ledgers whose LAC is awaited. Called when the LAC was reported or rose, or
-        # the ledger was deleted; it returns quickly. A read right after the call may see an older LAC, one in the loop's next turn not.
+        # By ledgers whose LAC is awaited. Called when the LAC was reported or rose, or the ledger
+        # was deleted; it returns quickly. A read right after the call may see an older LAC, but one
+        # in the loop's next turn does not.
         self.lac_watchers: dict[int, Callable[[int], None]] = {}
         # Ledgers for which nothing was accepted since they were put here: an add takes its ledger out.
         self.quiet: dict[int, int] = {}
         self.refuses_adds = False  # But for those that are urgent.
-        # Else nothing is taken that would have to be kept, no fence either (B8).
+        # Otherwise no request is accepted that would have to be kept, no fence either (B8).
         self.may_promise = True
         self._disk = disk
         self._config = config
@@ -95,13 +98,13 @@ class Storage:
         self._locks = locks
         self._filled = found.files  # Oldest first.
         self._has_filled = asyncio.Event()
-        self._has_room = asyncio.Event()  # For another filled file; or there will be none.
+        self._has_room = asyncio.Event()  # For another filled file; or for there never being one.
         self._checkpoints_fail = False
-        self._ledgers: dict[int, Ledger] = {}  # Those that were spoken of lately, and busy ones.
+        self._ledgers: dict[int, Ledger] = {}  # Those used lately, and busy ones.
         self._fences: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._drops: dict[int, asyncio.Future[None]] = {}  # On their way to the disk.
         self._unsaved: dict[int, None] = {}  # Ledgers whose facts the catalog does not have.
-        self._first_journal = found.next_journal  # What came before it was replayed.
+        self._first_journal = found.next_journal  # Earlier files were replayed.
         self._opened_us = clock.wall_us()
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
@@ -150,7 +153,8 @@ class Storage:
     ) -> "Storage":
         """Everything that was ever acknowledged can be read when it returns; `start` is next.
 
-        `locks` are what `lock_directories` gave, if the caller has them; they go with the store.
+        `locks` are the result of `lock_directories`, if the caller has them; they are released
+        with the store.
 
         Raises `BadConfig` if there is no store, `DataLost` if files are missing that were durable,
         `DirectoryInUse`, `WrongCluster`, `OSError`.
@@ -180,11 +184,11 @@ class Storage:
         ]
 
     async def failed(self) -> BaseException:
-        """Returns what makes it impossible to go on: then the process has to end."""
+        """Returns the error that makes it impossible to go on: then the process has to end."""
         return await first_failure(self._tasks)
 
     async def close(self) -> None:
-        """Makes durable what waits, and ends."""
+        """Makes pending writes durable, and ends."""
         self._journal.close()
         for task in self._tasks:
             if task is not self._tasks[0]:
@@ -198,7 +202,7 @@ class Storage:
             await lock.release()
 
     def _show_gauges(self, cache: Cache) -> None:
-        """What is asked for by a scrape, and not counted."""
+        """Values that a scrape reads and that are not counted."""
         stats, catalog = self.stats, self.catalog
         stats.journal_queue_bytes = lambda: self._journal.queued_bytes
         stats.journal_files_waiting = lambda: len(self._filled)
@@ -228,7 +232,8 @@ class Storage:
     # --- Adding -------------------------------------------------------------------------------
 
     def add(self, adds: Adds, on_done: OnDone | None = None) -> Admission:
-        """Judges the groups of a stretch and sends what is accepted to the journal, in one step.
+        """Checks the groups of a stretch and sends the accepted ones to the journal, in one
+        step.
 
         `on_done` is called before an awaiting task resumes: see `Journal.submit`. Its caller calls `go_on`
         after its last add, in the same step.
@@ -254,7 +259,7 @@ class Storage:
         self._journal.go_on()
 
     def on_adder_gone(self, on_done: OnDone) -> None:
-        """Nothing more is added with it; what was is still heard of."""
+        """Nothing more is added with it; earlier adds are still reported."""
         self._journal.on_gone(on_done)
 
     def _limits_of(self, adds: Adds) -> AddLimits:
@@ -283,7 +288,7 @@ class Storage:
 
     def _submit(self, adds: Adds, groups: Sequence[AddGroup], on_done: OnDone) -> None:
         is_deferred = all(group.is_sync_deferred and not group.is_recovery for group in groups)
-        if len(groups) < len(adds.groups):  # Nothing that was refused may reach the journal.
+        if len(groups) < len(adds.groups):  # No refused add may reach the journal.
             (adds,) = take_frames(adds.frames_of(groups))
         is_all = not adds.start and adds.end == len(adds.buffer)
         frames = Frames(
@@ -292,7 +297,7 @@ class Storage:
         self._journal.submit(frames, on_done, is_sync_deferred=is_deferred)
 
     def _on_written(self, file: JournalFile, write: Write) -> None:
-        """It is durable, or somebody wanted no more than that it is written."""
+        """It is durable, or its caller only wanted it written."""
         entries, entry_bytes = 0, 0
         for record in write.records:
             for control in record.controls:
@@ -397,19 +402,21 @@ class Storage:
         return ledger.last_add_confirmed if ledger else NO_ENTRY
 
     def told_lac(self, ledger_id: int) -> int:
-        """At least that: the highest LAC that was reported, true but not durable yet. After a restart it may be lower."""
+        """At least that: the highest LAC that was reported, true but not durable yet. After a restart it may be
+        lower."""
         ledger = self._known_ledger(ledger_id)
         return ledger.told_lac if ledger else NO_ENTRY
 
     def expect_deletion(self, ledger_ids: Iterable[int], *, is_wanted: bool) -> None:
-        """Whether adds are refused, so that what is found out about these ledgers goes on to hold."""
+        """Refuses adds, if possible, so that what is found out about these ledgers stays true."""
         for ledger_id in ledger_ids:
             self._ledger(ledger_id).is_suspect = is_wanted
 
     async def delete(self, *ledger_ids: int) -> None:
         """Their entries are gone, and late adds are refused from the call on; durable on return.
 
-        Raises `OSError`, and has done nothing, if what the journal has left is for fences and recovery.
+        Raises `OSError`, and has done nothing, if the rest of the journal is for fences and
+        recovery.
         """
         wall_ms = self._clock.wall_us() // 1000
         ledgers = list(map(self._ledger, ledger_ids))
@@ -424,7 +431,7 @@ class Storage:
         await deletion
 
     async def drop(self, *ledger_ids: int) -> None:
-        """What was added before the call is gone, what is added afterwards is not; durable on return (B16).
+        """Earlier adds are gone, later ones are not; durable on return (B16).
 
         Key, fence and explicit LAC stay. Raises like `delete`, and `BookieFailed`.
         """
@@ -462,7 +469,7 @@ class Storage:
 
     @property
     def is_about_to_write(self) -> bool:
-        """In the next turn of the loop: somebody waits for nothing but that."""
+        """In the next turn of the loop: a caller waits only for that."""
         return self._journal.is_about_to_write
 
     async def force(self) -> None:
@@ -475,7 +482,7 @@ class Storage:
         return [entry_id for first, last in ranges for entry_id in range(first, last + 1)]
 
     async def entry_ranges(self, ledger_id: int, ranges_max: int = sys.maxsize) -> Ranges:
-        """All that are here. Who copies relies on it: nothing is listed that is about to be dropped.
+        """All that are here. A copier relies on it: nothing is listed that will be dropped.
 
         Raises what `Reading.entry_ranges` raises.
         """
@@ -488,13 +495,13 @@ class Storage:
         return not self._is_deleted(ledger_id) and self._has_entries(ledger_id)
 
     def entry_bytes_of(self, ledger_id: int) -> int:
-        """Of entries that are here twice both copies count."""
+        """Both copies of an entry that is here twice count."""
         rows = [file.memtable.ledgers.get(ledger_id) for file in self._files()]
         held = sum(each.entry_bytes for each in self.catalog.held(ledger_id))
         return held + sum(each.entry_bytes for each in rows if each)
 
     def knows(self, ledger_id: int) -> bool:
-        """Somebody spoke of it here, and it was not deleted."""
+        """It was named in a request here, and was not deleted."""
         ledger = self._known_ledger(ledger_id)
         return ledger is not None and not ledger.is_deleted
 
@@ -504,7 +511,7 @@ class Storage:
         return bool(ledger and ledger.facts.is_fenced)
 
     def _known_ledger(self, ledger_id: int) -> Ledger | None:
-        """None if nobody ever spoke of it here."""
+        """None if it was never named in a request here."""
         ledger = self._ledgers.get(ledger_id)
         if ledger is not None:
             return ledger
@@ -522,7 +529,7 @@ class Storage:
         return ledger
 
     def _make_room_for_ledgers(self) -> None:
-        """Lets go of one or two that can be made again from what is durable."""
+        """Drops one or two that can be made again from durable facts."""
         for _ in range(2 if len(self._ledgers) >= _LEDGERS_MAX else 0):
             ledger_id, ledger = next(iter(self._ledgers.items()))
             del self._ledgers[ledger_id]
@@ -550,12 +557,12 @@ class Storage:
 
     @property
     def failure(self) -> BaseException | None:
-        """What poisoned the journal: nothing is acknowledged any more."""
+        """The error that poisoned the journal: nothing is acknowledged any more."""
         return self._journal.failure
 
     @property
     def end_of_journal(self) -> tuple[int, int]:
-        """The number of the file that is written to, and how far it goes."""
+        """The number of the present file, and its end."""
         return self._journal.active.number, self._journal.active.end
 
     def views(self) -> LedgerViews:
@@ -567,7 +574,7 @@ class Storage:
     # --- Space --------------------------------------------------------------------------------
 
     async def ledger_ids(self) -> IntArray:
-        """All that anything is known of and that are not deleted, ascending."""
+        """All known ledgers that are not deleted, ascending."""
         runs: list[list[int]] = []
         background = Background(self._clock)
         for known in (self.catalog.facts, self.catalog.held_ledgers, self._unsaved):
@@ -589,9 +596,10 @@ class Storage:
         return ledger.is_deleted if ledger else self.catalog.is_deleted(ledger_id)
 
     async def distrust(self, ledger_ids: Sequence[int], old_below: int = 0) -> None:
-        """Anything of these may have been lost, a fence, too: they are fenced and UNKNOWN, durably.
+        """Anything of these may have been lost, a fence, too: they are fenced and UNKNOWN,
+        durably.
 
-        Of all below `old_below` a fence may be: writers are sent elsewhere (B13).
+        All below `old_below` may have lost a fence: writers are sent elsewhere (B13).
         """
         saved: dict[int, LedgerFacts] = {}
         for ledger_id in ledger_ids:
@@ -614,8 +622,8 @@ class Storage:
     async def forget(self, *ledger_ids: int) -> None:
         """Deleted ones: nothing is known of them any more. Raises `OSError`.
 
-        Not yet those whose deletion is still in the journal: its replay would delete again what may
-        belong to a new ledger under the same id.
+        Not yet those whose deletion is still in the journal: its replay would also delete a new
+        ledger under the same id.
         """
         deleted = [
             each
@@ -628,7 +636,7 @@ class Storage:
             self._unsaved.pop(ledger_id, None)
 
     def open_logs(self, cache: Cache) -> EntryLogs:
-        """For somebody who reads a lot of them and must not push everything else out of the cache."""
+        """For a caller that reads many of them and must not push everything else out of the cache."""
         return EntryLogs(self._disk, self.store_id, self._path_of_log, cache)
 
     async def doubt(self, doubts: Sequence[tuple[int, int, int]]) -> None:
@@ -637,13 +645,13 @@ class Storage:
 
     @property
     def doubts_stamp(self) -> str:
-        """Another one after each start, and whenever something came into doubt."""
+        """It changes with each start, and with each new doubt."""
         return f"{self._opened_us:x}-{self.catalog.doubts.news:x}"
 
     async def settle(self, stamp: str, ledger_id: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """These are here again, or nobody will ever count on them: no doubt about them, durably.
+        """These are here again, or will never be needed: no doubt about them, durably.
 
-        `stamp` is from when the caller saw what is in doubt. Raises `Superseded` if more came into
+        `stamp` is from when the caller saw the doubts. Raises `Superseded` if more came into
         doubt since: it may be about the very same entries. `OSError`.
         """
         await self._until_replay_is_saved()
@@ -659,12 +667,13 @@ class Storage:
     async def settle_everything(self, stamp: str, old_below: int) -> None:
         """Not everything is in doubt any more; single ledgers may be. Raises like `settle`.
 
-        Fences of ledgers that nobody asked about stay lost: all of them are below `old_below` (B13).
+        Fences of ledgers that were not checked stay lost: all of them are below `old_below`
+        (B13).
         """
         await self._until_replay_is_saved()
 
         def pack() -> list[bytes]:
-            # While it runs no more than single entries come into doubt, each by itself.
+            # While it runs only single entries come into doubt, each by itself.
             self._require_stamp(stamp.partition("-")[0] == f"{self._opened_us:x}")
             return [changes.pack_old(old_below), changes.TRUST_ALL]
 
@@ -676,13 +685,13 @@ class Storage:
             raise Superseded("more came into doubt meanwhile", next_step="look again")
 
     async def _until_replay_is_saved(self) -> None:
-        """Else the next start would find the same damage in the same journal files."""
+        """Otherwise the next start would find the same damage in the same journal files."""
         while self._filled and self._filled[0].number < self._first_journal:
             self._has_room.clear()
             await self._has_room.wait()
 
     async def scrub_catalog(self) -> list[str]:
-        """Its damaged copies, which are about to be replaced. Raises `OSError`."""
+        """Its damaged copies, which will be replaced. Raises `OSError`."""
         return await self._catalog_files.scrub()
 
     async def note_scrubbed(self, number: int) -> None:
@@ -694,7 +703,7 @@ class Storage:
         new: NewLog | None = None,
         doubts: Sequence[tuple[int, int, int]] = (),
     ) -> None:
-        """Whatever is still wanted of these logs is in the new one, or in doubt: they go (B5).
+        """The live entries of these logs are in the new one, or in doubt: they are removed (B5).
 
         Raises `OSError` if nothing has changed.
         """
@@ -721,11 +730,11 @@ class Storage:
 
     @property
     def is_read_only(self) -> bool:
-        """Space is short, or checkpoints fail, or fences may have been lost, or somebody wants it so, or it
-        may not promise anything.
+        """Space is short, or checkpoints fail, or fences may have been lost, or an operator wants it, or
+        it may not promise anything.
 
-        Once everything is in doubt nobody knows which ledgers were fenced (B4): writers go
-        elsewhere, and recovery has its answers as before.
+        Once everything is in doubt it is not known which ledgers were fenced (B4): writers go
+        elsewhere, and recovery gets its answers as before.
         """
         is_stuck = self._checkpoints_fail and not self._may_fill
         return (
@@ -738,7 +747,7 @@ class Storage:
 
     @property
     def has_filled_files(self) -> bool:
-        """Of which a checkpoint is made, or about to be."""
+        """Those with a checkpoint in progress or due."""
         return bool(self._filled) and not self._checkpoints_fail
 
     @property
@@ -763,7 +772,7 @@ class Storage:
         records = await self._checkpointer.checkpoint(
             file, lambda: self._pack_facts(self._unsaved, saved)
         )
-        # Nobody else runs until readers find it in one place.
+        # No other code runs until readers find it in one place.
         del self._filled[0]
         self._reading.moves += 1
         self._on_saved(saved)
@@ -777,7 +786,7 @@ class Storage:
         return True
 
     async def save_facts(self, ledger_ids: Sequence[int]) -> None:
-        """The catalog learns what the journal knows of these ledgers. Raises `OSError`."""
+        """The catalog gets what the journal knows of these ledgers. Raises `OSError`."""
         saved: dict[int, LedgerFacts] = {}
         await self._catalog_files.commit_latest(lambda: self._pack_facts(ledger_ids, saved))
         self._on_saved(saved)

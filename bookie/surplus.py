@@ -1,10 +1,11 @@
-"""Drops copies that metadata no longer names, now and then (`core/surplus.py` says which).
+"""Drops copies that metadata no longer names, regularly (`core/surplus.py` says which).
 
     every ledger with entries here ─► its metadata, fresh ─► surplus in two looks, and quiet since?
                                                                     │
                           lock ─► metadata, fresh, in the lock's session ─► DROP in the journal ─► release
 
-A ledger with doubts is not dropped: it is healed first, so that what is called absent afterwards was here.
+A ledger with doubts is not dropped: it is healed first, so that an entry that is absent afterwards was
+here.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ class SurplusState:
     reason: str  # Why it failed.
     ended_ms: int  # Wall time of the last look; 0 for never.
     ledgers: int  # That were looked at.
-    surplus: int  # Of them metadata names this bookie for none: they go if the next look agrees.
+    # Of these metadata names this bookie for none: they are dropped if the next look agrees.
+    surplus: int
     surplus_bytes: int  # Of their entries.
     first_ledgers: tuple[int, ...]  # The first few of them.
     dropped: int  # Since the start.
@@ -90,7 +92,7 @@ class Surplus:
         self._stats.gc_surplus_ledgers = lambda: len(self._copies.ledger_ids)
 
     def end(self) -> None:
-        """The metadata store goes: that it does not answer is no news any more."""
+        """The metadata store is closing: that it does not respond is no news."""
         self._is_ending = True
 
     @property
@@ -108,9 +110,10 @@ class Surplus:
         )
 
     async def look(self) -> SurplusState:
-        """One look at all ledgers; drops those of which it is the second one.
+        """One look at all ledgers; drops those for which it is the second one.
 
-        A look that fails says so in the state. Raises `OSError` if the disk is full, `BookieFailed`.
+        A failed look is recorded in the state. Raises `OSError` if the disk is full,
+        `BookieFailed`.
         """
         async with self._turn:
             try:
@@ -145,7 +148,7 @@ class Surplus:
         await self._marks.release_strays()  # MK5: the next look is a day away.
 
     async def _ask_about(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those that are to be asked for again."""
+        """Those to be checked again."""
         asked_ns = self._clock.monotonic_ns()
         for ledger_id in ledger_ids:
             self._copies.on_asked(ledger_id, asked_ns)
@@ -178,7 +181,7 @@ class Surplus:
         try:
             stored = await self._nodes.read(LedgerId(ledger_id), fresh=True)
         except (NoSuchLedger, BadMetadata):
-            return False  # Deleted, which is for `garbage.py`; or somebody's, whatever it says.
+            return False  # Deleted, which is for `garbage.py`; or unreadable.
         return is_surplus(stored.metadata, self._bookie)
 
     async def _drop(self, ledger_ids: Sequence[int]) -> None:
@@ -187,7 +190,8 @@ class Surplus:
         looks = await asyncio.gather(*map(self._look_locked, ledger_ids), return_exceptions=True)
         locked = [each for each in looks if isinstance(each, _Locked)]
         try:
-            # From here to the journal's queue nobody else runs: an add that was accepted before has spoken.
+            # From here to the journal's queue no other code runs: an earlier accepted add was
+            # noticed.
             now_ns = self._clock.monotonic_ns()
             going = [each.ledger_id for each in locked if self._is_certain(each, now_ns)]
             if going:

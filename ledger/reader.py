@@ -4,7 +4,7 @@
     read_unconfirmed  whatever is there; an entry that was seen this way may be gone later
     tail, follow      confirmed entries as they come, up to the end of the ledger
 
-Confirmed entries are learned from so many bookies that not all can have missed one (RD1), asked
+Confirmed entries are learned from enough bookies that not all can have missed one (RD1), asked
 together with the metadata: if the ensemble had changed meanwhile, they would be the wrong ones.
 """
 

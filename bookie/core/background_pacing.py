@@ -1,10 +1,10 @@
-"""Work in the background goes in small steps, evenly, so that nobody waits behind it."""
+"""Background work goes in small, even steps, so that no request waits behind it."""
 
 from typing import Final
 
 _STEP_NS_MIN: Final = 500_000
-_STEP_NS_MAX: Final = 5_000_000  # What seems to take longer waited for the disk.
-_IDLE_TURN_NS: Final = 100_000  # In less than that nobody parsed, packed or answered anything much.
+_STEP_NS_MAX: Final = 5_000_000  # A longer step waited for the disk.
+_IDLE_TURN_NS: Final = 100_000  # In less time hardly anything was parsed, packed or answered.
 
 
 class StepPauses:
@@ -31,18 +31,19 @@ class StepPauses:
 
 
 class Lull:
-    """When to go on behind a rest. A step that begins while others are busy comes on top of all that
-    they have to do, and adds wait for both. In a lull it delays only what arrives during the step.
+    """When to go on after a rest. A step that begins while the loop is busy adds to all its
+    other work, and adds wait for both. In a lull it delays only what arrives during the step.
 
-    A loop that is busy all the time is not waited for beyond a patience: the work goes on, slowly.
+    A loop that is busy all the time is waited for only up to a limit: then the work goes on,
+    slowly.
     """
 
     def __init__(self, now_ns: int, patience_s: float) -> None:
         self._ends_ns = now_ns + int(patience_s * 1e9)
 
     def has_come(self, turn_began_ns: int, now_ns: int, *, is_preceded: bool = False) -> bool:
-        """Behind a turn of the loop in which others did what they had to do. `is_preceded`: by work that
-        is more pressing, whether that turn had a step of it or not.
+        """After a turn of the loop with other work. `is_preceded`: by more urgent work, whether
+        it had a step in that turn or not.
         """
         is_idle = now_ns - turn_began_ns < _IDLE_TURN_NS and not is_preceded
         return is_idle or now_ns >= self._ends_ns

@@ -1,4 +1,4 @@
-"""A cache with a budget in bytes; what was used longest ago goes first."""
+"""A cache with a budget in bytes; the least recently used is dropped first."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -24,7 +24,7 @@ class ByteCache(Generic[K]):
         return value
 
     def peek(self, key: K) -> bytes | None:
-        """Counts as no use."""
+        """Does not count as use."""
         return self._values.get(key)
 
     def put(self, key: K, value: bytes) -> None:

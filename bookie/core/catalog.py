@@ -1,9 +1,9 @@
-"""The catalog: everything durable that a store knows, but for the entries and what is still in its
-journal. Little-endian.
+"""The catalog: everything durable that a store knows, except the entries and what is still in
+its journal. Little-endian.
 
-It is a file of CHANGES records, written in two copies. A record is applied whole or not at all, so
-that what belongs together changes together: an entry log comes into being, the facts about its
-ledgers with it, and its journal file becomes superfluous, in one step (B5).
+It is a file of CHANGES records, written in two copies. A record is applied whole or not at all,
+so facts that belong together change together: an entry log appears, with the facts about its
+ledgers, and its journal file becomes superfluous, in one step (B5).
 
     change      u8 kind · fields
     LEDGER      i64 ledger · u8 flags (1 fenced, 2 has a packet, 4 deleted) · u8 key bytes + 1 · key ·
@@ -24,14 +24,14 @@ ledgers with it, and its journal file becomes superfluous, in one step (B5).
     DROP        i64 ledger · u64 journal file   its entries were dropped there; behind its LEDGER
     COMPLETE                            ends what a new generation begins with
 
-A generation begins with all that is known; the older one counts until both copies of the new one are
+A generation begins with all facts; the older one counts until both copies of the new one are
 durable. Marks never go back (B5).
 
-A deleted ledger has no extents and no doubts, whatever the order in which the catalog hears of them:
-its entries are nobody's any more, and a log that holds no others is *empty*. Of a ledger that was dropped
-the same is true of logs that are older than the journal file that tells so. Of two logs that hold
-the same entry the *younger* one's counts. A log made of a journal file is as old as its number says;
-one that compaction made of others is as old as the youngest of them.
+A deleted ledger has no extents and no doubts, in whatever order the catalog learns of them: its
+entries are dead, and a log without others is *empty*. For a dropped ledger the same holds in
+logs older than the journal file with its DROP. If two logs hold the same entry, the *younger*
+one's counts. A log made of a journal file is as old as its number says; a compacted one is as
+old as its youngest source.
 """
 
 import struct
@@ -62,7 +62,7 @@ _DOUBT: Final = struct.Struct("<Bqqq")
 _EXTENT: Final = struct.Struct("<qqqQQqII")
 _OLD: Final = struct.Struct("<Bq")
 _DROP: Final = struct.Struct("<BqQ")
-COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file gets there.
+COMPACTED: Final = 10**15  # Logs above it were made of others; no journal file has such a number.
 
 _PER_RECORD: Final = 512  # Ledgers in a new generation.
 _EXTENTS_MAX: Final = 256  # Applied in one step: as much as `_STEP_BYTES`.
@@ -108,7 +108,7 @@ class Log(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What of a log is still wanted."""
+    """The live part of a log."""
 
     ledgers: int
     entries: int
@@ -207,13 +207,14 @@ class Catalog:
         self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
         self.scrubbed = 0
         self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
-        self.removals = 0  # Of logs: who had looked one up before has to look again.
+        self.removals = 0  # Of logs: a reader that had looked one up has to look again.
         self.is_complete = False
         self._changing: int | None = None  # A log of which readers see some ledgers only.
         # Of each ledger, the fields of `LedgerInLog` one after the other: an object for each would be
         # ten times the size, and stores have millions.
         self._held: dict[int, IntArray] = {}
-        self._ledgers_of: dict[int, IntArray] = {}  # By log; some may be gone from it meanwhile.
+        # By log; some may be gone from it in the meantime.
+        self._ledgers_of: dict[int, IntArray] = {}
         self._use: dict[int, IntArray] = {}  # By log, the fields of `Use`.
         self._shared: dict[LedgerFacts, LedgerFacts] = {}  # Most ledgers' are equal to others'.
         self._dropped: dict[int, int] = {}  # Ledgers, and the journal file that says so.
@@ -236,7 +237,7 @@ class Catalog:
         ]
 
     def next_extent(self, ledger_id: int, entry_id: int) -> int:
-        """The first entry of the next range behind the entry; more than any id if there is none."""
+        """The first entry of the next range after the entry; more than any id if there is none."""
         fields = self._held.get(ledger_id, ())
         return min((first for first in fields[1::_HELD] if first > entry_id), default=2**63)
 
@@ -256,7 +257,7 @@ class Catalog:
 
     @property
     def whole_logs(self) -> list[Log]:
-        """All but one that is coming or going: it is not sparse, and not empty."""
+        """Except one that is being made or removed: it is not sparse, and not empty."""
         return [log for log in self.logs.values() if log.number != self._changing]
 
     def use_of(self, number: int) -> Use:
@@ -278,12 +279,12 @@ class Catalog:
     # --- Changing -----------------------------------------------------------------------------
 
     def apply(self, body: bytes) -> None:
-        """One record's changes. Raises `TornRecord` on what nobody packed."""
+        """One record's changes. Raises `TornRecord` on bytes that were not packed here."""
         for _ in self.applying(body):
             pass
 
     def applying(self, body: bytes) -> Iterator[None]:
-        """`apply`, a part at a time. Readers may look on, other changes have to wait."""
+        """`apply`, a part at a time. Readers may go on, other changes have to wait."""
         try:
             at = step_end = 0
             while at < len(body):
@@ -409,7 +410,7 @@ class Catalog:
         return int(end) - start
 
     def _insert(self, ledger_id: int, fields: IntArray) -> None:
-        """Behind those that are older."""
+        """After those that are older."""
         known = self._held.get(ledger_id)
         if known is None:
             self._held[ledger_id] = fields
@@ -442,9 +443,10 @@ class Catalog:
         self.removals += 1
 
     def drop(self, ledger_id: int, journal: int) -> None:
-        """The journal file says, durably, that the ledger was dropped: it is so before the catalog has it in a record.
+        """The journal file says, durably, that the ledger was dropped: that holds before the catalog has it in a
+        record.
 
-        No doubt ends with it: what comes back may be lost, too.
+        No doubt ends with it: later entries may be lost, too.
         """
         self._dropped[ledger_id] = journal
         kept = array("q")
@@ -459,7 +461,7 @@ class Catalog:
             self._held.pop(ledger_id, None)
 
     def _give_up(self, ledger_id: int) -> None:
-        """Its entries are nobody's any more."""
+        """Its entries are dead from then on."""
         for held in self.held(ledger_id):
             self._disuse(held)
         self._held.pop(ledger_id, None)
@@ -477,7 +479,7 @@ class Catalog:
     def pack_all(self) -> Iterator[bytes]:
         """Bodies of records that, applied to an empty catalog, give this one.
 
-        What it is changed by between two of them must stand between these two.
+        Changes made between two of them must stand between these two.
         """
         logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
         known = pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)

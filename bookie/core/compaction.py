@@ -1,14 +1,14 @@
 """Which entry logs are worth rewriting, and which of them together.
 
-A log is as full as what a sorted log with only its live entries would take of what it takes now:
-padding and framing of an adopted journal are waste as well as entries of deleted ledgers, and a log
-fresh from compaction is full, however small its entries. Victims are taken emptiest first, since they
-give the most space back for each byte copied (by tenths, and then by age), and several of them make one
+A log's fullness is the size of a sorted log of its live entries over its own size: padding and
+framing of an adopted journal are waste as well as entries of deleted ledgers, and a freshly
+compacted log is full, however small its entries. Victims are taken emptiest first, since they give
+the most space back for each byte copied (by tenths, and then by age), and several of them make one
 new log.
 
-The new log is as old as the youngest of them (`core/catalog.py`). So logs are only put together if
-that hides nothing (B12): no entry of an older one may step in front of a repeat of it in a log that is in
-between by age and stays.
+The new log is as old as the youngest of them (`core/catalog.py`). So logs are only merged if that
+hides nothing (B12): no entry of an older one may precede a repeat of it in a log that is in between by
+age and stays.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from rollbook.bookie.core.catalog import LedgerInLog, Log, Use
 
-# What a sorted log takes, from above; so that none is rewritten for what it cannot do without.
+# An upper bound of what a sorted log takes; so that none is rewritten without a gain.
 _LOG_BYTES: Final = 4096
 _LEDGER_BYTES: Final = 160
 _ENTRY_BYTES: Final = 16.5
@@ -59,8 +59,8 @@ def candidate(log: Log, use: Use) -> Candidate:
 def pick_victims(
     candidates: Iterable[Candidate], threshold: float, damaged: Collection[int] = ()
 ) -> list[Candidate]:
-    """Emptiest first, by tenths, and of these the oldest: what is next to one another by age can be
-    put together without looking at ledgers. Damaged ones in any case; what holds nothing can just go.
+    """Emptiest first, by tenths, and of these the oldest: logs adjacent by age can be merged
+    without a look at ledgers. Damaged ones in any case; empty ones are just removed.
     """
     found = [
         each
@@ -71,7 +71,7 @@ def pick_victims(
 
 
 class CompactionGroup:
-    """Logs that become one."""
+    """Logs to be merged."""
 
     def __init__(self, first: Candidate) -> None:
         self.numbers = [first.number]
@@ -98,16 +98,16 @@ class CompactionGroup:
 
 
 def is_between(log: Log, oldest: int, age: int) -> bool:
-    """By age. Where no other log is, nothing can be hidden, whatever is in them."""
+    """By age. Without another log nothing can be hidden, whatever is in them."""
     return oldest < log.age < age
 
 
 def hides_younger(
     held: Iterable[LedgerInLog], age_of: Callable[[int], int], batch: Collection[int]
 ) -> bool:
-    """Whether these logs, made one, would hide what a younger one holds of a ledger.
+    """Whether these logs, merged, would hide what a younger one holds of a ledger.
 
-    `held` is all that there is of it. The new log is as old as the youngest of the batch, whether
+    `held` is all that exists of it. The new log is as old as the youngest of the batch, whether
     that one holds some of this ledger or not.
     """
     new_age = max(map(age_of, batch))
@@ -127,7 +127,7 @@ def hides_younger(
 
 
 class CompactionKind(NamedTuple):
-    """Minor or major: what is rewritten, and how often one looks. Off if either is not above zero."""
+    """Minor or major: which logs are rewritten, and how often. Off if either is not above zero."""
 
     name: str
     threshold: float
@@ -156,7 +156,7 @@ class Schedule:
     def due(
         self, now_ns: int, *, is_short: bool = False, has_damage: bool = False
     ) -> CompactionKind | None:
-        """Without waiting for its time: the most while space is short, the least on damage."""
+        """Out of its schedule: the most while space is short, the least on damage."""
         for kind in self._kinds:
             if self._is_suspended[kind.name]:
                 continue

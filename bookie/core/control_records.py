@@ -7,8 +7,8 @@
     DELETE      number: wall time in milliseconds
     DROP        entries that were added before it are gone; key, fence and explicit LAC stay
 
-Where a control record is damaged its rows name the ledgers; they are then held to be fenced, since
-a fence that was answered must not be forgotten (B4), and their explicit LAC is in doubt.
+If a control record is damaged its rows name the ledgers; they then count as fenced, since a
+fence that was answered must not be forgotten (B4), and their explicit LAC is in doubt.
 """
 
 import struct
@@ -66,12 +66,12 @@ class Control(NamedTuple):
 
 
 def is_of_control(row: Row) -> bool:
-    """No entry has this id: as an entry that may be lost it stands for the explicit LAC."""
+    """No entry has this id: as a possibly lost entry it means the explicit LAC."""
     return row.first_entry == NO_ENTRY
 
 
 def unpack_controls(body: bytes) -> Iterator[Control]:
-    """Of a sound record. Raises `TornRecord` on what nobody packed."""
+    """Of a sound record. Raises `TornRecord` on bytes that were not packed here."""
     at = 0
     try:
         while at < len(body):

@@ -1,4 +1,4 @@
-"""Who has to be done by when, if all have equally long: in the order of starting."""
+"""Deadlines of equal length, in the order of starting."""
 
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ class Deadlines(Generic[T]):
         return len(self._ends_ns)
 
     def start(self, who: T, now_ns: int) -> None:
-        """Start its deadline; one that is running starts again."""
+        """Starts its deadline; a running one starts again."""
         self._ends_ns.pop(who, None)
         self._ends_ns[who] = now_ns + self._allowed_ns
 
@@ -23,7 +23,7 @@ class Deadlines(Generic[T]):
         self._ends_ns.pop(who, None)
 
     def postpone(self, by_ns: int) -> None:
-        """All of them: nobody could have been on time."""
+        """All of them: none could have been on time."""
         for who in self._ends_ns:
             self._ends_ns[who] += by_ns
 

@@ -1,8 +1,8 @@
-"""When a bookie stops taking entries for want of space, and when it takes them again.
+"""When a bookie stops accepting entries for lack of space, and when it accepts them again.
 
-A directory is full from `full` of its disk on until it is down to `low_water`, so that it does not
-flap. The bookie refuses entries while its journal's disk is full, or all ledger directories are:
-new logs go where there is room. The nearer a disk comes to being full, the sooner one looks again.
+A directory is full from `full` of its disk on until it is down to `low_water`, so that it does
+not flap. The bookie refuses entries while its journal's disk is full, or all ledger directories
+are: new logs go where there is room. The fuller a disk, the sooner it is checked again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Final
 
 from rollbook.proto.ports import DiskSpace
 
-_FILL_BYTES_PER_S: Final = 1024**3  # Nobody writes faster than this.
+_FILL_BYTES_PER_S: Final = 1024**3  # No writer is faster than this.
 _LOOK_S_MIN: Final = 0.2
 
 
@@ -96,7 +96,8 @@ class DiskUsage:
 
 
 def pick_directory(spaces: Sequence[DiskSpace], full: Sequence[bool], number: int) -> int:
-    """Where log `number` goes: in turns, but never where space is short while others have some."""
+    """The directory of log `number`: in turns, but not where space is short while others have
+    some."""
     open_ = [at for at in range(len(spaces)) if not full[at]] or list(range(len(spaces)))
     most = max(spaces[at].free_bytes for at in open_)
     roomy = [at for at in open_ if 2 * spaces[at].free_bytes >= most]

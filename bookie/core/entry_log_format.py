@@ -1,4 +1,4 @@
-"""The footer of an entry log: which entries lie where in it. Little-endian.
+"""The footer of an entry log: where its entries are. Little-endian.
 
     entry log   file header · records · END record · footer      sorted, or an adopted journal
     footer      page · … · extents · page table · record table · trailer     starts on a sector
@@ -10,9 +10,10 @@
     trailer     magic · version · footer position · extents · pages · records · crc of the three
                 tables · crc of the trailer itself                the last bytes of the file
 
-Positions and lengths are of the entries' own bytes, wherever their record has them. A reader
-of one reads its whole record and verifies that. Pages and tables are checksummed like records (B2).
-Nothing here is the only copy: a log whose footer is damaged is read once and indexed in memory.
+Positions and lengths are of the entries' own bytes, wherever their record has them. A reader of
+an entry reads its whole record and verifies that. Pages and tables are checksummed like records
+(B2). Nothing here is the only copy: a log with a damaged footer is read once and indexed in
+memory.
 """
 
 import struct
@@ -174,21 +175,22 @@ def run_in_page(
 
 
 class FooterBuilder:
-    """Packs a footer ledger by ledger, so that nobody needs all pages at once."""
+    """Packs a footer ledger by ledger, so that all pages are never needed at once."""
 
     def __init__(self, file_id: bytes, position: int) -> None:
         self.position = position  # Where the next bytes go.
         self.extents: list[Extent] = []
         self._file_id = file_id
         self._footer_at = position
-        self._extent_rows = bytearray()  # Packed as they come: at the end they would hold the loop.
+        # Packed as they come: at the end they would block the loop.
+        self._extent_rows = bytearray()
         self._page_rows = bytearray()
         self._pages = 0
 
     def add_ledger(
         self, ledger_id: int, columns: Columns, last_add_confirmed: int, entry_bytes: int
     ) -> Iterator[bytes]:
-        """Its pages, one by one: others may have their turn in between.
+        """Its pages, one by one: other work may run in between.
 
         Ledgers come in ascending order.
         """

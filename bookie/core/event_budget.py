@@ -1,4 +1,5 @@
-"""How many events of single ledgers may be logged: enough to follow one ledger, not enough to flood a log."""
+"""How many events of single ledgers may be logged: enough to follow one ledger, not enough to flood the
+log."""
 
 from typing import Final
 

@@ -1,12 +1,12 @@
 """What a bookie knows about a ledger besides its entries, THE fencing rule, and which adds are refused.
 
-A fence never goes away (B4): it is in force from the moment it is asked for, so that adds behind it
-are refused, and it counts as an answer only once it is durable. Adds of a recovery pass it. A ledger
-that was deleted stays fenced for everybody, until it may be forgotten: a late add must not bring it
-back. A ledger whose entries were dropped keeps its key and its fence, and takes a recovery's adds as before.
+A fence never goes away (B4): it is in force from its request on, so that later adds are refused,
+and it counts as answered only once it is durable. Adds of a recovery pass it. A deleted ledger
+stays fenced until it may be forgotten: a late add must not bring it back. A ledger whose entries
+were dropped keeps its key and its fence, and accepts a recovery's adds as before.
 
-The first to speak of a ledger brings its key; a request with another key is refused afterwards. A
-copy of a ledger that lost its key to damage takes the next one shown.
+The first request about a ledger brings its key; a request with another key is refused
+afterwards. A copy of a ledger that lost its key to damage accepts the next one shown.
 
 An add is refused for the first of these reasons that applies:
 
@@ -38,14 +38,14 @@ from rollbook.proto.wire.messages import Failure
 
 @dataclass(frozen=True, slots=True)
 class LedgerFacts:
-    """Durable, all of it: what the journal and the catalog say."""
+    """Durable facts: what the journal and the catalog say."""
 
     ledger_key: bytes | None = None
     is_fenced: bool = False
     lac_packet: bytes | None = None  # The explicit LAC, as its writer packed it.
     lac_of_packet: int = NO_ENTRY
     deleted_ms: int | None = None  # Wall time.
-    # The journal file that tells that its entries were dropped: what older logs have of it is nobody's. 0: never.
+    # The journal file with the DROP of its entries: those in older logs are dead. 0: never.
     dropped_in: int = 0
 
     def with_key(self, ledger_key: bytes) -> Self:
@@ -55,13 +55,13 @@ class LedgerFacts:
         return replace(self, is_fenced=True)
 
     def with_lac_packet(self, last_add_confirmed: int, packet: bytes) -> Self:
-        """An older one that comes late changes nothing."""
+        """A late, older one changes nothing."""
         if self.lac_packet is not None and last_add_confirmed < self.lac_of_packet:
             return self
         return replace(self, lac_packet=packet, lac_of_packet=last_add_confirmed)
 
     def with_deletion(self, wall_ms: int) -> Self:
-        """Only what keeps late comers away is left."""
+        """Only what stops late requests is left."""
         return replace(
             self,
             is_fenced=True,
@@ -72,12 +72,13 @@ class LedgerFacts:
         )
 
     def with_drop(self, journal: int) -> Self:
-        """Its entries went; what is added after the record in this journal file counts again."""
+        """Its entries are dropped; what is added after the record in this journal file counts
+        again."""
         return replace(self, dropped_in=journal)
 
 
 class Ledger:
-    """One ledger, as it is now: facts, and what is on its way to becoming one."""
+    """One ledger, as it is now: facts, and pending changes."""
 
     __slots__ = (
         *("deletion_is_wanted", "facts", "fence_is_wanted", "is_suspect", "last_add_confirmed"),
@@ -92,7 +93,8 @@ class Ledger:
         self.deletion_is_wanted = self.is_deleted
         self.is_suspect = False  # It is being asked whether it was deleted.
         self.last_add_confirmed: int = facts.lac_of_packet  # The highest that is durable here.
-        self.told_lac: int = facts.lac_of_packet  # The highest that was heard, so at least that.
+        # The highest one received: the LAC is at least that.
+        self.told_lac: int = facts.lac_of_packet
 
     @property
     def is_deleted(self) -> bool:
@@ -103,7 +105,7 @@ class Ledger:
             return Unauthorized
         if self.deletion_is_wanted or (self.fence_is_wanted and not is_recovery):
             return LedgerFenced
-        if self.is_suspect:  # Nobody has taken the ledger from its writer, as far as one knows.
+        if self.is_suspect:  # As far as is known, the ledger still has its writer.
             return Overloaded
         return None
 
@@ -117,7 +119,7 @@ class Ledger:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its facts say it all."""
+        """Whether its facts are complete."""
         return (
             self.shown_key == self.facts.ledger_key
             and self.fence_is_wanted == self.facts.is_fenced
@@ -132,8 +134,8 @@ class Ledger:
     def on_lac(self, last_add_confirmed: int) -> bool:
         """An add that was accepted carries it. Whether that is news.
 
-        It is true whatever becomes of the add: others confirmed what it speaks of. So requests that wait
-        for it are answered at once. Decisions need the durable one.
+        It is true whatever happens to the add: the entries that it covers were confirmed. So
+        requests that wait for it are answered at once. Decisions need the durable one.
         """
         if last_add_confirmed <= self.told_lac:
             return False
@@ -162,7 +164,7 @@ class AddLimits(NamedTuple):
     queued_bytes_max: int
 
     def refusal_of_group(self, group: AddGroup) -> Failure:
-        """The refusal for which the ledger need not be looked up."""
+        """A refusal that does not depend on the ledger."""
         # A recovery that is not urgent does not get the reserve: copies can be made on other bookies.
         if self.is_read_only and not (group.is_high_priority and self.takes_urgent):
             return BookieReadOnly
@@ -178,5 +180,5 @@ class AddLimits(NamedTuple):
         refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
         is_old = ledger.ledger_id < self.old_below and not group.is_recovery
         if is_old and refusal is not Unauthorized and not ledger.deletion_is_wanted:
-            return BookieReadOnly  # The writer replaces this bookie by another one.
+            return BookieReadOnly  # The writer replaces this bookie with another one.
         return refusal

@@ -7,7 +7,7 @@ Only if (B11: nothing else is proof)
 - and not more than a share of all ledgers are gone at once: that is how a wrong or emptied metadata
   store looks. Then nothing is deleted until there are fewer, or an operator says so.
 
-A scan that could not be finished says nothing. All this is in memory: a restart starts it again.
+An unfinished scan proves nothing. All this is in memory: a restart starts over.
 """
 
 from array import array

@@ -1,4 +1,5 @@
-"""Natural group commit: what arrives while the disk is busy goes into its next write, at once.
+"""Natural group commit: requests that arrive while the disk is busy go into its next write, at
+once.
 
 No timer: an add that finds the disk idle is written by itself, at the latency of the disk, and the
 longer a write takes, the more the next one carries. What is waiting is cut into records of about
@@ -41,7 +42,7 @@ class Frames(NamedTuple):
 
 
 class PlacedFrames(NamedTuple):
-    """Where adds ended up: positions of `groups` in the file are `moved` further on."""
+    """The places of adds: positions of `groups` in the file are shifted by `moved`."""
 
     groups: tuple[AddGroup, ...]
     moved: int
@@ -104,7 +105,7 @@ class RecordPacker:
         return self._close(start, buffers, records)
 
     def pack_empty(self, kind: RecordKind) -> Write:
-        """IDLE or END: all that it says is `last_synced`."""
+        """IDLE or END: it only has a `last_synced`."""
         start = self.position
         buffers: list[bytes] = []
         self._place(kind, b"", b"", buffers)

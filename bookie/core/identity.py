@@ -1,25 +1,26 @@
 """Who a bookie is, and whether its directories and the metadata store say the same.
 
-A bookie that comes back without what it acknowledged, and answers "no such entry", makes others
-drop entries that were safe. So it serves only if every directory that it acknowledged into is there,
-and is of its latest life (B8). That is written down three times:
+A bookie that comes back without entries that it acknowledged, and answers "no such entry", makes
+others drop safe entries. So it serves only if every directory that it acknowledged into is
+present, and of its latest life (B8). That is recorded in three places:
 
     VERSION          in each directory, the stamp: cookie, incarnation, start, place, state
     cookies/ID       in BookKeeper's tree: the cookie alone, in BookKeeper's format
     bookies/ID       in our own tree: the incarnation, the start and its token
 
-The incarnation is random, and drawn again whenever a bookie starts without entries. An id that was
-used before is thus distinguished from a new one even if its cookie was removed. A stamp is JOINING until
-both nodes name its incarnation; nothing is served before it is MEMBER. So what is JOINING, and
-known to neither node, was never served and may be thrown away.
+The incarnation is random, and drawn again whenever a bookie starts without entries. An id that
+was used before is thus distinguished from a new one even if its cookie was removed. A stamp is
+JOINING until both nodes name its incarnation; nothing is served before it is MEMBER. So a stamp
+that is JOINING, and known to neither node, was never served and may be dropped.
 
-Starts are counted, so that of two copies of the same directories only one goes on: a start has a number
-above all that stamps and node say, and a token, and writes both to the stamps first, then to the node, before
-anything is acknowledged. A stamp that is *behind* the node was copied, or restored, from before a later start:
-what that acknowledged may not be there. So it is if the number is the same and the token is not: two copies
-started at once, or one after the other was cut short, and this one lost. A stamp ahead of the node is of a
-start that was cut short, and its own. Where the disk has no room for that, the bookie answers questions and
-promises nothing, no fence either, until it has.
+Starts are counted, so that of two copies of the same directories only one goes on: a start has a
+number above all that stamps and node say, and a token, and writes both to the stamps first, then
+to the node, before anything is acknowledged. A stamp *behind* the node was copied, or restored,
+from before a later start: entries acknowledged after that may be missing. The same holds if the
+number is equal and the token is not: two copies started at once, or one after the other was
+interrupted, and this one lost. A stamp ahead of the node is of an interrupted start of its own.
+If the disk has no room for that, the bookie answers questions and promises nothing, no fence
+either, until it has.
 
     5                                  a cookie, as in its node
     bookieHost: "bk-1"
@@ -59,7 +60,7 @@ _LINES: Final = re.compile(
     rb"# rollbook state (joining|formatting|member|writing-off)\n\Z"
 )
 _SUM: Final = re.compile(rb"# rollbook crc32c ([0-9a-f]{8})\n\Z")
-# What may lie in a directory that holds nothing: of its file system, and of ours before the stamp.
+# Files that an empty directory may have: of its file system, and of ours before the stamp.
 _NOTHING: Final = frozenset(("lost+found", "lock", f"{STAMP}.new"))
 _STORED: Final = re.compile(r"[0-9]{16}\.(journal|log)(\.[a-z]+)?|catalog-[0-9]{10}\.[ab]|reserve")
 
@@ -71,11 +72,11 @@ class MembershipState(Enum):
     JOINING = "joining"
     FORMATTING = "formatting"  # Joining under an id that was used before.
     MEMBER = "member"
-    WRITING_OFF = "writing-off"  # It was one, and will be when its losses are written down.
+    WRITING_OFF = "writing-off"  # It was a member, and will be when its losses are recorded.
 
 
 class DirectoryId(NamedTuple):
-    """Which of a bookie's directories one is: entry logs are known by the number of theirs."""
+    """A directory's role: entry logs are known by its number."""
 
     kind: str  # `journal` or `ledger`.
     number: int
@@ -106,7 +107,7 @@ def pack_stamp(stamp: Stamp) -> bytes:
 
 
 def unpack_stamp(data: bytes) -> Stamp:
-    """Raises `BadMetadata` if a single byte is not as it was written, `UnsupportedVersion`."""
+    """Raises `BadMetadata` if a single byte has changed, `UnsupportedVersion`."""
     checksum = _SUM.search(data)
     if checksum is None or google_crc32c.value(data[: checksum.start()]) != int(checksum[1], 16):
         raise BadMetadata(f"{STAMP} is damaged")
@@ -131,10 +132,10 @@ def unpack_stamp(data: bytes) -> Stamp:
 
 
 class Condition(Enum):
-    EMPTY = "empty"  # Or not there at all.
+    EMPTY = "empty"  # Or missing.
     STAMPED = "stamped"
     DAMAGED = "damaged"
-    UNSTAMPED = "unstamped"  # It holds a store's files and says nothing of whose they are.
+    UNSTAMPED = "unstamped"  # It holds a store's files but no owner.
     FOREIGN = "foreign"  # It holds something else.
 
 
@@ -147,7 +148,7 @@ class StampedDirectory:
 
 
 def condition_of(names: Sequence[str]) -> Condition:
-    """Of a directory without a stamp, by what lies in it."""
+    """Of a directory without a stamp, by its contents."""
     names = [name for name in names if name not in _NOTHING]
     if not names:
         return Condition.EMPTY
@@ -166,7 +167,7 @@ def places_of(cookie: Cookie) -> Iterator[tuple[DirectoryId, str]]:
 @dataclass(frozen=True, slots=True)
 class FoundStamps:
     directories: tuple[StampedDirectory, ...]
-    cookie: Cookie | None  # Of the node; None if there is none, or none that can be read.
+    cookie: Cookie | None  # Of the node; None if it is missing or unreadable.
     has_cookie: bool
     incarnation: str | None  # Of our own node.
     start: int = 0  # Of our own node: how often it was started,
@@ -174,7 +175,7 @@ class FoundStamps:
 
     @property
     def next_start(self) -> int:
-        """Above all that anybody knows of."""
+        """Above all known numbers."""
         return 1 + max([self.start, *(stamp.start for stamp in self.stamps)])
 
     @property
@@ -183,7 +184,7 @@ class FoundStamps:
 
     @property
     def was_used(self) -> bool:
-        """Somebody lived under this id."""
+        """The id was used before."""
         return self.has_cookie or self.incarnation is not None
 
 
@@ -192,7 +193,7 @@ class FoundStamps:
 
 class StartDecision(Enum):
     NEW = "new"  # Nothing anywhere, or nothing that was ever served: to be made.
-    JOINED = "joined"  # Both nodes are there: its stamps are to become MEMBER.
+    JOINED = "joined"  # Both nodes are present: its stamps will become MEMBER.
     MEMBER = "member"
     REFUSED = "refused"
 
@@ -210,7 +211,7 @@ class Diagnosis:
     standing: StartDecision
     incarnation: str = ""
     problems: tuple[Problem, ...] = ()
-    is_running: bool = False  # Some process has its directories.
+    is_running: bool = False  # A process uses its directories.
 
 
 def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
@@ -228,7 +229,7 @@ def diagnose(found: FoundStamps, wanted: Cookie) -> Diagnosis:
 
 
 def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
-    """The most telling ones first; each names the one thing to do about it."""
+    """The most informative ones first; each names the one thing to do about it."""
     strangers = [problem for problem, _ in _strangers(found, wanted)]
     if strangers:
         yield from strangers
@@ -273,7 +274,7 @@ def _problems(found: FoundStamps, wanted: Cookie) -> Iterator[Problem]:
 
 
 def _is_cut_short(found: FoundStamps) -> bool:
-    """Stamps that wait for nodes which another life has, or which are gone."""
+    """Stamps that wait for nodes of another life, or for missing ones."""
     return found.incarnation != found.stamps[0].incarnation and any(
         stamp.state is not MembershipState.MEMBER for stamp in found.stamps
     )
@@ -284,7 +285,7 @@ def _has_begun_write_off(found: FoundStamps) -> bool:
 
 
 def _strangers(found: FoundStamps, wanted: Cookie) -> Iterator[tuple[Problem, StampedDirectory]]:
-    """Directories that do not say that they are this bookie's, at their place."""
+    """Directories without a stamp of this bookie for their place."""
     for each in found.directories:
         if problem := _strangeness(each, wanted):
             yield problem, each
@@ -416,9 +417,10 @@ def can_rejoin(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def can_write_off(found: FoundStamps, wanted: Cookie) -> bool:
-    """Whether what is there is of its latest life, and would do if the rest is permanently lost.
+    """Whether what is present is of its latest life, and would suffice if the rest is
+    permanently lost.
 
-    The rest may be a directory, or what came after a copy of it was made.
+    The rest may be a directory, or what followed after a copy of it was made.
     """
     return _are_of_one_life(found, wanted) and found.incarnation is not None
 
@@ -434,9 +436,9 @@ def _are_of_one_life(found: FoundStamps, wanted: Cookie) -> bool:
 
 
 def may_have_held(metadata: LedgerMetadata, bookie_id: BookieId) -> bool:
-    """Entries that somebody may yet ask for to find the ledger's end.
+    """Entries that may yet be asked for to find the ledger's end.
 
-    Where a ledger ends is known once it is closed: nobody counts a negative answer against it then.
+    The end of a closed ledger is known: no negative answer counts against it.
     """
     return metadata.state is not LedgerState.CLOSED and any(
         bookie_id in fragment.ensemble for fragment in metadata.fragments

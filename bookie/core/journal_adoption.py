@@ -1,8 +1,8 @@
 """Whether a filled journal file becomes an entry log as it stands, or is rewritten sorted.
 
-Adopting writes each byte once. Its price is paid by readers: reading a ledger means reading every
-record that holds some of it, whole. So it is worth it iff reading all its ledgers one by one costs
-at most `_READ_COST_MAX` times their bytes, and the file is not mostly padding and framing, as after
+Adopting writes each byte once. Readers pay for it: reading a ledger means reading every record
+that holds some of it, whole. So it is worth it iff reading all its ledgers one by one costs at
+most `_READ_COST_MAX` times their bytes, and the file is not mostly padding and framing, as after
 hours of single small adds: an adopted file keeps that space.
 """
 
@@ -17,13 +17,13 @@ _SPACE_COST_MAX: Final = 1.6
 class JournalShape:
     """Of a journal file, counted while it is written."""
 
-    read_bytes: int = 0  # Of each record's body as many times as it has ledgers.
+    read_bytes: int = 0  # Of each record's body, times the number of its ledgers.
 
     def on_record(self, body_bytes: int, ledgers: int) -> None:
         self.read_bytes += body_bytes * ledgers
 
     def is_worth_adopting(self, entry_bytes: int, file_bytes: int) -> bool:
-        """`entry_bytes` counts what is still wanted of it, `file_bytes` what it takes on disk."""
+        """`entry_bytes` counts its live entries, `file_bytes` its size on disk."""
         return (
             entry_bytes > 0
             and self.read_bytes <= _READ_COST_MAX * entry_bytes

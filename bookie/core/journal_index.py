@@ -1,4 +1,4 @@
-"""Which entries lie where in one journal file, until an entry log's index says so.
+"""Where the entries of one journal file are, until an entry log's index says so.
 
 There is no object for an entry: a ledger's entries are columns, 16 bytes each, ascending by id, so
 that a look-up is a bisection and an index page is a slice. Ids nearly always come ascending; the few
@@ -19,7 +19,7 @@ from rollbook.proto.wire.arrays import array_of
 IntArray: TypeAlias = "array[int]"
 
 ROW_BYTES: Final = 16
-_STRAY_BYTES: Final = 200  # About what a dict pays for an entry.
+_STRAY_BYTES: Final = 200  # About what a dict takes for an entry.
 _LEDGER_BYTES: Final = 700
 
 
@@ -73,7 +73,8 @@ def _is_ascending(entry_ids: Sequence[int]) -> bool:
 
 
 def _counts_on(entry_ids: IntArray) -> bool:
-    """Nearly always, and that is seen at a twentieth of what it takes to compare them one by one."""
+    """This is the usual case, and detected at a twentieth of the cost of comparing them one by
+    one."""
     first, last = entry_ids[0], entry_ids[-1]
     return last - first == len(entry_ids) - 1 and entry_ids == array_of("q", range(first, last + 1))
 
@@ -207,12 +208,12 @@ class Memtable:
         return rows.last_entry if rows else NO_ENTRY
 
     def drop(self, ledger_id: int) -> None:
-        """The ledger was deleted or dropped: what it has here stays in the file and is not found again."""
+        """The ledger was deleted or dropped: its entries stay in the file and are not found again."""
         if rows := self.ledgers.pop(ledger_id, None):
             self.entry_bytes -= rows.entry_bytes
 
     def by_ledger(self) -> Iterator[tuple[int, LedgerRows]]:
-        """Ascending. Ledgers may be dropped meanwhile."""
+        """Ascending. Ledgers may be dropped in the meantime."""
         for ledger_id in sorted(self.ledgers):
             if rows := self.ledgers.get(ledger_id):
                 yield ledger_id, rows

@@ -1,12 +1,11 @@
 """How far ahead of its end a journal file has been written, with zeros.
 
-The first write of a block that was only allocated changes what the file system knows of it, and
-its sync commits that, too: with small writes this is up to half of a sync. So a small write that
-comes to where nothing was written takes zeros for a whole stretch along, and the writes that
-follow find blocks that were written before. A large one does as much at once; zeros would only
-be more to write.
+The first write to a block that was only allocated changes the file system's metadata, and its
+sync commits that, too: with small writes this is up to half of a sync. So a small write to a
+fresh block also writes zeros for a whole stretch, and later writes find blocks that were written
+before. A large one does the same by itself; zeros would only be more to write.
 
-Nothing depends on them but time: what was never written is zeros, too.
+Only speed depends on them: unwritten blocks read as zeros, too.
 """
 
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Final
 
 from rollbook.proto.ports import Buffer
 
-_LARGE_SHARE: Final = 8  # Of a stretch: from there on zeros cost what they save.
+_LARGE_SHARE: Final = 8  # Of a stretch: beyond that zeros cost what they save.
 
 
 class ZerosAhead:
@@ -25,12 +24,12 @@ class ZerosAhead:
         self._stretch_bytes = stretch_bytes
 
     def takes_none(self, position: int, end: int) -> bool:
-        """Whether the write from `position` to `end` is to be made without any."""
+        """Whether the write from `position` to `end` is made without any."""
         is_large = end - position > self._stretch_bytes // _LARGE_SHARE
         return end <= self._end or is_large or not self._stretch_bytes
 
     def behind(self, position: int, end: int) -> Buffer:
-        """What the write from `position` to `end` takes along, which is then made."""
+        """The zeros that the write from `position` to `end` adds."""
         if self.takes_none(position, end):
             return b""
         stretches = -(-end // self._stretch_bytes)

@@ -1,8 +1,8 @@
-"""Whether one client adds and nobody else: then no write need wait for what others add.
+"""Whether only one client adds: then its writes need not wait for others.
 
-A write that waits one turn of the loop takes along what other connections bring in that turn.
-For a lone writer that turn brings nothing. Where there are others, writing at once would give each
-of them a sync of its own, with the others waiting for it.
+A write that waits one turn of the loop includes what other connections bring in that turn. For a
+lone writer that turn brings nothing. If there are others, writing at once would give each of
+them a sync of its own, with the others waiting for it.
 """
 
 
@@ -14,14 +14,14 @@ class Solo:
         self._chunks = 0
 
     def on_adds(self, source: object) -> None:
-        """A chunk of them, from there."""
+        """A chunk from this source."""
         if source == self._source:
             self._chunks += 1
         else:
             self._source, self._chunks = source, 1
 
     def on_gone(self, source: object) -> None:
-        """Nothing more comes from there."""
+        """The source has closed."""
         if source == self._source:
             self._source, self._chunks = None, 0
 

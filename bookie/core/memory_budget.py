@@ -1,17 +1,17 @@
-"""How much a bookie holds for its clients, and whom it stops listening to (B7).
+"""How much a bookie holds for its clients, and which connections it stops reading (B7).
 
-Held are requests that were heard and not answered, the beginning of one that is still coming, reads
-that are being made, and answers that a client has not taken. Every connection may hold `floor` bytes.
-What it holds beyond is lent by one pool that all share, up to a ceiling of its own. A connection that
-may take no more is not read from until there is room again.
+It holds requests that were received and not answered, partial requests, reads in progress, and
+responses that a client has not read. Every connection may hold `floor` bytes. What it holds
+beyond is lent by one shared pool, up to a limit of its own. A connection at its limit is not
+read from until there is room again.
 
-Requests that are still coming may hold half of the pool, whatever else is held; when it is short, and
-they hold more, those that stand still have to go (`core/partial_request_timeout.py`).
+Partial requests may hold half of the pool, whatever else is held; when it is short, and they hold
+more, stalled ones are closed (`core/partial_request_timeout.py`).
 
-Two exceptions keep this from standing still. One connection that holds nothing but half a request is
-favoured: it may finish, whatever the pool says, since it has nothing else to give back. And one
-answer at a time is always made for a client that takes them; when the pool is overdrawn by answers
-that nobody takes, somebody has to be cut off (`is_overdrawn`).
+Two exceptions keep this from standing still. One connection that holds only a partial request is
+favoured: it may finish, whatever the pool says, since it has nothing else to release. And one
+answer at a time is always made for a client that reads; when the pool is overdrawn by unread
+answers, a connection is closed (`is_overdrawn`).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Pool:
         self.held = 0
         self.lent = 0  # Of what is held: beyond the floors.
         self.begun = 0  # Of what is held: of requests that are still coming.
-        self.has_news = False  # Somebody of `waiting` may go on.
+        self.has_news = False  # One of `waiting` may go on.
         self.waiting: dict[Account, None] = {}
         self._roomy = bytes_max - bytes_max // 8
         self._was_exhausted = False
@@ -87,7 +87,8 @@ class Pool:
 
 
 class Making:
-    """An answer in the making: nobody's hoard, so it keeps no connection from being heard."""
+    """An answer in progress: it belongs to no account, so it does not stop a connection from
+    being read."""
 
     __slots__ = ("_pool", "_size")
 
@@ -98,7 +99,8 @@ class Making:
 
     @property
     def may_grow(self) -> bool:
-        """Some room is left to others: an answer may be shorter, an add may not wait for long."""
+        """Some room is left to others: an answer may be shorter, but an add should not wait for
+        long."""
         return self._pool.is_roomy
 
     @property
@@ -139,14 +141,14 @@ class Account:
 
     @property
     def is_half_a_request(self) -> bool:
-        """And nothing else: it gets no smaller by waiting."""
+        """And nothing else: waiting does not make it smaller."""
         return 0 < self.begun == self.held
 
     @property
     def room(self) -> int:
         """What it may take at least before it has to stop."""
         pool, held = self.pool, self.held
-        if pool.is_favoured(self):  # By small pieces it would take as long, and much more work.
+        if pool.is_favoured(self):  # In small pieces it would take as long, and much more work.
             return pool.ceiling - held
         return max(pool.floor - held, min(pool.ceiling - held, pool.bytes_max - pool.lent))
 

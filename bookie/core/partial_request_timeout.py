@@ -1,7 +1,7 @@
-"""How long a request that has begun may stand still, which is: bring less than 64 KiB more (B7).
+"""How long a partial request may stall, that is, bring less than 64 KiB more (B7).
 
-What has come of it is memory that nobody else can have, and only time tells a slow line from a client
-that will never finish. So memory that stands still is what is bounded:
+Its bytes take memory from others, and only time tells a slow connection from a client that will
+never finish. So stalled memory is bounded:
 
     up to 1 MiB        the whole time that is allowed
     beyond             in proportion less: none costs more than 1 MiB for that time would

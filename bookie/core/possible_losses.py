@@ -1,10 +1,10 @@
-"""What this bookie may have lost, so that its silence proves nothing (B1).
+"""What this bookie may have lost, so that its negative answers prove nothing (B1).
 
-Doubt is kept by ledger, as ranges of entries, or about everything once nobody can say whose the lost
-bytes were; entry -1 of a ledger stands for its explicit LAC. It only turns ABSENT into UNKNOWN: an
-entry that is found and sound is answered. It goes when the entries have been brought back from other
-copies, or are given up by name. Of a ledger that was settled as a whole nothing is in doubt any more,
-though everything else may be.
+Doubt is kept by ledger, as ranges of entries, or about everything if the lost bytes cannot be
+assigned; entry -1 of a ledger means its explicit LAC. It only turns ABSENT into UNKNOWN: an
+entry that is found and sound is answered. It ends when the entries have been restored from other
+copies, or are given up by name. For a ledger that was settled as a whole nothing is in doubt any
+more, though everything else may be.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,7 +26,7 @@ EVERYTHING: Final = (LossRange(NO_ENTRY, LEDGER_ID_MAX),)
 class Doubts:
     def __init__(self) -> None:
         self.everything = False
-        self.news = 0  # How often anything came into doubt: who settles must have seen it all.
+        self.news = 0  # How often a doubt was added: a caller that settles must have seen all.
         self._settled: dict[int, None] = {}  # Ledgers apart from everything.
         self._ranges: dict[
             int, list[LossRange]
@@ -53,7 +53,7 @@ class Doubts:
         return True
 
     def remove(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
-        """What is left of a range that held some of these is kept."""
+        """The rest of a range that held some of these is kept."""
         ranges = self._ranges.pop(ledger_id, None)
         if ranges is None:
             return
@@ -67,7 +67,7 @@ class Doubts:
             self._ranges[ledger_id] = kept
 
     def settle(self, ledger_id: int, first_entry: int, last_entry: int) -> None:
-        """Somebody has seen to these; if it is the whole ledger, whatever else is in doubt."""
+        """These were settled; if it is the whole ledger, whatever else is in doubt."""
         if self.everything and (first_entry, last_entry) == EVERYTHING[0]:
             self._settled[ledger_id] = None
         self.remove(ledger_id, first_entry, last_entry)
@@ -78,12 +78,12 @@ class Doubts:
         self._settled.clear()
 
     def remove_everything(self) -> None:
-        """What single ledgers are doubted for stays."""
+        """Doubts about single ledgers stay."""
         self.everything = False
         self._settled.clear()
 
     def all_of(self, ledger_id: int) -> bool:
-        """Whether nobody can say which of its entries."""
+        """Whether it is unknown which of its entries."""
         return self.everything and ledger_id not in self._settled
 
     def is_settled(self, ledger_id: int) -> bool:
@@ -122,7 +122,8 @@ class Doubts:
         return tuple(self._ranges.get(ledger_id, ()))
 
     def settled_by(self, ledger_id: int, entry_ids: Sequence[int]) -> Iterator[LossRange]:
-        """Which of these (ascending) were in doubt, as runs: they are here, so nobody need ask."""
+        """Which of these (ascending) were in doubt, as runs: they are here, so no query is
+        needed."""
         for first, last in self._ranges.get(ledger_id, ()):
             start, end = bisect_left(entry_ids, first), bisect_right(entry_ids, last)
             while start < end:

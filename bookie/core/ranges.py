@@ -1,4 +1,4 @@
-"""Ascending ids as ranges: what is consecutive takes no more room than its ends."""
+"""Ascending ids as ranges: consecutive ids take no more room than their ends."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,8 @@ from rollbook.bookie.core.journal_index import run_end
 
 
 def ranges_of(entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run; `entry_ids` ascend. Costs what there are of runs, not of ids."""
+    """First and last of each run; `entry_ids` ascend. Costs as many steps as there are runs, not
+    ids."""
     start, size = 0, len(entry_ids)
     while start < size:
         end = run_end(entry_ids, entry_ids[start], start, size)
@@ -30,7 +31,8 @@ class Ranges:
 
     def add(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts
-        # Those that it touches: they end no earlier than before it and begin no later than behind it.
+        # The ranges that it touches: they end no earlier than before it and begin no later than
+        # after it.
         start = bisect_left(lasts, first - 1)
         end = bisect_right(firsts, last + 1)
         if start < end:

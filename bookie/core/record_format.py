@@ -8,15 +8,15 @@
     tail     the head once more, under another magic
     row      ledger · first entry · last entry    which ledgers the body speaks of
 
-Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an older
-file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and tail say
-the same, and body and rows bound each other's damage: a single damaged byte costs at most one body,
-and the rows still say whose.
+Checksums are CRC-32C, seeded with the file's random id and the position, so that neither an
+older file's bytes nor a payload that holds a journal are ever taken for a record (B2). Head and
+tail are equal, and body and rows limit each other's damage: a single damaged byte costs at most
+one body, and the rows still name its ledgers.
 
 `last_synced` is the sequence that was durable when the record was made. A record that should be
-there and is not is *rot* iff some record that is there has a `last_synced` at or above it; else it
-was never acknowledged and is a *torn tail* (B3). What lies behind a torn tail was not acknowledged
-either, since records become durable in order; an END record is written over it before anything else.
+there and is not is *rot* iff some record that is there has a `last_synced` at or above it; else
+it was never acknowledged and is a *torn tail* (B3). Bytes after a torn tail were not acknowledged
+either, since records become durable in order; an END record is written over it first.
 """
 
 import struct
@@ -47,7 +47,7 @@ _POSITION: Final = struct.Struct("<Q")
 FILE_HEADER_BYTES: Final = 2 * SECTOR
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
 RECORD_OVERHEAD_BYTES: Final = 2 * HEAD_BYTES
-_ROWS_MAX: Final = 2**24  # Bounds what a forged head can make us look at; so does the file's end.
+_ROWS_MAX: Final = 2**24  # Bounds what a forged head can make us read; so does the file's end.
 
 _extend = google_crc32c.extend
 _pack_position: Final = _POSITION.pack
@@ -80,8 +80,8 @@ class RecordKind(IntEnum):
     ENTRIES = 2  # `u32 length · entry`, sorted by ledger and entry.
     CONTROL = 3  # Fences, explicit LACs, deletions.
     CHANGES = 4  # Of the catalog.
-    IDLE = 5  # Nothing, but a `last_synced`.
-    END = 6  # Nothing follows. Every file but the one being written has it.
+    IDLE = 5  # Empty, except for a `last_synced`.
+    END = 6  # Nothing follows. Every file except the one being written has it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def unpack_rows(data: bytes) -> list[Row]:
 
 
 class Frame(NamedTuple):
-    """What stands around a record's body."""
+    """The parts around a record's body."""
 
     head: bytes
     rows_and_tail: bytes
@@ -167,7 +167,7 @@ def pack_record(
 
 @dataclass(slots=True)
 class FoundRecord:
-    """One that was found, by its head or its tail. Its body need not be sound."""
+    """A record found by its head or its tail. Its body need not be sound."""
 
     position: int
     kind: RecordKind
@@ -185,7 +185,7 @@ class FoundRecord:
 
     @property
     def ledgers(self) -> int:
-        """Of whom it holds entries: each has a row."""
+        """The ledgers of its entries: each has a row."""
         return (self.end - HEAD_BYTES - self.body_end) // _ROW.size
 
 
@@ -199,11 +199,11 @@ class RecordReader:
         self._end = origin + len(contents)
 
     def at(self, position: int) -> FoundRecord | None:
-        """The record whose head stands there whole. Says nothing about its body."""
+        """The record whose head stands there whole. Independent of its body."""
         return self._unpack(position, _HEAD_MAGIC)
 
     def may_start_at(self, position: int) -> bool:
-        """Whether a record's head seems to stand there, however far the record goes."""
+        """Whether there seems to be a record's head, however long the record is."""
         return any(
             self._slice(at, at + len(_HEAD_MAGIC)) == _HEAD_MAGIC
             for at in (position, align(position))
@@ -228,7 +228,7 @@ class RecordReader:
         return True
 
     def is_whole(self, record: FoundRecord) -> bool:
-        """Whether all four parts are sound: any three of them make up for the fourth, or tell of it."""
+        """Whether all four parts are sound: any three of them repair or reveal the fourth."""
         tail_at = record.end - HEAD_BYTES
         return (
             self._unpack(record.position, _HEAD_MAGIC) == record
@@ -238,7 +238,7 @@ class RecordReader:
         )
 
     def rows(self, record: FoundRecord) -> list[Row] | None:
-        """Whose entries the body holds; None if that, too, is damaged."""
+        """The ledgers of its entries; None if that, too, is damaged."""
         found = self._slice(record.body_end, record.end - HEAD_BYTES)
         if _extend(seed_of(self._file_id, record.position), found) != record.rows_crc:
             return None
@@ -298,12 +298,12 @@ class RecordReader:
 def bodies_in(
     contents: Buffer, file_id: bytes, origin: int, positions: Iterable[int]
 ) -> list[bytes | None]:
-    """Verified, of the records that start at these positions of a file, of which these are the contents
-    from `origin` on; None for one that is damaged, or its head.
+    """The verified records at these positions of a file with these contents from `origin` on; None
+    for a damaged one, or one with a damaged head.
 
-    `at` and `body` in one, for those who read one record after the other: half of what it costs to
-    read them is what is done for each, so there is no call but those of the checksum. Bodies are copied
-    once, before they are verified: then they are at hand.
+    `at` and `body` in one, for reading one record after the other: the cost is per record, so
+    there is no call but those of the checksum. Bodies are copied once, before they are verified:
+    then they are in the cache.
     """
     bodies: list[bytes | None] = []
     for position in positions:
@@ -327,22 +327,22 @@ def bodies_in(
 
 @dataclass(frozen=True, slots=True)
 class Rot:
-    """Something durable that cannot be read: whose it was, or None if that is lost as well."""
+    """Durable data that cannot be read: its ledgers, or None if these are lost as well."""
 
     position: int
     rows: tuple[Row, ...] | None
-    record: FoundRecord | None = None  # If it can at least be seen how far it goes.
+    record: FoundRecord | None = None  # If at least its extent is known.
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     records: tuple[FoundRecord, ...]  # Sound, in order; those without contents left out.
     rot: tuple[Rot, ...]
-    end: int  # Where the next record goes.
+    end: int  # Where the next record will be.
     next_sequence: int
     is_ended: bool
     proven: int  # The last sequence that is known to have been durable.
-    unproven_at: int  # Where the first of the records lies that nothing proves durable, or `end`.
+    unproven_at: int  # The place of the first record that is not proven durable, or `end`.
 
 
 def scan(
@@ -352,7 +352,7 @@ def scan(
     first_sequence: int = 1,
     durable_through: int = 0,
 ) -> Scan:
-    """Reads a file from the front and tells torn tail from rot (B3).
+    """Reads a file from the front and tells a torn tail from rot (B3).
 
     `durable_through` is what is known from elsewhere to have been durable, all of the file if it
     has a successor.
@@ -385,13 +385,13 @@ def scan(
         elif record.kind not in (RecordKind.IDLE, RecordKind.END):
             records.append(record)
         sequence += 1
-    if not is_ended and sequence <= durable_through:  # It stops before what is known to be in it.
+    if not is_ended and sequence <= durable_through:  # It stops before its known contents.
         rot.append(Rot(position, None))
     return found(position, is_ended=is_ended)
 
 
 class RecordRun(NamedTuple):
-    """Sound records, one behind the other."""
+    """Consecutive sound records."""
 
     records: list[tuple[FoundRecord, bytes]]  # With their bodies.
     end: int
@@ -400,7 +400,7 @@ class RecordRun(NamedTuple):
 
 
 def sound_run(reader: RecordReader, position: int, sequence: int) -> RecordRun:
-    """As far as the reader's bytes go; what `scan` finds there, too, and at less cost."""
+    """As far as the reader's bytes go; the same as `scan`, at less cost."""
     records: list[tuple[FoundRecord, bytes]] = []
     while record := _record_at(reader, position, sequence):
         try:
@@ -454,7 +454,7 @@ def _piece_at(reader: RecordReader, position: int, sequence: int) -> _ScannedRec
         if record and record.sequence == sequence:
             if reader.is_sound(record):
                 return _ScannedRecord(record, position, True)
-            # Perhaps the head of a torn record whose END lies on the next sector.
+            # Perhaps the head of a torn record whose END is on the next sector.
             damaged = damaged or record
     record = damaged or reader.next_after(position, sequence)
     return _ScannedRecord(record, position, reader.is_sound(record)) if record else None

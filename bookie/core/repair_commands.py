@@ -1,4 +1,5 @@
-"""The commands that mend what keeps a bookie from starting: errors name them, and so does the doctor."""
+"""The commands that repair what keeps a bookie from starting: errors name them, and so does the
+doctor."""
 
 from typing import Final
 

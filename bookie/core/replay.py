@@ -1,11 +1,11 @@
-"""What a journal file comes to when it is read again after a stop.
+"""The result of reading a journal file again after a stop.
 
-Entries enter a memtable as when they were written, and facts about ledgers are reported in order. Of a
-damaged record whatever proves itself is kept, the rest of what its rows name is in doubt (B1); a
-fence in it holds (B4).
+Entries enter a memtable as when they were written, and facts about ledgers are reported in order.
+Of a damaged record, entries that prove themselves are kept, the rest of what its rows name is in
+doubt (B1); a fence in it holds (B4).
 
-Entries are gathered from many records before they go to the memtable, and in any case before
-anything does that is not gathered: so the order in which a ledger's entries came is kept.
+Entries are gathered from many records before they go to the memtable, and always before a record
+of another kind: so a ledger's entries keep their order.
 """
 
 import struct
@@ -29,7 +29,7 @@ from rollbook.proto.wire.stored_adds import StoredAdds
 
 _LENGTH: Final = struct.Struct("<I")
 _ENTRY_IDS: Final = struct.Struct(">qqq")
-_GATHERED_MAX: Final = 128 * 1024  # Adds: they take 70 bytes each until they are sorted out.
+_GATHERED_MAX: Final = 128 * 1024  # Adds: they take 70 bytes each until they are sorted.
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Replayed:
             self.settle()
 
     def settle(self) -> None:
-        """What was gathered is in the memtable when it returns."""
+        """The gathered entries are in the memtable when it returns."""
         if not self._gathered:
             return
         for entries in self._gathered.take():
@@ -78,7 +78,7 @@ def replay_scan(result: Replayed, reader: RecordReader, found: Scan) -> None:
 
 
 def replay_record(result: Replayed, record: FoundRecord, body: bytes) -> None:
-    """The next one, and sound. `settle` behind the last one."""
+    """The next one, and it is sound. `settle` after the last one."""
     if record.kind is RecordKind.FRAMES:
         result.gather(record, body)
         result.records.append(record.position)

@@ -1,7 +1,7 @@
-"""An entry in a damaged record may be sound itself: its own digest says so.
+"""An entry in a damaged record may itself be sound, by its own digest.
 
-A bookie does not know a ledger's digest type or password, but a CRC that fits by chance is as rare
-as a false one of our own. Digests with a key, and none, prove nothing here.
+A bookie does not know a ledger's digest type or password, but a CRC that matches by chance is as
+rare as a false one of our own. Digests with a key, and none, prove nothing here.
 """
 
 import struct
@@ -56,10 +56,10 @@ def find_entries(
 ) -> list[Salvaged]:
     """The entries of these ledgers in a damaged FRAMES body that prove themselves.
 
-    Frames are looked for by the ledger id in front of each entry, not one behind the other: the
-    damage may be in the length of one. So what looks like a frame may lie in the payload of a
-    damaged one, put there by the writer of another ledger. That writer does not know this ledger's key.
-    Only frames with the known key count, or else with the one key that all of the ledger's show.
+    Frames are found by the ledger id before each entry, not one after the other: the length of
+    one may be damaged. So apparent frames may be part of a damaged payload, written by the
+    writer of another ledger. That writer does not know this ledger's key. Only frames with the
+    known key count, or otherwise with the one key that all of the ledger's have.
     """
     places = sorted(at for ledger_id in ledger_ids for at in _find_all(body, _ID.pack(ledger_id)))
     found: list[Salvaged] = []

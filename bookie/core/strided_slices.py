@@ -1,7 +1,8 @@
-"""Small entries out of a record's body: those of one length at even distances are cut by one call.
+"""Small entries from a record's body: those of equal length at even distances are cut by one
+call.
 
-Adds of one size lie like this, from every client. Entry by entry they would cost several times as much as
-their bytes.
+Adds of equal size are stored like this, from every client. One by one they would cost several
+times as much as their bytes.
 """
 
 import struct
@@ -19,9 +20,9 @@ _SHAPES_MAX: Final = 32  # That are remembered; one takes up to 32 bytes for eac
 def cut_evenly(
     body: bytes, origin: int, positions: Sequence[int], lengths: Sequence[int], start: int
 ) -> tuple[bytes, ...]:
-    """Those from number `start` on that lie in a body which begins at `origin`; perhaps none.
+    """Those from number `start` on within a body which begins at `origin`; possibly none.
 
-    All that the body has room for at that distance, or, if one of these lies elsewhere, none of them.
+    All that fit into the body at that distance, or, if one of these is elsewhere, none.
     """
     if len(positions) - start < _COUNT_MIN:
         return ()

@@ -1,13 +1,14 @@
 """When a bookie may drop its copies of a ledger that has others (B16).
 
-A bookie that was away comes back with copies that were made elsewhere meanwhile. They go if
+A bookie that was away comes back with copies that were made elsewhere in the meantime. They go
+if
 - metadata says in two looks, of which one comes an `interval` after the other, that the ledger is closed and that no
   fragment names this bookie: a closed ledger never opens again, and only a repair can name a bookie then;
 - nothing was added here since the first of them: who repairs copies first and names afterwards;
-- the second look was made under the ledger's lock, so that no repair is under way, and so lately that the
-  session which holds the lock cannot be over. A repair relies on what the bookie lists.
+- the second look was made under the ledger's lock, so that no repair is under way, and so lately
+  that the session which holds the lock cannot be over. A repair relies on the bookie's list.
 
-A look that could not be made says nothing. All this is in memory: a restart begins with a first look.
+A failed look proves nothing. All this is in memory: a restart begins with a first look.
 """
 
 from collections.abc import Collection
@@ -20,13 +21,13 @@ _CERTAIN_NS_MAX: Final = 1_000_000_000
 
 
 def is_surplus(metadata: LedgerMetadata, bookie: BookieId) -> bool:
-    """Whether nobody will ever count on what the bookie has of the ledger, unless a repair names it."""
+    """Whether this bookie's copy of the ledger will never be used, unless a repair names it."""
     return metadata.is_closed and not metadata.names(bookie)
 
 
 class SurplusCopies:
     def __init__(self, interval_ns: int, session_timeout_s: float, quiet: dict[int, int]) -> None:
-        """`quiet`: the storage takes a ledger out when it accepts an add for it."""
+        """`quiet`: the storage removes a ledger from it when it accepts an add."""
         # Looks take longer or shorter: one that comes a little early need not be repeated a day later.
         self._apart_ns = interval_ns * 9 // 10
         self._certain_ns = min(int(session_timeout_s * 1e9 / 2), _CERTAIN_NS_MAX)
@@ -34,11 +35,11 @@ class SurplusCopies:
 
     @property
     def ledger_ids(self) -> Collection[int]:
-        """They go if the next look agrees."""
+        """They are dropped if the next look agrees."""
         return self._quiet.keys()
 
     def on_asked(self, ledger_id: int, asked_ns: int) -> None:
-        """Before its metadata is read: an add that comes while it is read counts, too."""
+        """Before its metadata is read: an add in the meantime counts, too."""
         self._quiet.setdefault(ledger_id, asked_ns)
 
     def on_unanswered(self, ledger_id: int, asked_ns: int) -> None:
@@ -47,7 +48,7 @@ class SurplusCopies:
             del self._quiet[ledger_id]
 
     def on_answer(self, ledger_id: int, asked_ns: int, *, surplus: bool) -> bool:
-        """Whether it is to be asked for again, under its lock."""
+        """Whether to read its metadata again, under its lock."""
         if not surplus:
             self._quiet.pop(ledger_id, None)
         return self._is_due(ledger_id, asked_ns)
@@ -61,5 +62,5 @@ class SurplusCopies:
         return first_ns is not None and asked_ns - first_ns >= self._apart_ns
 
     def on_gone(self, ledger_id: int) -> None:
-        """Nothing of it is here any more."""
+        """No entry of it is here any more."""
         self._quiet.pop(ledger_id, None)
