@@ -19,6 +19,7 @@ from rollbook.bookie.stats import Stats
 from rollbook.proto.errors import BookieFailed, BookieReadOnly, NoSuchLedger, Unavailable
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Clock, Disk
+from rollbook.proto.shown_settings import shown_settings
 from rollbook.proto.stats import Histogram
 
 _SANITY_S: Final = 5.0
@@ -122,8 +123,16 @@ class Admin:
     def settings(self) -> View:
         """Names of files are no secrets; a URL may contain some."""
         found = asdict(self._bookie.config)
+        del found["sources"]
         url = found["bookie"]["metadata"]
         return {**found, "bookie": {**found["bookie"], "metadata": str(MetadataUrl.parse(url))}}
+
+    def shown_settings(self) -> Sequence[Mapping[str, str]]:
+        config = self._bookie.config
+        sections = {
+            each: getattr(config, each) for each in ("bookie", "storage", "server", "space")
+        }
+        return shown_settings(sections, config.sources)
 
     async def space(self) -> Sequence[View]:
         config = self._bookie.config.storage

@@ -11,7 +11,7 @@ A poisoned journal acknowledges nothing (B6), so a bookie that cannot go on need
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -96,6 +96,8 @@ class Settings:
     storage: StorageConfig
     server: ServerConfig = field(default_factory=ServerConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
+    # Where values come from that are no defaults, by `section.name`.
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class BookieState(Enum):

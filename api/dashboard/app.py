@@ -22,8 +22,15 @@ from starlette.routing import Match, Route
 from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.core.grants import Duty, Right
 from rollbook.api.access.managing import Managing
-from rollbook.api.dashboard import event_screens, log_screens, screens
+from rollbook.api.dashboard import (
+    event_screens,
+    http_pages,
+    log_screens,
+    process_screens,
+    screens,
+)
 from rollbook.api.dashboard.core.live import PageState, event_for
+from rollbook.api.dashboard.core.markup import Child
 from rollbook.api.dashboard.core.samples import Samples
 from rollbook.api.dashboard.core.sessions import Session, Sessions
 from rollbook.api.dashboard.core.values import Form
@@ -40,6 +47,7 @@ from rollbook.api.rest.cluster import (
 )
 from rollbook.api.rest.cluster_events import CallbackActs, may_see_urls
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
+from rollbook.api.rest.settings_models import OwnProcess
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
     EntryTooLarge,
@@ -86,6 +94,7 @@ _ANSWERS_MAX: Final = 200
 _ROUNDS_MAX: Final = 50  # Events of a page's size.
 _FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
 _ONCE_CHARACTERS: Final = 48  # An idempotency key has 59 at most.
+_NAMELESS: Final = OwnProcess("this server")
 _NAMED: Final = ("/log", "/server")  # Pages of what has a name, not an id.
 _ACTS_ON_LOG: Final = {
     "append": (Right.APPEND, "Append"),
@@ -127,11 +136,12 @@ class Dashboard:
         samples: Samples,
         doorkeeper: Doorkeeper | None,
         draw: Callable[[], str],
+        own: OwnProcess = _NAMELESS,
         *,
         is_behind_tls: bool = False,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`draw`: a new text that nobody can guess. `is_behind_tls`: the browser speaks TLS."""
+        """`draw`: a new text that nobody can guess. `own`: the process that serves it. `is_behind_tls`: the browser speaks TLS."""
         self._admin = admin
         self._managing = managing
         self._operations = operations
@@ -143,6 +153,7 @@ class Dashboard:
         self._is_behind_tls = is_behind_tls
         self._now_ns = now_ns
         self._draw = draw
+        self._own = own
         self._sessions = Sessions(now_ns, draw)
         self._answers = SharedAnswers(now_ns, _FRESH_S, _ANSWERS_MAX)
         self._rounds = SharedAnswers(now_ns, _ROUND_S, _ROUNDS_MAX)
@@ -153,6 +164,7 @@ class Dashboard:
             "/log": self._log,
             "/servers": self._servers,
             "/server": self._server,
+            "/process": self._process,
             "/bookies": self._bookies,
             "/bookie": self._bookie,
             "/ledgers": self._ledgers,
@@ -570,7 +582,57 @@ class Dashboard:
         return log_screens.servers(
             rows,
             {each["id"]: each["state"] for each in health["members"] if each["kind"] != "bookie"},
+            process_screens.others(
+                await self._ask(visit, "bookies", self._admin.bookies),
+                (await self._ask(visit, "recovery", self._admin.recovery))["processes"],
+                self._own.name,
+            ),
         )
+
+    async def _process(self, request: Request, visit: "_Visit") -> Screen:
+        """A bookie says of itself what its own pages show; of recovery servers this one alone does."""
+        kind, name = (request.query_params.get(each, "") for each in ("kind", "name"))
+        counted: Mapping[str, Child] | str
+        found: Sequence[Facts] | str
+        if kind == "bookie":
+            found = await self._shown(visit, name, "/api/v1/settings", http_pages.rows_of_settings)
+            counted = await self._shown(
+                visit, name, "/api/v1/bookie/status", process_screens.of_status
+            )
+        elif kind == "recovery" and name == self._own.name:
+            found = self._own.settings
+            text = b"".join([part async for part in self._exposition()]).decode()
+            counted = process_screens.of_exposition(text)
+        elif kind == "recovery":
+            found = counted = (
+                "A recovery server shows them at its own address alone: open the dashboard there, if it has --http."
+            )
+        else:
+            raise Missing("there is no such process", next_step="choose one on the screen Servers")
+        return process_screens.process(visit.framed(), kind, name, found, counted)
+
+    async def _exposition(self) -> AsyncIterator[bytes]:
+        for part in self._own.metrics.exposition():
+            yield part
+            await asyncio.sleep(0)
+
+    async def _shown(
+        self, visit: "_Visit", bookie: str, page: str, read: Callable[[Any], Any]
+    ) -> Any:
+        """What a page of the bookie's own says; or why it is not known. Raises `Missing`: there is no such bookie."""
+        await self._ask(visit, f"bookie {bookie}", lambda: self._admin.bookie(bookie))
+        try:
+            return read(
+                await self._ask(
+                    visit,
+                    f"page {page} of {bookie}",
+                    lambda: self._admin.ask_pages(bookie, "GET", page, None),
+                )
+            )
+        except Missing:
+            return f"It shows no pages here: {process_screens.NO_PAGES}."
+        except (RollbookError, ValueError) as error:
+            return _text_of(error) if isinstance(error, RollbookError) else _sentence(str(error))
 
     async def _server(self, request: Request, visit: "_Visit") -> Screen:
         name, token = request.query_params.get("name", ""), visit.session.token
@@ -584,7 +646,14 @@ class Dashboard:
             metrics = await self._logs.server(token, row["address"])
         except RollbookError as error:
             metrics = _text_of(error)
-        return log_screens.server(visit.framed(), row, metrics, CALLER.get().principal.grants)
+        settings: Sequence[Facts] | str = "It serves no HTTP (--rest)."
+        if url := row["http"]:
+            try:
+                settings = await self._logs.settings(token, url)
+            except RollbookError as error:
+                settings = _text_of(error)
+        grants = CALLER.get().principal.grants
+        return log_screens.server(visit.framed(), row, metrics, settings, grants)
 
     async def _metadata(self, request: Request, visit: "_Visit") -> Screen:
         path = request.query_params.get("path", "/")

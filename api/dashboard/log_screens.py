@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from rollbook.api.access.core.grants import Duty, Grants, Right
+from rollbook.api.dashboard import process_screens
 from rollbook.api.dashboard.core.live import Rows, live
 from rollbook.api.dashboard.core.markup import Child, Html, block, element
 from rollbook.api.dashboard.core.values import VALUE_BYTES_SHOWN, Form, node_text, value_in
@@ -425,8 +426,8 @@ def _log_acts(
 # --- Servers ----------------------------------------------------------------------------------
 
 
-def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
-    """`reached`: the state that others see, by name."""
+def servers(rows: Sequence[Facts], reached: Mapping[str, str], others: Sequence[Child]) -> Screen:
+    """`reached`: the state that others see, by name. `others`: processes that are no log servers."""
     lines = [
         (
             link(row["name"], with_query("/server", name=row["name"])),
@@ -453,7 +454,7 @@ def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
     )
     return Screen(
         "Servers",
-        [live("servers", table(columns, lines, "No log server is registered."))],
+        [live("servers", table(columns, lines, "No log server is registered.")), *others],
         calls=[("GET", "/cluster/health", "")],
         on_logs=where if rows else None,
         is_live=True,
@@ -462,9 +463,13 @@ def servers(rows: Sequence[Facts], reached: Mapping[str, str]) -> Screen:
 
 
 def server(
-    frame: PageFrame, row: Facts, metrics: Mapping[str, float] | str, grants: Grants
+    frame: PageFrame,
+    row: Facts,
+    metrics: Mapping[str, float] | str,
+    settings: Sequence[Facts] | str,
+    grants: Grants,
 ) -> Screen:
-    """`metrics`: or why they are not known."""
+    """`metrics`, `settings`: or why they are not known."""
     name = row["name"]
     shown: dict[str, Child] = {
         "State": badge(row["state"]),
@@ -485,25 +490,25 @@ def server(
     if grants.may_manage(Duty.OPERATE):
         inner = form(frame, "/server", [element("p", says)], button, {"id": name, "act": verb})
         act = element("div", inner, attributes={"class": "acts"})
-    metrics_shown: Child
-    if isinstance(metrics, str):
-        metrics_shown = element("p", f"— {metrics}")
-    else:
-        lines = [(key, f"{value:,.6g}") for key, value in sorted(metrics.items())]
-        metrics_shown = table(("Metric", "Value"), lines, "It counts nothing.")
+    counted: Mapping[str, Child] | str = (
+        metrics
+        if isinstance(metrics, str)
+        else {key: f"{value:,.6g}" for key, value in sorted(metrics.items())}
+    )
     return Screen(
         f"Server {name}",
         [
             facts(shown),
             act,
-            element("h2", "Metrics"),
-            metrics_shown,
+            *process_screens.settings(settings),
+            *process_screens.metrics(counted),
         ],
         on_logs=OnLogs(
             f"log://{row['address']}",
             row["http"],
             [f"cluster drain {shlex.quote(name)}"],
             [
+                ("GET", "/settings", ""),
                 ("GET", "/stats", ""),
                 ("POST", f"/servers/{quote(name)}:drain", ""),
                 ("POST", f"/servers/{quote(name)}:resume", ""),

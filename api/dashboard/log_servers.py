@@ -7,9 +7,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
+from http.client import HTTPException
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from rollbook.api.dashboard.http_pages import fetch, settings_of
 from rollbook.logservice import messages
 from rollbook.logservice.ids import (
     AtOffset,
@@ -213,6 +215,17 @@ class LogServers:
     async def truncation(self, token: str, name: str, before: str) -> Facts:
         """What truncating would do. Raises `Guarded`, `BeyondTail`, `InvalidRequest`."""
         return await self._truncate(token, name, before, is_plan=True)
+
+    async def settings(self, token: str, url: str) -> list[dict[str, str]]:
+        """Of the server whose REST has that URL. Raises `ServerUnreachable`."""
+        tls = self._tls
+        try:
+            text = await asyncio.to_thread(
+                fetch, *(url, "/v1/settings", token, tls.authorities, tls.name)
+            )
+            return settings_of(text)
+        except (OSError, HTTPException, ValueError) as error:
+            raise ServerUnreachable(f"its settings are not known: {error}") from error
 
     async def server(self, token: str, address: str) -> dict[str, float]:
         """Its metrics."""

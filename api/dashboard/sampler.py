@@ -4,37 +4,19 @@ Those of this process are read directly, others at their /metrics: with a token 
 """
 
 import asyncio
-import http.client
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http.client import HTTPException
 from typing import Any, Final, Never
-from urllib.parse import urlsplit
 
 from rollbook.api.dashboard.core.samples import INTERVAL_S, Counted, Samples
+from rollbook.api.dashboard.http_pages import fetch
 from rollbook.proto.errors import RollbookError
-from rollbook.proto.loopback import may_show_token
 from rollbook.proto.runtime.metrics import Metrics
-from rollbook.proto.runtime.tls import trusting_context
 
-_PATIENCE_S: Final = 1.5
-_BYTES_MAX: Final = 1024 * 1024
 _AT_ONCE: Final = 8
 
 Facts = Mapping[str, Any]
-
-
-class _NamedHttps(http.client.HTTPConnection):
-    """The server's certificate has `name`, wherever the server is."""
-
-    def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
-        super().__init__(host, port, timeout=_PATIENCE_S)
-        self.default_port = http.client.HTTPS_PORT
-        self._context, self._name = context, name
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
 
 
 class Sampler:
@@ -86,31 +68,13 @@ class Sampler:
             return "it has no /metrics (--rest)"
         async with self._turns:
             try:
-                text = await asyncio.to_thread(self._fetch, row["http"])
-            except (OSError, http.client.HTTPException, ValueError, RollbookError) as error:
+                text = await asyncio.to_thread(
+                    fetch,
+                    *(row["http"], "/metrics", self._token(), self._authorities, self._tls_name),
+                )
+            except (OSError, HTTPException, ValueError, RollbookError) as error:
                 return f"{type(error).__name__}: {error}"
         return Counted.parse(text)
-
-    def _fetch(self, url: str) -> str:
-        parts = urlsplit(url)
-        host, is_tls = parts.hostname or "", parts.scheme == "https"
-        connection: http.client.HTTPConnection
-        if is_tls:
-            context = trusting_context(self._authorities)
-            connection = _NamedHttps(host, parts.port, context, self._tls_name or host)
-        else:
-            connection = http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
-        headers = {}
-        if (token := self._token()) and may_show_token(host, uses_tls=is_tls, insecure=False):
-            headers["authorization"] = f"Bearer {token}"
-        try:
-            connection.request("GET", "/metrics", headers=headers)
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise OSError(f"/metrics answers {answer.status}")
-            return answer.read(_BYTES_MAX).decode("utf-8", "replace")
-        finally:
-            connection.close()
 
 
 async def _counted(metrics: Metrics) -> Counted:

@@ -50,6 +50,7 @@ from rollbook.api.rest.bookie_models import (
 from rollbook.api.rest.operations import Facts, RunningOperations
 from rollbook.api.rest.problems import describe_problems, new_app
 from rollbook.api.rest.server import HttpConfig, HttpServer
+from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.proto.errors import (
     InvalidRequest,
     Missing,
@@ -82,6 +83,9 @@ class BookieAdmin(Protocol):
 
     def settings(self) -> Facts:
         """Without secrets."""
+
+    def shown_settings(self) -> Sequence[Mapping[str, str]]:
+        """With where each value comes from, without secrets."""
 
     def state(self) -> Facts: ...
 
@@ -376,6 +380,11 @@ def _looking(admin: BookieAdmin, act: Act) -> APIRouter:
     async def get_settings() -> dict[str, Any]:
         """What is in force, without secrets."""
         return dict(admin.settings())
+
+    @routes.get("/settings")
+    async def get_shown_settings() -> EffectiveSettings:
+        """What is in force, and where each value comes from; without secrets."""
+        return EffectiveSettings.model_validate({"settings": admin.shown_settings()})
 
     @routes.get("/log_level")
     async def get_log_level() -> LogLevel:

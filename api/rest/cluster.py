@@ -45,6 +45,7 @@ from rollbook.api.rest.cluster_models import (
 )
 from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.problems import describe_problems, new_app
+from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.proto.errors import (
     DrainBlocked,
     DuplicateDiffers,
@@ -213,7 +214,11 @@ ACTS: Final = (MetadataUnavailable, OutcomeUnknown, MetadataConflict)
 
 
 def make_app(
-    admin: ClusterAdmin, managing: Managing, operations: RunningOperations, metrics: Metrics
+    admin: ClusterAdmin,
+    managing: Managing,
+    operations: RunningOperations,
+    metrics: Metrics,
+    settings: Sequence[Mapping[str, str]] = (),
 ) -> FastAPI:
     app = new_app(
         "Rollbook cluster",
@@ -231,7 +236,7 @@ def make_app(
     looks = [needs(Duty.LOOK)]
     app.include_router(_probes(metrics, looks))
     for routes in (
-        _cluster(admin),
+        _cluster(admin, settings),
         _bookies(admin),
         _ledgers(admin),
         _recovery(admin),
@@ -280,7 +285,7 @@ def _probes(metrics: Metrics, looks: Sequence[Any]) -> APIRouter:
 # --- Looking ----------------------------------------------------------------------------------
 
 
-def _cluster(admin: ClusterAdmin) -> APIRouter:
+def _cluster(admin: ClusterAdmin, settings: Sequence[Mapping[str, str]]) -> APIRouter:
     routes = APIRouter(tags=["cluster"])
 
     @routes.get("/cluster")
@@ -292,6 +297,11 @@ def _cluster(admin: ClusterAdmin) -> APIRouter:
     async def get_health() -> ClusterHealth:
         """Asks every member whether it can be reached; two seconds at most."""
         return ClusterHealth.model_validate(await admin.health())
+
+    @routes.get("/settings")
+    async def get_settings() -> EffectiveSettings:
+        """Those of the process that is asked, and where each value comes from; without secrets."""
+        return EffectiveSettings.model_validate({"settings": settings})
 
     return routes
 

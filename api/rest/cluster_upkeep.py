@@ -52,6 +52,7 @@ class BookieView(Enum):
     SPACE = "space"
     COMPACTION = "compaction"
     SCRUB = "scrub"
+    SETTINGS = "settings"
 
 
 class Done(Enum):
@@ -67,12 +68,13 @@ class Done(Enum):
 
 
 _SHOWN: Final = {
-    BookieView.STATUS: "status",
-    BookieView.STATE: "state",
-    BookieView.GC: "gc_details",
-    BookieView.SPACE: "space",
-    BookieView.COMPACTION: "gc/suspend_compaction",
-    BookieView.SCRUB: "scrub",
+    BookieView.STATUS: "bookie/status",
+    BookieView.STATE: "bookie/state",
+    BookieView.GC: "bookie/gc_details",
+    BookieView.SPACE: "bookie/space",
+    BookieView.COMPACTION: "bookie/gc/suspend_compaction",
+    BookieView.SCRUB: "bookie/scrub",
+    BookieView.SETTINGS: "settings",
 }
 _DONE: Final = {
     Done.READ_ONLY: "state/readonly",
@@ -175,7 +177,7 @@ def bookie_pages(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) ->
     )
     async def get_page(bookie_id: BookieName, page: BookieView) -> BookiePage:
         """What the bookie says of itself; 5 s at most."""
-        path = f"/api/v1/bookie/{_SHOWN[page]}"
+        path = f"/api/v1/{_SHOWN[page]}"
         answer = await admin.ask_pages(bookie_id, "GET", path, None)
         return BookiePage(bookie=bookie_id, answer=answer)
 

@@ -1,15 +1,17 @@
-"""`/metrics` of a log server, for Prometheus: for callers that may see what it counts."""
+"""`/metrics` and the settings of a log server: for callers that may see what it counts."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
-from rollbook.api.rest.openapi import described
+from rollbook.api.rest.openapi import ANYWHERE, described
 from rollbook.api.rest.owner_routing import Door
+from rollbook.api.rest.problems import describe_problems
 from rollbook.api.rest.route_parameters import How
+from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.logservice import messages
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
@@ -18,6 +20,7 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 class MetricsPage:
     metrics: Metrics
     look: Callable[[], None]  # For the next time: what takes a while to find out.
+    settings: Sequence[Mapping[str, str]] = ()
 
 
 def metric_routes(door: Door, shown: MetricsPage) -> APIRouter:
@@ -33,5 +36,13 @@ def metric_routes(door: Door, shown: MetricsPage) -> APIRouter:
             parts.append(part)
             await asyncio.sleep(0)  # Others have appends to answer.
         return Response(b"".join(parts), media_type=CONTENT_TYPE)
+
+    @routes.get(
+        "/v1/settings", response_model=EffectiveSettings, responses=describe_problems(*ANYWHERE)
+    )
+    async def read_settings(how: How) -> EffectiveSettings:
+        """Those in force at the server that is asked, and where each value comes from; without secrets."""
+        await door.ask(messages.GetServerStats(), how)
+        return EffectiveSettings.model_validate({"settings": shown.settings})
 
     return routes

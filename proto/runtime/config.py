@@ -89,12 +89,14 @@ def load_config(
     variables: Mapping[str, str] | None = None,
     said_by: Mapping[str, str] | None = None,
     check: Callable[[C], object] | None = None,
+    sources: dict[str, str] | None = None,
 ) -> C:
     """Reads one section. Errors name `file_path` for what `file` says. `flags` that are None were not given.
 
     `variables` names fields in the environment as their flags are called; `said_by` tells of fields
     whom they have from a file with other words. `check` is asked besides, and tells by raising
-    `BadConfig` what only its caller can judge.
+    `BadConfig` what only its caller can judge. `sources` gets where each value comes from that is no
+    default, by `section.name`.
     """
     assert dataclasses.is_dataclass(shape)
     variables = variables or {}
@@ -148,7 +150,14 @@ def load_config(
         loaded = shape(**values)
         if check is not None:
             check(loaded)
-        return loaded
+    if sources is not None:
+        for name in values:
+            is_flag = (flags or {}).get(name) is not None
+            source = (
+                _flag_of(variables.get(name, f"{PREFIX}{name}")) if is_flag else said_by.get(name)
+            )
+            sources[f"{section}.{name}"] = source or f"[{section}] {name}"
+    return loaded
 
 
 def _is_of_kubernetes(variable: str, text: str) -> bool:

@@ -11,7 +11,9 @@ from tests.support import processes
 
 _SCREENS: Final = (
     *("", "/logs", "/servers", "/bookies", "/ledgers", "/ledgers/bad", "/recovery"),
-    *("/operations", "/metadata", "/events", "/callbacks"),
+    *("/operations", "/metadata", "/events", "/callbacks", "/server?name=log-1"),
+    *("/process?kind=bookie&name=bk-1", "/process?kind=bookie&name=bk-9"),
+    "/process?kind=recovery&name=recovery-1",
 )
 _PATIENCE_S: Final = 60.0
 

@@ -107,7 +107,8 @@ def test_a_log_is_made_followed_and_truncated(site: Site, page: Page) -> None:
 def test_every_same_as_line_does_the_same(site: Site, page: Page) -> None:
     """Typed into a shell; those that change something are for other tests."""
     typed = 0
-    for path in ("", "/logs", f"/log?name={_LOG}", "/server?name=log-1"):
+    processes = ("/process?kind=bookie&name=bk-1", "/process?kind=recovery&name=recovery-1")
+    for path in ("", "/logs", f"/log?name={_LOG}", "/server?name=log-1", *processes):
         with urllib.request.urlopen(f"{site.url}{path}", timeout=10) as answer:
             text = answer.read().decode()
         for line in map(unescape, re.findall("<code>([^<]+)</code>", text)):
@@ -122,7 +123,7 @@ def test_every_same_as_line_does_the_same(site: Site, page: Page) -> None:
             else:
                 done = commands.run(*words)
                 assert done.returncode == 0, (line, done.stderr)
-    assert typed >= 15
+    assert typed >= 18
 
 
 def test_charts_have_pixels(site: Site, page: Page) -> None:

@@ -146,7 +146,7 @@ async def local_cluster(
             recovery_server(recovery, serves_store=False, doubts_of=local.get)
         )
         dashboard = await stack.enter_async_context(
-            _dashboard(repair, url, server, http, logs, callback_hosts, admins)
+            _dashboard(repair, recovery, server, http, logs, admins)
         )
         yield LocalCluster(url, running, logs, dashboard)
 
@@ -154,11 +154,10 @@ async def local_cluster(
 @asynccontextmanager
 async def _dashboard(
     repair: RecoveryServer,
-    url: str,
+    settings: RecoverySettings,
     server: LogServerConfig,
     http: str,
     logs: RunningLogServer,
-    callback_hosts: tuple[str, ...],
     admins: Mapping[str, Admin],
 ) -> AsyncIterator[str]:
     if not http:
@@ -169,11 +168,12 @@ async def _dashboard(
     from rollbook.api.cli.server.management import audit_of, management
     from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.server import HttpConfig
+    from rollbook.api.rest.settings_models import OwnProcess
 
     metrics = Metrics()
     metrics.add(PART, repair.stats)
     metrics.add_process(__version__)
-    tls = tls_files(server)
+    tls, url = tls_files(server), settings.server.metadata
     config = HttpConfig(
         dashboard_address(http, server),
         server.token_file or None,
@@ -191,7 +191,8 @@ async def _dashboard(
             *(repair.ledgers, repair.events, url, config, doorkeeper, metrics, log_tls),
             own_logs={server_name(logs.server.server_id): own},
             pages_of=pages.get,
-            callback_hosts=callback_hosts,
+            callback_hosts=settings.server.callback_hosts,
+            own=OwnProcess(repair.name, settings.shown(), metrics),
         ) as where,
     ):
         yield f"{'https' if tls else 'http'}://{where}"

@@ -71,12 +71,18 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
         "ledger_dirs": directories["ledger_dir"] or None,
     }
     others = {k: v for k, v in os.environ.items() if k not in _OF_DIRECTORIES.values()}
-    storage = load_section(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES)
+    sources: dict[str, str] = {}
+    storage = load_section(
+        *(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES), sources=sources
+    )
     variables = variables_of_flags(BookieConfig)
     return Settings(
         _advertising(
             load_section(
-                BookieConfig, "bookie", file, flags, variables=variables, check=_check_bookie
+                *(BookieConfig, "bookie", file, flags),
+                variables=variables,
+                check=_check_bookie,
+                sources=sources,
             )
         ),
         replace(
@@ -84,8 +90,9 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
             journal_dir=os.path.abspath(storage.journal_dir),
             ledger_dirs=tuple(map(os.path.abspath, storage.ledger_dirs)),
         ).with_fitting_queue(),
-        load_section(ServerConfig, "server", file),
-        load_section(SpaceConfig, "space", file),
+        load_section(ServerConfig, "server", file, sources=sources),
+        load_section(SpaceConfig, "space", file, sources=sources),
+        sources,
     )
 
 
@@ -170,6 +177,7 @@ def load_section(
     environ: Mapping[str, str] = os.environ,
     variables: Mapping[str, str] | None = None,
     check: Callable[[C], object] | None = None,
+    sources: dict[str, str] | None = None,
 ) -> C:
     given = {name: value for name, value in (flags or {}).items() if value is not False}
     return load_config(
@@ -182,6 +190,7 @@ def load_section(
         variables=variables,
         said_by=file.said_by,
         check=check,
+        sources=sources,
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,12 @@ from rollbook.proto.addresses import (
 from rollbook.proto.errors import BadConfig
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Address, MetadataStore, Randomness
-from rollbook.proto.runtime.config import load_config, read_config_file, variables_of_flags
+from rollbook.proto.runtime.config import (
+    PREFIX,
+    load_config,
+    read_config_file,
+    variables_of_flags,
+)
 from rollbook.proto.runtime.gc_tuning import calm_collector
 from rollbook.proto.runtime.logs import configure_logs
 from rollbook.proto.runtime.malloc_tuning import keep_freed_memory
@@ -48,6 +53,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 from rollbook.proto.runtime.network import SocketTransport, name_of_this_host
 from rollbook.proto.runtime.open_files import allow_open_files, door_of
 from rollbook.proto.runtime.tls import ClientTls, TlsFiles
+from rollbook.proto.shown_settings import shown_settings
 
 DEFAULT_PORT: Final = 7400
 REST_PORT: Final = 7480
@@ -57,6 +63,7 @@ HTTP_PART: Final = 0.4  # Of the connections that its doors may have; the rest i
 # Readers of a log get its end from its owner's memory. Writing an explicit LAC to three bookies costs more than an
 # append: with 10,000 logs of one append every two seconds, and 1 s here, it was two thirds of all the work.
 _LEDGER: Final = ClientConfig(explicit_lac_idle_ms=30_000)
+_LAC: Final = "ledger.explicit_lac_idle_ms"
 _NAME_CHARACTERS_MAX: Final = 200
 _GRACE_S: Final = 1.0  # For the last answers, once all logs are handed over.
 
@@ -68,6 +75,12 @@ class LogSettings:
     server: LogServerConfig
     service: LogServiceConfig = field(default_factory=LogServiceConfig)
     ledger: ClientConfig = _LEDGER
+    # Where values come from that are no defaults, by `section.name`.
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def shown(self) -> Sequence[Mapping[str, str]]:
+        sections = {"log_server": self.server, "log_service": self.service, "ledger": self.ledger}
+        return shown_settings(sections, self.sources)
 
 
 def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettings:
@@ -76,7 +89,8 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
     """
     tables = read_config_file(config_file, _SECTIONS) if config_file else {}
     given = {name: value for name, value in flags.items() if value is not False and value != ()}
-    return LogSettings(
+    sources: dict[str, str] = {}
+    settings = LogSettings(
         load_config(
             LogServerConfig,
             section="log_server",
@@ -86,6 +100,7 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             flags=given,
             variables=variables_of_flags(LogServerConfig),
             check=_check_server,
+            sources=sources,
         ),
         load_config(
             LogServiceConfig,
@@ -93,6 +108,7 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             file=tables.get("log_service"),
             file_path=config_file,
             environ=os.environ,
+            sources=sources,
         ),
         load_config(
             ClientConfig,
@@ -101,8 +117,14 @@ def load_log_settings(config_file: str | None = None, **flags: Any) -> LogSettin
             | dict(tables.get("ledger") or {}),
             file_path=config_file,
             environ=os.environ,
+            sources=sources,
         ),
+        sources,
     )
+    is_in_file = "explicit_lac_idle_ms" in (tables.get("ledger") or {})
+    if not is_in_file and not sources[_LAC].startswith(PREFIX):
+        del sources[_LAC]  # It is ours.
+    return settings
 
 
 def run_log_server(flags: Mapping[str, Any]) -> None:
@@ -214,6 +236,7 @@ async def _log_server(
             metrics = metrics_of(stack, service, config)
             http = await serve_rest(
                 *(stack, service, server, peers, config, advertised.host, doorkeeper, metrics),
+                settings.shown(),
                 dashboard=dashboard,
             )
         stack.push_async_callback(server.close, config.drain_s)

@@ -1,6 +1,6 @@
 """REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ async def serve_rest(
     host: str,
     doorkeeper: Doorkeeper | None,
     metrics: Metrics,
+    settings: Sequence[Mapping[str, str]],
     dashboard: Callable[[], str] | None = None,
 ) -> str:
     """The URL under which others find it, at that host; empty if only this machine can reach it, and the host
@@ -55,7 +56,7 @@ async def serve_rest(
         *(service, http, url_of, peers, is_ready),
         bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
         doorkeeper=doorkeeper,
-        shown=MetricsPage(metrics, server.cursor_lags.look),
+        shown=MetricsPage(metrics, server.cursor_lags.look, settings),
         dashboard=dashboard,
     )
     stack.push_async_callback(rest.close)

@@ -19,6 +19,7 @@ from rollbook.api.dashboard.sampler import Sampler
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
+from rollbook.api.rest.settings_models import OwnProcess
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
@@ -41,9 +42,11 @@ async def management(
     metrics_token_file: str = "",
     pages_of: PagesOf | None = None,
     callback_hosts: Sequence[str] = (),
+    own: OwnProcess | None = None,
 ) -> AsyncIterator[Address]:
     """Where it listens. `metadata`: the URL, as it may be shown. `own_logs`: of log servers in this process, by name.
-    `metrics_token_file`: shown to others, for their /metrics. `callback_hosts`: where callbacks may be sent. Raises `BadConfig`.
+    `metrics_token_file`: shown to others, for their /metrics. `callback_hosts`: where callbacks may be sent. `own`: the
+    process that serves it. Raises `BadConfig`.
     """
     async with AsyncExitStack() as stack:
         watch = StoreWatch(ledgers.store)
@@ -66,7 +69,8 @@ async def management(
         )
         sampling = asyncio.create_task(sampler.run())
         stack.callback(sampling.cancel)
-        app = make_app(admin, managing, operations, metrics)
+        own = own or OwnProcess("this server", (), metrics)
+        app = make_app(admin, managing, operations, metrics, own.settings)
         dashboard = Dashboard(
             *(
                 admin,
@@ -76,6 +80,7 @@ async def management(
                 sampler.samples,
                 doorkeeper,
                 lambda: secrets.token_urlsafe(32),
+                own,
             ),
             is_behind_tls=config.tls is not None,
         )

@@ -7,7 +7,7 @@ import asyncio
 import random
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,6 +48,7 @@ from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.network import SocketTransport
 from rollbook.proto.runtime.open_files import allow_open_files
 from rollbook.proto.runtime.tls import ClientTls, TlsFiles
+from rollbook.proto.shown_settings import shown_settings
 from rollbook.proto.tasks import TaskGroup, unwrapped
 from rollbook.recovery.config import AuditConfig, HealConfig, StewardConfig, WorkerConfig
 from rollbook.recovery.doubt_healing import DoubtsOf
@@ -59,6 +60,7 @@ logger = structlog.get_logger()
 
 _OPEN_FILES: Final = 16_384
 _DEFAULT_HTTP_PORT: Final = 8002
+_PARTS: Final = ("audit", "steward", "heal", "worker")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,12 @@ class RecoverySettings:
     heal: HealConfig = field(default_factory=HealConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     ledger: ClientConfig = field(default_factory=ClientConfig)
+    # Where values come from that are no defaults, by `section.name`.
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def shown(self) -> Sequence[Mapping[str, str]]:
+        sections = {name: getattr(self, name) for name in (*_PARTS, "ledger")}
+        return shown_settings({"recovery": self.server, **sections}, self.sources)
 
     @property
     def recovery(self) -> RecoveryConfig:
@@ -176,6 +184,7 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
     and foo_bar under [recovery] in the file. Raises `BadConfig`.
     """
     file = _file_of(config_file) if config_file else BookieFile({})
+    sources: dict[str, str] = {}
     server = load_section(
         RecoveryServerConfig,
         "recovery",
@@ -183,8 +192,9 @@ def load_recovery_settings(config_file: str | None = None, **flags: Any) -> Reco
         flags,
         variables=variables_of_flags(RecoveryServerConfig),
         check=_check_server,
+        sources=sources,
     )
-    return RecoverySettings(server, **_parts_of(file))
+    return RecoverySettings(server, **_parts_of(file, sources), sources=sources)
 
 
 def _file_of(path: str) -> BookieFile:
@@ -221,12 +231,12 @@ def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings
     table = {**known, **file.tables.get("recovery", {})}
     own = replace(file, tables={**file.tables, "recovery": table})
     server = load_section(RecoveryServerConfig, "recovery", own, check=_check_server)
-    return RecoverySettings(server, **_parts_of(file))
+    return RecoverySettings(server, **_parts_of(file, {}))
 
 
-def _parts_of(file: BookieFile) -> dict[str, Any]:
+def _parts_of(file: BookieFile, sources: dict[str, str]) -> dict[str, Any]:
     return {
-        section: load_section(kind, section, file)
+        section: load_section(kind, section, file, sources=sources)
         for section, kind in (
             ("audit", AuditConfig),
             ("steward", StewardConfig),
@@ -288,7 +298,7 @@ async def _serve(settings: RecoverySettings) -> None:
         AsyncExitStack() as stack,
     ):
         calm_collector()
-        pages = await stack.enter_async_context(_pages(settings.server, server))
+        pages = await stack.enter_async_context(_pages(settings, server))
         logger.info("recovery_server_started", server=server.name, version=__version__)
         what = " and ".join(server.kinds) or "HTTP alone"
         say_ready(f"ready: recovery server {server.name}, {what}{pages}")
@@ -296,8 +306,9 @@ async def _serve(settings: RecoverySettings) -> None:
 
 
 @asynccontextmanager
-async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncIterator[str]:
+async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIterator[str]:
     """What is served over HTTP, and where, for people: without locks off loopback, metrics and nothing else."""
+    config = settings.server
     if not config.http:
         yield ""
         return
@@ -306,6 +317,7 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
     from rollbook.api.dashboard.log_servers import LogTls
     from rollbook.api.rest.metrics_page import start_metrics_page
     from rollbook.api.rest.server import HttpConfig
+    from rollbook.api.rest.settings_models import OwnProcess
 
     address, metrics = _http_of(config), Metrics()
     metrics.add(PART, server.stats)
@@ -340,6 +352,7 @@ async def _pages(config: RecoveryServerConfig, server: RecoveryServer) -> AsyncI
         metrics_token_file=config.log_metrics_token_file,
         pages_of=pages_of,
         callback_hosts=config.callback_hosts,
+        own=OwnProcess(server.name, settings.shown(), metrics),
     ) as where:
         yield f" (http on {where})"
 

@@ -23,6 +23,7 @@ from rollbook.api.access.authenticator import CALLER, Doorkeeper, anybody
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.access.core.grants import may_ask
 from rollbook.api.access.core.principals import digest_of
+from rollbook.api.cli.server.log import load_log_settings
 from rollbook.api.client.append_stream import AppendLine
 from rollbook.api.client.channels import Channels, Security
 from rollbook.api.grpc.config import GrpcConfig
@@ -701,7 +702,7 @@ async def test_no_secret_is_ever_told(there: Site, tmp_path: Path) -> None:
     assert not [text for text in told if "canary" in text]
 
 
-async def test_metrics_are_for_monitors(there: Site) -> None:
+async def test_metrics_and_settings_are_for_monitors(there: Site) -> None:
     there.rewrite({**PRINCIPALS, "prometheus": "monitor = true"})
     metrics, looked = Metrics(), list[str]()
     metrics.add("log", LogStats())
@@ -712,18 +713,24 @@ async def test_metrics_are_for_monitors(there: Site) -> None:
     rest = await RestServer.start(
         *(there.core, HttpConfig(LOOPBACK), lambda _: ""),
         doorkeeper=there.doorkeeper,
-        shown=MetricsPage(metrics, look),
+        shown=MetricsPage(metrics, look, load_log_settings(metadata="zk://zk1/ledgers").shown()),
     )
-    client, found = Client(rest.address), {}
+    client, found, settings = Client(rest.address), {}, {}
     for who in ("prometheus", "everything", "reader"):
         found[who] = await client.get("/metrics", authorization=f"Bearer {token_of(who)}")
-    assert (await client.get("/metrics")).status == 401
+        settings[who] = await client.get("/v1/settings", authorization=f"Bearer {token_of(who)}")
+    for path in ("/metrics", "/v1/settings"):
+        assert (await client.get(path)).status == 401
     await rest.close()
-    assert {who: answer.status for who, answer in found.items()} == {
-        "prometheus": 200,
-        "everything": 200,
-        "reader": 403,
-    }
+    for answers in (found, settings):
+        assert {who: answer.status for who, answer in answers.items()} == {
+            "prometheus": 200,
+            "everything": 200,
+            "reader": 403,
+        }
+    shown = {each["name"]: each for each in settings["prometheus"].json["settings"]}
+    assert shown["metadata"]["value"] == "zk://zk1/ledgers"
+    assert shown["drain_s"]["source"] == "default"
     assert b'rollbook_log_append_stage_seconds_bucket{stage="store",le="' in (
         found["prometheus"].body
     )

@@ -31,6 +31,14 @@ class FakeLogs(LogServers):
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     refused: tuple[str, ...] = ()  # Tokens without rights on logs.
     appended: dict[str | None, int] = field(default_factory=dict)  # Offsets by idempotency key.
+    setting: dict[str, str] = field(
+        default_factory=lambda: {
+            "section": "log_server",
+            "name": "drain_s",
+            "value": "10.0",
+            "source": "default",
+        }
+    )
     is_away: bool = False
     asked: int = 0
 
@@ -48,6 +56,10 @@ class FakeLogs(LogServers):
             raise Unauthorized("this token may not read it")
         if name and name not in self.rows:
             raise NoSuchLog(log=name)
+
+    async def settings(self, token: str, url: str) -> list[dict[str, str]]:
+        self._ask(token)
+        return [dict(self.setting)]
 
     async def logs(self, token: str, prefix: str, after: str) -> tuple[list[Facts], str]:
         self._ask(token)

@@ -27,10 +27,12 @@ from rollbook.api.dashboard.parts import Screen
 from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
-from rollbook.proto.errors import InvalidRequest
+from rollbook.api.rest.settings_models import OwnProcess
+from rollbook.proto.errors import BookieUnreachable, InvalidRequest, Missing
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.recovery.core.events import Event, EventKind
+from rollbook.recovery.stats import RecoveryStats
 from tests.messages import raises_message
 from tests.unit.api.dashboard.core.test_markup import HOSTILE, Reader
 from tests.unit.api.dashboard.fake_logs import FakeLogs, a_record
@@ -43,11 +45,16 @@ SCREENS = (
     *("", "/bookies", "/bookie?id=bk-1", "/ledgers", "/ledgers?state=open&short=true&bookie=bk-1"),
     *("/ledgers/7", "/ledgers/bad", "/recovery", "/logs", "/log?name=default/orders&format=json"),
     *("/log?name=default/orders&from=0&truncate=1", "/servers", "/server?name=log-1"),
+    *("/process?kind=bookie&name=bk-1", "/process?kind=recovery&name=recovery-1"),
     *("/metadata", "/metadata?path=/plain", "/operations", "/events"),
     *("/events?kind=lifecycle&bookie=bk-1&log=default/orders", "/callbacks"),
     f"/callback?id={0:032x}",
 )
 _LINK = re.compile(r'href="([^"]+)"')
+
+
+def a_setting(name: str, value: str, source: str = "default") -> dict[str, str]:
+    return {"section": "section", "name": name, "value": value, "source": source}
 
 
 class Browser:
@@ -94,6 +101,10 @@ class Site:
         self.samples = Samples()
         self.now_ns = 0
         self.operations = RunningOperations()
+        stats = RecoveryStats()
+        metrics = Metrics()
+        metrics.add("recovery", stats)
+        self.own = OwnProcess("recovery-1", [a_setting("callback_hosts", "h")], metrics)
 
     @asynccontextmanager
     async def served(
@@ -104,6 +115,7 @@ class Site:
         dashboard = Dashboard(
             *(self.cluster, managing, self.operations, self.logs, self.samples, doorkeeper),
             lambda: f"drawn-{next(numbers)}",
+            self.own,
             is_behind_tls=is_behind_tls,
             now_ns=lambda: self.now_ns,
         )
@@ -208,6 +220,10 @@ async def test_hostile_names_are_text_on_every_screen(
     ]
     there.logs.rows["default/orders"] = rows
     there.cluster.nodes["/plain"] = raw
+    setting = a_setting(text, text, text)
+    there.logs.setting = setting
+    there.own = OwnProcess("recovery-1", [setting])
+    there.cluster.pages = {"/api/v1/settings": {"settings": [setting]}}
     event = Event(text, EventKind.LIFECYCLE, 1, text, (text[:200],), 7, text, text, text, text)
     there.cluster.memory.add([event])
     there.cluster.callbacks.delivery |= {"event": text, "problem": text}
@@ -283,6 +299,54 @@ async def test_a_thousand_bookies_and_many_ledgers_come_in_pages(
         following = await browser.get(after.replace("&amp;", "&"))
         assert following.body.count(b"<tr>") == 101
         assert following.body != answer.body
+
+
+async def test_each_process_shows_its_settings_and_metrics(there: Site, browser: Browser) -> None:
+    """Log servers, bookies, and the recovery server that serves the page; else why they are not known."""
+    there.cluster.pages = {
+        "/api/v1/settings": {"settings": [a_setting("journal_dir", "/j", "--journal-dir")]},
+        "/api/v1/bookie/status": {"latencies_ms": {"add": {"p99": 1.5}}, "entries": 10},
+    }
+    servers = text_of(await browser.get(f"{HERE}/servers"))
+    assert "log-1" in servers
+    assert "bk-2" in servers
+    assert "recovery-1" in servers
+    page = text_of(await browser.get(f"{HERE}/server?name=log-1"))
+    assert "log_server drain_s 10.0 default" in page
+    page = text_of(await browser.get(f"{HERE}/process?kind=bookie&name=bk-1"))
+    assert "journal_dir /j --journal-dir" in page
+    assert "latencies_ms.add.p99 1.5" in page
+    page = text_of(await browser.get(f"{HERE}/process?kind=recovery&name=recovery-1"))
+    assert "callback_hosts h default" in page
+    assert "rollbook_recovery_" in page
+    page = text_of(await browser.get(f"{HERE}/process?kind=recovery&name=elsewhere"))
+    assert page.count("— A recovery server shows them at its own address alone") == 2
+    assert (await browser.get(f"{HERE}/process?kind=bookie&name=bk-9")).status == 404
+    assert (await browser.get(f"{HERE}/process?kind=no&name=bk-1")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "missing",
+            "— It shows no pages here: it was started without --http, or is a Java bookie.",
+        ),
+        ("unreachable", "— Nobody answers there."),
+        ("nonsense", "— It does not show its settings as Rollbook does."),
+    ],
+)
+async def test_a_bookie_that_shows_no_settings_has_a_dash_and_why(
+    said: str, why: str, there: Site, browser: Browser
+) -> None:
+    if said == "missing":
+        there.cluster.raises = Missing("it shows none")
+    elif said == "unreachable":
+        there.cluster.raises = BookieUnreachable("nobody answers there")
+    else:
+        there.cluster.pages = {"/api/v1/settings": [1]}
+    page = await browser.get(f"{HERE}/process?kind=bookie&name=bk-1")
+    assert (page.status, why in text_of(page)) == (200, True)
 
 
 # --- Live -------------------------------------------------------------------------------------
@@ -392,11 +456,14 @@ async def test_while_the_metadata_is_away_what_is_known_is_shown_with_its_age(
     there: Site, browser: Browser
 ) -> None:
     """DB3: never a 500, and never a page that looks healthy."""
-    for path in SCREENS[:-1]:
+    of_cluster = [
+        path for path in SCREENS[:-1] if "kind=recovery" not in path
+    ]  # It shows what is in this process.
+    for path in of_cluster:
         await browser.get(f"{HERE}{path}")
     there.cluster.is_away = there.logs.is_away = True
     there.now_ns += 42_000_000_000
-    for path in SCREENS[:-1]:
+    for path in of_cluster:
         answer = await browser.get(f"{HERE}{path}")
         assert (answer.status, "known 42 s ago" in text_of(answer)) == (200, True), path
     unknown = await browser.get(f"{HERE}/ledgers?bookie=bk-2")

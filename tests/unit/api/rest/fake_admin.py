@@ -62,6 +62,16 @@ class FakeAdmin:
     def settings(self) -> Facts:
         return {"storage": {"journal_dir": "/journal"}}
 
+    def shown_settings(self) -> Sequence[Mapping[str, str]]:
+        return [
+            {
+                "section": "storage",
+                "name": "journal_dir",
+                "value": "/journal",
+                "source": "--journal-dir",
+            }
+        ]
+
     def state(self) -> Facts:
         return {
             "running": self.failed_with is None,

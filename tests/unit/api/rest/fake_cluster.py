@@ -141,6 +141,7 @@ class FakeCluster:
     begun: dict[str, Facts] = field(default_factory=dict)  # Operations that last.
     callbacks: FakeCallbacks = field(init=False)
     memory: EventMemory = field(default_factory=EventMemory)
+    pages: dict[str, Any] = field(default_factory=dict)  # Of each bookie, by path.
     raises: RollbookError | None = None
     is_away: bool = False
     may_finish: asyncio.Event | None = (
@@ -355,7 +356,7 @@ class FakeCluster:
     ) -> Any:
         await self.bookie(name)
         self._act("pages", name, method, path, body)
-        return {"readOnly": True}
+        return self.pages.get(path, {"readOnly": True})
 
     async def operations(self, after: str, limit: int) -> tuple[Sequence[Facts], str | None]:
         self._ask()

@@ -147,6 +147,8 @@ async def test_what_bookkeeper_answers_is_answered_under_its_names(
     assert (await ask("last_log_mark"))["journal"] == 2
     assert await ask("list_disk_file?file_type=entrylog") == {"entrylog": ["1.log"]}
     assert set(await ask("list_disk_file")) == {"journal", "entrylog", "index"}
+    sources = await client.get("/api/v1/settings")
+    assert sources.json["settings"][0]["source"] == "--journal-dir"
     settings = await client.get("/api/v1/config/server_config")
     assert settings.json == {"storage": {"journal_dir": "/journal"}}
 

@@ -1,0 +1,67 @@
+"""What log servers show over HTTP, asked in a thread: with a token only where it can be shown."""
+
+import http.client
+import json
+import ssl
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from rollbook.proto.loopback import may_show_token
+from rollbook.proto.runtime.tls import trusting_context
+
+_PATIENCE_S: Final = 1.5
+_BYTES_MAX: Final = 1024 * 1024
+
+
+class _NamedHttps(http.client.HTTPConnection):
+    """The server's certificate has `name`, wherever the server is."""
+
+    def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(host, port, timeout=_PATIENCE_S)
+        self.default_port = http.client.HTTPS_PORT
+        self._context, self._name = context, name
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
+
+
+def fetch(url: str, path: str, token: str, authorities: str, tls_name: str) -> str:
+    """`url`: of the server. `tls_name`: in its certificate; empty: its host name.
+
+    Raises `OSError`, `HTTPException`, `ValueError`, `RollbookError`.
+    """
+    parts = urlsplit(url)
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    connection: http.client.HTTPConnection
+    if is_tls:
+        context = trusting_context(authorities)
+        connection = _NamedHttps(host, parts.port, context, tls_name or host)
+    else:
+        connection = http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
+    headers = {}
+    if token and may_show_token(host, uses_tls=is_tls, insecure=False):
+        headers["authorization"] = f"Bearer {token}"
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise OSError(f"{path} answers {answer.status}")
+        return answer.read(_BYTES_MAX).decode("utf-8", "replace")
+    finally:
+        connection.close()
+
+
+def settings_of(text: str) -> list[dict[str, Any]]:
+    """Of an answer that another process gave. Raises `ValueError`."""
+    found = json.loads(text)
+    return rows_of_settings(found)
+
+
+def rows_of_settings(found: Any) -> list[dict[str, str]]:
+    """Raises `ValueError`."""
+    rows = found.get("settings") if isinstance(found, dict) else None
+    names = ("section", "name", "value", "source")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("it does not show its settings as Rollbook does")
+    return [{name: str(row.get(name, "")) for name in names} for row in rows]

@@ -1,0 +1,133 @@
+"""Settings and metrics of each process: log servers, bookies and recovery servers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from rollbook.api.dashboard.core.live import live
+from rollbook.api.dashboard.core.markup import Child, Html, element
+from rollbook.api.dashboard.parts import (
+    PageFrame,
+    Screen,
+    badge,
+    link,
+    table,
+    text_of,
+    with_query,
+)
+
+Facts = Mapping[str, Any]
+
+SHOWN_MAX: Final = 100
+NO_PAGES: Final = "it was started without --http, or is a Java bookie"
+_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{[^\n]*\})?) (\S+)$", re.MULTILINE)
+
+
+def others(bookies: Sequence[Facts], processes: Sequence[Facts], own: str) -> list[Child]:
+    """For the screen of servers: all that are no log servers."""
+    rows: list[tuple[Child, ...]] = [
+        (
+            link(row["id"], _at("bookie", row["id"])),
+            badge(row["state"]),
+            text_of(row["address"]),
+            text_of(row["http"]) if row["http"] else f"— ({NO_PAGES})",
+        )
+        for row in bookies[:SHOWN_MAX]
+    ]
+    if len(bookies) > SHOWN_MAX:
+        rows.append((link(f"and {len(bookies) - SHOWN_MAX:,} more", "/bookies"), "", "", ""))
+    parts: dict[str, list[str]] = {}
+    for each in processes:
+        parts.setdefault(str(each.get("process")), []).append(str(each.get("part")))
+    names = dict.fromkeys((own, *parts))
+    servers = [
+        (
+            link(name, _at("recovery", name)),
+            ", ".join(parts.get(name, ())) or "HTTP alone",
+        )
+        for name in names
+    ]
+    return [
+        element("h2", "Bookies"),
+        live(
+            "bookies",
+            table(
+                ("Bookie", "State", "Address", "Own pages"),
+                rows,
+                "There is no bookie in this cluster.",
+            ),
+        ),
+        element("h2", "Recovery servers"),
+        live("recovery", table(("Server", "Runs"), servers, "None.")),
+    ]
+
+
+def _at(kind: str, name: str) -> str:
+    return with_query("/process", kind=kind, name=name)
+
+
+def settings(found: Sequence[Facts] | str) -> list[Child]:
+    """`found`: or why they are not known."""
+    head = element("h2", "Settings")
+    if isinstance(found, str):
+        return [head, element("p", f"— {found}")]
+    rows = [
+        (each["section"], each["name"], text_of(each["value"]), each["source"]) for each in found
+    ]
+    columns = ("Section", "Setting", "Value", "From")
+    return [head, table(columns, rows, "It shows none.")]
+
+
+def metrics(found: Mapping[str, Child] | str) -> list[Child]:
+    """`found`: or why they are not known."""
+    head = element("h2", "Metrics")
+    if isinstance(found, str):
+        return [head, element("p", f"— {found}")]
+    return [head, table(("Metric", "Value"), list(found.items()), "It counts nothing.")]
+
+
+def process(
+    frame: PageFrame,
+    kind: str,
+    name: str,
+    found: Sequence[Facts] | str,
+    counted: Mapping[str, Child] | str,
+) -> Screen:
+    """`kind`: bookie or recovery."""
+    title = f"{'Bookie' if kind == 'bookie' else 'Recovery server'} {name}: settings and metrics"
+    more: Html | None = None
+    path = f"/bookies/{quote(name, safe=':')}/pages"
+    calls = [("GET", f"{path}/settings", ""), ("GET", f"{path}/status", "")]
+    if kind == "bookie":
+        more = element(
+            "p", link("Its state, and what can be done with it", with_query("/bookie", id=name))
+        )
+    else:
+        calls = [("GET", "/settings", "")]
+    return Screen(
+        title,
+        [more, *settings(found), *metrics(counted)],
+        calls=calls,
+        at="/servers",
+    )
+
+
+def of_exposition(text: str) -> dict[str, Child]:
+    """Prometheus' text as rows, without the buckets of histograms."""
+    return {name: value for name, value in _SAMPLE.findall(text) if "_bucket{" not in name}
+
+
+def of_status(found: Any) -> dict[str, Child]:
+    """What a bookie says of itself, nested facts by dotted names."""
+    rows: dict[str, Child] = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, each in value.items():
+                add(f"{prefix}.{key}" if prefix else str(key), each)
+        else:
+            rows[prefix] = text_of(value)
+
+    add("", found)
+    return rows
