@@ -46,6 +46,7 @@ from rollbook.proto.formats.replication import (
     ledger_of_mark,
     unpack_mark,
 )
+from rollbook.proto.formats.service_info import unpack_service_info
 from rollbook.proto.ids import BookieId, EntryId
 from rollbook.proto.metadata import LedgerMetadata, LedgerState
 from rollbook.proto.metastore.core.tree import Row
@@ -191,6 +192,7 @@ class ClusterChecker:
         self.auditor = ""  # The process that leads.
         self._census_s: dict[str, float] = {}  # When the process began its latest walk.
         self._named_s: dict[tuple[int, str], float] = {}  # Since when a ledger names a bookie.
+        self._writers_from: dict[str, int] = {}  # Writers of ledgers with lower ids are refused.
         self._wiped_s: dict[str, float] = {}
         self._unformatted: dict[str, None] = {}  # Wiped, and not back yet.
         self._forgotten: dict[str, dict[int, None]] = {}  # Closed ledgers that a format forgets,
@@ -462,8 +464,11 @@ class ClusterChecker:
         if metadata is None or metadata.is_closed:
             return
         members = metadata.fragments[-1].ensemble
-        spare = [each for each in self.writable if each not in members]
-        lost = [each for each in members if each not in self.writable]
+        takes = [
+            each for each in self.writable if self._writers_from.get(each, 0) <= ledger_id
+        ]  # Who was formatted since refuses its writer (WR11).
+        spare = [each for each in takes if each not in members]
+        lost = [each for each in members if each not in takes]
         if len(spare) < max(1, len(lost)):
             self._scarce_s[ledger_id] = self._now()
 
@@ -723,6 +728,8 @@ class ClusterChecker:
             folder.pop(bookie, None)
         else:
             folder.setdefault(bookie, self._now())
+            info = unpack_service_info(BookieId(bookie), row.value)
+            self._writers_from[bookie] = info.writers_from
         self._look_who_is_there(bookie)
         for ledger_id in list(self._facts.ledgers):
             self._look_for_scarcity(ledger_id)
