@@ -306,11 +306,12 @@ class Checks:
         gate: Gate,
         judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
-        """Whether every registered member was heard. Marks what is short or bad both times (AU7)."""
+        """Whether every registered member was heard each time. Marks what is short or bad both times (AU7)."""
         metadata = await self._read(ledger_id, state)
         if metadata is None:
             return True
         first = await judge(metadata)
+        is_heard = not first.silent
         if first.to_mark:
             await asyncio.sleep(SECOND_LOOK_S)
             metadata = await self._read(ledger_id, state, fresh=True)
@@ -318,6 +319,8 @@ class Checks:
                 return True
             second = await judge(metadata)
             live = self._ledgers.live()
+            for each in first.to_mark:  # Who fell silent in between has still to be looked at.
+                is_heard = is_heard and each not in second.silent and live.find(each) is not None
             to_mark = [
                 each
                 for each in second.to_mark
@@ -337,7 +340,7 @@ class Checks:
         if first.differing:
             state.differing += 1
             logger.error("copies_differ", ledger_id=ledger_id, entry_ids=list(first.differing[:10]))
-        return not first.silent
+        return is_heard
 
     def _registered_seats(self, metadata: LedgerMetadata) -> dict[BookieId, list[SlotRepair]]:
         live = self._ledgers.live()

@@ -194,6 +194,30 @@ async def test_a_check_ends_only_when_each_registered_bookie_was_heard(
         assert (state.undecided, state.marked) == (0, 0)
 
 
+async def test_a_short_copy_that_is_silent_at_the_second_look_is_looked_at_again(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AU5, AU7: its bookie lost power in between, and the check was called complete without a mark."""
+    async with site_of(cluster) as site:
+        ledger_id = await write_elsewhere(site, 30)
+        await give_seat(site, ledger_id, FOURTH, range(29))
+        call, asked = site.ledgers.bookies.call, 0
+
+        async def call_in_vain(bookie: BookieId, request: Any, **more: Any) -> Any:
+            nonlocal asked
+            is_looked_at = bookie == FOURTH and request.ledger_id == ledger_id
+            asked += is_looked_at
+            if is_looked_at and asked == 2:
+                raise BookieTimeout(bookie=bookie)
+            return await call(bookie, request, **more)
+
+        monkeypatch.setattr(checks, "_SILENT_S", 0.0)
+        monkeypatch.setattr(site.ledgers.bookies, "call", call_in_vain)
+        state = await check(site, COPIES)
+        assert (state.undecided, state.marked) == (0, 1)
+        assert asked == 4
+
+
 async def test_a_bookie_of_another_make_that_has_no_lists_keeps_no_check_from_its_end(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
