@@ -67,7 +67,6 @@ from rollbook.proto.cluster.uncertain_writes import (
 )
 from rollbook.proto.errors import (
     InvalidRequest,
-    LogDeleted,
     LogExists,
     MetadataConflict,
     NodeExists,
@@ -616,7 +615,7 @@ class LogNodes:
             marks = await self.read_marks(log)
             wanted = marks.marks
             if cursor.is_protected or node is None:
-                _require_living(stored or await self.read(log))
+                (stored or await self.read(log)).list.require_living(log)
             if cursor.is_protected:
                 wanted = wanted.with_mark(request.name, cursor.offset)
             elif found is not None and found.is_protected:
@@ -689,7 +688,7 @@ class LogNodes:
         except (MetadataConflict, NodeExists):
             return False
         except NoSuchNode:
-            _require_living(await self.read(log))
+            (await self.read(log)).list.require_living(log)
             await self._ensure_folders(f"{self.path(log)}/{CURSORS}", self._totals)
             return False
         return True
@@ -796,11 +795,6 @@ def _require_equal(name: LogName, has: LogConfig, wanted: LogConfig, fields: Seq
     for field in fields:
         if getattr(has, field) != getattr(wanted, field):
             raise LogExists(f"the log exists with another {field}", log=str(name), setting=field)
-
-
-def _require_living(stored: StoredLog) -> None:
-    if stored.list.state is LogState.DELETED:
-        raise LogDeleted(log=str(stored.name))
 
 
 def _folder(name: str) -> str:

@@ -38,7 +38,6 @@ from rollbook.logservice.segment_ledgers import drop_ledger, make_ledger
 from rollbook.proto.errors import (
     BlockCorrupt,
     DataLost,
-    LogDeleted,
     MetadataConflict,
     NoSuchLedger,
     NotOwner,
@@ -108,8 +107,7 @@ async def open_log(
         stored = seen if seen and not attempt else await context.nodes.read(name)
         laps.on_done("read_ms")
         listed = stored.list
-        if listed.state is LogState.DELETED:
-            raise LogDeleted(log=str(name))
+        listed.require_living(name)
         if fenced_epoch is not None and stands_down(fenced_epoch, listed.owner_epoch):
             raise NotOwner(
                 "another server was quicker",

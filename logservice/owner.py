@@ -44,7 +44,6 @@ from rollbook.logservice.writer_epochs import Writership
 from rollbook.proto.errors import (
     AppendUnsettled,
     InvalidRequest,
-    LogDeleted,
     LogSealed,
     Missing,
     OutcomeUnknown,
@@ -295,8 +294,7 @@ class Owner:
     async def _look(self) -> None:
         try:
             await self._keeper.look()
-            if self.list.state is LogState.DELETED:
-                raise LogDeleted(log=str(self.name))
+            self.list.require_living(self.name)
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
 

@@ -28,7 +28,7 @@ import structlog
 from rollbook.ledger.follower import Follower
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.core.record_block import opened_together, span_of
 from rollbook.logservice.core.segments import (
@@ -349,8 +349,7 @@ class LogReader:
         listed = stored.list
         self._uid = self._uid or text_of(listed.uid)
         check_life(self.name, text_of(listed.uid), self._uid)
-        if listed.state is LogState.DELETED:
-            raise LogDeleted(log=str(self.name))
+        listed.require_living(self.name)
         self._listed = listed
         self._tail = max(self._tail, _known_tail(listed))
         return stored

@@ -20,7 +20,7 @@ import structlog
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.core.owner_placement import life_of, server_name
 from rollbook.logservice.core.ownership import (
@@ -48,7 +48,6 @@ from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.stall_detector import Pulse
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
-    LogDeleted,
     NoSuchLog,
     NotOwner,
     OutcomeUnknown,
@@ -417,8 +416,7 @@ class LogServer:
 
     async def _read(self, name: LogName) -> StoredLog:
         stored = await self.nodes.read(name)
-        if stored.list.state is LogState.DELETED:
-            raise LogDeleted(log=str(name))
+        stored.list.require_living(name)
         return stored
 
     # --- Opening ----------------------------------------------------------------------------

@@ -946,10 +946,7 @@ class Service:
     async def _read(self, log: LogName) -> StoredLog:
         """Raises `NoSuchLog`, `LogDeleted`."""
         stored = await self._nodes.read(log)
-        if stored.list.is_condemned:
-            raise NoSuchLog(log=str(log))  # It cannot be brought back.
-        if stored.list.state is LogState.DELETED:
-            raise LogDeleted(log=str(log), free_at_us=stored.list.free_at_us)
+        stored.list.require_living(log)
         return stored
 
     def _require_no_other_owner(self, listed: LedgerList) -> None:

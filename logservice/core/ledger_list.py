@@ -53,6 +53,7 @@ from rollbook.proto.errors import (
     LogDeleted,
     LogSealed,
     MetadataConflict,
+    NoSuchLog,
     OwnerFenced,
 )
 from rollbook.proto.ids import LedgerId
@@ -401,6 +402,14 @@ class LedgerList:
         """Whether its grace is over, and its ledgers go or are gone. One that was never opened has none."""
         has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
         return self.state is LogState.DELETED and has_lost_all
+
+    def require_living(self, log: LogName) -> None:
+        """Raises `NoSuchLog` if its records are gone or going, so that nobody can bring it back; else `LogDeleted`
+        if it was deleted."""
+        if self.is_condemned:
+            raise NoSuchLog(log=str(log))
+        if self.state is LogState.DELETED:
+            raise LogDeleted(log=str(log), free_at_us=self.free_at_us)
 
     @property
     def deleted_us(self) -> int:

@@ -22,6 +22,7 @@ from rollbook.proto.errors import (
     LogDeleted,
     LogSealed,
     MetadataConflict,
+    NoSuchLog,
     OwnerFenced,
 )
 from rollbook.proto.ids import LedgerId
@@ -203,7 +204,13 @@ def test_of_a_deleted_log_everything_goes() -> None:
     for change in changes:
         with pytest.raises(LogDeleted):
             change()
+    rolled(10).require_living(NAME)
+    with pytest.raises(LogDeleted) as refused:
+        deleted.require_living(NAME)
+    assert refused.value.ids == {"log": str(NAME), "free_at_us": 5}
     condemned = deleted.with_ledgers_condemned()
+    with pytest.raises(NoSuchLog):  # Nobody can bring it back.
+        condemned.require_living(NAME)
     assert (ledgers(condemned), condemned.discarded) == ([], (100, 101, 102))
     with pytest.raises(MetadataConflict):
         rolled(10).with_ledgers_condemned()
