@@ -137,12 +137,31 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
         with suppress(tomllib.TOMLDecodeError, AttributeError):
             table = tomllib.loads(head[0])
             if list(table.get(SECTION, {})) == [name]:
-                end = text.find(f"\n{END.decode()}", head.end())
-                stop = following.start() if following else (end + 1 if end >= 0 else len(text))
-                return text[: head.start()], text[head.start() : stop], text[stop:]
+                start = _start_of_comment(text, head.start())
+                stop = _end_of_values(
+                    text, head.end(), following.start() if following else len(text)
+                )
+                return text[:start], text[start:stop], text[stop:]
     raise BadConfig(
         f"the section of {name} is not where it is expected", path=path, next_step="edit the file"
     )
+
+
+def _start_of_comment(text: str, head: int) -> int:
+    """Where the comment right above the head begins. One that opens the file is about the file, and stays."""
+    start = head
+    while start and text.startswith("#", line := text.rfind("\n", 0, start - 1) + 1):
+        start = line
+    return start or head
+
+
+def _end_of_values(text: str, start: int, stop: int) -> int:
+    """Behind the last line with a value, and one empty line: a comment below is about what follows."""
+    end = start + text.startswith("\n", start)
+    for line in re.finditer(r"[^\n]*\n?", text[start:stop]):
+        if line[0].strip() and not line[0].lstrip().startswith("#"):
+            end = start + line.end()
+    return end + (end < stop and text.startswith("\n", end))
 
 
 @contextmanager

@@ -173,6 +173,27 @@ def test_principals_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert path.read_text().count("# end") == 1
 
 
+def test_comments_of_other_principals_stay_when_one_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    text = (
+        "# Written by hand.\n\n"
+        "# The shop.\n[principals.shop]\ncertificates = ['shop']\n# Its orders:\nread = ['*']\n"
+        "# The till,\n# on the first floor.\n[principals.till]\ncertificates = ['till']\n"
+        "append = ['*']\n\n# --- Machines ---\n\n[principals.robot]\ncertificates = ['robot']\n"
+        "read = ['*']\n\n# end\n"
+    )
+    path.write_text(text)
+    path.chmod(0o600)
+    assert run("access", "rm", "shop", "--file", str(path), "--yes").exit_code == 0
+    shop = text[text.index("# The shop") : text.index("# The till")]
+    assert path.read_text() == text.replace(shop, "")
+    assert run("access", "rm", "till", "--file", str(path), "--yes").exit_code == 0
+    till = text[text.index("# The till") : text.index("# --- Machines")]
+    assert path.read_text() == text.replace(shop, "").replace(till, "")
+    assert run("access", "rm", "robot", "--file", str(path), "--yes").exit_code == 0
+    assert path.read_text() == "# Written by hand.\n\n# --- Machines ---\n\n# end\n"
+
+
 def test_a_principal_of_several_sections_is_left_to_a_person(tmp_path: Path) -> None:
     """Else its tokens would stay, or a token would be named that nobody was given."""
     path = tmp_path / "access.toml"
