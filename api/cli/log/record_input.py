@@ -81,7 +81,7 @@ def records_of_json(array: bytes) -> Iterator[InputRecord]:
     try:
         found = json.loads(array)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the input is no JSON: {error}", next_step=_ARRAY) from None
+        raise InvalidRequest(f"the input is no JSON: {_why(error)}", next_step=_ARRAY) from None
     if not isinstance(found, list):
         raise InvalidRequest("the input is JSON, and no array of records", next_step=_ARRAY)
     return (_record_of(each, json.dumps(each).encode()) for each in found)
@@ -110,9 +110,13 @@ def _record_of(fields: Any, shown: bytes) -> InputRecord:
 
 def _no_record(shown: bytes, error: Exception) -> InvalidRequest:
     return InvalidRequest(
-        f"{shown[:80]!r} is not a record as JSON: {error}",
+        f"{shown[:80]!r} is not a record as JSON: {_why(error)}",
         next_step="each line is an object with value or value_base64; `log read -o ndjson` writes such lines",
     )
+
+
+def _why(error: Exception) -> str:
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _bytes_of(fields: Mapping[str, Any], name: str) -> bytes | None:
@@ -126,13 +130,21 @@ def _object(fields: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
     found = fields.get(name, {})
     if not isinstance(found, dict):
         raise ValueError(f"{name} is not an object of names and texts")
+    for each in found:
+        _plain(each, name)
     return found.items()
 
 
 def _plain(text: Any, where: str) -> bytes:
     if not isinstance(text, str):
         raise ValueError(f"{where} has {text!r:.40}, which is not a text")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ValueError(
+            f"{where} has {half}, which is half of a character and no text; bytes go into {where}_base64"
+        ) from None
 
 
 def _unpacked(text: Any, where: str) -> bytes:

@@ -54,6 +54,8 @@ def test_whoever_gives_up_ends_the_reader_without_a_word(
     "line",
     [
         b"",
+        rb'{"value": "\ud800"}',
+        rb'{"value": "v", "headers": {"\udfff": "1"}}',
         b"{}",
         b"[]",
         b'"text"',
