@@ -73,6 +73,12 @@ $ rollbook log read orders -o json | python3 -c 'import json, sys; print(len(jso
 ~ ^8$
 $ rollbook log read binary --frame nul -o raw | od -An -c | tr -s ' '
 ~ a \\0 b \\n c \\0
+$ printf '\377\0' | rollbook log append binary --format nul -o json && rollbook log read binary --from -1
+~ 2 .* hex:ff$
+$ rollbook log create quiet && rollbook log read quiet 2>&1
+~ quiet is empty$
+$ rollbook log read orders --from latest 2>&1
+~ no records from latest on: orders has offsets 0 to 7
 $ rollbook log read orders -o ndjson | rollbook log append copy --create --format ndjson
 ~ records +8
 $ rollbook log read copy -o raw | head -n 1
@@ -117,14 +123,18 @@ $ rollbook log set orders retention_age=30d </dev/null
 2 ~ NOT_CONFIRMED.*\n.*\n +try: say --yes
 $ rollbook log set orders retention_age=30d retention_bytes=256MiB --yes
 ~ retention
+$ rollbook log show orders
+~ (?s)config.retention_age +30d\n.*config.retention_bytes +256 MiB\n
+$ rollbook log show orders -o json
+~ (?s)"retention_age_s": 2592000,.*"retention_bytes": 268435456,
 $ rollbook log set orders retention_bytes=lots --yes
 2 ~ 'lots' is not a number of bytes.*\n.*\n +try: write 1000, 500M
 $ rollbook log set orders color=red --yes
 2 ~ (?s)color.*try:
 $ rollbook log ls
-~ (?s)default/binary\ndefault/copy\ndefault/imported\ndefault/orders
+~ (?s)default/binary\ndefault/copy\ndefault/imported\ndefault/orders\ndefault/quiet
 $ rollbook log ls --long -o json | python3 -c 'import json, sys; print(sum(each["tail"] for each in json.load(sys.stdin)))'
-~ ^21$
+~ ^22$
 $ rollbook log segments orders
 ~ (?s)SEGMENT_ID.*\n *\d
 $ rollbook log journal orders --limit 1
@@ -173,6 +183,8 @@ $ curl -s http://HTTP/v1/namespaces/default/logs/missing
 ~ "reason": ?"LOG_NOT_FOUND"
 $ curl -s -X POST -H 'Content-Type: text/plain' --data 'by curl' http://HTTP/v1/namespaces/default/logs/orders/records
 ~ "next_step": ?"say Content-Type: application/octet-stream
+$ curl -sf http://HTTP/ | python3 -c 'import json, sys; print(json.load(sys.stdin)["links"]["openapi"])'
+~ ^/openapi.json$
 $ curl -sf http://HTTP/openapi.json
 ~ "openapi": ?"3
 

@@ -1,5 +1,7 @@
 """How commands show facts: tables and lines for people, JSON for programs.
 
+People get units: sizes (`…bytes`) as `256 MiB`, durations (`…_s`) as `30d`, under a name without `_s`. JSON has the numbers.
+
 Text that others wrote is escaped here, for all commands: names, values, errors. JSON has escapes of its own.
 """
 
@@ -17,6 +19,11 @@ from rollbook.proto.printable import harmless
 _FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _THEN_MS: Final = 10**12  # In 2001: what is less is no time of ours but a duration.
+_SIZE: Final = re.compile("(?:.*_)?bytes(?:_max)?")
+_DURATION: Final = re.compile("(?!.*_per_s$).*_s")
+_KIB: Final = 1024
+_UNITS_OF_SIZE: Final = ("KiB", "MiB", "GiB", "TiB")
+_UNITS_OF_TIME: Final = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,12 +110,12 @@ def _flat(facts: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str
         elif name.endswith("_ms") and isinstance(value, int) and (not value or value >= _THEN_MS):
             yield name.removesuffix("_ms"), _time(value)
         else:
-            yield harmless(name), shown(value)
+            yield harmless(_title(name)), _with_unit(name, value)
 
 
 def as_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [[column.upper() for column in columns]]
-    cells += [[shown(row[column]) for column in columns] for row in rows]
+    cells = [[_title(column).upper() for column in columns]]
+    cells += [[_with_unit(column, row[column]) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -130,6 +137,42 @@ def shown(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(shown, value)) or "-"
     return harmless(str(value))
+
+
+def _title(name: str) -> str:
+    """Of a line or a column: the unit is beside the value."""
+    return name.removesuffix("_s") if _DURATION.fullmatch(name) else name
+
+
+def _with_unit(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return shown(value)
+    if _SIZE.fullmatch(name):
+        return size_of(value)
+    return duration_of(value) if _DURATION.fullmatch(name) else shown(value)
+
+
+def size_of(count: float) -> str:
+    """`256 MiB`, `1.4 GiB`; below 1 KiB the number alone."""
+    if count < _KIB:
+        return shown(count)
+    power = 0
+    while count >= _KIB and power < len(_UNITS_OF_SIZE):
+        count /= _KIB
+        power += 1
+    return f"{count:.1f}".removesuffix(".0") + f" {_UNITS_OF_SIZE[power - 1]}"
+
+
+def duration_of(seconds: float) -> str:
+    """`30d`, `1h 30m`, `0.25s`; from a minute on without parts of a second."""
+    if seconds < _UNITS_OF_TIME[-2][1]:
+        return f"{shown(seconds)}s"
+    left, parts = round(seconds), []
+    for unit, size in _UNITS_OF_TIME:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts)
 
 
 def _time(wall_ms: int) -> str:

@@ -32,6 +32,7 @@ from rollbook.proto.runtime.tls import client_context
 T = TypeVar("T")
 
 _SHARES: Final = 1000
+_HEX: Final = "hex:"
 _SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # That a file may have.
 
 
@@ -165,9 +166,12 @@ def password_of(password: str | None) -> bytes | None:
 
 
 def as_text(value: bytes) -> str:
-    """As text if it is some, else in hexadecimal."""
+    """As text if it is some, else in hexadecimal behind `hex:`. So is text that begins so."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
-        return value.hex()
-    return text if text.isprintable() else value.hex() if not text.strip() else repr(text)[1:-1]
+        return f"{_HEX}{value.hex()}"
+    if text.isprintable() and not text.startswith(_HEX):
+        return text
+    is_clear = text.strip() and not text.startswith(_HEX)
+    return repr(text)[1:-1] if is_clear else f"{_HEX}{value.hex()}"

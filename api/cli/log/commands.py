@@ -415,7 +415,10 @@ def _require_one_dress(template: str | None) -> None:
 @_format_option
 @bare_output_option
 def read(access: "LogAccess", **how: Any) -> None:
-    """Print records up to the tail as it is now. `raw` is their bytes, framed."""
+    """Print records up to the tail as it is now. `raw` is their bytes, framed.
+
+    In the table what is not text is in hexadecimal, behind `hex:`.
+    """
     _require_one_dress(how["template"])
     from rollbook.api.cli.log import records
 
@@ -455,7 +458,10 @@ def read(access: "LogAccess", **how: Any) -> None:
 @_format_option
 @bare_output_option
 def tail(access: "LogAccess", **how: Any) -> None:
-    """Print the last records, and those to come, until the log is sealed."""
+    """Print the last records, and those to come, until the log is sealed.
+
+    In the table what is not text is in hexadecimal, behind `hex:`.
+    """
     _require_one_dress(how["template"])
     if (lines := how.pop("lines")) is not None:
         if _is_named("start"):
@@ -658,7 +664,12 @@ def rm(access: "LogAccess", **how: Any) -> None:
 )
 @click.argument("log", metavar="LOG|UID")
 @with_access
-@click.option("--as", "name", metavar="NAME", help="Another name, if another log has that one.")
+@click.option(
+    "--as",
+    "name",
+    metavar="NAME",
+    help="Another name. Only if another log has got the name since: else the log comes back under it.",
+)
 @bare_output_option
 def undelete(access: "LogAccess", **how: Any) -> None:
     """Bring a deleted log back, with its records. `raw` is its name."""

@@ -34,7 +34,7 @@ from rollbook.api.client.record_accumulator import Tally
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import AtTime, ProducerRef, WriterEpoch, parse_position
-from rollbook.logservice.messages import Gap
+from rollbook.logservice.messages import Gap, LogTail
 from rollbook.proto.errors import (
     DuplicateTooOld,
     Interrupted,
@@ -347,8 +347,23 @@ def print_records(
             if left <= 0:
                 break
         printer.end()
+        if output == "table" and write is None and not printer.has_begun:
+            _say_none(log, start, await opened.state_of_tail())
 
     access.run(read, log)
+
+
+def _say_none(log: str, start: str, tail: LogTail) -> None:
+    """A table without a line could be a failure, or another log."""
+    if tail.head == tail.tail:
+        said = (
+            f"{log} is empty"
+            if not tail.tail
+            else f"{log} is empty: its {tail.tail} records are truncated"
+        )
+    else:
+        said = f"no records from {start} on: {log} has offsets {tail.head} to {tail.tail - 1}"
+    click.echo(said, err=True)
 
 
 def _say_skipped(gap: Gap) -> None:
@@ -364,7 +379,7 @@ class _Printer:
         self._output = output
         self._frame = frame
         self._write = write
-        self._has_begun = False
+        self.has_begun = False
 
     def show(self, batch: RecordBatch, limit: int) -> int:
         """How many there were, up to `limit`."""
@@ -383,20 +398,20 @@ class _Printer:
 
     def _show(self, record: Record) -> None:
         if self._output == "table":
-            if not self._has_begun:
+            if not self.has_begun:
                 click.echo(f"{'OFFSET':>10}  {'TIME':<24}  RECORD")
             click.echo(_line(record))
         elif self._output == "json":
             click.echo(
-                f"{',' if self._has_begun else '['}\n  {json.dumps(_fields(record))}", nl=False
+                f"{',' if self.has_begun else '['}\n  {json.dumps(_fields(record))}", nl=False
             )
         else:
             click.echo(json.dumps(_fields(record)))
-        self._has_begun = True
+        self.has_begun = True
 
     def end(self) -> None:
         if self._output == "json" and self._write is None:
-            click.echo("\n]" if self._has_begun else "[]")
+            click.echo("\n]" if self.has_begun else "[]")
 
 
 def _line(record: Record) -> str:

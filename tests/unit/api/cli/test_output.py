@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollbook.api.cli.ledger.connection import as_text
 from rollbook.api.cli.output import as_lines, as_table, shown
 
 
@@ -46,6 +47,48 @@ def test_names_are_in_one_dress_and_times_are_times() -> None:
         "garbage.ended          2026-11-21T17:25:41Z",
         "refusals               -",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("bytes", 1023, "bytes  1023"),
+        ("roll_bytes", 256 << 20, "roll_bytes  256 MiB"),
+        ("record_bytes_max", 1_500_000, "record_bytes_max  1.4 MiB"),
+        ("freeBytes", 5 << 50, "free_bytes  5120 TiB"),
+        ("retention_bytes", None, "retention_bytes  -"),
+        ("bytes_per_s", 5000, "bytes_per_s  5000"),
+        ("retention_age_s", 30 * 86_400, "retention_age  30d"),
+        ("dedupe_age_s", 129_600, "dedupe_age  1d 12h"),
+        ("ttl_s", 90_061.4, "ttl  1d 1h 1m 1s"),
+        ("delay_s", 0, "delay  0s"),
+        ("took_s", 0.25, "took  0.25s"),
+        ("took_s", 59.9996, "took  60s"),
+        ("is_s", True, "is  yes"),
+        ("last_s", "never", "last  never"),
+    ],
+)
+def test_sizes_and_durations_have_units(name: str, value: object, text: str) -> None:
+    assert as_lines({name: value}) == text
+    title, cell = text.split("  ")
+    if name.islower():
+        assert as_table([name], [{name: value}]).splitlines() == [title.upper(), cell]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"paid 1", "paid 1"),
+        (b"", ""),
+        (b"  ", "  "),
+        (b"a\nb", r"a\nb"),
+        (b"\n", "hex:0a"),
+        (b"\x00\xff", "hex:00ff"),
+        (b"hex:00", "hex:6865783a3030"),
+    ],
+)
+def test_bytes_that_are_no_text_are_marked(value: bytes, text: str) -> None:
+    assert as_text(value) == text
 
 
 def test_columns_are_as_wide_as_they_must_be() -> None:
