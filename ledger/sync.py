@@ -17,7 +17,7 @@ any thread. For thousands of appends a second use `append_many`, or asyncio.
 import asyncio
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Self
+from typing import Final
 
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.follower import News
@@ -29,7 +29,7 @@ from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.ledger_nodes import LedgerWalk
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
-from rollbook.proto.runtime.loop_thread import LoopThread
+from rollbook.proto.runtime.loop_thread import ClosedByWith, LoopThread
 from rollbook.proto.wire.digest import DigestType, Entry
 
 _PIECE: Final = 500  # Payloads, or ids, that change threads at a time.
@@ -55,20 +55,7 @@ def connect(
         raise
 
 
-class _Closing:
-    """Closed by `with`, or by hand."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class SyncLedgers(_Closing):
+class SyncLedgers(ClosedByWith):
     """`Ledgers`, call by call."""
 
     def __init__(self, thread: LoopThread, ledgers: Ledgers) -> None:
@@ -135,7 +122,7 @@ class SyncLedgers(_Closing):
             self._thread.close()
 
 
-class SyncWriter(_Closing):
+class SyncWriter(ClosedByWith):
     """`LedgerWriter`, call by call. `append` waits until its entry is confirmed."""
 
     def __init__(self, thread: LoopThread, writer: LedgerWriter, config: ClientConfig) -> None:
@@ -189,7 +176,7 @@ class SyncWriter(_Closing):
         self._thread.run(self._writer.close())
 
 
-class SyncReader(_Closing):
+class SyncReader(ClosedByWith):
     """`LedgerReader`, call by call. Leave an iteration early and its read-ahead is dropped."""
 
     def __init__(self, thread: LoopThread, reader: LedgerReader) -> None:

@@ -53,7 +53,7 @@ from rollbook.logservice.core.record_block import Record
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, SegmentId
 from rollbook.logservice.log_config import LogConfig
 from rollbook.proto.errors import ClientClosed, ReaderStalled, RecordsUnacked, RollbookError
-from rollbook.proto.runtime.loop_thread import LoopThread
+from rollbook.proto.runtime.loop_thread import ClosedByWith, LoopThread
 
 F = TypeVar("F")
 
@@ -522,7 +522,7 @@ class SyncLog(BelongsToProcess):
         return self._thread.run(self._log.journal(limit))
 
 
-class SyncTail:
+class SyncTail(ClosedByWith):
     """Records as they come: `for record in tail`, or `tail.poll(timeout)`. Close it, or leave it to the garbage collector.
 
     It waits for the log's server for as long as that is away, and says on the logger what it waits for. Threads that share
@@ -573,17 +573,6 @@ class SyncTail:
         deque(self._records, maxlen=0)  # A loop that iterates over them ends, too.
         self._thread.start(self._reader.aclose)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         if is_own_process():
             self.close()
@@ -632,7 +621,7 @@ class SyncTail:
 
 
 @with_docstrings_of(TailsWatch)
-class SyncTailsWatch:
+class SyncTailsWatch(ClosedByWith):
     """`TailsWatch`, call by call; from any thread."""
 
     def __init__(self, thread: LoopThread, watch: TailsWatch) -> None:
@@ -671,17 +660,6 @@ class SyncTailsWatch:
         """Idempotent."""
         if self._thread.is_alive:
             self._thread.run(self._watch.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @with_docstrings_of(Cursor)

@@ -5,11 +5,24 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rollbook.proto.errors import ClientClosed
 
 T = TypeVar("T")
+
+
+class ClosedByWith:
+    """A face of something that lives on a `LoopThread`: closed by `with`, or by hand."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class LoopThread:
