@@ -38,6 +38,7 @@ class RollbookError(Exception):
     code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
     outcome: Outcome = Outcome.UNKNOWN  # Of the class; one that happened may know better.
     retryable: bool = False
+    http_step: str = ""  # What the reader should do at HTTP, if `next_step` names a command.
 
     def __init__(self, message: str = "", *, next_step: str = "", **ids: Any) -> None:
         super().__init__(message)
@@ -53,6 +54,10 @@ class RollbookError(Exception):
     def __repr__(self) -> str:
         ids = "".join(f", {name}={value!r}" for name, value in self.ids.items())
         return f"{type(self).__name__}({self.message!r}, outcome={self.outcome.value}{ids})"
+
+    def with_http_step(self, step: str) -> Self:
+        self.http_step = step
+        return self
 
     def copy(self) -> Self:
         """The same for somebody else: each gathers a traceback of its own."""

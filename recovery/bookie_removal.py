@@ -108,6 +108,8 @@ class Departures:
                 ledgers=without_room,
                 first_ledgers=first,
                 next_step="start more bookies first, or say --force to copy what can be copied",
+            ).with_http_step(
+                "start more bookies first, or send it with force=true to copy what can be copied"
             )
         return census.naming
 
@@ -171,6 +173,8 @@ class Departures:
             raise InvalidRequest(
                 f"{', '.join(verdict.running)} still runs",
                 next_step="stop it first; if its copies are to be moved before: rollbook bookie drain",
+            ).with_http_step(
+                "stop it first; if its copies are to be moved before: POST /api/v1/bookies:drain"
             )
         damage = verdict.damage
         if verdict.unreadable and ledgers_given_up is None:
@@ -178,13 +182,16 @@ class Departures:
                 f"{verdict.unreadable} ledgers have metadata that cannot be read: they may name "
                 f"{', '.join(bookies)}",
                 next_step="see to them first: rollbook recovery status",
-            )
+            ).with_http_step("see to them first: GET /api/v1/recovery")
         if damage.named and ledgers_given_up != damage.below_ack:
             raise NotConfirmed(
                 f"{damage.named} ledgers name {', '.join(bookies)}; without them {damage.below_ack} "
                 f"fall below their ack quorum, {damage.without_copy} lose their last copy of an entry",
                 next_step=f"drain them first: rollbook bookie drain; or type the number: "
                 f"--give-up {damage.below_ack}",
+            ).with_http_step(
+                "drain them first: POST /api/v1/bookies:drain; or send it with "
+                f"give_up={damage.below_ack}"
             )
         for bookie in bookies:
             await self._remove(bookie)
@@ -269,4 +276,4 @@ def _unknown(bookie: BookieId) -> InvalidRequest:
         f"the cluster knows no bookie {bookie}",
         bookie=bookie,
         next_step="rollbook cluster info lists the bookies",
-    )
+    ).with_http_step("GET /api/v1/bookies lists the bookies")

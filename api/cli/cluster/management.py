@@ -7,8 +7,8 @@ once. A change that was sent and not answered has an unknown outcome, as in the 
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Never, Protocol, TypeVar
 
@@ -18,7 +18,6 @@ from rollbook.api.cli.bookie.lifecycle_actions import facts_of
 from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.callbacks import CallbackAdmin
 from rollbook.api.cli.cluster.health import find_members, judge, server_records
-from rollbook.api.cli.cluster.http_next_steps import steps_for_http
 from rollbook.api.cli.ledger.actions import (
     facts_as_bookkeeper,
     facts_of_ledger,
@@ -649,7 +648,7 @@ class ClusterAdmin:
             drain = self._departures.check(bookies, is_forced=about["force"])
             await self._walk(drain, "nothing was begun: send it again")
         else:
-            with steps_for_http():
+            with _steps_for_http():
                 require_absent(self._ledgers, bookies)
             work = self._departures.require_named(bookies)
             await self._walk(work, "nothing was begun: send it again")
@@ -709,7 +708,7 @@ class ClusterAdmin:
             self._require_store()
             try:
                 async with asyncio.timeout(deadline_s):
-                    with steps_for_http():
+                    with _steps_for_http():
                         return await question
             except (TimeoutError, ConnectionLost, SessionExpired) as error:
                 raise MetadataUnavailable(
@@ -731,7 +730,7 @@ class ClusterAdmin:
             self._require_store()
             try:
                 async with asyncio.timeout(deadline_s):
-                    with steps_for_http():
+                    with _steps_for_http():
                         return await change
             except TimeoutError as error:
                 raise OutcomeUnknown(
@@ -740,6 +739,16 @@ class ClusterAdmin:
             except OutcomeUnknown as error:
                 error.next_step = error.next_step or find_out
                 raise
+
+
+@contextmanager
+def _steps_for_http() -> Iterator[None]:
+    """Errors of the shell's functions name what HTTP management has, in place of commands."""
+    try:
+        yield
+    except RollbookError as error:
+        error.next_step = error.http_step or error.next_step
+        raise
 
 
 def _parsed(names: Sequence[str]) -> list[BookieId]:

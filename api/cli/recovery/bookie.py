@@ -87,6 +87,9 @@ def require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
                 bookie=bookie,
                 next_step=f"stop it first, or make it read-only: rollbook bookie readonly on; "
                 f"to empty it while it serves: rollbook bookie drain {bookie}",
+            ).with_http_step(
+                "stop it first, or make it read-only: PUT /api/v1/bookies/{id}/pages/readonly; "
+                "to empty it while it serves: POST /api/v1/bookies:drain"
             )
 
 
