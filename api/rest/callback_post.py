@@ -120,7 +120,7 @@ def check_hosts(hosts: Collection[str]) -> None:
         if target is None:
             problem: str | None = f"{host[:80]!r} is no host"
         else:
-            problem = problem_of_address(target, target.name) if _is_address(target.name) else None
+            problem = _problem_of_literal(target)
         if problem:
             raise BadConfig(
                 f"callback_hosts: {problem}", settings=("callback_hosts",), next_step=advice
@@ -129,7 +129,7 @@ def check_hosts(hosts: Collection[str]) -> None:
 
 def require_allowed(target: Target, hosts: Collection[str]) -> None:
     """Raises `InvalidRequest` unless the setting names its host, or its host and port, and it may be connected to."""
-    if _is_address(target.name) and (problem := problem_of_address(target, target.name)):
+    if problem := _problem_of_literal(target):
         raise InvalidRequest(
             problem, next_step="write the name of a host that is reached from everywhere"
         )
@@ -143,12 +143,13 @@ def require_allowed(target: Target, hosts: Collection[str]) -> None:
     )
 
 
-def _is_address(text: str) -> bool:
+def _problem_of_literal(target: Target) -> str | None:
+    """None: its host is a name, or an address that may be connected to."""
     try:
-        ipaddress.ip_address(text)
+        ipaddress.ip_address(target.name)
     except ValueError:
-        return False
-    return True
+        return None
+    return problem_of_address(target, target.name)
 
 
 def problem_of_address(target: Target, text: str) -> str | None:
