@@ -15,12 +15,12 @@ from typing import Final
 import structlog
 
 from rollbook.bookie.config import SpaceConfig
-from rollbook.bookie.core.event_budget import EventBudget
 from rollbook.bookie.core.garbage import Suspects
 from rollbook.bookie.core.journal_index import IntArray
 from rollbook.bookie.deleted_ledger_scan import Census
 from rollbook.bookie.storage import Storage
 from rollbook.proto.errors import BookieFailed, RollbookError
+from rollbook.proto.event_budget import EventBudget
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import to_its_end
 

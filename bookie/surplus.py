@@ -16,7 +16,6 @@ from typing import Final
 
 import structlog
 
-from rollbook.bookie.core.event_budget import EventBudget
 from rollbook.bookie.core.surplus import SurplusCopies, is_surplus
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
@@ -24,6 +23,7 @@ from rollbook.proto.cluster.cluster import Cluster, require_cluster
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.cluster.marks import Lock, Marks
 from rollbook.proto.errors import BadMetadata, BookieFailed, NoSuchLedger, RollbookError
+from rollbook.proto.event_budget import EventBudget
 from rollbook.proto.ids import BookieId, LedgerId
 from rollbook.proto.pacing import Pace
 from rollbook.proto.ports import Clock, MetadataStore

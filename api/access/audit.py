@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import structlog
 
-from rollbook.api.access.core.quotas import Rate
 from rollbook.proto.errors import Outcome, OutcomeUnknown, RollbookError
+from rollbook.proto.event_budget import EventBudget
 from rollbook.proto.runtime.logs import unfiltered_logger
 
 _FRUITLESS_PER_S: Final = 20
@@ -27,13 +27,12 @@ class Audit:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
-        self._failed_acts: dict[
-            str, _FailedActs
-        ] = {}  # By principal: those of the file, and "" for strangers.
+        # By principal: those of the file, and "" for strangers.
+        self._failed_acts: dict[str, EventBudget] = {}
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
         failed = self._failed_acts_of(principal)
-        if failed.try_log(self._now_ns()):
+        if failed.take(1, self._now_ns()):
             reason, left_out = error.code.reason, failed.take_left_out()
             self._log.warning(
                 "access_refused", reason=reason, left_out=left_out, principal=principal, **where
@@ -64,31 +63,12 @@ class Audit:
         failed = self._failed_acts_of(principal)
         said: dict[str, Any] = {"reason": error.code.reason}
         if error.outcome is Outcome.NOT_APPLIED:
-            if not failed.try_log(self._now_ns()):
+            if not failed.take(1, self._now_ns()):
                 return
             said["left_out"] = failed.take_left_out()
         self._log.info(
             "act_failed", outcome=error.outcome.value, principal=principal, **said, **where
         )
 
-    def _failed_acts_of(self, principal: str) -> "_FailedActs":
-        return self._failed_acts.setdefault(principal, _FailedActs())
-
-
-class _FailedActs:
-    """What came to nothing, of one principal."""
-
-    def __init__(self) -> None:
-        self._rate = Rate(_FRUITLESS_PER_S)
-        self._left_out = 0
-
-    def try_log(self, now_ns: int) -> bool:
-        if self._rate.wait_ns(now_ns):
-            self._left_out += 1
-            return False
-        self._rate.take(1, now_ns)
-        return True
-
-    def take_left_out(self) -> int:
-        left_out, self._left_out = self._left_out, 0
-        return left_out
+    def _failed_acts_of(self, principal: str) -> EventBudget:
+        return self._failed_acts.setdefault(principal, EventBudget(_FRUITLESS_PER_S, 1))
