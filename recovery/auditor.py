@@ -4,12 +4,12 @@
     delay, switch, orders  ──►               ▲
                            ──► Schedule ─────┴──► Checks ──► marks of copies that are short, bad or badly placed
 
-`core/audit.py` and `core/checks.py` have the rules. Everything that is published may be published again: an auditor that
-dies half-way, or two of them, do no harm (AU4). What a pass has missed is found later: a ledger that
-names a lost bookie after the pass is marked as soon as the index hears of it, and each sweep of the
-index is followed by a pass.
+`core/audit.py` and `core/checks.py` have the rules. An auditor may publish anything again: one that dies
+half-way, or two of them, do no harm (AU4). What one pass missed is found later: a ledger that names a lost
+bookie after the pass is marked as soon as the index learns of it, and each sweep of the index is followed
+by a pass.
 
-Who leads is settled as BookKeeper's auditors settle it (`proto/cluster/election.py`).
+The leader is elected as BookKeeper's auditors do it (`proto/cluster/election.py`).
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _LATE_MAX: Final = (
 
 @dataclass(slots=True)
 class AuditState:
-    """What `status` shows of it."""
+    """The auditor's part of `status`."""
 
     is_enabled: bool = True
     is_braked: bool = False
@@ -76,7 +76,7 @@ class Auditor:
         config: AuditConfig,
         checks: Checks | None = None,
     ) -> None:
-        """`watcher` was started; `index` is kept by its owner. Without `checks` it looks for lost bookies only."""
+        """`watcher` was started; `index` is kept by its owner. Without `checks` it only looks for lost bookies."""
         self._store = store
         self._clock = clock
         self._watcher = watcher
@@ -94,12 +94,12 @@ class Auditor:
         self._losses = Losses(self._config.lost_bookie_delay_s)
         self._has_members = False
         self._is_enabled: bool | None = None
-        self._delay: tuple[int, int] | None = None  # As it was seen, with its version.
+        self._delay: tuple[int, int] | None = None  # As it was read, with its version.
         self._passed: set[BookieId] = set()  # All of their ledgers were marked.
         self._late: dict[LedgerId, None] = {}
         self._bad_marks: set[LedgerId] = set()
         self._has_news = asyncio.Event()
-        self._is_idle = asyncio.Event()  # All that is lost was marked.
+        self._is_idle = asyncio.Event()  # Everything lost was marked.
         self._may_go_on = asyncio.Event()
         self._schedule = Schedule(self._times, self._clock, self._config)
 
@@ -146,11 +146,13 @@ class Auditor:
         await patiently("members", look)
 
     async def _look_at_members(self) -> LiveBookies:
-        """Raises `SessionExpired` if all was not seen in one session, `Unavailable`, `OutcomeUnknown`."""
+        """Raises `SessionExpired` if not everything was seen in one session, `Unavailable`,
+        `OutcomeUnknown`."""
         session = self._store.session
         known = await self._cookies.list()
         await self._index.settle()
-        now_ns = self._clock.monotonic_ns()  # Not later: what is seen may be old when it is heard.
+        # Not later: the observed state may be old when it is processed.
+        now_ns = self._clock.monotonic_ns()
         live = await self._watcher.look()
         if self._store.session != session:
             raise SessionExpired(session=session)
@@ -186,7 +188,8 @@ class Auditor:
         seconds, _ = found
         self._losses.on_delay(seconds)
         if before is not None:
-            await until_done("delay", self._look_at_members)  # As things are when somebody asks.
+            # The present state, whenever it is requested.
+            await until_done("delay", self._look_at_members)
         if before is not None and (seconds == before[0] or seconds == 0):
             logger.info("audit_asked_for")
             self._losses.on_asked()
@@ -201,7 +204,7 @@ class Auditor:
         self._has_news.set()
 
     async def _follow_sweeps(self) -> None:
-        """What a sweep has found is marked by another pass."""
+        """The results of a sweep are marked by another pass."""
         sweeps = self._index.sweeps
         while True:
             sweeps = await self._index.swept(sweeps)
@@ -224,7 +227,7 @@ class Auditor:
         await self._schedule.run({CheckKind.BOOKIES: self._check_bookies, **works})
 
     async def _check_bookies(self, state: CheckState) -> None:
-        """All metadata is read again, then all that names a lost bookie is marked."""
+        """All metadata is read again, then every ledger that names a lost bookie is marked."""
         marked, sweeps = self.state.marked, self._index.sweeps
         self._index.request_sweep()
         await self._index.swept(sweeps)
@@ -247,7 +250,7 @@ class Auditor:
     # --- Marking ------------------------------------------------------------------------------
 
     async def _audit(self) -> None:
-        """One look at what is lost, and a pass over what is not marked yet."""
+        """Looks for lost bookies once, and passes over ledgers that are not marked yet."""
         self._has_news.clear()
         if not self._has_members or not self._is_enabled or self._delay is None:
             self._tell()
@@ -273,7 +276,7 @@ class Auditor:
         async for ledger_id, shape in self._index.naming(lost):
             backlog.add(ledger_id, good_copies(shape, self._losses.missing))
         logger.info("audit_started", lost=sorted(lost), ledgers=len(backlog))
-        self._passed |= lost  # Ledgers that name them from here on are late ones.
+        self._passed |= lost  # Ledgers that name them from here on are found late.
         try:
             is_complete = await self._mark_all(backlog, lost)
         except BaseException:
@@ -312,7 +315,8 @@ class Auditor:
         return not is_stopped
 
     async def _mark_chunk(self, ids: Sequence[LedgerId], lost: frozenset[BookieId]) -> bool:
-        """All in one transaction if none is marked yet, else one by one. False: it has to stop."""
+        """All in one transaction if none is marked yet, otherwise one by one. False: it has to
+        stop."""
         if not self._may_mark:
             return False
         marks = {each: gone for each in ids if (gone := self._gone_from(each, lost))}
@@ -326,7 +330,7 @@ class Auditor:
         return True
 
     def _gone_from(self, ledger_id: LedgerId, lost: frozenset[BookieId]) -> tuple[BookieId, ...]:
-        """Empty: the ledger was deleted, or it names them no more, or they are back."""
+        """Empty: the ledger was deleted, or does not name them any more, or they are back."""
         missing = self._losses.missing
         shape = self._index.shape(ledger_id) or ()
         names = [BookieId(each) for each in shape if isinstance(each, str)]

@@ -1,7 +1,9 @@
-"""What a person decides about bookies that leave: drain, undrain, mark as drained, ask whether one may go, remove.
+"""A person's decisions about bookies that leave: drain, undrain, mark as drained, check whether one may go,
+remove.
 
-All of it is metadata: the bookie obeys its lifecycle (`bookie/lifecycle_watch.py`), the steward carries drains out
-(`steward.py`), and any of them may be down. Each answer about ledgers rests on a whole fresh walk (`reference_scan.py`).
+All of it is metadata: the bookie follows its lifecycle (`bookie/lifecycle_watch.py`), the steward
+carries drains out (`steward.py`), and any of them may be down. Each answer about ledgers comes
+from a whole fresh walk (`reference_scan.py`).
 """
 
 from collections.abc import Collection, Sequence
@@ -35,13 +37,13 @@ _LEDGERS_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class RemovalCheck:
-    """Whether bookies may go, all of them together."""
+    """Whether bookies may be removed, all of them together."""
 
     bookies: tuple[BookieId, ...]
     states: dict[BookieId, LifecycleState]
     naming: dict[BookieId, int]  # Ledgers that name each of them.
     damage: Damage
-    unreadable: int  # Ledgers whose metadata cannot be read: they may name anybody.
+    unreadable: int  # Ledgers with unreadable metadata: they may name any bookie.
     writable: tuple[BookieId, ...]  # Those that take entries.
     running: tuple[BookieId, ...]  # Those that are registered.
 
@@ -65,9 +67,9 @@ class Departures:
     async def drain(
         self, bookies: Sequence[BookieId], *, is_forced: bool = False
     ) -> list[StoredLifecycle]:
-        """They begin to drain, all of them or none; one whose drain failed tries again.
+        """They begin to drain, all or none; one whose drain failed tries again.
 
-        Raises `DrainBlocked` with the ledgers for which no bookie would be left to take a seat (LC3),
+        Raises `DrainBlocked` with the ledgers for which no other bookie could take a seat (LC3),
         `LifecycleConflict`, `InvalidRequest` for a bookie that the cluster does not know.
         """
         found = [await self._known(bookie) for bookie in bookies]
@@ -127,7 +129,7 @@ class Departures:
         )
 
     async def mark_drained(self, bookie: BookieId) -> StoredLifecycle:
-        """Of a drain that failed: what was left is mended or given up. Raises as `undrain`."""
+        """Of a drain that failed: the rest is repaired or given up. Raises as `undrain`."""
         found = await self._known(bookie)
         return await self._lifecycles.write(
             found, mark_drained(found.lifecycle, self._token(), self._now_ms())
@@ -137,8 +139,8 @@ class Departures:
         return {bookie: await self._lifecycles.read(bookie) for bookie in bookies}
 
     async def judge(self, bookies: Sequence[BookieId]) -> RemovalCheck:
-        """Whether all of them may go together, as metadata is now (RM1). Bookies that are not registered count as
-        gone.
+        """Whether all of them may be removed together, by the present metadata (RM1). Unregistered
+        bookies count as gone.
         """
         stored = [await self._known(bookie) for bookie in bookies]
         live = await self._live()
@@ -162,11 +164,11 @@ class Departures:
     async def remove(
         self, bookies: Sequence[BookieId], *, ledgers_given_up: int | None = None
     ) -> RemovalCheck:
-        """Takes their cookies and lifecycles along, unless ledgers still name them.
+        """Removes their cookies and lifecycles, unless ledgers still name them.
 
-        `ledgers_given_up`: the number of ledgers that would fall below their ack quorum, as the caller was shown it;
-        then they go all the same. Raises `InvalidRequest` while one of them runs, since it would be Active again
-        without its lifecycle; `NotConfirmed`.
+        `ledgers_given_up`: the number of ledgers that would fall below their ack quorum, as the caller was
+        shown it; then they go all the same. Raises `InvalidRequest` while one of them runs, since it would be
+        Active again without its lifecycle; `NotConfirmed`.
         """
         verdict = await self.judge(bookies)
         if verdict.running:

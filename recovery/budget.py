@@ -11,7 +11,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class ByteBudget:
-    """At most this many bytes in memory at a time. Who asks first is served first; what is larger than the whole
+    """At most this many bytes in memory at a time. First come, first served; a request larger than the whole
     budget is admitted alone.
     """
 
@@ -22,7 +22,7 @@ class ByteBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Cancelled, nothing is taken."""
+        """If it is cancelled, nothing is taken."""
         if not self._waiting and self._admits(size):
             self.used += size
             return

@@ -9,8 +9,8 @@
                                              │
                               a request for each that is due ──► one transaction: what was delivered leaves, attempts
 
-Events are queued with the cursor that tells of them or not at all, so the next sender finds what is owed (CL1). Each
-write names the vote of the operations' runner, and is made in its session or never (CL5).
+Events are queued together with the cursor that covers them, so the next sender finds what is still to be sent
+(CL1). Each write names the vote of the operations' runner, and is made in its session or never (CL5).
 """
 
 import asyncio
@@ -90,7 +90,7 @@ QUEUES: Final = "callback-queues"
 CURSOR: Final = "callback-cursor"
 _TEST: Final = "t"  # Begins the names of tests.
 _NUMBER_BITS: Final = 20
-_THINGS_AT_ONCE: Final = 16  # Whose events are queued in one transaction.
+_THINGS_AT_ONCE: Final = 16  # The callbacks whose events are queued in one transaction.
 _DELETES_AT_ONCE: Final = 64
 _READS_AT_ONCE: Final = 32
 _LOOK_AGAIN_S: Final = 60.0
@@ -104,7 +104,7 @@ Seen = Mapping[str, Sequence[State]]
 
 
 def cursor_at(tracks: Seen, now_ms: int) -> EventCursor:
-    """What is so now counts as sent. Numbers are above all that were given out one by one before."""
+    """The present state counts as sent. Numbers are above all that were given before."""
     marks = {subject: states[-1].mark for subject, states in tracks.items()}
     return EventCursor(marks, now_ms << _NUMBER_BITS)
 
@@ -129,7 +129,7 @@ class CallbackNodes:
         return f"{self.queues}/{callback_id}"
 
     async def list(self) -> list[Callback]:
-        """The oldest first. One that cannot be read is logged and left out."""
+        """The oldest first. An unreadable one is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:
@@ -152,7 +152,7 @@ class CallbackNodes:
         return unpack_callback(node.value)
 
     async def create(self, callback: Callback, tracks: Seen) -> None:
-        """It is sent what is not so yet in `tracks`. Raises `Overloaded` if there are as many as can be."""
+        """It is sent what is new in `tracks`. Raises `Overloaded` if there are as many as can be."""
         await self.prepare()
         data = pack_callback(callback)
 
@@ -171,7 +171,7 @@ class CallbackNodes:
                 Create(self.path(callback.id), data),
                 Create(self.queue(callback.id)),
             ]
-            if not names:  # Nobody has moved the cursor while there was no callback.
+            if not names:  # The cursor was not moved while there was no callback.
                 ops.append(await self._begun_cursor(cursor_at(tracks, callback.created_ms)))
             try:
                 await transact_surely(self._store, ops, was_made)
@@ -188,7 +188,7 @@ class CallbackNodes:
         return Create(self.cursor, data) if version is None else Set(self.cursor, data, version)
 
     async def read_cursor(self) -> tuple[EventCursor | None, int | None]:
-        """With its version. Neither: there is none. Without a cursor: nobody can read it."""
+        """With its version. Neither: there is none. A cursor of None is unreadable."""
         node = await read_surely(self._store, self.cursor)
         if node is None:
             return None, None
@@ -199,7 +199,7 @@ class CallbackNodes:
             return None, node.stat.version
 
     async def delete(self, callback_id: str) -> Callback:
-        """Nothing is sent to it from now on; its queue goes with the next look of the sender. Raises `Missing`."""
+        """Nothing is sent to it from now on; its queue is removed when the sender looks next. Raises `Missing`."""
         callback = await self.read(callback_id)
         try:
             await delete_surely(self._store, self.path(callback_id))
@@ -231,7 +231,7 @@ class CallbackNodes:
 
 
 class _Receiver:
-    """One callback, as its sender knows it."""
+    """One callback, as its sender sees it."""
 
     def __init__(self, callback: Callback, randomness: Randomness) -> None:
         self.callback = callback
@@ -268,11 +268,11 @@ class CallbackSender:
         self._cursor = EventCursor({})
         self._cursor_version: int | None = None
         self._has_config_changed = True
-        self._tests: dict[str, None] = {}  # Paths of tests that somebody asked for.
+        self._tests: dict[str, None] = {}  # Paths of requested tests.
         self._news = asyncio.Event()
 
     async def lead(self, vote: Vote) -> None:
-        """Until cancelled. A failure of its own does not end the operations that are run beside it."""
+        """Until cancelled. Its own failure does not end the operations that run beside it."""
         while True:
             try:
                 await patiently("callbacks", lambda: self._serve(vote))
@@ -405,7 +405,7 @@ class CallbackSender:
                 await transact_surely(self._store, ops, _no_doubt, session=vote.session)
             await delete_surely(self._store, folder)
         except (NoSuchNode, NodeNotEmpty):
-            self._has_config_changed = True  # It is looked at again.
+            self._has_config_changed = True  # It is checked again.
             self._news.set()
 
     async def _read_queue(self, callback: Callback) -> _Receiver:
@@ -456,14 +456,16 @@ class CallbackSender:
         except MetadataConflict:
             self._cursor_version = None
             self._news.set()
-        except (NoSuchNode, NodeExists):  # A callback was deleted meanwhile, or the vote is gone.
+        # A callback was deleted in the meantime, or the vote is gone.
+        except (NoSuchNode, NodeExists):
             self._cursor_version, self._has_config_changed = None, True
             self._news.set()
             await asyncio.sleep(0.05)
 
     async def _read_cursor(self, vote: Vote, seen: Seen) -> None:
-        """Without one that can be read, what is so now counts as sent. The process that moved it last may have seen what
-        this one has not, so everything is read again: a state that is older than the cursor would be sent as news.
+        """Without a readable one, the present state counts as sent. The process that moved it last may have
+        seen more than this one, so everything is read again: a state older than the cursor would be sent as
+        news.
         """
         found, version = await self._nodes.read_cursor()
         if found is None:
@@ -547,5 +549,5 @@ class CallbackSender:
 
 
 async def _no_doubt() -> bool:
-    """Whether it was made is not known: the caller looks again."""
+    """Whether it was made is not known: the caller checks again."""
     return False

@@ -1,13 +1,14 @@
-"""Checks of all ledgers, made by the elected auditor: when, how fast, and what becomes of what they find.
+"""Checks of all ledgers, made by the elected auditor: when, how fast, and what happens with the
+results.
 
     Schedule ── is it due, or asked for? ── Checks ── every ledger, at a pace ──► marks, bad copies
         ▲                                                                              │
         └── the time of completion, in metadata ◄── all ledgers were judged ◄──────────┘
 
-`core/checks.py` has the rules. Each kind of check runs by itself, so that a long one holds up no other one. A ledger of
-which a registered bookie could not be heard is looked at again, after 5 s, doubling to 10 min; the check is completed
-once no such ledger is left (AU5). A copy that seems short or bad is looked at twice, the second time by fresh metadata:
-a writer's last copies may still be on their way (AU7).
+`core/checks.py` has the rules. Each kind of check runs by itself, so that a long one delays no other.
+A ledger with an unresponsive registered bookie is checked again, after 5 s, doubling to 10 min; the
+check is completed once no such ledger is left (AU5). A copy that seems short or bad is checked twice,
+the second time with fresh metadata: a writer's last copies may still be on their way (AU7).
 """
 
 import asyncio
@@ -73,13 +74,13 @@ Gate = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class CheckState:
-    """Of one check, for `status`; the counts are those of the run that goes on, or was the last one."""
+    """Of one check, for `status`; the counts are those of the running or the last one."""
 
     is_running: bool = False
     completed_ms: int | None = None
     ledgers: int = 0  # That were looked at.
     marked: int = 0
-    undecided: int = 0  # A registered bookie could not be heard: they are looked at again.
+    undecided: int = 0  # A registered bookie did not respond: they are checked again.
     unknown: int = 0  # A bookie doubts its copies itself.
     unreadable: int = 0  # Their metadata or mark cannot be read.
     without_target: int = 0  # Badly placed, and no bookie of another rack is there.
@@ -90,7 +91,7 @@ Work = Callable[[CheckState], Awaitable[None]]
 
 
 class Schedule:
-    """Of one reign of an auditor."""
+    """Of one auditor's time as leader."""
 
     def __init__(self, times: CheckTimes, clock: Clock, config: AuditConfig) -> None:
         self.states = {kind: CheckState() for kind in CheckKind}
@@ -119,7 +120,7 @@ class Schedule:
         self._has_news = asyncio.Event()
 
     async def run(self, works: Mapping[CheckKind, Work]) -> Never:
-        """Until cancelled; those without work are never completed."""
+        """Until cancelled; checks without work are never completed."""
         async with TaskGroup() as group:
             for kind, work in works.items():
                 group.create_task(patiently(f"check of {kind.value}", self._turn(kind, work)))
@@ -165,7 +166,7 @@ class Schedule:
 
 
 class Checks:
-    """Of placement, entry lists and bytes; `gate` is asked before anything is looked at or marked."""
+    """Of placement, entry lists and bytes; `gate` is checked before each look or mark."""
 
     def __init__(
         self,
@@ -210,7 +211,7 @@ class Checks:
     async def _look_at_all(
         self, state: CheckState, gate: Gate, look: Callable[[LedgerId], Awaitable[bool]]
     ) -> None:
-        """`look` says whether the ledger was judged."""
+        """`look` returns whether the ledger was judged."""
         undecided = array("q")
         pace, pause_s = Throttle(self._config.check_ledgers_per_s_max), _PAUSE_S_MIN
 
@@ -232,7 +233,7 @@ class Checks:
         state.undecided = 0
 
     async def _walk(self) -> AsyncIterator[LedgerId]:
-        """It goes on where it was when the metadata store is back."""
+        """It continues where it was when the metadata store is back."""
         start = LedgerId(0)
         while True:
             try:
@@ -247,7 +248,7 @@ class Checks:
     async def _read(
         self, ledger_id: LedgerId, state: CheckState, *, fresh: bool = False
     ) -> LedgerMetadata | None:
-        """None: it was deleted, or nobody can read it."""
+        """None: it was deleted, or is unreadable."""
         try:
             return (await self._nodes.read(ledger_id, fresh=fresh)).metadata
         except NoSuchLedger:
@@ -306,7 +307,8 @@ class Checks:
         gate: Gate,
         judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
-        """Whether every registered member was heard each time. Marks what is short or bad both times (AU7)."""
+        """Whether every registered member was heard each time. Marks copies that are short or bad both
+        times (AU7)."""
         metadata = await self._read(ledger_id, state)
         if metadata is None:
             return True

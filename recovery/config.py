@@ -12,14 +12,16 @@ _MIB: Final = 1024 * 1024
 class HealConfig:
     # Read from others and written; more leaves them less for users.
     bytes_per_s_max: int = 64 * _MIB
-    ledgers_at_once: int = 4  # Each with a window of its own in memory.
+    ledgers_at_once: int = 4  # Each with its own window in memory.
     # Progress is recorded after this many bytes, and a later run continues there.
     window_bytes: int = 32 * _MIB
-    # Of the steward: between two questions what a bookie doubts. Smaller: healing begins sooner, bookies are asked more.
+    # Of the steward: the interval between queries of a bookie's doubts. Smaller: healing begins
+    # sooner, bookies are queried more often.
     look_again_s: float = 30.0
-    # Of the steward: writers have this time to leave a bookie that doubts everything, before their ledgers are closed.
+    # Of the steward: the time that writers have to leave a bookie that doubts everything, before
+    # their ledgers are closed.
     grace_s: float = 30.0
-    # Of the steward: after a healing that left something; it doubles with each, up to ten minutes.
+    # Of the steward: after an incomplete healing; it doubles with each, up to ten minutes.
     retry_pause_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -31,21 +33,22 @@ class HealConfig:
 class WorkerConfig:
     """Re-replication of ledgers that are marked or drained."""
 
-    # Read from others and written, of all ledgers together, where nobody has set it in the cluster. Larger: copies
-    # are whole sooner, users wait longer. 0: unlimited.
+    # Read from others and written, of all ledgers together, unless a rate is set in the cluster.
+    # Larger: copies are whole sooner, users wait longer. 0: unlimited.
     bytes_per_s_max: int = 64 * _MIB
     # Entries on their way. Larger: more ledgers at a time; smaller: less memory.
     bytes_in_memory_max: int = 64 * _MIB
     ledgers_at_once: int = 32
     # Of one ledger, in one request. Smaller: less memory, and more round trips.
     entries_at_once: int = 10_000
-    # A ledger whose open end names a lost bookie is closed after this time, unless its writer leaves the bookie first.
+    # A ledger whose open end names a lost bookie is closed after this time, unless its writer
+    # leaves the bookie first.
     grace_s: float = 30.0
-    # How often all tasks are looked through although nothing was heard.
+    # How often all tasks are checked without an event.
     look_again_s: float = 60.0
     retry_pause_s: float = 5.0  # After a first failure; it doubles with each, up to ten minutes.
-    locked_pause_s: float = 5.0  # Before a ledger that another worker has is looked at again.
-    settle_s: float = 0.1  # Tasks come in swarms: they are looked at together.
+    locked_pause_s: float = 5.0  # Before a ledger locked by another worker is checked again.
+    settle_s: float = 0.1  # Tasks come in large numbers: they are handled together.
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "bytes_in_memory_max", "ledgers_at_once", "entries_at_once")
@@ -54,18 +57,20 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class AuditConfig:
-    # Used where nobody has set it in the cluster. Smaller: copies are made sooner, and more bookies
-    # that only restart are copied for nothing.
+    # Used unless one is set in the cluster. Smaller: copies are made sooner, and more bookies that
+    # only restart are copied for nothing.
     lost_bookie_delay_s: int = 300
-    # All metadata is read again, and what names a lost bookie is marked. 0: never.
+    # All metadata is read again, and ledgers that name a lost bookie are marked. 0: never.
     bookie_check_s: int = 24 * 3600
     # Ledgers that were marked this long ago and are still short of copies are reported. 0: never.
     overdue_s: int = 0
-    # Racks of all closed fragments are looked at, where racks are known. 0: never.
+    # Racks of all closed fragments are checked, if racks are known. 0: never.
     placement_check_s: int = 24 * 3600
-    # Each bookie lists the entries of each closed ledger that it should have; what it lacks is marked. 0: never.
+    # Each bookie lists the entries of each closed ledger that it should have; missing ones are
+    # marked. 0: never.
     copies_check_s: int = 24 * 3600
-    # The first and last entry of each copy are read, and a share of the others; what is bad is marked. 0: never.
+    # The first and last entry of each copy are read, and a share of the others; bad ones are
+    # marked. 0: never.
     ledgers_check_s: int = 7 * 24 * 3600
     # That share. Larger: damage is found sooner, and more is read.
     ledgers_check_percent: float = 1.0
@@ -93,9 +98,9 @@ class AuditConfig:
 
 @dataclass(frozen=True)
 class StewardConfig:
-    # Of ledgers that wait to be copied; more of them are published as these are done.
+    # Of ledgers that wait to be copied; more are published as these are done.
     tasks_max: int = 10_000
-    # Between two looks at what nothing tells of. Smaller: a drain ends sooner, at the store's cost.
+    # Between two looks at state without events. Smaller: a drain ends sooner, at the store's cost.
     look_again_s: float = 5.0
 
     def __post_init__(self) -> None:

@@ -5,8 +5,8 @@
                                              the next one for what
                                              it could not give
 
-Only the entries that are asked for are read; each is verified by its digest and passed on as it is. What no source
-gives is reported with what each source said of it.
+Only the requested entries are read; each is verified by its digest and passed on unchanged. Entries
+that no source returns are reported with each source's answer.
 """
 
 import asyncio
@@ -43,23 +43,23 @@ from rollbook.recovery.budget import ByteBudget, Throttle
 from rollbook.recovery.core.healing import ranges_of
 from rollbook.recovery.entry_restorer import Restorer
 
-_CHUNKS_AHEAD: Final = 4  # That are read while earlier ones are written.
+_CHUNKS_AHEAD: Final = 4  # Those read while earlier ones are written.
 _UNACKED_BYTES_MAX: Final = 8 * 1024 * 1024  # Of one target.
 ENTRIES_AT_ONCE: Final = 10_000
 _SINGLES_MAX: Final = 64  # Asked of one bookie at a time.
 _ENTRY_OVERHEAD_BYTES: Final = 64
 
 Sources = Callable[[EntryId], Sequence[BookieId]]
-"""Who may have an entry, in the order in which they are asked."""
+"""Bookies that may have an entry, in the order in which they are asked."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What became of one `copy`."""
+    """The result of one `copy`."""
 
     entries: int = 0
     entry_bytes: int = 0
-    # What nobody could give, and what each source said.
+    # Entries that no source returned, and each source's answer.
     missing: dict[EntryId, dict[BookieId, CopyState]] = field(default_factory=dict)
 
 
@@ -103,12 +103,13 @@ class Copier:
         is_urgent: bool = False,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> Copied:
-        """`entry_ids` ascend. What it says to be copied is durable on the target; `on_progress` hears of bytes.
+        """`entry_ids` ascend. Entries reported as copied are durable on the target; `on_progress` gets
+        bytes.
 
-        Raises what the target answers. Cancelled, any of them may be on the target.
+        Raises the target's errors. If it is cancelled, any of them may be on the target.
         """
         copied = Copied()
-        owed = 0  # Of the budget, for what is on its way.
+        owed = 0  # Of the budget, for entries in flight.
 
         def settle() -> None:
             nonlocal owed
@@ -171,7 +172,7 @@ class Copier:
     async def _find(
         self, entry_ids: list[EntryId], sources: Sources
     ) -> tuple[dict[EntryId, Entry], dict[EntryId, dict[BookieId, CopyState]]]:
-        """Asks each source for what those before it did not give."""
+        """Asks each source for what the earlier ones did not return."""
         found: dict[EntryId, Entry] = {}
         said: dict[EntryId, dict[BookieId, CopyState]] = {}
         pending = entry_ids
@@ -197,7 +198,7 @@ class Copier:
     async def _read_share(
         self, source: BookieId, entry_ids: list[EntryId]
     ) -> tuple[list[Entry], dict[EntryId, CopyState]]:
-        """What one bookie has of these, and why not the others."""
+        """One bookie's entries among these, and why the others are missing."""
         entries: list[Entry] = []
         states: dict[EntryId, CopyState] = {}
         rest: list[EntryId] = []
@@ -278,9 +279,10 @@ class Copier:
 
 
 def listed_in(reply: Reply, ledger_id: LedgerId) -> EntryList:
-    """What a bookie has, by its answer to `ListEntries`; nothing if it cannot tell: what is there may be written again.
+    """A bookie's entries, by its answer to `ListEntries`; none if it cannot tell: existing ones may be written
+    again.
 
-    Raises what keeps it from answering.
+    Raises the error that prevents an answer.
     """
     if isinstance(reply, ListEntriesReply) and reply.error is None and reply.entries:
         return reply.entries

@@ -1,4 +1,4 @@
-"""Heals bookies that are in doubt, by itself: they are asked what they doubt, and `Healer` brings it back.
+"""Heals bookies in doubt automatically: their doubts are read, and `Healer` brings the entries back.
 
     registered bookies ──► one page of doubts each, now and then ──► a healing for each that has any ──► again, later
 
@@ -41,7 +41,7 @@ _ANYTHING: Final = 1  # Of a page of doubts, to see whether there are any.
 _LEDGERS_NAMED: Final = 5
 
 DoubtsOf = Callable[[BookieId], BookieDoubts | None]
-"""None: nobody can ask this bookie what it doubts."""
+"""None: this bookie cannot be asked for its doubts."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class DoubtHealing:
                 await self._watcher.changed(live)
 
     def _forget_others(self, registered: list[BookieId]) -> None:
-        """One that was away may be another one now; a healing that goes on finds that out by itself."""
+        """A bookie that was away may be another one now; a running healing finds that out by itself."""
         kept = {*registered, *self._running}
         for bookie in [each for each in (*self.states, *self._since_ns) if each not in kept]:
             self.states.pop(bookie, None)
@@ -208,5 +208,5 @@ class DoubtHealing:
             logger.warning("bookie_not_healed", bookie=bookie, code=code, reason=message)
 
     def _now_ms(self) -> int:
-        """Of the monotonic clock: these times are nobody else's."""
+        """Of the monotonic clock: these times are used only here."""
         return self._clock.monotonic_ns() // 1_000_000

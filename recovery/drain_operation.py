@@ -1,8 +1,9 @@
-"""The operation `drain`: bookies are drained, a few at a time, until all of them are Drained or one cannot be.
+"""The operation `drain`: bookies are drained, a few at a time, until all of them are Drained or one fails.
 
     about   {"bookies": ["bk-2", "bk-3"], "at_most": 1, "force": false}
 
-It begins drains and waits; the steward carries them out. What it has to know after a death is in its notes.
+It begins drains and waits; the steward carries them out. What it must know after a restart is in its
+notes.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from rollbook.recovery.process_status import PresenceNodes
 
 _LOOK_AGAIN_S: Final = 1.0
 _REFUSALS: Final = (DrainBlocked, InvalidRequest, LifecycleConflict)
-_RACES: Final = (MetadataConflict, NodeExists, NoSuchNode)  # The next look tells.
+_RACES: Final = (MetadataConflict, NodeExists, NoSuchNode)  # The next look will show.
 
 
 class DrainOperation:
@@ -90,7 +91,7 @@ class DrainOperation:
         run.on_progress(done, sum(notes.ledgers.values()))
 
     async def undo(self, run: OperationProgress) -> None:
-        """Those that were begun and still drain are Active again; what was copied stays copied."""
+        """Those that were begun and still drain are Active again; copies that were made stay."""
         notes = DrainNotes.of(run.notes)
         begun = [BookieId(each) for each in notes.began if each not in notes.ended]
         for bookie, stored in (await self._departures.status(begun)).items():

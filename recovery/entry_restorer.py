@@ -1,11 +1,11 @@
 """Writes entries of one ledger to one bookie, byte for byte as another one has them.
 
-They are adds of a recovery: these pass a fence, and a bookie takes them that takes no others because it may have
-lost everything. Each is durable there before it counts (HL2).
+They are adds of a recovery: these pass a fence, and a bookie that may have lost everything accepts them,
+though no others. Each is durable there before it counts (HL2).
 
-Urgent ones are for a bookie that gets its own entries back while others wait for its answers: they overtake users
-and may use the reserve of a full disk. Copies for a new member of an ensemble are not urgent: users come first, and
-a bookie without room refuses them.
+Urgent ones are for a bookie that gets its own entries back while others wait for its answers: they overtake
+users and may use the reserve of a full disk. Copies for a new member of an ensemble are not urgent: users
+come first, and a bookie without room refuses them.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Restorer:
         is_urgent: bool = True,
         on_durable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_durable` hears that `unacked_bytes` are fewer."""
+        """`on_durable` is called when `unacked_bytes` has become less."""
         self.unacked_bytes = 0  # Of frames that were put and are not known to be durable.
         self._bookie = bookie
         self._packer = make_recovery_packer(
@@ -58,7 +58,8 @@ class Restorer:
     async def put(self, entries: Sequence[Entry], unacked_bytes_max: int) -> None:
         """Sends them, and returns when at most this much of all that was put is not durable yet.
 
-        Raises what the bookie answers, or `BookieTimeout`. Cancelled, any of them may be durable.
+        Raises the bookie's errors, or `BookieTimeout`. If it is cancelled, any of them may be
+        durable.
         """
         frames = []
         for entry in entries:
@@ -77,7 +78,7 @@ class Restorer:
     async def until_done(self, reading: asyncio.Future[Any]) -> None:
         """Returns when `reading` is done, or all that was put is durable. Raises as `put`.
 
-        A reader may wait for memory that is only free again when what was put is durable.
+        A reader may wait for memory that is only freed when earlier entries are durable.
         """
         reading.add_done_callback(lambda _: self._news.set())
         await self._until(lambda: reading.done() or not self._unacked)

@@ -1,9 +1,11 @@
-"""Watches what the cluster's events are made of (`core/events.py`), and remembers the events of this process.
+"""Watches the sources of the cluster's events (`core/events.py`), and remembers the events of this
+process.
 
     watch of each folder ──► paths that changed ──► their nodes are read ──► `tracks`: the states of each thing
 
-Every recovery server does this for itself, so any of them can be asked. What a watch may have missed is read again
-after RESYNC, and all of it every two minutes. Of ledgers, the first thousand of each kind are looked at.
+Every recovery server does this for itself, so any of them can be asked. Changes that a watch may have missed
+are read again after RESYNC, and everything every two minutes. Of ledgers, the first thousand of each kind are
+looked at.
 """
 
 import asyncio
@@ -61,7 +63,7 @@ _UNREADABLE: Final = (BadMetadata, UnsupportedVersion, InvalidRequest)
 
 
 class _Part:
-    """One folder that is watched: sights of its nodes, by path."""
+    """One watched folder: the states of its nodes, by path."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class ClusterEvents:
             _Part(self._failures.folder, lambda: self._first(self._failures), self._lost_entries),
         ]
         self._overdue: dict[str, Sight] = {}
-        self._with_log: dict[str, tuple[Sight, Sight]] = {}  # As it was read, and with its log.
+        self._with_log: dict[str, tuple[Sight, Sight]] = {}  # As it was read, with its log.
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._known: dict[str, str] | None = None  # None: not everything was read yet.
@@ -129,7 +131,8 @@ class ClusterEvents:
     async def page(
         self, wanted: Wanted, after: str, limit: int
     ) -> tuple[list[Event], str | None] | None:
-        """The newest first. `after`: the last event of the page before; None: this process does not know it."""
+        """The newest first. `after`: the last event of the previous page; None: this process does not know
+        it."""
         return self._memory.page(wanted, after, limit)
 
     @property
@@ -144,7 +147,7 @@ class ClusterEvents:
         return tracks
 
     async def changed(self) -> None:
-        """Returns when a thing has become another one, from now on."""
+        """Returns when a thing has changed, from now on."""
         changed = self._changed
         await changed.wait()
 
@@ -175,7 +178,7 @@ class ClusterEvents:
             for part in self._parts:
                 watch = await self._store.watch(part.folder, recursive=True)
                 stack.push_async_callback(watch.close)
-                part.changed = None  # Nobody has listened so far.
+                part.changed = None  # There was no watch so far.
                 watches.append(watch)
 
             async def listen(index: int) -> None:
@@ -258,7 +261,7 @@ class ClusterEvents:
             return part.sights.get(path)
 
     async def _publish(self, looks: int) -> None:
-        """`looks`: the questions of `refresh` that are answered by it."""
+        """`looks`: the calls of `refresh` that it answers."""
         seen = await self._with_logs({each.subject: each for each in self._merged()})
         now_ms = self._clock.wall_us() // 1000
         is_new = self._tracks.on_look(seen, now_ms)
@@ -274,7 +277,8 @@ class ClusterEvents:
         changed.set()
 
     def _merged(self) -> list[Sight]:
-        """Of the two registrations of a bookie that changes folders the younger one; of all votes the one that leads."""
+        """Of the two registrations of a bookie that changes folders the younger one; of all votes the leading
+        one."""
         registrations, *others = self._parts
         by_bookie: dict[str, Sight] = {}
         for each in sorted(registrations.sights.values(), key=lambda each: each.life):

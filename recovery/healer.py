@@ -1,13 +1,13 @@
-"""Makes one bookie whole again: what it answers UNKNOWN for comes back from other copies, or is known not
-to be needed. Then the doubt is settled, and the bookie answers by itself.
+"""Makes one bookie whole again: entries that it answers UNKNOWN for are restored from other copies, or
+are known not to be needed. Then the doubt is settled, and the bookie answers by itself.
 
-Ledgers that it doubts are healed one by one (`ledger_healer.py`). If it doubts everything, so is every
-ledger of the cluster that names it; each is fenced there again, closed ones, too; and when all of
-them are whole, the doubt about everything is settled (HL3).
+Ledgers that it doubts are healed one by one (`ledger_healer.py`). If it doubts everything, so is
+every ledger of the cluster that names it; each is fenced there again, closed ones, too; and when
+all of them are whole, the doubt about everything is settled (HL3).
 
-Progress is recorded as cleared doubts, so an interrupted run can be restarted (HL4). Nothing is settled
-but by the stamp of the doubts that were seen: what came into doubt meanwhile may be the very entry that
-was brought back, so the ledger is examined again.
+Progress is recorded as cleared doubts, so an interrupted run can be restarted (HL4). Settling names
+the stamp of the doubts that were seen: a later doubt may be about the very entry that was restored,
+so the ledger is examined again.
 """
 
 from array import array
@@ -37,17 +37,17 @@ from rollbook.recovery.possible_losses import BookieDoubts, DoubtsPage
 logger = structlog.get_logger()
 
 _PAGE: Final = 500
-_RACES_MAX: Final = 20  # With what comes into doubt meanwhile.
+_RACES_MAX: Final = 20  # With new doubts.
 _NOTHING: Final[Mapping[int, Sequence[EntryRange]]] = {}
 
 
 @dataclass(slots=True)
 class Healing:
-    """What became of the bookie."""
+    """The result for the bookie."""
 
     bookie: BookieId
     ledgers: Counter[Outcome] = field(default_factory=Counter)
-    entries: int = 0  # That were brought back, or would be.
+    entries: int = 0  # That were restored, or would be.
     entry_bytes: int = 0
     closed: int = 0  # Ledgers that recovery had to close for it, or would have to.
     remarkable: list[LedgerHealing] = field(default_factory=list)  # Waiting, lost, or given up.
@@ -82,9 +82,10 @@ class Healer:
         spares_writers: bool = False,
         closes_open_ends: bool = False,
     ) -> None:
-        """`accepted`: what may be given up, by ledger. `includes_all`: also what the bookie has lost of
-        ledgers that it does not doubt. A rehearsal changes nothing. `spares_writers`: no ledger with a writer is
-        closed, except, if it `closes_open_ends`, one whose open end names a bookie that doubts everything.
+        """`accepted`: entries that may be given up, by ledger. `includes_all`: also entries that
+        the bookie has lost of ledgers that it does not doubt. A rehearsal changes nothing.
+        `spares_writers`: no ledger with a writer is closed, except, if it `closes_open_ends`,
+        one whose open end names a bookie that doubts everything.
         """
         self._ledgers = ledgers
         self._bookie = bookie
@@ -98,11 +99,12 @@ class Healer:
         self._throttle = Throttle(config.bytes_per_s_max)
 
     async def heal(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Healing:
-        """`on_progress` hears how many ledgers are done, and of how many.
+        """`on_progress` gets the number of ledgers done, and of all.
 
-        What cannot be done for one ledger is reported in the result. Raises `WrongBookie` or
-        `WrongCluster` if these are not the doubts of this bookie, `Superseded` if it was started
-        again meanwhile and doubts everything, and what the metadata store and the bookie raise.
+        A failure for one ledger is reported in the result. Raises `WrongBookie` or
+        `WrongCluster` if these are not the doubts of this bookie, `Superseded` if it was
+        restarted in the meantime and doubts everything, and the errors of the metadata store and
+        the bookie.
         """
         first, doubted = await self._look_at_all()
         healing = Healing(self._bookie, doubts_everything=first.everything)
@@ -168,8 +170,8 @@ class Healer:
                     await self._healer_of(found, ranges, stamp, first.everything).heal()
                     return found
                 except (Superseded, NoSuchLedger) as error:
-                    # More is in doubt now, the metadata has changed, or the ledger was deleted meanwhile:
-                    # whether it is gone beyond doubt, the next look tells.
+                    # There are new doubts, the metadata has changed, or the ledger was deleted in
+                    # the meantime: the next look will show whether it is gone.
                     failure: RollbookError = error
                 page = await self._page(ledger_id - 1, 1)
                 ranges, stamp = page.ledgers.get(ledger_id, ()), page.stamp

@@ -4,13 +4,14 @@
     one walk at the start        ──►
 
 The reader of the watch does nothing but note ids: a watch holds a bounded number of events, and then
-only RESYNC. After RESYNC all ids are walked again; those that are new, were noted, were not closed when
-they were read, or are gone from the walk are read again, and a sweep over all others becomes due: while
-nobody listened Java may have moved a closed ledger. A sweep is paced, and due every day in any case.
+only RESYNC. After RESYNC all ids are walked again; those that are new, were noted, were not closed
+when they were read, or are gone from the walk are read again, and a sweep over all others becomes
+due: without the watch Java may have moved a closed ledger. A sweep is paced, and due every day in
+any case.
 
-The index may name too much, never too little, as far as it has read (RI1); what it has not read it does
-not hide (`settle`, `sweeps`). Nothing final rests on it: `safe-to-remove` and the end of a drain walk
-the ledgers themselves (RI2).
+The index may name too much, never too little, as far as it has read (RI1); it shows what it has
+not read (`settle`, `sweeps`). No final decision uses the index: `safe-to-remove` and the end of
+a drain walk the ledgers themselves (RI2).
 """
 
 import asyncio
@@ -45,7 +46,7 @@ SWEEP_S: Final = 24 * 3600.0
 READS_PER_S: Final = 1000  # Of a sweep.
 _CHUNK: Final = 64  # Ledgers that are read at once.
 _SHARED_MAX: Final = 200_000  # Shapes that are looked up to be shared.
-_SCAN: Final = 10_000  # Ledgers that are looked through in one step of the loop.
+_SCAN: Final = 10_000  # Ledgers handled in one step of the loop.
 _RETRY_PAUSE_S: Final = 0.5
 
 OnChange = Callable[[LedgerId, Shape], None]
@@ -82,7 +83,7 @@ class LedgerIndex:
         self._sweep_due_ns = 0
         self.walks = 0  # That were completed.
         self.sweeps = 0
-        self.unreadable: dict[LedgerId, str] = {}  # What they name is not known.
+        self.unreadable: dict[LedgerId, str] = {}  # Ledgers whose bookies are not known.
 
     # --- Questions ----------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class LedgerIndex:
         return len(self._unclosed)
 
     def bookies(self) -> dict[BookieId, int]:
-        """Those that some ledger names, with the number of ledgers."""
+        """Bookies that ledgers name, with the number of ledgers."""
         return dict(self._counts)
 
     def count(self, bookie: BookieId) -> int:
@@ -108,7 +109,7 @@ class LedgerIndex:
         return self._shapes.get(ledger_id)
 
     async def naming(self, bookies: Iterable[BookieId]) -> AsyncIterator[tuple[LedgerId, Shape]]:
-        """Ledgers that name one of them, in no order. Others have their turn in between, so a ledger
+        """Ledgers that name one of them, in no order. Other work runs in between, so a ledger
         that changes meanwhile comes once, as it was or as it is.
         """
         wanted = frozenset(bookies)
@@ -121,7 +122,7 @@ class LedgerIndex:
             await asyncio.sleep(0)
 
     def on_change(self, call: OnChange) -> Callable[[], None]:
-        """`call` hears of each ledger that is new or changed; returns what ends that."""
+        """`call` gets each ledger that is new or changed; returns a function that ends that."""
         self._on_change.append(call)
         return lambda: self._on_change.remove(call)
 
@@ -150,7 +151,7 @@ class LedgerIndex:
             try:
                 watch = await self._store.watch(self._cluster.root, recursive=True)
                 try:
-                    self._must_walk = True  # Nobody has listened so far.
+                    self._must_walk = True  # There was no watch so far.
                     async with TaskGroup() as group:
                         group.create_task(self._listen(watch))
                         group.create_task(self._keep())
@@ -201,7 +202,7 @@ class LedgerIndex:
 
     async def _walk(self) -> None:
         """Notes ids, and reads them on the way, so that a first walk keeps no million of notes."""
-        self._must_walk = False  # What is missed from here on sets it again.
+        self._must_walk = False  # A later gap sets it again.
         try:
             known = array("q", sorted(self._shapes))
             at = 0
@@ -229,7 +230,7 @@ class LedgerIndex:
         if self._must_walk:
             return
         self.walks += 1
-        if known:  # By an earlier walk, perhaps one that was cut short: those that were closed are not read again.
+        if known:  # By an earlier walk, perhaps an interrupted one: those that were closed are not read again.
             self._sweep_due_ns = 0
         else:
             self._sweep_is_due_in(self._sweep_s)
@@ -237,7 +238,7 @@ class LedgerIndex:
         self._tell_progress()
 
     async def _read_noted(self) -> None:
-        """The oldest notes; what is noted meanwhile is read again."""
+        """The oldest notes; ids noted in the meantime are read again."""
         chunk = dict(zip(self._noted, range(_CHUNK), strict=False))
         taken = {ledger_id: self._noted.pop(ledger_id) for ledger_id in chunk}
         try:
@@ -249,14 +250,14 @@ class LedgerIndex:
         self._tell_progress()
 
     async def _sweep(self) -> None:
-        self._sweep_is_due_in(self._sweep_s)  # Unless another one is asked for meanwhile.
+        self._sweep_is_due_in(self._sweep_s)  # Unless another one is requested in the meantime.
         try:
             is_complete = await self._sweep_all()
         except BaseException:
             self._sweep_due_ns = 0
             raise
         if not is_complete:
-            return  # The walk that comes first makes it due again.
+            return  # The next walk makes it due again.
         self.sweeps += 1
         logger.info("ledger_index_swept", ledgers=len(self))
         self._tell_progress()
@@ -299,7 +300,8 @@ class LedgerIndex:
         except BadMetadata as error:
             if ledger_id not in self.unreadable:
                 logger.warning("ledger_unreadable", ledger_id=ledger_id, reason=error.message)
-            self.unreadable[ledger_id] = error.message  # What it named before may still be so.
+            # The bookies that it named before may still be right.
+            self.unreadable[ledger_id] = error.message
             return
         self.unreadable.pop(ledger_id, None)
         if metadata.is_closed:

@@ -2,9 +2,9 @@
 
     <own root>/whole/<bookie id>    JSON `{"incarnation": "4e0c…", "version": 1}`
 
-A format gives a bookie a new incarnation and makes it forget the ledgers that are closed: it does not
-doubt them, and answers that it has none of their entries. So an id whose incarnation is another one than
-was last seen whole has all its ledgers checked (LC6).
+A format gives a bookie a new incarnation and makes it forget closed ledgers: it does not doubt
+them, and answers that it has none of their entries. So an id with another incarnation than the one
+last seen whole has all its ledgers checked (LC6).
 """
 
 import json
@@ -29,7 +29,7 @@ class WholeNodes:
         self._folder = f"{cluster.own_root}/{WHOLE}"
 
     async def read(self, bookie: BookieId) -> str | None:
-        """None: it never was seen whole, or nobody can read what was written."""
+        """None: it was never seen whole, or the node is unreadable."""
         node = await read_surely(self._store, self.path(bookie))
         if node is None:
             return None

@@ -1,11 +1,11 @@
-"""Makes one bookie whole again with regard to one ledger (`core/healing.py` has the rules).
+"""Makes one bookie whole again for one ledger (`core/healing.py` has the rules).
 
     not in metadata, read twice    nobody counts on it: settled
     not closed                     closed by recovery first: its writer stops, its end is known
     closed                         window by window: read elsewhere, written back, settled
 
-What the bookie lists is not written again: if it turns out to be damaged the bookie says UNKNOWN by itself.
-Where it doubts those very entries they are read from it first.
+Entries that the bookie lists are not written again: if one is damaged the bookie says UNKNOWN by
+itself. If it doubts those very entries they are read from it first.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -62,19 +62,19 @@ _ENTRY_OVERHEAD_BYTES: Final = 64
 class Outcome(Enum):
     HEALED = "healed"
     GONE = "gone"  # It was deleted.
-    PLANNED = "planned"  # Nothing was done, as was wished.
+    PLANNED = "planned"  # Nothing was done, as requested.
     WAITING = "waiting"  # Not known now; it stays in doubt.
     LOST = "lost"  # Entries have no copy anywhere; they stay in doubt.
 
 
 @dataclass(slots=True)
 class LedgerHealing:
-    """What became of one ledger."""
+    """The result for one ledger."""
 
     ledger_id: LedgerId
     outcome: Outcome = Outcome.HEALED
     has_been_closed: bool = False  # For it, or would be.
-    entries: int = 0  # That were brought back, or would be.
+    entries: int = 0  # That were restored, or would be.
     entry_bytes: int = 0
     waiting: list[EntryRange] = field(default_factory=list)
     lost: list[EntryRange] = field(default_factory=list)
@@ -83,14 +83,14 @@ class LedgerHealing:
     next_step: str = ""
 
     def begin(self) -> None:
-        """What was done by an attempt that failed stays done."""
+        """The work of a failed attempt stays done."""
         self.outcome, self.reason, self.next_step = Outcome.HEALED, "", ""
         self.waiting, self.lost = [], []
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One ledger, and what is in doubt about it."""
+    """One ledger, and the doubts about it."""
 
     ledger_id: LedgerId
     doubted: tuple[EntryRange, ...]  # By itself,
@@ -105,7 +105,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """What a healing may do to a ledger that somebody may be writing."""
+    """What a healing may do to a ledger that may have a writer."""
 
     are_spared: bool = False  # No ledger that is OPEN is closed,
     are_to_have_left: bool = False  # unless its open end names a bookie that doubts everything.
@@ -152,7 +152,7 @@ class LedgerHealer:
         self._not_needed: list[EntryRange] = []  # Not reported yet.
 
     async def heal(self) -> None:
-        """Raises what keeps it from being healed now: nothing is lost by trying again."""
+        """Raises the error that prevents its healing now: a retry loses nothing."""
         self.found.begin()
         try:
             stored = await self._find()
@@ -167,13 +167,13 @@ class LedgerHealer:
             await self._settle([WHOLE])
         elif stored.metadata.names(self._bookie):
             await self._heal(stored.metadata)
-        else:  # Whatever it once held of it, nobody counts on that any more.
+        else:  # Its entries of the ledger, if any, are not used any more.
             await self._settle([WHOLE])
         if self._is_rehearsal and self.found.outcome is Outcome.HEALED:
             self.found.outcome = Outcome.PLANNED
 
     async def _find(self) -> StoredLedger | None:
-        """None if it is gone beyond doubt: a store that is not ours has said nothing (HL5)."""
+        """None if it is certainly gone: a store that is not ours proves nothing (HL5)."""
         for _ in range(2):
             await self._ledgers.require_cluster()
             try:
@@ -187,7 +187,7 @@ class LedgerHealer:
         task, is_spared = self._task, False
         if not metadata.is_closed:
             if not task.doubted and not task.is_wholly_doubted:
-                return  # Its writer sees to its copies.
+                return  # Its writer takes care of its copies.
             settled = await self._without_closing(metadata)
             if settled is None and self._writers.are_spared and UNCLAIMED in dict(metadata.custom):
                 await self._settle([WHOLE])  # It has no entries.
@@ -235,7 +235,7 @@ class LedgerHealer:
     # --- The end of the ledger ----------------------------------------------------------------
 
     async def _without_closing(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Its writer need not be stopped if all that is in doubt is confirmed."""
+        """Its writer need not be stopped if all doubts are about confirmed entries."""
         task, last = self._task, EntryId(ENTRY_ID_MAX - 1)
         if task.is_wholly_doubted or as_if_closed(metadata, last, task.doubted) is None:
             return None
@@ -243,7 +243,7 @@ class LedgerHealer:
             return as_if_closed(reader.metadata, reader.last_add_confirmed, task.doubted)
 
     async def _close(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """What was accepted as lost counts only where recovery cannot do without."""
+        """An accepted loss counts only where recovery cannot do without."""
         ledger_id = metadata.ledger_id
         try:
             return await self._recover(ledger_id)
@@ -271,8 +271,8 @@ class LedgerHealer:
             return reader.metadata
 
     async def _fence(self, key: bytes) -> None:
-        """A bookie that lost everything may have lost its fences, too; those of closed ledgers keep
-        away writers that have not heard yet (HL3).
+        """A bookie that lost everything may have lost its fences, too; those of closed ledgers
+        stop writers that do not know of the close yet (HL3).
         """
         request = Read(self._task.ledger_id, NO_ENTRY, key, fence=True)
         error = error_of(await self._call(request))
@@ -280,8 +280,8 @@ class LedgerHealer:
             raise error("it cannot be fenced there", ledger_id=self._task.ledger_id)
 
     async def _call(self, request: Read | ListEntries) -> Reply:
-        """A line that breaks may be one to the bookie as it was before its last start: it is asked once
-        more, which does no harm to what is asked here.
+        """A broken connection may be to the bookie before its last start: it is asked once more,
+        which does no harm here.
         """
         try:
             return await self._call_once(request)
@@ -330,7 +330,7 @@ class LedgerHealer:
         listed: EntryList,
         means: "_Means",
     ) -> bool:
-        """Whether it makes sense to go on: False if nobody could be heard."""
+        """Whether it makes sense to go on: False if no member responded."""
         wanted = expected(metadata.quorum, fragment, self._bookie, window)
         held = dict.fromkeys(each for each in wanted if each in listed)
         if doubtful := [each for each in held if covers(self._task.doubted, each)]:
@@ -362,7 +362,8 @@ class LedgerHealer:
         held: dict[EntryId, None],
         copier: Copier,
     ) -> Mapping[EntryId, Mapping[BookieId, CopyState]]:
-        """Adds to `held`; of what nobody could give, what the others say. Raises if this bookie does not take them."""
+        """Adds to `held`; for entries that none returned, the others' answers. Raises if this bookie does
+        not accept them."""
 
         def others(entry_id: EntryId) -> list[BookieId]:
             members = quorum.write_set(entry_id, fragment.ensemble)
@@ -375,9 +376,7 @@ class LedgerHealer:
         return copied.missing
 
     async def _list(self) -> EntryList:
-        """What the bookie has; nothing, if it cannot tell: what is there need not be written again,
-        but may be.
-        """
+        """The bookie's entries; none if it cannot tell: then existing ones may be written again."""
         reply = await self._call(ListEntries(self._task.ledger_id))
         return listed_in(reply, self._task.ledger_id)
 

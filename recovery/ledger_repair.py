@@ -1,13 +1,15 @@
-"""Repairs one ledger under its lock: copies what is short, then puts the bookies that got the copies in metadata.
+"""Repairs one ledger under its lock: copies missing entries, then puts the bookies that got the copies in
+metadata.
 
     read the metadata ─► core/plan.py ─► first step: finish a recovery, move an unclaimed seat, wait for the writer
           ▲                   │
           │                   └─► seat by seat: is it still lost? ─► pick a target ─► copy ─► swap in one transaction
           └───── again, until nothing is short
 
-A seat changes hands only when its whole share is durable on the bookie that takes it (RP1), and only if its bookie is
-draining, or is marked and still lost when the swap is made (RP2). The swap names the lock, the lifecycle by which its
-bookie drains, and the target as it was before the copy began (RP3). A ledger is closed for a repair only after its writer had the grace period (RP4).
+A seat changes hands only when its whole share is durable on the new bookie (RP1), and only if its old bookie is
+draining, or is marked and still lost at the swap (RP2). The swap names the lock, the lifecycle by which its
+bookie drains, and the target as it was before the copy began (RP3). A ledger is closed for a repair only after
+its writer had the grace period (RP4).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -57,7 +59,7 @@ from rollbook.recovery.core.plan import (
 
 logger = structlog.get_logger()
 
-_ROUNDS_MAX: Final = 20  # With writers and others that change the ledger meanwhile.
+_ROUNDS_MAX: Final = 20  # With writers and others that change the ledger in the meantime.
 _TARGETS_MAX: Final = 3  # That are tried for one seat.
 _NOTHING_BAD: Final[BadRanges] = {}
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
@@ -78,17 +80,17 @@ class OpenEnd(NamedTuple):
 
 @dataclass(slots=True)
 class Repair:
-    """What one run of `LedgerRepair` did."""
+    """The result of one run of `LedgerRepair`."""
 
     ledger_id: LedgerId
     entries: int = 0
     entry_bytes: int = 0
     seats: int = 0  # That were restored, or changed hands.
     was_closed: bool = False  # For the repair.
-    # Nothing failed: this end has to be left by its writer, who has time until the grace period is over.
+    # Nothing failed: its writer has to leave this end, and has time until the grace period is over.
     awaited: OpenEnd | None = None
     losses: list[LostEntries] = field(default_factory=list)
-    unavailable: str = ""  # Entries that cannot be had now, and who said what.
+    unavailable: str = ""  # Entries that are unavailable now, and each holder's answer.
 
     @property
     def is_complete(self) -> bool:
@@ -115,11 +117,11 @@ class LedgerRepair:
         bad: BadRanges = _NOTHING_BAD,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`draining`: each with what must hold when it loses a seat. `looked_at`: these get back what they lack, and
-        keep their seats, also while they are away.
-        `targets`: to be used before any other, if they take entries and are not members already.
-        `checks_placement`: fragments whose copies share a rack are repaired, too. `bad`: entries that are written
-        again although their bookie lists them.
+        """`draining`: each with the condition for losing its seat. `looked_at`: these get back what
+        they lack, and keep their seats, also while they are away. `targets`: used before any other,
+        if they accept entries and are not members already. `checks_placement`: fragments whose copies
+        share a rack are repaired, too. `bad`: entries that are written again although their bookie
+        lists them.
         """
         self.found = Repair(lock.ledger_id)
         self._ledgers = ledgers
@@ -144,10 +146,10 @@ class LedgerRepair:
         self._on_progress = on_progress
 
     async def run(self) -> Repair:
-        """Returns when nothing is short, or when what is left cannot be had: see `Repair`.
+        """Returns when nothing is short, or when the rest is unavailable: see `Repair`.
 
-        Raises what keeps it from going on: nothing is lost by trying again. `NoSuchLedger` if it was deleted.
-        Cancelled, copies may be there that nobody counts on.
+        Raises the error that stops it: a retry loses nothing. `NoSuchLedger` if it was deleted. If it
+        is cancelled, there may be copies that no metadata names.
         """
         for _ in range(_ROUNDS_MAX):
             stored = await self._nodes.read(self._lock.ledger_id, fresh=True)
@@ -158,7 +160,7 @@ class LedgerRepair:
                 if not self._is_grace_over(open_end):
                     self.found.awaited = open_end
             if self.found.awaited is not None:
-                pass  # What is closed can be repaired all the same.
+                pass  # Closed fragments can be repaired all the same.
             elif plan.first_step in (FirstStep.RECOVER, FirstStep.AWAIT_WRITER):
                 await self._close()
                 continue
@@ -168,7 +170,7 @@ class LedgerRepair:
             self.found.losses, self.found.unavailable = [], ""
             if await self._repair_seats(stored.metadata, plan):
                 continue
-            # Copies are short no more: now they can be moved to other racks.
+            # Copies are no longer short: now they can be moved to other racks.
             is_to_spread = self._checks_placement and self.found.is_complete
             if not is_to_spread or not await self._spread(stored.metadata):
                 return self.found
@@ -194,7 +196,7 @@ class LedgerRepair:
         return Presence.READ_ONLY if bookie in live.read_only else Presence.LOST
 
     async def _close(self) -> None:
-        """Its writer is dead, or somebody began to recover it (RP4)."""
+        """Its writer is dead, or a recovery has begun (RP4)."""
         async with await self._ledgers.open_recover(self._lock.ledger_id):
             self.found.was_closed = True
         logger.info("ledger_closed_for_repair", ledger_id=self._lock.ledger_id)
@@ -215,7 +217,7 @@ class LedgerRepair:
     # --- Slot by slot -------------------------------------------------------------------------
 
     async def _repair_seats(self, metadata: LedgerMetadata, plan: RepairPlan) -> bool:
-        """Whether the ledger has to be planned again: unless all that is left is whole where it is, or cannot be had."""
+        """Whether the ledger must be planned again: unless the rest is whole where it is, or unavailable."""
         outcomes = {await self._repair_seat(metadata, seat) for seat in plan.seats}
         return SeatOutcome.CHANGED in outcomes
 
@@ -236,7 +238,8 @@ class LedgerRepair:
         return await self._replace(metadata, seat, may_be_present=may_be_present)
 
     async def _spread(self, metadata: LedgerMetadata) -> bool:
-        """Moves one seat of one closed fragment to another rack; False: none can be spread further, or was copied.
+        """Moves one seat of one closed fragment to another rack; False: none can be spread further, or was
+        copied.
 
         Raises `NotEnoughBookies` if all of a fragment is in one rack, and no bookie of another rack can take a seat.
         """
@@ -291,7 +294,7 @@ class LedgerRepair:
     ) -> None:
         """The target has the seat, or the next plan knows why not.
 
-        Writers change the same node: the swap is made again from what they wrote, as long as it still applies.
+        Writers change the same node: the swap is repeated on their version, as long as it still applies.
         """
         if is_leaving := self._draining.get(seat.bookie):
             checks = [*checks, is_leaving]
@@ -300,7 +303,7 @@ class LedgerRepair:
             try:
                 changed = stored.metadata.with_replacement(seat.first_entry, seat.bookie, target)
             except MetadataConflict:
-                return  # The seat is another one by now.
+                return  # The seat has changed.
             if not may_be_present and await self._is_registered(seat.bookie):
                 return  # It is back (RP2).
             try:
@@ -309,7 +312,7 @@ class LedgerRepair:
                 )
             except MetadataConflict as conflict:
                 if conflict.ids.get("op") == 1 + len(checks):
-                    continue  # The ledger's own node: somebody else changed it.
+                    continue  # The ledger's own node: another client changed it.
                 self._on_unchecked(seat, checks, conflict)
                 return
             except NoSuchNode as missing:
@@ -330,7 +333,7 @@ class LedgerRepair:
     def _on_unchecked(
         self, seat: SlotRepair, checks: Sequence[Check], error: RollbookError
     ) -> None:
-        """The target is not the one that was copied to (RP3), or the bookie does not drain any more (RP2)."""
+        """The target has changed since the copy (RP3), or the bookie does not drain any more (RP2)."""
         if error.ids.get("op") == len(checks) and self._draining.get(seat.bookie) is checks[-1]:
             del self._draining[seat.bookie]
             self._looked_at[seat.bookie] = None
@@ -363,7 +366,7 @@ class LedgerRepair:
         )
         if (
             target == seat.bookie and copied.missing
-        ):  # It is a holder: what it lacks may be UNKNOWN.
+        ):  # It is a holder: entries that it lacks may be UNKNOWN.
             verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
             held = await verifier.read_share(target, sorted(copied.missing))
             for entry_id, copy in held.items():
@@ -376,7 +379,8 @@ class LedgerRepair:
         return copied
 
     def _judge(self, copied: Copied) -> bool:
-        """Whether everything could be had. Lost is only what every holder denies or shows damaged."""
+        """Whether everything could be had. Only entries that every holder denies or has damaged
+        are lost."""
         if not copied.missing:
             return True
         lost = [
@@ -418,7 +422,7 @@ class LedgerRepair:
         return picked
 
     async def _checks_of(self, target: BookieId) -> list[Check]:
-        """That the target is still the one that it is now (RP3)."""
+        """Checks that the target has not changed (RP3)."""
         cluster, member = self._ledgers.cluster, await self._members.read(target)
         nodes = (
             (cluster.path(COOKIES), member.cookie_node),
@@ -431,7 +435,7 @@ class LedgerRepair:
         ]
 
     async def _is_registered(self, bookie: BookieId) -> bool:
-        """As the store knows it at this moment."""
+        """As the store has it at this moment."""
         root = self._ledgers.cluster.root
         for folder in (AVAILABLE, READ_ONLY):
             if await read_surely(self._store, f"{root}/{folder}/{bookie}") is not None:
@@ -439,7 +443,7 @@ class LedgerRepair:
         return False
 
     async def _list(self, bookie: BookieId) -> EntryList:
-        """What the bookie has; nothing if it cannot tell: then all of it is written."""
+        """The bookie's entries; none if it cannot tell: then all are written."""
         reply = await self._ledgers.bookies.call(
             bookie,
             ListEntries(self._lock.ledger_id),
@@ -456,7 +460,7 @@ def _open_end(metadata: LedgerMetadata, plan: RepairPlan) -> OpenEnd:
 def pick_for_racks(
     ledgers: Ledgers, quorum: Quorum, ensemble: Ensemble, excluded: Collection[BookieId] = ()
 ) -> tuple[int, BookieId] | None:
-    """A seat, and who has to take it so that most entries have copies in several racks; None: no swap is a gain.
+    """A seat, and its new bookie, so that most entries have copies in several racks; None: no swap is a gain.
 
     Each swap leaves fewer write sets in one rack, so a ledger is swapped as often as it has members at most. Three
     members of two racks with two copies of each entry always have one such write set.
@@ -473,7 +477,7 @@ def pick_for_racks(
     return best
 
 
-_MEAN_BYTES_GUESSED: Final = 1024  # Of an open ledger, whose length metadata does not know.
+_MEAN_BYTES_GUESSED: Final = 1024  # Of an open ledger, whose length is not in metadata.
 
 
 def mean_entry_bytes(metadata: LedgerMetadata) -> int:

@@ -1,8 +1,9 @@
 """Makes the copies of lost bookies elsewhere by hand, without an auditor (A36-A40).
 
-Every ledger that names one of the bookies is repaired under its lock, as a worker repairs it, so it may run beside
-workers, and may be stopped and run again: what is done is in metadata. A ledger whose open end names a lost bookie is
-first left to its writer for the grace period; then it is closed, unless open ledgers are to be skipped (RP4).
+Every ledger that names one of the bookies is repaired under its lock, like a worker does it, so it may run
+beside workers, and may be stopped and run again: its progress is in metadata. A ledger whose open end names a
+lost bookie is first left to its writer for the grace period; then it is closed, unless open ledgers are to be
+skipped (RP4).
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class LedgerProblem:
 
 @dataclass(slots=True)
 class Evacuated:
-    """What became of the ledgers that named the bookies."""
+    """The result for the ledgers that named the bookies."""
 
     ledgers: int = 0  # That name one of them, or did.
     repaired: int = 0
@@ -51,7 +52,7 @@ class Evacuated:
 @dataclass(frozen=True)
 class EvacuationOrder:
     bookies: Sequence[BookieId]
-    targets: Sequence[BookieId] = ()  # Taken before any other.
+    targets: Sequence[BookieId] = ()  # Used before any other.
     ledger_id: LedgerId | None = None  # This one only.
     skips_open: bool = False
     is_rehearsal: bool = False
@@ -79,8 +80,8 @@ class Evacuation:
         self.found = Evacuated()
 
     async def run(self, on_progress: Callable[[int, int], None] = lambda *_: None) -> Evacuated:
-        """`on_progress` hears how many ledgers are done, and of how many. Raises what the metadata store raises; what
-        cannot be done for one ledger is in the result. Cancelled, run it again.
+        """`on_progress` gets the number of ledgers done, and of all. Raises the metadata store's
+        errors; a failure for one ledger is in the result. If it is cancelled, run it again.
         """
         ids = [ledger_id async for ledger_id in self._naming()]
         self.found.ledgers = len(ids)
@@ -171,7 +172,7 @@ class Evacuation:
             finally:
                 await self._marks.release(lock)
         except NoSuchLedger:
-            self.found.repaired += 1  # It was deleted meanwhile.
+            self.found.repaired += 1  # It was deleted in the meantime.
             return True
         except RollbookError as error:
             self._fail(ledger_id, error.message or str(error))

@@ -1,4 +1,4 @@
-"""What goes on while the metadata store is away, and what is repeated when it is back."""
+"""What goes on while the metadata store is unavailable, and what is repeated afterwards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ AWAY: Final = (Unavailable, OutcomeUnknown, SessionExpired)
 
 
 async def patiently(part: str, work: Callable[[], Awaitable[object]]) -> Never:
-    """Repeats `work` until cancelled, with a pause after it could not reach what it needs."""
+    """Repeats `work` until cancelled, with a pause after it could not reach the store."""
     while True:
         await until_done(part, work)
 
@@ -42,7 +42,7 @@ async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
 async def follow(
     part: str, watch: Callable[[], Awaitable[Watch]], look: Callable[[], Awaitable[None]]
 ) -> Never:
-    """Looks now, at each event, and every so often all the same."""
+    """Looks now, at each event, and regularly anyway."""
 
     async def once() -> None:
         stream = await watch()

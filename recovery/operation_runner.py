@@ -1,10 +1,10 @@
-"""Runs the operations that last, while it is elected, and goes on with those that another process began.
+"""Runs lasting operations while it is elected, and continues those that another process began.
 
     <own root>/operations ──watch──► round ──► a task for each that is due, 8 at once
                                                   └──► work (handed in) ──► Done, Failed, Cancelled
 
-Work may be stopped anywhere and run again: what it has done is in metadata. Each write names the vote, so a runner that
-was replaced without knowing ends no operation (OP4).
+Work may be stopped anywhere and run again: its progress is in metadata. Each write names the vote, so a runner
+that was replaced without knowing ends no operation (OP4).
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _FORGET_MS: Final = 3_600_000
 
 
 class OperationProgress:
-    """What work hears of its operation, and says of it."""
+    """What work gets from its operation, and reports to it."""
 
     def __init__(self, operation: LastingOperation, keep: Callable[[Facts], Awaitable[None]]):
         self.about = operation.about
@@ -85,7 +85,7 @@ class OperationRunner:
         self._describe = describe
         self._running: dict[str, asyncio.Task[None]] = {}
         self._to_cancel: dict[str, None] = {}
-        self._ended: dict[str, None] = {}  # They change no more, so they need not be read again.
+        self._ended: dict[str, None] = {}  # They never change, so they need not be read again.
         self._forget_ms = 0
         self._has_ended = asyncio.Event()
 
@@ -107,7 +107,7 @@ class OperationRunner:
             await watch.close()
 
     async def _next(self, watch: Watch) -> None:
-        """Something changed, or a place is free, or it is time to look all the same."""
+        """Something changed, or a place is free, or it is time to look anyway."""
 
         async def hear() -> None:
             try:
@@ -167,7 +167,7 @@ class OperationRunner:
         run, kind = OperationProgress(operation, keep), self._kinds.get(operation.kind)
 
         async def end(step: Callable[[LastingOperation], LastingOperation]) -> LastingOperation:
-            """With its last progress, which may be younger than what was written last."""
+            """With its last progress, which may be newer than the last write."""
             return await change(lambda each: step(each.with_progress(run.done, run.total)))
 
         logger.info("operation_started", operation=operation.id, kind=operation.kind)
@@ -206,7 +206,7 @@ class OperationRunner:
         run: OperationProgress,
         change: Callable[[Callable[[LastingOperation], LastingOperation]], Awaitable[Any]],
     ) -> Facts:
-        """Goes on after the metadata store was away."""
+        """Continues after the metadata store was unavailable."""
 
         async def tell() -> None:
             while True:

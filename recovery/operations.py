@@ -64,7 +64,7 @@ class OperationNodes:
         await ensure_node(self._store, self.folder)
 
     async def create(self, operation: LastingOperation, now_ms: int) -> LastingOperation:
-        """The one that is there already if it is the same request (OP2).
+        """The existing one if it is the same request (OP2).
 
         Raises `DuplicateDiffers`, and `Overloaded` if as many as are kept have not ended.
         """
@@ -97,7 +97,7 @@ class OperationNodes:
         return found.operation
 
     async def forget(self, now_ms: int, kept: int = KEPT_MAX) -> int:
-        """Removes what need not be kept (OP3); how many are left."""
+        """Removes those that need not be kept (OP3); returns how many are left."""
         found = await self.list()
         gone = to_forget((each.operation for each in found), now_ms, kept)
         for operation_id in gone:
@@ -117,7 +117,7 @@ class OperationNodes:
         return StoredOperation(unpack_operation(node.value), node.stat.version)
 
     async def list(self, without: Container[str] = ()) -> "list[StoredOperation]":
-        """The newest first. One that cannot be read is logged and left out."""
+        """The newest first. An unreadable one is logged and left out."""
         try:
             names = sorted(await children_surely(self._store, self.folder))
         except NoSuchNode:
@@ -152,9 +152,9 @@ class OperationNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> LastingOperation:
-        """From what is there, while `checks` hold; `session`: in that one or never.
+        """From the read state, while `checks` hold; `session`: in that one or never.
 
-        Raises what `step` raises, `Missing`, `MetadataConflict` if a check does not hold.
+        Raises the errors of `step`, `Missing`, `MetadataConflict` if a check does not hold.
         """
         path = self._path(operation_id)
         for _ in range(_RACES_MAX):

@@ -1,4 +1,4 @@
-"""Reads what a bookie is in doubt about, and settles doubts there.
+"""Reads a bookie's doubts, and settles them there.
 
 Over HTTP on a real machine (`rollbook.api.cli.recovery.actions`); the simulator passes the bookie in directly.
 """
@@ -12,7 +12,7 @@ from rollbook.recovery.core.healing import EntryRange
 
 @dataclass(frozen=True, slots=True)
 class DoubtsPage:
-    """Ledgers in ascending order. The stamp is another one whenever something came into doubt."""
+    """Ledgers in ascending order. The stamp changes with every new doubt."""
 
     bookie: BookieId
     instance_id: str | None  # Of its cluster.

@@ -1,8 +1,9 @@
-"""What a recovery process says of itself, for `rollbook recovery status`: an ephemeral node for each.
+"""A recovery process's own report, for `rollbook recovery status`: an ephemeral node for each.
 
     <own root>/recovery/<session>   JSON: version, name, release, started_ms, parts, audit, drains, worker
 
-`parts` has the state of each part of the process, how often it began again, and after which error. Nothing decides anything by these nodes.
+`parts` has the state of each part of the process, how often it began again, and after which error. Nothing is
+decided by these nodes.
 """
 
 import json
@@ -42,7 +43,7 @@ def pack_presence(presence: Presence) -> bytes:
 
 
 def unpack_presence(node_name: str, data: bytes) -> Presence:
-    """What cannot be read is left out: it is for people."""
+    """Unreadable nodes are left out: this is for people."""
     try:
         fields = json.loads(data)
         known = {key: fields[key] for key in Presence.__slots__ if key in fields}

@@ -1,8 +1,9 @@
-"""A whole fresh walk: which ledgers name these bookies, by the metadata itself and not by an index.
+"""A whole fresh walk: which ledgers name these bookies, by the metadata itself and not by an
+index.
 
-Ledgers that exist from before the first step to after the last are all seen (`LedgerWalk`), each as it was
-at some time in between. So what begins after a bookie takes no entries any more, and finds no ledger that
-names it, has seen all but those that a client makes with an ensemble that it picked before (LC4).
+Ledgers that exist during the whole walk are all seen (`LedgerWalk`), each as it was at some time in
+between. So a walk that begins after a bookie stopped accepting entries, and finds no ledger that
+names it, has seen all except those that a client creates with an earlier choice of ensemble (LC4).
 """
 
 import asyncio
@@ -21,9 +22,9 @@ _AT_ONCE: Final = 64
 @dataclass(slots=True)
 class Census:
     ledgers: int = 0  # That were looked at.
-    naming: dict[BookieId, int] = field(default_factory=dict)  # 0 for those that none names.
+    naming: dict[BookieId, int] = field(default_factory=dict)  # 0 for those that no ledger names.
     examples: dict[BookieId, LedgerId] = field(default_factory=dict)
-    unreadable: list[LedgerId] = field(default_factory=list)  # They may name anybody.
+    unreadable: list[LedgerId] = field(default_factory=list)  # They may name any bookie.
 
 
 async def take_census(
@@ -31,7 +32,7 @@ async def take_census(
     bookies: Collection[BookieId],
     on_ledger: Callable[[LedgerMetadata], None] = lambda _: None,
 ) -> Census:
-    """`on_ledger` hears of each ledger that names one of them. Raises what the metadata store raises."""
+    """`on_ledger` gets each ledger that names one of them. Raises what the metadata store raises."""
     census = Census(naming=dict.fromkeys(bookies, 0))
 
     async def read(ledger_id: LedgerId) -> None:
@@ -52,7 +53,7 @@ async def take_census(
             on_ledger(metadata)
 
     batch: list[LedgerId] = []
-    async for ledger_id in nodes.ids():  # Its first step waits for all that was written before.
+    async for ledger_id in nodes.ids():  # Its first step waits for all earlier writes.
         batch.append(ledger_id)
         if len(batch) == _AT_ONCE:
             await _all(read(each) for each in batch)

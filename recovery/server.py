@@ -1,11 +1,13 @@
-"""A process's share in recovery: it stands as auditor and as steward, and works on what is marked.
+"""A process's share in recovery: it stands as auditor and as steward, and works on marked
+ledgers.
 
     index ◄── auditor (elected)
           ◄── steward (elected apart)      worker      presence      operations (elected apart)
       each is a part: one that fails begins again, after a pause that doubles up to a minute
 
-All parts use one metadata session: its end takes votes and locks along together. They share one `Marks`, which knows
-the locks of the session. What the parts do is written down by `process_status.py`, for `status`.
+All parts use one metadata session, whose end also ends its votes and locks. They share one `Marks`,
+which knows the locks of the session. The work of the parts is recorded by `process_status.py`, for
+`status`.
 """
 
 import asyncio
@@ -48,7 +50,7 @@ _TELL_S: Final = 2.0
 _COUNT_S: Final = 30.0
 _SHORT_MAX: Final = 100_000  # Marks that are counted,
 _OVERDUE_MAX: Final = 1_000  # and that are read to see how old they are.
-_STEADY_S: Final = 300.0  # A part that ran this long begins again without a longer pause.
+_STEADY_S: Final = 300.0  # A part that ran this long restarts without a longer pause.
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class PartState:
 
 
 class RecoveryServer:
-    """`run` it in a task of its own; cancelled, it gives up its votes and locks."""
+    """`run` it in a task of its own; when cancelled, it gives up its votes and locks."""
 
     def __init__(
         self,
@@ -93,9 +95,10 @@ class RecoveryServer:
         log_of: Callable[[Mapping[str, bytes]], str | None] = lambda _: None,
         post: Post | None = None,
     ) -> None:
-        """`name` stands in votes and locks, for people. `doubts_of`: how a bookie is asked what it doubts.
-        `operations`: what it can run for people; `describe`: how their errors are kept. `log_of`: the log that a
-        ledger with this custom metadata was made for. `post`: how callbacks are sent.
+        """`name` is in votes and locks, for people. `doubts_of`: how a bookie is asked for its
+        doubts. `operations`: what it can run for people; `describe`: how their errors are
+        stored. `log_of`: the log that a ledger with this custom metadata was made for. `post`:
+        how callbacks are sent.
         """
         self.stats = stats or RecoveryStats()
         self.ledgers = ledgers

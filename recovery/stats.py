@@ -1,7 +1,7 @@
 """The metrics of a recovery server; names get `rollbook_recovery_` in front.
 
-What the auditor or the steward knows is shown by the process that leads, and is 0 in all others: sums over
-processes are right. `proto/runtime/metrics.py` shows it to Prometheus.
+Only the leading process shows what the auditor or the steward knows, and all others show 0: so sums
+over processes are right. `proto/runtime/metrics.py` shows it to Prometheus.
 """
 
 from dataclasses import dataclass

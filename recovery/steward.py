@@ -1,5 +1,6 @@
-"""Empties bookies that are to leave, and has bookies checked that may have lost ledgers unawares, while it
-is elected. It has an election of its own: BookKeeper's auditor may be Java's, which knows of neither.
+"""Empties bookies that will leave, and has bookies checked that may have lost ledgers without knowing
+it, while it is elected. It has an election of its own: BookKeeper's auditor may be Java's, which knows
+of neither.
 
     lifecycles ──► core/drains.py ──► tasks (tasks.py) ──► workers copy, the index hears of it
                         │
@@ -13,7 +14,7 @@ is elected. It has an election of its own: BookKeeper's auditor may be Java's, w
 - A drain that failed or was cancelled leaves no task (LC5).
 - A bookie whose incarnation is not the one last seen whole has all its ledgers looked at (LC6).
 
-A steward may die anywhere: all that it goes by is read again by the next one.
+A steward may die anywhere: the next one reads everything again.
 """
 
 import asyncio
@@ -67,10 +68,11 @@ _PAUSE_S: Final = 0.1  # Between two rounds; a drain changes thousands of ledger
 
 @dataclass(slots=True)
 class StewardState:
-    """What `status` shows of it: of each bookie that drains the step, and how many ledgers name it."""
+    """The steward's part of `status`: for each draining bookie the step, and how many ledgers name
+    it."""
 
     drains: dict[BookieId, tuple[str, int]] = field(default_factory=dict)
-    suspects: dict[BookieId, int] = field(default_factory=dict)  # With ledgers to be looked at.
+    suspects: dict[BookieId, int] = field(default_factory=dict)  # With ledgers to be checked.
     tasks: int = 0
     doubts: dict[BookieId, DoubtState] = field(default_factory=dict)  # Bookies that are healed.
 
@@ -294,7 +296,7 @@ class Steward:
             await self._verify(vote, to_verify)
 
     def _count_stuck(self, draining: list[StoredLifecycle]) -> "Counter[BookieId]":
-        """Ledgers of each bookie that drains whose failure is final."""
+        """Ledgers of each draining bookie whose failure is final."""
         stuck: Counter[BookieId] = Counter()
         for ledger_id, failure in self._failing.items():
             shape = self._index.shape(ledger_id) or ()
@@ -352,7 +354,7 @@ class Steward:
         census = await take_census(self._nodes, [each.bookie for each in drains])
         for stored in drains:
             if census.naming[stored.bookie]:
-                self._index.request_sweep()  # It does not know that ledger as it is.
+                self._index.request_sweep()  # It does not know the ledger's present state.
             elif census.unreadable:
                 named = ", ".join(map(str, sorted(census.unreadable)[:_EXAMPLES]))
                 reason = (
@@ -364,7 +366,8 @@ class Steward:
                 await self._change(vote, stored, finish(stored.lifecycle, *self._draw()))
 
     async def _is_writable(self, bookie: BookieId) -> bool:
-        """By the store itself: the watcher may not have heard yet. One in both folders changes over."""
+        """By the store itself: the watcher may not know yet. One in both folders is changing
+        over."""
         folder = f"{self._root}/{AVAILABLE}"
         return await read_surely(self._store, f"{folder}/{bookie}") is not None
 
@@ -392,7 +395,8 @@ class Steward:
                 stored, lifecycle, checks=[vote.check], session=vote.session
             )
         except (MetadataConflict, NodeExists, NoSuchNode):
-            # A person changed it, or another steward leads: the next round, or the election, tells.
+            # A person changed it, or another steward leads: the next round, or the election, will
+            # show.
             logger.info("lifecycle_not_changed", bookie=stored.bookie)
             return
         logger.info(
@@ -408,14 +412,14 @@ class Steward:
         return f"{self._randomness.getrandbits(128):032x}", self._clock.wall_us() // 1000
 
     async def _remove_tasks(self) -> None:
-        """LC5: those of which no bookie drains or is looked at any more."""
+        """LC5: those without a bookie that drains or is checked."""
         wanted = self._draining.union(self._suspects)
         for ledger_id, bookies in list(self._tasks.items()):
             if not wanted.isdisjoint(bookies):
                 continue
             lock = await self._marks.take(ledger_id, "steward")
             if lock is None:
-                continue  # A worker is at it, and sees by itself that it is not wanted any more.
+                continue  # A worker has it, and notices by itself that it is no longer wanted.
             try:
                 found = await self._drain_tasks.read(ledger_id)
                 if found is None or await self._drain_tasks.unmark(found, lock):
@@ -465,7 +469,8 @@ class Steward:
                 seem_whole.append(bookie)
         if not seem_whole:
             return
-        # An event may come late: of a task that went, and that was published again since for another bookie.
+        # An event may come late: of a removed task that was published again since for another
+        # bookie.
         await self._list_tasks()
         named = {bookie for bookies in self._tasks.values() for bookie in bookies}
         for bookie in seem_whole:

@@ -1,13 +1,13 @@
-"""Work in our own tree: ledgers of bookies that drain or may not be whole, failures of repairs, and
-what a person asks of the auditor.
+"""Work in our own tree: ledgers of bookies that drain or may not be whole, failures of repairs,
+and a person's requests to the auditor.
 
     <own root>/drain/hhhh/hhhh/hhhh/hhhh/urLdddd…      a mark: those of its bookies
     <own root>/failures/hhhh/hhhh/hhhh/hhhh/urLdddd…   `core/failures.py`
     <own root>/bad/hhhh/hhhh/hhhh/hhhh/urLdddd…        `core/checks.py`: entries that a check found to be bad
 
-Drain tasks have the form of BookKeeper's marks. A worker treats a drain task as it treats a mark, under the
-same lock (`Marks.take`). Of the bookies that it names, one that is draining is to be replaced, though it
-is registered; any other is to be looked at: what its entry list lacks is restored there. The steward
+Drain tasks have the form of BookKeeper's marks. A worker handles a drain task like a mark, under the
+same lock (`Marks.take`). Of the bookies that it names, a draining one is replaced, though it is
+registered; any other is checked: entries missing from its list are restored there. The steward
 publishes the tasks, a bounded number at a time.
 """
 
@@ -156,7 +156,7 @@ class BadCopies(_Notes[dict[BookieId, tuple[EntryRange, ...]]]):
     async def read_stored(
         self, ledger_id: LedgerId
     ) -> tuple[dict[BookieId, tuple[EntryRange, ...]], int] | None:
-        """With the version. One that cannot be read names nothing: the next check finds the copies again."""
+        """With the version. An unreadable one names nothing: the next check finds the copies again."""
         node = await read_surely(self._store, self._tree.path(ledger_id))
         if node is None:
             return None
@@ -174,7 +174,7 @@ class AuditOrder:
 
 
 class AuditOrders:
-    """What a person asks of the auditor that BookKeeper's tree has no place for.
+    """A person's requests to the auditor that BookKeeper's tree has no place for.
 
     <own root>/audit    JSON `{"approved": ["b1:3181"], "checks_asked_ms": 17…, "token": "4e0c…", "version": 1}`
     """
@@ -187,7 +187,7 @@ class AuditOrders:
     async def ask_for_checks(
         self, now_ms: int, token: str, *, approved: Collection[BookieId] | None = None
     ) -> None:
-        """Of all kinds. `approved`: these may be lost all at once, in place of those that were approved before."""
+        """Of all kinds. `approved`: bookies whose loss is approved, in place of earlier ones."""
         order = replace(await self.read(), checks_asked_ms=now_ms)
         if approved is not None:
             order = replace(order, approved=frozenset(approved))
@@ -202,7 +202,7 @@ class AuditOrders:
         await put_surely(self._store, self.path, data)
 
     async def read(self) -> AuditOrder:
-        """What cannot be read orders nothing."""
+        """An unreadable request is ignored."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return AuditOrder()
@@ -220,7 +220,7 @@ class AuditOrders:
 
 
 class RateOrder:
-    """What a person has set as the rate of each worker; all of them follow it while they run.
+    """The rate of each worker, set by a person; all of them follow it while they run.
 
     <own root>/rate    bytes a second in ASCII digits; 0 is unlimited
     """
@@ -235,7 +235,7 @@ class RateOrder:
         await put_surely(self._store, self.path, str(bytes_per_s).encode("ascii"))
 
     async def read(self) -> int | None:
-        """None: nobody has set it, or what is there cannot be read."""
+        """None: not set, or unreadable."""
         node = await read_surely(self._store, self.path)
         if node is None:
             return None
@@ -249,7 +249,7 @@ class RateOrder:
 
 
 class CheckTimes:
-    """When each check was last completed: in BookKeeper's nodes, where it has one.
+    """When each check was last completed: in BookKeeper's nodes, if it has one.
 
     <own root>/checked/bookies    JSON `{"completed_ms": 17…, "version": 1}`
     """
@@ -261,7 +261,7 @@ class CheckTimes:
         self._folder = f"{cluster.own_root}/{CHECKED}"
 
     async def completed_ms(self, kind: CheckKind) -> int | None:
-        """None: never, or nobody can read it."""
+        """None: never, or unreadable."""
         if (check := _BOOKKEEPERS.get(kind)) is not None:
             return await self._marks.checked_at_ms(check)
         node = await read_surely(self._store, f"{self._folder}/{kind.value}")

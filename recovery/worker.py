@@ -4,9 +4,9 @@
               ▲                                                                              │
               └── a watch, or the time of the next try ◄── failures in our own tree ◄────────┘
 
-A repair that failed is tried again after 5 s, doubling to 10 min; one that cannot succeed is reported once and waits
-for a person (RP5). A mark goes only in the version that was read under the lock, after a fresh look at the ledger
-found every seat whole (RP6).
+A failed repair is retried after 5 s, doubling to 10 min; one that cannot succeed is reported once and
+waits for a person (RP5). A mark is removed only in the version read under the lock, after a fresh look at
+the ledger found every seat whole (RP6).
 
 While the switch is off (`Marks.is_enabled`), nothing new begins.
 """
@@ -43,8 +43,9 @@ from rollbook.recovery.tasks import BadCopies, DrainTasks, Failures, RateOrder
 
 logger = structlog.get_logger()
 
-# Tasks that are sorted together, so that the most urgent of them come first. The first page is as small as what is
-# repaired at once, so that work begins before much is read; each page is twice as large as the one before.
+# Tasks that are sorted together, so that the most urgent of them come first. The first page is as
+# small as the number of concurrent repairs, so that work begins early; each page is twice as large
+# as the one before.
 _PAGE_MAX: Final = 1000
 _READ_AT_ONCE: Final = 32
 _NS_PER_S: Final = 1_000_000_000
@@ -88,7 +89,7 @@ class Worker:
     ) -> None:
         """`name` is written into locks, for people. Targets are the local bookie first, if there is one.
 
-        `marks` knows the locks of this session; whatever else takes locks in the process uses it, too.
+        `marks` knows the locks of this session; other users of locks in the process use it, too.
         """
         self.stats = WorkerStats()
         self.throttle = Throttle(config.bytes_per_s_max)
@@ -140,7 +141,7 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s()):
                 await self._news.wait()
-                await asyncio.sleep(self._config.settle_s)  # Marks come in swarms.
+                await asyncio.sleep(self._config.settle_s)  # Marks come in large numbers.
 
     async def work_once(self) -> None:
         """Every task that is due now is tried once. Raises what the metadata store raises."""
@@ -180,7 +181,7 @@ class Worker:
         await self._failures.prepare()
 
     async def _due(self) -> AsyncGenerator[_Task, None]:
-        # Else such a ledger looks as if another worker had it (MK5).
+        # Otherwise such a ledger looks locked by another worker (MK5).
         await self._marks.release_strays()
         if not await self._marks.is_enabled():
             return
@@ -208,7 +209,7 @@ class Worker:
                     for task in _most_missing_first(page):
                         yield task
                     page, page_size = [], min(2 * page_size, _PAGE_MAX)
-        self._waits = waits  # What is no task any more starts from nothing when it is one again.
+        self._waits = waits  # A removed task starts from nothing when it is published again.
         for task in _most_missing_first(page):
             yield task
 
@@ -229,7 +230,7 @@ class Worker:
             return True
         task = await _read(self._drains, ledger_id)
         if not failure.counts_for(_tokens(await self._draining(task))):
-            return True  # A drain has begun, or is tried again.
+            return True  # A drain has begun, or is retried.
         pause_ms = self._config.look_again_s * 1000
         if failure.next_try_ms is not None:
             pause_ms = min(pause_ms, failure.next_try_ms - now_ms)
@@ -240,7 +241,7 @@ class Worker:
         self._not_before_ns[ledger_id] = self._clock.monotonic_ns() + int(pause_s * _NS_PER_S)
 
     def _pause_s(self) -> float:
-        """Until the next task is due, or it is time to look again all the same."""
+        """Until the next task is due, or it is time to look again anyway."""
         now_ns = self._clock.monotonic_ns()
         self._not_before_ns = {
             ledger_id: due_ns
@@ -267,7 +268,7 @@ class Worker:
             finally:
                 await self._marks.release(lock)
         except (*AWAY, NoSuchNode) as error:
-            # The metadata store is away, or the lock was lost: nobody can write down anything.
+            # The metadata store is unavailable, or the lock was lost: nothing can be recorded.
             self._put_off(ledger_id, self._config.locked_pause_s)
             logger.info("repair_given_up", ledger_id=ledger_id, reason=error.message or str(error))
 
@@ -324,7 +325,7 @@ class Worker:
             await self._fail(ledger_id, found, "ENTRY_UNAVAILABLE", found.unavailable, drains)
 
     async def _draining(self, task: StoredMark | None) -> dict[BookieId, StoredLifecycle]:
-        """Those of its bookies that drain now, each with the lifecycle that says so."""
+        """Those of its bookies that drain now, each with its lifecycle."""
         draining: dict[BookieId, StoredLifecycle] = {}
         for bookie in task.mark.missing if task else ():
             try:
@@ -337,7 +338,7 @@ class Worker:
         return draining
 
     def _checks(self, draining: Mapping[BookieId, StoredLifecycle]) -> dict[BookieId, Check | None]:
-        """That each still drains as it did, when its seat is swapped."""
+        """Checks that each still drains as before, when its seat is swapped."""
         return {
             bookie: Check(self._lifecycles.path(bookie), found.version)
             for bookie, found in draining.items()
@@ -360,7 +361,7 @@ class Worker:
         self._reported.pop(ledger_id, None)
         await self._failures.clear(
             ledger_id
-        )  # First: nobody looks at a ledger without a mark (RP7).
+        )  # First: a ledger without a mark is not visited (RP7).
         if drain is not None:
             await self._drains.unmark(drain, lock)
         if mark is not None:

@@ -1,17 +1,17 @@
 """Which bookies are lost, when their ledgers are marked, and in which order.
 
-A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost* once this
-auditor has seen it missing for the whole delay (AU1). The delay holds for any number of bookies; one that
-comes back within it costs nothing. A person who asks for an audit does not wait for it.
+A bookie is *missing* while a cookie or a ledger names it and it is not registered. It is *lost*
+once this auditor has seen it missing for the whole delay (AU1). The delay holds for any number
+of bookies; one that comes back within it costs nothing. A requested audit does not wait for it.
 
-**Absence is what somebody has seen** (AU1). It is counted from look to look, within one session. Time in which
-the auditor did not look, because it slept or could not reach the metadata store, counts for little: one interval
-between two looks counts for at most a quarter of the delay. In another session the counting begins again, for
-nobody knows who came and left between the two.
+**Absence must be observed** (AU1). It is counted from look to look, within one session. Time in
+which the auditor did not look, because it slept or could not reach the metadata store, counts for
+little: one interval between two looks counts for at most a quarter of the delay. In another
+session the counting starts over, since it is not known which bookies came and left in between.
 
-**The brake** (AU2). If more than half of all bookies that hold ledgers or serve are missing at once, then
-rather the network or the metadata store is broken than the bookies are: nothing is marked until enough of
-them are back, or a person approves the loss of these very bookies.
+**The brake** (AU2). If more than half of all bookies that hold ledgers or serve are missing at once,
+the network or the metadata store is probably broken: nothing is marked until enough of them are back,
+or a person approves the loss of these bookies.
 
 **Order** (AU3). Ledgers whose worst entry has the fewest good copies come first.
 """
@@ -73,22 +73,22 @@ class Losses:
         self._asked.update(self._absent_ns)
 
     def on_approved(self, bookies: Collection[BookieId]) -> None:
-        """These may be lost all at once, says a person."""
+        """A person approves the loss of all of these."""
         self._approved = frozenset(bookies)
 
     @property
     def missing(self) -> Mapping[BookieId, int]:
-        """With the time for which that was seen, in nanoseconds."""
+        """With the observed time, in nanoseconds."""
         return self._absent_ns
 
     @property
     def is_braked(self) -> bool:
-        """AU2. A bookie that no ledger names any more was dealt with before, and counts for nothing."""
+        """AU2. A bookie that no ledger names any more was handled before, and counts for nothing."""
         gone = self._named.intersection(self._absent_ns)
         return 2 * len(gone) > self._population and not gone <= self._approved
 
     def lost(self) -> frozenset[BookieId]:
-        """Whose ledgers are to be marked; nobody's while the brake is on."""
+        """The bookies whose ledgers are to be marked; none while the brake is on."""
         if self.is_braked:
             return frozenset()
         return frozenset(
@@ -98,7 +98,7 @@ class Losses:
         )
 
     def next_look_ns(self) -> int | None:
-        """How long after the latest look the next one is due at the latest; None: nobody is about to be lost."""
+        """The maximum time from the latest look to the next one; None: no bookie is about to be lost."""
         left_ns = [
             self._delay_ns - absent_ns
             for absent_ns in self._absent_ns.values()

@@ -1,4 +1,4 @@
-"""Callbacks: who is sent which events, in which order, and when a delivery is tried again.
+"""Callbacks: which events each one is sent, in which order, and when a delivery is retried.
 
     events ──► a queue for each callback ──► lanes, one for each bookie ──► attempts
                                               an event is sent when it is the first one in all of its lanes
@@ -45,7 +45,7 @@ class Callback:
     secret: str
     kinds: tuple[EventKind, ...] = ()  # None: all of them.
     bookie: str | None = None  # Only events that name it.
-    principal: str = ""  # Who asked for it.
+    principal: str = ""  # The requester.
     created_ms: int = 0
 
     def takes(self, event: Event) -> bool:
@@ -89,7 +89,8 @@ class Pending:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """An event that names no bookie keeps its order with others of that kind; a test waits for nobody."""
+        """An event that names no bookie keeps its order with others of that kind; a test waits for no
+        other event."""
         if self.event.kind is EventKind.TEST:
             return (f"test {self.name}",)
         return self.event.bookies or ("",)
@@ -103,7 +104,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request. `status` None: nobody answered."""
+    """The result of one request. `status` None: no response."""
 
     status: int | None = None
     problem: str | None = None
@@ -122,13 +123,13 @@ class _Entry:
 
 
 class CallbackQueue:
-    """Of one callback. It decides what is sent when; its owner sends, and keeps it."""
+    """Of one callback. It decides what is sent when; its owner sends, and stores it."""
 
     def __init__(self, randomness: Random) -> None:
         self._randomness = randomness
         self._entries: dict[str, _Entry] = {}
         self._lanes: dict[str, deque[str]] = {}
-        self._unreached: dict[str, None] = {}  # Nobody answered their last attempt.
+        self._unreached: dict[str, None] = {}  # Their last attempt got no response.
         self._sent = 0
 
     def __len__(self) -> int:
@@ -149,7 +150,7 @@ class CallbackQueue:
             self._lanes.setdefault(lane, deque()).append(pending.name)
 
     def take_due(self, now_ns: int) -> list[tuple[Pending, int]]:
-        """What is sent now, and which attempt it is; each is followed by `on_answer`."""
+        """The requests to send now, with their attempts; each is followed by `on_answer`."""
         found: list[tuple[Pending, int]] = []
         for lane, names in self._lanes.items():
             if self._sent == AT_ONCE:
@@ -182,7 +183,7 @@ class CallbackQueue:
         return entry if all(self._lanes[each][0] == name for each in lanes) else None
 
     def on_answer(self, name: str, answer: Answer, now_ns: int, now_ms: int) -> Outcome:
-        """One that is not tried again leaves the queue."""
+        """One that is not retried leaves the queue."""
         entry = self._entries[name]
         entry.is_sent = False
         self._sent -= 1
@@ -219,7 +220,7 @@ def pause_s(attempts: int, randomness: Random) -> float:
 def attempt_row(
     pending: Pending, number: int, answer: Answer, outcome: Outcome, at_ms: int, took_ms: int
 ) -> dict[str, Any]:
-    """As people see it."""
+    """As shown to people."""
     return {
         "event": pending.event.id,
         "kind": pending.event.kind.value,
@@ -247,12 +248,13 @@ class EventCursor:
 
 
 def name_of(number: int) -> str:
-    """Of the node of an event that waits; in the order of numbers."""
+    """Of the node of a waiting event; in the order of numbers."""
     return f"{number:016x}"
 
 
 def pack_callback(callback: Callback) -> bytes:
-    """A URL may have secrets, too, so its field is named as one: nobody is shown fields of such names."""
+    """A URL may have secrets, too, so its field is named as one: fields with such names are never
+    shown."""
     fields = {
         "version": _VERSION,
         "id": callback.id,
@@ -308,7 +310,7 @@ def pack_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def unpack_rows(data: bytes) -> list[dict[str, Any]]:
-    """For people: what cannot be read is left out."""
+    """For people: unreadable ones are left out."""
     try:
         rows = _unpacked(data, "deliveries")["rows"] if data else []
     except (BadMetadata, UnsupportedVersion, KeyError):

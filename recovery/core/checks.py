@@ -1,4 +1,5 @@
-"""Which checks there are, when one is due, and what the answers of bookies say of their copies.
+"""Which checks there are, when one is due, and what the answers of bookies mean for their
+copies.
 
 | check     | looks at                                                                  | default | BookKeeper's node          |
 |---|---|---|---|
@@ -7,8 +8,8 @@
 | copies    | entry lists of closed fragments' members, holes included                  | a day   | `replicascheckctime`       |
 | ledgers   | bytes of the first and last entry of each member, and of a share of the rest | a week | `checkallledgersctime`   |
 
-A copy is *short* if its bookie lists less than it should hold, or says that it has none of an entry. It is *bad* if
-its bytes fail their digest, or differ from what more members of the write set have. A bookie that is not registered is
+A copy is *short* if its bookie lists less than it should hold, or denies an entry. It is *bad* if its bytes
+fail their digest, or differ from those of more members of the write set. A bookie that is not registered is
 not judged: it becomes lost after the delay (AU1, AU6).
 """
 
@@ -29,7 +30,7 @@ from rollbook.recovery.core.healing import EntryRange, covers, ranges_of
 from rollbook.recovery.core.plan import Action, SlotRepair
 
 _VERSION: Final = 1
-_BAD_RANGES_MAX: Final = 1000  # Of one bookie; further ones are found once these are made good.
+_BAD_RANGES_MAX: Final = 1000  # Of one bookie; further ones are found once these are repaired.
 
 
 class CheckKind(Enum):
@@ -44,10 +45,10 @@ class CheckKind(Enum):
 
 @dataclass(slots=True)
 class Requests:
-    """What a person asked for: each check is made once for each request (AU8).
+    """A person's request: each check is made once for each request (AU8).
 
-    A request is known by the time that it bears. One that was there before this auditor led was served if the check
-    was completed after it; clocks of two machines decide that, so a request that comes while it leads counts always.
+    A request is known by the time that it bears. One from before this auditor led was served if the check was
+    completed after it, by the clocks of two machines; so a request that comes while it leads always counts.
     """
 
     _first_ms: int | None = None
@@ -89,7 +90,7 @@ class Requests:
 
 
 def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
-    """Places whose whole share is known. While a ledger is in recovery nothing of it is judged (LM3)."""
+    """Places whose whole share is known. A ledger in recovery is not judged (LM3)."""
     if metadata.state is LedgerState.IN_RECOVERY:
         return
     for index, fragment in enumerate(metadata.fragments):
@@ -102,15 +103,16 @@ def closed_seats(metadata: LedgerMetadata) -> Iterator[SlotRepair]:
 def pick_sample(
     quorum: Quorum, seat: SlotRepair, percent: float, start: float
 ) -> list[list[EntryId]]:
-    """Runs of the seat's share to be read: its first and last entry, and one run of this percentage in between,
-    which begins at that fraction of the room for it.
+    """Runs of the seat's share to be read: its first and last entry, and one run of this percentage in
+    between, whose place is the given fraction of the possible ones.
     """
     count = seat.last_entry - seat.first_entry + 1
     size = min(ceil(count * percent / 100), count)
     first = seat.first_entry + int(start * (count - size + 1))
     run = seat.share(quorum, range(first, first + size))
     end = seat.last_entry + 1
-    near = quorum.ensemble - quorum.write + 1  # One of so few consecutive entries is its own.
+    # Of so few consecutive entries the seat holds at least one.
+    near = quorum.ensemble - quorum.write + 1
     head = seat.share(quorum, range(seat.first_entry, min(seat.first_entry + near, end)))
     tail = seat.share(quorum, range(max(seat.first_entry, end - near), end))
     found = [run] if run else []
@@ -128,14 +130,14 @@ class CopyReport:
     silent: dict[BookieId, None] = field(default_factory=dict)  # Registered, and do not answer.
     differing: list[EntryId] = field(
         default_factory=list
-    )  # Sound, and nobody knows which is right.
+    )  # Sound, but it is not known which is right.
 
     @property
     def to_mark(self) -> list[BookieId]:
         return sorted({**self.short, **dict.fromkeys(self.bad)})
 
     def on_copies(self, entry_id: EntryId, copies: Mapping[BookieId, Copy]) -> None:
-        """Of one entry, from those members that were asked for it."""
+        """Of one entry, from the members that were asked for it."""
         by_place = dict(enumerate(copies.items()))
         states = compare_copies({place: copy for place, (_, copy) in by_place.items()})
         is_decided = CopyState.GOOD in states.values()

@@ -1,7 +1,9 @@
-"""Many bookies are drained, a few at a time: which of them is next, and when it is over (OP5).
+"""Many bookies are drained, a few at a time: which is next, and when the operation is over
+(OP5).
 
-A bookie that was begun and is Active again was called off by a person, and is not begun a second time. The version of its
-lifecycle when it was begun tells the two apart, after a restart, too: each change makes it grow.
+A bookie that was begun and is Active again was cancelled by a person, and is not begun a second time. The
+version of its lifecycle when it was begun distinguishes the two, after a restart, too: each change makes it
+grow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ NO_NODE: Final = -1  # The version of a bookie that was always Active.
 
 @dataclass(frozen=True, slots=True)
 class DrainNotes:
-    """What has to be known after a restart."""
+    """What must be known after a restart."""
 
     began: Mapping[str, int] = field(default_factory=dict)  # The version from which it was begun.
     ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why it is not.
@@ -44,7 +46,7 @@ CALLED_OFF: Final = "its drain was called off"
 def next_drains(
     seen: Mapping[BookieId, tuple[LifecycleState, int]], notes: DrainNotes, at_most: int
 ) -> DrainStep:
-    """`seen`: of each bookie its state and the version of its node, in the order in which they are to go."""
+    """`seen`: of each bookie its state and the version of its node, in the order of the drain."""
     ended: dict[BookieId, str] = {}
     waiting: list[BookieId] = []
     draining = 0

@@ -1,11 +1,11 @@
-"""How a drain goes on, from what is known about its bookie.
+"""How a drain continues, from what is known about its bookie.
 
     WAIT      the bookie is registered as writable: it has not obeyed yet, and clients may pick it
     COPY      ledgers name it: they are published as tasks, a bounded number at a time
     VERIFY    none does, by the index: a whole fresh walk decides
     FAIL      what is left cannot be copied by retrying: a person decides
 
-A drain does not fail while anything can still be copied: what is left is then as little as can be.
+A drain does not fail while anything can still be copied: so as little as possible is left.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def is_final(failure: Failure) -> bool:
 
 
 def is_stuck(failure: Failure, token: str) -> bool:
-    """Whether it keeps the drain with this token from its end. A failure of an older drain does not: a person may
-    have started bookies, or brought copies back, before trying again (RP7).
+    """Whether it keeps the drain with this token from its end. A failure of an older drain does not count: a
+    person may have started bookies, or restored copies, before the retry (RP7).
     """
     return is_final(failure) and failure.counts_for([token])

@@ -1,4 +1,4 @@
-"""What the index keeps of a ledger: a tuple small enough to have a million of them in memory.
+"""What the index keeps of a ledger: a tuple small enough for a million of them in memory.
 
     (ensemble size, write quorum, members of the first ensemble…, members of the next one…)
 
@@ -26,7 +26,7 @@ def members_of(shape: Shape) -> frozenset[BookieId]:
 
 
 def good_copies(shape: Shape, missing: Collection[BookieId]) -> int:
-    """Of the entry that has fewest, if those bookies have none and all others what they should."""
+    """Of the entry with the fewest, if those bookies have none and all others what they should."""
     ensemble, write = cast("tuple[int, int]", shape[:_HEAD])
     return min(
         sum(members[(first + copy) % ensemble] not in missing for copy in range(write))

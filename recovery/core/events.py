@@ -1,12 +1,13 @@
-"""Events of a cluster: made from what its metadata says now, and what was known of it before.
+"""Events of a cluster: made from its present metadata, and what was known of it before.
 
     sights (nodes as they are now) ──► tracks (states that were seen) ──┐
     marks (what is known of each thing)                               ──┴─► derive ──► events, and the marks after them
 
-Each thing that is looked at has a subject, and each of its states a mark. A mark that is new is an event, and so is a bookie's
-registration, a lifecycle or a pause that is gone. An event's id is the node that it tells of, the node's life (the
-transaction that made it) and what it was: its version, or how it ended. So all servers that see it give it one id (EV1).
-Marks are small and can be kept: a process that reads them continues exactly where they were written (EV2).
+Each observed thing has a subject, and each of its states a mark. A new mark is an event, and so is
+the disappearance of a bookie's registration, a lifecycle or a pause. An event's id is its node,
+the node's life (the transaction that made it) and its state: its version, or how it ended. So all
+servers give it the same id (EV1). Marks are small and can be kept: a process that reads them
+continues exactly where they were written (EV2).
 """
 
 import json
@@ -20,7 +21,7 @@ from rollbook.proto.errors import BadMetadata
 
 KEPT_MAX: Final = 10_000
 TEXT_MAX: Final = 500
-BOOKIES_MAX: Final = 20  # That one event names.
+BOOKIES_MAX: Final = 20  # Those that one event names.
 
 
 class EventKind(StrEnum):
@@ -34,11 +35,11 @@ class EventKind(StrEnum):
     AUDITOR = "auditor"  # Another process leads as auditor.
     OPERATION_STARTED = "operation-started"
     OPERATION_ENDED = "operation-ended"
-    TEST = "test"  # Sent because somebody asked for it; no node tells of it.
+    TEST = "test"  # Sent on request, without a node.
 
 
 class Thing(Enum):
-    """What a sight is of. Its value begins the subjects of its kind."""
+    """The kind of thing that was observed. Its value begins the subjects of its kind."""
 
     REGISTRATION = "bookie"
     LIFECYCLE = "lifecycle"
@@ -64,17 +65,17 @@ class Event:
     text: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """As in JSON."""
         fields = {name: getattr(self, name) for name in Event.__slots__}
         return fields | {"kind": self.kind.value, "bookies": list(self.bookies)}
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One thing as it is now."""
+    """The present state of one thing."""
 
     thing: Thing
-    name: str  # Of its kind there is one of this name.
+    name: str  # The only one of its kind with this name.
     node: str
     life: int  # The transaction that made the node.
     version: int
@@ -89,7 +90,7 @@ class Sight:
     subject: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Asked for at each look, of each thing."""
+        """Read at each look, of each thing."""
         object.__setattr__(self, "subject", f"{self.thing.value}/{self.name}")
 
     @property
@@ -120,8 +121,8 @@ class State:
 
 
 class Tracks:
-    """The states that this process has seen, of each thing the oldest first: each thing's last one, and before these the
-    last ones of all things together.
+    """The states that this process has seen, of each thing the oldest first: each thing's last one, and before
+    these the last ones of all things together.
     """
 
     def __init__(self, earlier_max: int = KEPT_MAX) -> None:
@@ -137,7 +138,7 @@ class Tracks:
         for subject, sight in sights.items():
             states = self.states.get(subject, ())
             if states and states[-1].sight is sight:
-                continue  # As most of them: to compare marks would take ten times as long.
+                continue  # The usual case: a comparison of marks would take ten times as long.
             if states and states[-1].mark == sight.mark:
                 self.states[subject] = (*states[:-1], replace(states[-1], sight=sight))
             else:
@@ -153,7 +154,7 @@ class Tracks:
         return is_new
 
     def _add(self, subject: str, state: State) -> None:
-        known = self.states.pop(subject, ())  # What changed last comes last.
+        known = self.states.pop(subject, ())  # The latest change comes last.
         self.states[subject] = (*known, state)
         if known:
             self._earlier.append(subject)
@@ -176,8 +177,9 @@ def derive(
     now_ms: int,
     things_max: int | None = None,
 ) -> tuple[list[Event], dict[str, str]]:
-    """What is new since `marks`, in order, and the marks after it. A state that passed between two looks of others is
-    new, too, if this process saw it. `things_max`: only the things that changed first, at most this number.
+    """What is new since `marks`, in order, and the marks after it. A state that passed between two looks
+    of others is new, too, if this process saw it. `things_max`: only the things that changed first, at
+    most this number.
     """
     found: list[tuple[int, str, list[Event], str | None]] = []
     for subject, states in tracks.items():
@@ -202,7 +204,8 @@ def derive(
     for _, subject, events, mark_after in sorted(found, key=lambda each: each[:2])[:things_max]:
         at_ms = 0
         for number, event in enumerate(events):
-            at_ms = max(at_ms, event.at_ms)  # Clocks differ: what one thing became keeps its order.
+            # Clocks differ: the states of one thing keep their order.
+            at_ms = max(at_ms, event.at_ms)
             ordered.append((at_ms, subject, number, event))
         if mark_after is None:
             del after[subject]
@@ -212,7 +215,7 @@ def derive(
 
 
 def _bounded(marks: dict[str, str]) -> dict[str, str]:
-    """Marks of things that are gone tell whether that was an event already; old ones are left out."""
+    """Marks of things that are gone show whether that was an event already; old ones are left out."""
     gone = [subject for subject, mark in marks.items() if mark.startswith(_GONE)]
     for subject in gone[: max(len(gone) - _GONE_MAX, 0)]:
         del marks[subject]
@@ -220,7 +223,7 @@ def _bounded(marks: dict[str, str]) -> dict[str, str]:
 
 
 def first_marks(tracks: Mapping[str, Sequence[State]]) -> dict[str, str]:
-    """Of a server that has just begun: that a bookie is registered is no news, and all else is (EV3)."""
+    """Of a server that has just started: registered bookies are no news, everything else is (EV3)."""
     return {
         subject: states[-1].mark
         for subject, states in tracks.items()
@@ -233,7 +236,7 @@ def _thing_of(subject: str) -> str:
 
 
 def _ends(subject: str) -> bool:
-    """That it is gone is an event."""
+    """Its disappearance is an event."""
     ends = (Thing.REGISTRATION.value, Thing.LIFECYCLE.value, Thing.SWITCH.value)
     return _thing_of(subject) in ends
 
@@ -257,7 +260,7 @@ def _news(before: str | None, sight: Sight) -> list[Event]:
             return _registered(before, sight)
         case Thing.LIFECYCLE:
             if before is not None and before.partition(" ")[0] == sight.mark.partition(" ")[0]:
-                return []  # It was written again as it was.
+                return []  # It was written again unchanged.
             return [_lifecycle(sight)]
         case Thing.OPERATION:
             return _operation(before, sight)
@@ -396,7 +399,7 @@ def unpack_event(fields: Mapping[str, Any]) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events somebody asks for."""
+    """A filter of events."""
 
     kind: EventKind | None = None
     bookie: str | None = None
@@ -411,7 +414,7 @@ class Wanted:
 
 
 class EventMemory:
-    """The last events that this process has seen; the newest first for those who ask."""
+    """The last events that this process has seen, newest first."""
 
     def __init__(self, kept: int = KEPT_MAX) -> None:
         self._kept = kept
@@ -434,7 +437,7 @@ class EventMemory:
                 del self._numbers[gone.id]
 
     def page(self, wanted: Wanted, after: str, limit: int) -> tuple[list[Event], str | None] | None:
-        """Those before `after`, an event's id, and what `after` is for the next page. None: `after` is not known."""
+        """Those before `after`, an event's id, and the `after` of the next page. None: `after` is not known."""
         number = self._numbers.get(after, -1) if after else self._next
         if number < 0:
             return None

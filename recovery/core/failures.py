@@ -1,17 +1,17 @@
-"""What became of attempts to repair one ledger, and when the next one is due.
+"""The attempts to repair one ledger, and when the next one is due.
 
 JSON, `{"attempts": 3, "code": "BOOKIE_UNREACHABLE", "message": "…", "failed_ms": 17…, "next_try_ms": 17…,
-"losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in a node of its own for each
-ledger (`recovery/tasks.py`). It is kept in our own tree, since a mark has no room for it, and removed with the
-repair's success.
+"losses": [[0, 11, ["b1:3181", "b2:3181"]]], "drains": ["4e0c…"], "version": 1}`, in a node of its own for
+each ledger (`recovery/tasks.py`). It is in our own tree, since a mark has no room for it, and removed when
+the repair succeeds.
 
-`drains` are the tokens of the lifecycles of its bookies that were draining at that attempt. A drain that begins,
-or is tried again, has a new token: then the attempts are counted from one again, and the next one is due at once
-(RP7). No clock is needed for that, so the clocks of a worker and of an operator may differ.
+`drains` are the tokens of the lifecycles of its bookies that were draining at that attempt. A drain that
+begins, or is retried, has a new token: then attempts are counted from one again, and the next one is due at
+once (RP7). No clock is needed for that, so the clocks of a worker and of an operator may differ.
 
-A ledger is *unrecoverable* iff every holder of some of its entries said ABSENT or showed bad bytes: then
-`losses` names those entries and holders. That state has no next try: a person decides. What is UNKNOWN or
-unreachable waits, however long that lasts.
+A ledger is *unrecoverable* if every holder of some of its entries said ABSENT or returned bad
+bytes: then `losses` names those entries and holders. That state has no next try: a person
+decides. UNKNOWN or unreachable copies are waited for, however long that lasts.
 """
 
 import json
@@ -30,7 +30,7 @@ _LOSSES_MAX: Final = 100  # Ranges that are kept; more of them would not help a 
 
 @dataclass(frozen=True, slots=True)
 class LostEntries:
-    """Entries of which no holder has a good copy; both ends are inclusive."""
+    """Entries without a good copy; both ends are inclusive."""
 
     first_entry: EntryId
     last_entry: EntryId
@@ -56,7 +56,7 @@ class Failure:
         return all(token in self.drains for token in drains)
 
     def is_due(self, now_ms: int) -> bool:
-        """Clocks differ and jump: a next try that lies further away than any pause is due."""
+        """Clocks differ and jump: a next try farther away than any pause is due."""
         if self.next_try_ms is None:
             return False
         return not now_ms < self.next_try_ms <= now_ms + PAUSE_S_MAX * 1000
@@ -72,7 +72,8 @@ def after_failure(
     drains: Sequence[str] = (),
     first_pause_s: float = 5.0,
 ) -> Failure:
-    """The pause doubles up to 10 min. `drains` of this attempt: those before one of them began do not count (RP7)."""
+    """The pause doubles up to 10 min. `drains` of this attempt: attempts before one of them began do not count
+    (RP7)."""
     attempts = (before.attempts if before and before.counts_for(drains) else 0) + 1
     pause_s = min(first_pause_s * 2 ** min(attempts - 1, 20), PAUSE_S_MAX)
     next_try_ms = None if losses else now_ms + int(pause_s * 1000)

@@ -1,7 +1,7 @@
-"""What a bookie has to get back of a closed ledger, and of what it may say again that it has none.
+"""Which entries of a closed ledger a bookie must get back, and which it may deny again.
 
-A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client that
-counts answers. Doubt about an entry may go in three ways only (HL1):
+A bookie that may have lost entries answers UNKNOWN for them, and each such answer delays every client
+that counts answers. Doubt about an entry may go in three ways only (HL1):
 
     brought back   it is there again, verified and durable
     not needed     nobody will ever count on that bookie's answer: the entry is beyond the end of a
@@ -9,9 +9,10 @@ counts answers. Doubt about an entry may go in three ways only (HL1):
                    or the explicit LAC of a ledger that is closed
     given up       somebody has named it, knowing that it may be lost
 
-As long as a ledger is not closed, its tail has no such places: recovery has to close it first, unless
-all that is in doubt is confirmed (`as_if_closed`). Where it cannot because of this very doubt, the doubt
-about the tail can be given up by name, and nothing else of that ledger (`tail_to_give_up`).
+While a ledger is not closed, its tail has no such places: recovery has to close it first, unless
+all doubts are about confirmed entries (`as_if_closed`). If it cannot because of this very doubt,
+the doubt about the tail can be given up by name, and nothing else of that ledger
+(`tail_to_give_up`).
 
 An entry is lost if no other member of its write set has a sound copy and none may still turn up.
 """
@@ -42,18 +43,19 @@ WHOLE: Final = EntryRange(NO_ENTRY, ENTRY_ID_MAX)
 
 
 class DoubtfulFragment(NamedTuple):
-    """Entries in doubt that all lie in one fragment, or none of which is needed here."""
+    """Entries in doubt that are all in one fragment, or none of which is needed here."""
 
     first_entry: int
     last_entry: int
-    fragment: Fragment | None  # None: the bookie is to hold none of them.
+    fragment: Fragment | None  # None: the bookie should hold none of them.
 
 
 def as_if_closed(
     metadata: LedgerMetadata, lac: EntryId, doubted: Sequence[EntryRange]
 ) -> LedgerMetadata | None:
-    """For a ledger with a writer, which may go on: if all that is in doubt is confirmed, it is settled
-    where that lies. Not so its explicit LAC, on which readers count as long as it is open.
+    """For a ledger with a writer, which may go on: if all doubts are about confirmed entries,
+    they are settled where those are. Not so its explicit LAC, which readers use as long as it is
+    open.
     """
     if metadata.state is not LedgerState.OPEN or not doubted:
         return None
@@ -63,7 +65,7 @@ def as_if_closed(
 
 
 def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
-    """For a ledger whose writer has left the bookie: nobody counts on its answers from the open end on, so it is
+    """For a ledger whose writer has left the bookie: its answers after the open end do not count, so they are
     settled as if the ledger had ended there.
     """
     if metadata.state is not LedgerState.OPEN or bookie in metadata.fragments[-1].ensemble:
@@ -77,7 +79,7 @@ def before_open_end(metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadat
 def stretches(
     metadata: LedgerMetadata, bookie: BookieId, doubted: Iterable[EntryRange]
 ) -> Iterator[DoubtfulFragment]:
-    """All that is in doubt, in order, by what is to become of it."""
+    """All doubts, in order, by what will happen to them."""
     assert metadata.is_closed
     for first, last in doubted:
         while first <= last:
@@ -89,7 +91,7 @@ def stretches(
 def _piece(
     metadata: LedgerMetadata, bookie: BookieId, first_entry: int
 ) -> tuple[Fragment | None, int]:
-    """The fragment if the bookie is to hold some of it, and how far that goes."""
+    """The fragment if the bookie should hold some of it, and where it ends."""
     assert metadata.last_entry is not None
     if first_entry <= NO_ENTRY:
         return None, NO_ENTRY
@@ -105,7 +107,7 @@ def _piece(
 def expected(
     quorum: Quorum, fragment: Fragment, bookie: BookieId, window: range
 ) -> Sequence[EntryId]:
-    """Of the window, what the bookie is to hold."""
+    """The entries of the window that the bookie should hold."""
     if quorum.ensemble == quorum.write:
         return [EntryId(each) for each in window]
     slots = [slot for slot, member in enumerate(fragment.ensemble) if member == bookie]
@@ -116,9 +118,10 @@ def expected(
 class WindowReport:
     """Of one window."""
 
-    settled: list[EntryRange] = field(default_factory=list)  # Of which there is no doubt any more.
+    settled: list[EntryRange] = field(default_factory=list)  # Those no longer in doubt.
     lost: list[EntryId] = field(default_factory=list)  # No copy anywhere: they stay in doubt.
-    waiting: dict[EntryId, str] = field(default_factory=dict)  # Who said what; in doubt, too.
+    # Each member's answer; in doubt, too.
+    waiting: dict[EntryId, str] = field(default_factory=dict)
     given_up: list[EntryId] = field(
         default_factory=list
     )  # Also in doubt, but an operator accepted their loss.
@@ -131,8 +134,8 @@ def judge(
     said: Mapping[EntryId, Mapping[BookieId, Copy]],
     accepted: Sequence[EntryRange],
 ) -> WindowReport:
-    """`wanted` is all that the bookie is to hold of the window, `held` what it holds, durably; of
-    all others `said` has what every other member of the write set says.
+    """`wanted` are all entries of the window that the bookie should hold, `held` those it holds,
+    durably; `said` has every other member's answer about the rest.
     """
     found = WindowReport()
     first = window.start
@@ -190,7 +193,7 @@ def intersection(some: Iterable[EntryRange], others: Sequence[EntryRange]) -> li
 
 
 def ranges_of(entry_ids: Iterable[int], gap: int = 1) -> list[EntryRange]:
-    """Of ascending ids; those that are no more than `gap` apart are in one."""
+    """Of ascending ids; those at most `gap` apart are in one."""
     found: list[EntryRange] = []
     for each in entry_ids:
         if found and each <= found[-1].last_entry + gap:

@@ -1,4 +1,4 @@
-"""From which state a bookie may go to which, and who decides it.
+"""The possible changes of a bookie's state, and who decides them.
 
                     drain (person)                finish (steward)
        Active ─────────────────────► Draining ─────────────────────► Drained
@@ -9,9 +9,10 @@
          │                 (steward)  ▼                                  │
          └────────────────────── DrainingFailed ─────────────────────────┘
 
-A bookie that is not Active is read-only. Only Active begins to drain; DrainingFailed changes by hand
-only (LC1). Each change is a value of its own with the token that its writer drew, written from the
-version that it was made from; the steward's name its vote, so an old steward changes nothing (LC2).
+A bookie that is not Active is read-only. Only Active begins to drain; DrainingFailed changes by
+hand only (LC1). Each change is a value of its own with the token that its writer drew, written
+from the version that was read; the steward's name its vote, so an old steward changes nothing
+(LC2).
 """
 
 from collections.abc import Collection, Iterable
@@ -46,13 +47,13 @@ def retry(found: Lifecycle, token: str, now_ms: int, *, ledgers: int) -> Lifecyc
 
 
 def cancel(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
-    """What was copied stays copied. Raises `LifecycleConflict`."""
+    """Copies that were made stay. Raises `LifecycleConflict`."""
     _require(found, "undrain", _DRAINING, _DRAINED, _FAILED)
     return Lifecycle(_ACTIVE, token, now_ms)
 
 
 def mark_drained(found: Lifecycle, token: str, now_ms: int) -> Lifecycle:
-    """A person has mended or given up what could not be copied. Raises `LifecycleConflict`."""
+    """A person has repaired or given up what could not be copied. Raises `LifecycleConflict`."""
     _require(found, "mark as drained", _FAILED)
     return _next(found, _DRAINED, token, now_ms, found.reason)
 
@@ -114,7 +115,7 @@ def has_room(
 ) -> bool:
     """Whether each fragment's leaving members can be replaced by distinct targets.
 
-    `targets`: bookies that take entries and stay.
+    `targets`: bookies that accept entries and stay.
     """
     for fragment in metadata.fragments:
         members = set(fragment.ensemble)

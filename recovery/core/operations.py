@@ -51,7 +51,7 @@ class OperationState(Enum):
 class LastingOperation:
     id: str
     kind: str
-    about: Mapping[str, Any]  # What the caller asked for, as JSON.
+    about: Mapping[str, Any]  # The caller's request, as JSON.
     principal: str
     created_ms: int
     state: OperationState = OperationState.QUEUED
@@ -60,14 +60,14 @@ class LastingOperation:
     done: int = 0
     total: int | None = None  # None: not known yet.
     is_cancel_asked: bool = False
-    notes: Mapping[str, Any] | None = None  # What its work has to know after a restart.
+    notes: Mapping[str, Any] | None = None  # What its work must know after a restart.
     result: Mapping[str, Any] | None = None
     problem: Mapping[str, Any] | None = None  # RFC 9457.
 
     # --- Steps --------------------------------------------------------------------------------
 
     def begun(self, now_ms: int) -> "LastingOperation":
-        """By the process that runs it now; one that ran before goes on."""
+        """By the process that runs it now; one that was started before continues."""
         self._require_open()
         return replace(self, state=OperationState.RUNNING, started_ms=self.started_ms or now_ms)
 
@@ -80,7 +80,7 @@ class LastingOperation:
         return replace(self, notes=notes)
 
     def cancel_asked(self, now_ms: int) -> "LastingOperation":
-        """One that has not begun ends here; one that runs is stopped by its runner."""
+        """One that has not begun ends here; a running one is stopped by its runner."""
         self._require_open()
         asked = replace(self, is_cancel_asked=True)
         return asked if self.state is OperationState.RUNNING else asked.cancelled(now_ms)
@@ -113,7 +113,7 @@ class LastingOperation:
     # --- Looking ------------------------------------------------------------------------------
 
     def eta_s(self, now_ms: int) -> int | None:
-        """Seconds that are left if it goes on at the pace that it had; None: nobody knows."""
+        """The remaining seconds at the present pace; None: not known."""
         if self.state is not OperationState.RUNNING or not self.done or not self.total:
             return None
         spent_ms = max(now_ms - (self.started_ms or now_ms), 0)
@@ -193,7 +193,7 @@ def _canonical(about: Mapping[str, Any]) -> str:
 
 
 def _bounded(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """A node has a size that every metadata store takes: lists are left out if they are long."""
+    """A node has a size that every metadata store accepts: long lists are left out."""
     if len(_canonical(outcome)) <= OUTCOME_BYTES_MAX:
         return dict(outcome)
     short = {name: each for name, each in outcome.items() if not isinstance(each, list | dict)}

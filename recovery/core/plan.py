@@ -1,6 +1,6 @@
 """What one ledger needs so that every entry has all its copies again (RP1).
 
-For each fragment whose end is known, and each of its seats that is in question:
+For each fragment with a known end, and each of its seats in question:
 
     the bookie is registered and stays   RESTORE  what its entry list lacks is brought back to it
     it is lost, or it is draining        REPLACE  another bookie gets the seat's share, then the seat
@@ -38,19 +38,19 @@ class Action(Enum):
 
 
 class FirstStep(Enum):
-    """What has to happen to the ledger before its closed fragments suffice."""
+    """What has to be done to the ledger before repairs of its closed fragments suffice."""
 
     NOTHING = "nothing"
     RECOVER = "recover"  # It is in recovery already: finish that.
     AWAIT_WRITER = (
         "await the writer"  # Its open end names a bookie in question; then close the ledger.
     )
-    MOVE_SEAT = "move the seat"  # Nobody has claimed it yet, so it has no entries.
+    MOVE_SEAT = "move the seat"  # It is not claimed yet, so it has no entries.
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRepair:
-    """One place in the ensemble of one fragment, and what is to be done there."""
+    """One place in the ensemble of one fragment, and the work to do there."""
 
     fragment: Fragment
     last_entry: EntryId  # Of the fragment; one less than its first entry if it is empty.
@@ -66,7 +66,7 @@ class SlotRepair:
         return self.fragment.first_entry
 
     def share(self, quorum: Quorum, window: range) -> list[EntryId]:
-        """Of a window of the fragment's entries those that this seat holds, ascending."""
+        """The entries of a window of the fragment that this seat holds, ascending."""
         if quorum.ensemble == quorum.write:
             return [EntryId(each) for each in window]
         return [EntryId(each) for each in window if quorum.holds(self.slot, EntryId(each))]
@@ -88,9 +88,9 @@ def plan_repair(
     is_unclaimed: bool = False,
     looked_at: Collection[BookieId] = (),
 ) -> RepairPlan:
-    """`in_question` are bookies that are marked as missing copies; `draining` are to lose their seats though they
-    are present; `looked_at` may lack copies and keep their seats. So do all others, lost or not: their time has not
-    come (RP2).
+    """`in_question` are bookies marked as missing copies; `draining` lose their seats though they are
+    present; `looked_at` may lack copies and keep their seats. So do all others, lost or not: they are
+    not due yet (RP2).
     """
     seats: list[SlotRepair] = []
     open_seats: tuple[int, ...] = ()
@@ -147,18 +147,19 @@ def sources_of(
     entry_id: EntryId,
     presence: Callable[[BookieId], Presence],
 ) -> list[BookieId]:
-    """Who may have a copy of the entry, in the order in which they are asked.
+    """Bookies that may have a copy of the entry, in the order in which they are asked.
 
-    One present member is asked before all others, the same one for a whole fragment, so that it reads in order.
-    A bookie that gives up its seat is a source like any other as long as it is present. Lost ones come last: they
-    may be back.
+    One present member is asked before all others, the same one for a whole fragment, so that it reads
+    in order. A bookie that gives up its seat is a source like any other as long as it is present.
+    Lost ones come last: they may be back.
     """
     slots = [slot for slot in quorum.write_slots(entry_id) if slot != seat.slot]
     if seat.action is Action.REPLACE:
         slots.append(seat.slot)
     members = [seat.fragment.ensemble[slot] for slot in slots]
     start = seat.first_entry % max(1, len(members))
-    if quorum.ensemble == quorum.write:  # The same members for every entry: stay with one of them.
+    # The same members for every entry: keep reading from one of them.
+    if quorum.ensemble == quorum.write:
         members.sort(key=seat.fragment.ensemble.index)
         members = members[start:] + members[:start]
     members.sort(key=lambda bookie: presence(bookie) is Presence.LOST)
@@ -168,13 +169,14 @@ def sources_of(
 def lacking(
     quorum: Quorum, seat: SlotRepair, listed: EntryList, bad: Sequence[EntryRange] = ()
 ) -> Iterator[EntryId]:
-    """Of the seat's share what its bookie does not list, or has in bad bytes; ascending."""
+    """The entries of the seat's share that its bookie does not list, or has in bad bytes;
+    ascending."""
     for window in windows(seat):
         yield from lacking_in(window, quorum, seat, listed, bad)
 
 
 def windows(seat: SlotRepair) -> Iterator[range]:
-    """Of its fragment, so that nobody looks at a million entries in one step of the loop."""
+    """Of its fragment, so that no step of the loop handles a million entries."""
     end = seat.last_entry + 1
     for start in range(seat.first_entry, end, _WINDOW):
         yield range(start, min(start + _WINDOW, end))

@@ -1,7 +1,7 @@
-"""What would become of ledgers if these bookies went away (RM1).
+"""What would happen to ledgers if these bookies were removed (RM1).
 
-A bookie may go without harm iff no ledger names it. Otherwise what counts is how many copies of each entry would be
-left on bookies that are registered: an entry with fewer than the ack quorum may be lost by one more failure, and one
+A bookie may go without harm iff no ledger names it. Otherwise it counts how many copies of each entry would be
+left on registered bookies: an entry with fewer than the ack quorum may be lost by one more failure, and one
 without any is lost.
 """
 
