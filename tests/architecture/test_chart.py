@@ -12,6 +12,7 @@ import pytest
 from rollbook import __version__
 from rollbook.api.cli.server.recovery import RecoveryServerConfig
 from rollbook.api.rest import bookie, cluster, log_app
+from rollbook.api.rest.callback_post import check_hosts
 from rollbook.bookie.config import BookieConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.proto.runtime.config import variables_of_flags
@@ -48,6 +49,11 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "TLS": {**URL, **TLS},
     "monitoring": {**URL, **MONITORING},
     "TLS and monitoring": {**URL, **TLS, **MONITORING},
+    "callbacks": {
+        **URL,
+        **TLS,
+        "recovery": {"callbackHosts": ["hooks.example.com", "other.example.com:8443"]},
+    },
     "placed": {
         **URL,
         "bookie": {**PLACED, "replicas": 5, "journal": {"size": "1Ti", "storageClass": "fast"}},
@@ -88,6 +94,14 @@ MISTAKES: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "half of TLS": (
         {**URL, "tls": {"secret": "rollbook-tls"}},
         "tls.secret and tls.access go together: set both, or none",
+    ),
+    "callbacks without TLS": (
+        {**URL, "recovery": {"callbackHosts": ["hooks.example.com"]}},
+        "recovery.callbackHosts needs tls.secret and tls.access",
+    ),
+    "two hosts in one": (
+        {**URL, **TLS, "recovery": {"callbackHosts": ["a.example.com,b.example.com"]}},
+        "at '/recovery/callbackHosts/0': 'a.example.com,b.example.com' does not match",
     ),
     "a variable of others": (
         {**URL, "log": {"env": {"JAVA_HOME": "/"}}},
@@ -251,6 +265,19 @@ def test_with_tls_every_port_speaks_it() -> None:
     for name in ("log", "recovery"):
         assert "--bookie-authorities=/etc/rollbook/tls/ca.crt" in arguments[name]
         assert "--access-file=/etc/rollbook/access/access.toml" in arguments[name]
+
+
+def test_callbacks_go_to_the_hosts_that_are_set() -> None:
+    flag = "--callback-hosts="
+    for case, wanted in (
+        ("callbacks", ["hooks.example.com", "other.example.com:8443"]),
+        ("TLS", []),
+    ):
+        ((_, pod),) = [each for each in _pods(case) if each[0] == "recovery"]
+        found = [each for each in pod["containers"][0]["args"] if each.startswith(flag)]
+        hosts = found[0].removeprefix(flag).split(",") if found else []
+        assert hosts == wanted
+        check_hosts(hosts)
 
 
 def test_rules_are_those_of_compose() -> None:
