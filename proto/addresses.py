@@ -1,7 +1,7 @@
 """Addresses as people write them: `host`, `host:port`, `[::1]:port`, `:port`.
 
-Where a server listens, `:port` is every IPv4 address of the machine. Who binds every address is registered under a name:
-the one that is given, or the host's.
+For a server that listens, `:port` is every IPv4 address of the machine. A server that binds every address
+is registered under a name: the given one, or the host's.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ def parse_address(
 ) -> Address:
     """`what` is a setting's name, or says whose address it is. Port 0 means a free one.
 
-    Raises `BadConfig` if it is none, or lacks what has no default.
+    Raises `BadConfig` if it is invalid, or lacks a part without a default.
     """
     match = _ADDRESS.fullmatch(text.strip())
     host = ((match["v6"] or match["host"]) if match else "") or default_host
@@ -40,7 +40,7 @@ def parse_address(
 
 
 def require_reachable(listens: Iterable[Address], advertised: Address) -> None:
-    """Raises `BadConfig`: under that name others would come to this machine, and nobody would answer."""
+    """Raises `BadConfig`: under that name others would come to this machine, and get no answer."""
     places = [each for each in listens if not is_loopback(each.host)]
     if not places and not is_loopback(advertised.host):
         raise BadConfig(

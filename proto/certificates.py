@@ -4,7 +4,7 @@ from rollbook.proto.errors import BadConfig
 
 
 def require_certificate_of(key: str | None, certificate: str | None, said_as: str) -> None:
-    """Raises `BadConfig`: a key alone would be left lying without a word, and nobody be shown anything.
+    """Raises `BadConfig`: a key alone would be ignored silently, and no certificate shown.
 
     `said_as`: how a certificate is given here.
     """

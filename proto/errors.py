@@ -1,8 +1,9 @@
 """Every error of the system: what happened, whether it took effect, and what each wire calls it.
 
-The family says what the caller may do, the class what happened, the attributes to which ids. This
-is the only table of errors (E1): a class is defined together with its `Code`, that is, its stable
-`reason` and its name in gRPC, in HTTP and in BookKeeper's two protocols. Nothing else maps them.
+The family says what the caller may do, the class what happened, the attributes to which ids.
+This is the only table of errors (E1): a class is defined together with its `Code`, that is, its
+stable `reason` and its name in gRPC, in HTTP and in BookKeeper's two protocols. Nothing else
+maps them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ class Code:
     reason: str
     grpc: str  # A grpc.StatusCode name; this package does not import grpc.
     http: int
-    v2: int | None = None  # BookKeeper's V2 code; None: never said by a bookie.
+    v2: int | None = None  # BookKeeper's V2 code; None: bookies never send it.
     v3: int | None = None
 
 
@@ -36,7 +37,7 @@ class RollbookError(Exception):
     """
 
     code: ClassVar[Code] = Code("INTERNAL", "INTERNAL", 500, v2=101, v3=501)
-    outcome: Outcome = Outcome.UNKNOWN  # Of the class; one that happened may know better.
+    outcome: Outcome = Outcome.UNKNOWN  # Of the class; an instance may have a better one.
     retryable: bool = False
     http_step: str = ""  # What the reader should do at HTTP, if `next_step` names a command.
 
@@ -60,7 +61,7 @@ class RollbookError(Exception):
         return self
 
     def copy(self) -> Self:
-        """The same for somebody else: each gathers a traceback of its own."""
+        """The same for another caller: each gathers a traceback of its own."""
         copy = type(self)()
         vars(copy).update(vars(self), ids=dict(self.ids))
         copy.args, copy.__cause__ = self.args, self.__cause__
@@ -599,7 +600,7 @@ class BadConfig(Invalid):
     @classmethod
     @contextmanager
     def about(cls, *settings: str) -> Iterator[None]:
-        """What is refused within is so because of these settings."""
+        """Refusals within are due to these settings."""
         try:
             yield
         except (InvalidRequest, cls) as error:
@@ -697,7 +698,7 @@ def error_of_reason(reason: str) -> type[RollbookError]:
     return _BY_REASON.get(reason, RollbookError)
 
 
-# Several classes may be said with one code; hearing it back means the first of these.
+# Several classes may share one code; received, it means the first of these.
 _HEARD: Final = (
     *(NoSuchLedger, NoSuchEntry, InvalidRequest, BookieFailed, Unauthorized, UnsupportedVersion),
     *(LedgerFenced, BookieReadOnly, Overloaded, EntryStateUnknown),

@@ -1,4 +1,4 @@
-"""The words for what is stored: ledgers, entries, bookies. All ids are signed 64-bit integers."""
+"""The ids of ledgers, entries, bookies. All ids are signed 64-bit integers."""
 
 import re
 from typing import Final, NewType
@@ -16,7 +16,7 @@ NO_ENTRY: Final = EntryId(-1)  # "Nothing yet" wherever a last entry or a LAC is
 # The range from `:` to `_` in ASCII is BookKeeper's own choice; it spares `/`, space and `,`.
 _BOOKIE_ID: Final = re.compile(r"[A-Za-z0-9:-_.\-]+", re.ASCII)
 _RESERVED_BOOKIE_ID: Final = "readonly"  # The name of the folder of read-only registrations.
-BOOKIE_ID_BYTES_MAX: Final = 255  # What file systems and the metadata store take as a name.
+BOOKIE_ID_BYTES_MAX: Final = 255  # The names that file systems and the metadata store accept.
 
 
 def parse_ledger_id(value: int) -> LedgerId:
@@ -26,7 +26,8 @@ def parse_ledger_id(value: int) -> LedgerId:
 
 
 def parse_bookie_id(text: str) -> BookieId:
-    """The one gate for bookie names: whatever passes is safe as a node name and as a file name."""
+    """Checks bookie names everywhere: a name that passes is safe as a node name and as a file
+    name."""
     if not _BOOKIE_ID.fullmatch(text) or len(text) > BOOKIE_ID_BYTES_MAX:
         raise InvalidRequest(
             f"bookie id {text[:80]!r} is not 1 to {BOOKIE_ID_BYTES_MAX} letters, digits or "

@@ -1,4 +1,5 @@
-"""Hosts that only this machine can reach, and what may go to others in the clear. It loads nothing heavy."""
+"""Hosts that only this machine can reach, and data that may go to others in the clear. It loads nothing
+heavy."""
 
 import ipaddress
 
@@ -14,8 +15,10 @@ def is_loopback(host: str) -> bool:
 
 
 def may_show_token(host: str, *, uses_tls: bool, insecure: bool) -> bool:
-    """Whether a client may send its token to this host: behind TLS, within the machine, or where `insecure` permits it.
+    """Whether a client may send its token to this host: over TLS, within the machine, or where `insecure`
+    permits it.
 
-    The one rule for every client and command. The host may come from metadata, which others write.
+    The one rule for every client and command. The host may come from metadata, which others
+    write.
     """
     return uses_tls or insecure or is_loopback(host)

@@ -5,15 +5,15 @@ and then CLOSED. Its entries are in fragments: fragment `i` holds the entries fr
 `first_entry` up to the next fragment's, on its ensemble; the last one is open-ended until the
 ledger is closed.
 
-Three parties change a ledger, each through methods of its own, which look at the state that was
-read from the store and refuse by raising:
+Three parties change a ledger, each through methods of its own, which check the state that was
+read from the store and raise if it does not fit:
 
     writer           with_writer_ensemble, with_close               only while OPEN            (LM2)
     recovery         with_recovery_started, with_recovery_closed    nothing shows before CLOSED (LM3)
     re-replication   with_replacement                               never in an open tail      (LM4)
 
-Each returns a new value, to be written by compare-and-swap from the version that was read; a value
-equal to the old one means that there is nothing to write.
+Each returns a new value, to be written by compare-and-swap from the version that was read; a
+value equal to the old one means that there is nothing to write.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ from rollbook.proto.ports import Randomness
 from rollbook.proto.quorum import Ensemble, Quorum
 from rollbook.proto.wire.digest import DigestType
 
-FORMAT_VERSION: Final = 3  # What new ledgers are written in; older ones keep theirs.
+FORMAT_VERSION: Final = 3  # The version of new ledgers; older ones keep theirs.
 ENTRY_ID_MAX: Final = EntryId(2**63 - 1)
 LENGTH_MAX: Final = 2**63 - 1
 _CREATION_TOKEN_END: Final = 2**63 - 1
@@ -58,12 +58,12 @@ class LedgerMetadata:
     state: LedgerState = LedgerState.OPEN
     last_entry: EntryId | None = None  # Known exactly when CLOSED; NO_ENTRY if it stayed empty.
     length: int | None = None  # Payload bytes of all entries; known exactly when CLOSED.
-    # None: a ledger so old that it does not say. The caller that opens it has to know.
+    # None: a ledger that is too old to have it. The caller that opens it has to know.
     digest_type: DigestType | None = None
     password: bytes | None = field(default=None, repr=False)
     custom: tuple[tuple[str, bytes], ...] = ()  # The application's own, by distinct keys.
     created_ms: int | None = None  # None: it is as old as its node.
-    # Tells a creator whose reply was lost that the node is its own. Java's updates write 0 over it.
+    # Shows a creator whose reply was lost that the node is its own. Java's updates write 0 over it.
     creation_token: int | None = None
     format_version: int = FORMAT_VERSION
 
@@ -81,7 +81,7 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     def fragment_of(self, entry_id: EntryId) -> Fragment:
-        """Where the entry lies, or would lie if it were written now."""
+        """Where the entry is, or would be if it were written now."""
         assert entry_id >= FIRST_ENTRY
         return self.fragments[bisect_right(self.fragments, entry_id, key=_FIRST_ENTRY) - 1]
 
@@ -104,15 +104,16 @@ class LedgerMetadata:
     def with_writer_ensemble(self, first_entry: EntryId, ensemble: Ensemble) -> Self:
         """The open end moves to another ensemble (LM2).
 
-        Raises `LedgerFenced` unless the ledger is OPEN: someone recovers or has recovered it and
-        may have counted negatives of the present ensemble, so entries on a new one could be lost.
+        Raises `LedgerFenced` unless the ledger is OPEN: a recovery has begun and may have
+        counted negatives of the present ensemble, so entries on a new one could be lost.
         """
         if self.state is not LedgerState.OPEN:
             raise LedgerFenced(ledger_id=self.ledger_id, state=self.state.value)
         return replace(self, fragments=self._tailed((Fragment(first_entry, ensemble),)))
 
     def with_close(self, last_entry: EntryId, length: int) -> Self:
-        """The writer's close (LM2). Found closed as it wanted: its own close, so nothing to do."""
+        """The writer's close (LM2). Closed as requested: its own close, so there is nothing to
+        do."""
         if self.state is LedgerState.CLOSED:
             if (self.last_entry, self.length) == (last_entry, length):
                 return self
@@ -140,10 +141,11 @@ class LedgerMetadata:
     def with_recovery_closed(
         self, last_entry: EntryId, length: int, new_fragments: Sequence[Fragment] = ()
     ) -> Self:
-        """Recovery's one visible change: the end, and where it wrote entries back to (LM3).
+        """Recovery's one visible change: the end, and the ensembles of written-back entries
+        (LM3).
 
-        To be applied to the very metadata that recovery started from and to no later version: if
-        that is gone, what was recovered may lie with the wrong bookies. Raises `LedgerClosed` if
+        To be applied to the metadata that recovery started from and to no later version: if that
+        has changed, recovered entries may be on the wrong bookies. Raises `LedgerClosed` if
         someone was quicker, `MetadataConflict` if recovery had not started.
         """
         if self.state is LedgerState.CLOSED:
@@ -158,7 +160,7 @@ class LedgerMetadata:
     def with_replacement(self, first_entry: EntryId, old: BookieId, new: BookieId) -> Self:
         """`new` takes the place of `old` in the fragment that starts at `first_entry` (LM4).
 
-        Raises `LedgerFenced` while the ledger is in recovery, which goes by a frozen ensemble, and
+        Raises `LedgerFenced` while the ledger is in recovery, which uses a frozen ensemble, and
         `MetadataConflict` if the fragment is the open tail, is gone, or has changed.
         """
         if self.state is LedgerState.IN_RECOVERY:
@@ -179,10 +181,10 @@ class LedgerMetadata:
     # ------------------------------------------------------------------------------------------
 
     def _tailed(self, new: Sequence[Fragment]) -> tuple[Fragment, ...]:
-        """The fragments when the ledger's end from `new[0]` on lies on other ensembles (LM1).
+        """The fragments when the ledger's end from `new[0]` on is on other ensembles (LM1).
 
-        Only the last fragment is touched: it ends where the first new one starts, and gives way
-        to it if it starts there itself, that is, if nothing in it was confirmed.
+        Only the last fragment is changed: it ends where the first new one starts, and is
+        replaced by it if it starts there itself, that is, if nothing in it was confirmed.
         """
         last = self.fragments[-1]
         if new[0].first_entry < last.first_entry:

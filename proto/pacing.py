@@ -6,7 +6,7 @@ _AHEAD_S: Final = 0.05
 
 
 class Pace:
-    """Bytes a second. What was not used is not saved up beyond `_AHEAD_S`: no burst follows a pause."""
+    """Bytes a second. Unused budget is not saved up beyond `_AHEAD_S`: no burst follows a pause."""
 
     def __init__(self, bytes_per_s: float) -> None:
         assert bytes_per_s > 0

@@ -30,7 +30,7 @@ class Clock(Protocol):
         """Microseconds since 1970; may jump. For timestamps that people read, never for safety."""
 
     def let_others_run(self) -> None:
-        """Other processes that wait for this very processor have it first, as long as they are quick.
+        """Lets other processes that wait for this processor run first, as long as they are quick.
 
         For a caller that has just woken one of them and has less urgent work left.
         """
@@ -39,8 +39,9 @@ class Clock(Protocol):
 class Buggify(Protocol):
     """Turns of the code that are right but rare, taken often in simulations.
 
-    `if buggify("journal.tiny_batch"): limit = 1`. In production it is `never`. Ask once per batch at
-    most, and give each point a name of its own: the simulator counts how often each one was taken.
+    `if buggify("journal.tiny_batch"): limit = 1`. In production it is `never`. Ask once per batch
+    at most, and give each point a name of its own: the simulator counts how often each one was
+    taken.
     """
 
     def __call__(self, point: str, odds: float = 0.1) -> bool: ...
@@ -74,7 +75,7 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 class Listener(Protocol):
     @property
     def address(self) -> Address:
-        """Where it listens; the real port if 0 was asked for."""
+        """Where it listens; the real port if 0 was requested."""
 
     async def close(self) -> None:
         """Stops accepting. Connections that were accepted live on."""
@@ -89,7 +90,7 @@ class Transport(Protocol):
     async def connect(
         self, factory: ProtocolFactory, address: Address, timeout_s: float
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Raises `Unavailable` if nobody answers there in time."""
+        """Raises `Unavailable` without a response in time."""
 
 
 # --- Disk -------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ class OpenMode(Enum):
 class FileStat:
     size: int
     is_directory: bool
-    device: int  # Two paths can be linked to one file iff their devices are equal.
+    device: int  # Two paths can be linked to one file if their devices are equal.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ class DiskSpace:
 
 
 class File(Protocol):
-    """An open file. Writes, syncs and changes of size take effect in the order of their calls; reads
-    may overtake them, but see every write that has returned.
+    """An open file. Writes, syncs and changes of size take effect in the order of their calls;
+    reads may overtake them, but see every write that has returned.
 
     After a failed write or sync the file's contents are unknown until they are read back and
     verified: the caller poisons it and never tries again.
@@ -128,14 +129,14 @@ class File(Protocol):
         """Shorter than asked for only at the end of the file."""
 
     async def read_with(self, position: int, length: int, use: Callable[[Buffer], T]) -> T:
-        """`read_at`, and what `use` makes of it at once: as a view perhaps, of memory that is the next
-        reader's when it returns. So it keeps nothing but copies.
+        """`read_at`, and the result of `use` on it at once: its argument may be a view of memory
+        that the next reader gets when it returns. So it keeps only copies.
         """
 
     def prefetch(self, position: int, length: int) -> None:
         """A hint, which may be ignored: the machine may read it while the caller does other things.
 
-        It is for one `read_at` soon to come, of this or a part of it.
+        Announces a `read_at` of this or a part of it.
         """
 
     async def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
@@ -148,10 +149,11 @@ class File(Protocol):
         """`write_at` then `sync` in one hop: the journal's hot path."""
 
     def is_quick(self, size: int) -> bool:
-        """Whether writing `size` bytes and syncing them would delay nobody: nothing is queued before it."""
+        """Whether writing `size` bytes and syncing them would delay no other work: nothing is queued
+        before it."""
 
     def write_and_sync_now(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """`write_and_sync` within this call, if it was said in this step that it is quick."""
+        """`write_and_sync` within this call, if this step has found that it is quick."""
 
     async def truncate(self, size: int) -> None: ...
 
@@ -173,12 +175,12 @@ class DiskLock(Protocol):
 
 
 class Disk(Protocol):
-    """Paths are absolute strings. Errors of the machine come through as `OSError`."""
+    """Paths are absolute strings. Errors of the machine are raised as `OSError`."""
 
     async def open(self, path: str, mode: OpenMode) -> File: ...
 
     async def stat(self, path: str) -> FileStat | None:
-        """None if there is no such file."""
+        """None if the file is missing."""
 
     async def list_directory(self, path: str) -> list[str]:
         """Names, sorted."""
@@ -216,7 +218,7 @@ ANY_VERSION: int | None = None
 class NodeStat:
     version: int  # 0 when created, +1 with each set.
     created_txn: (
-        int  # Grows from write to write in the whole store; tells two lives of a path apart.
+        int  # Grows from write to write in the whole store; distinguishes two lives of a path.
     )
     modified_txn: int
     created_ms: int
@@ -233,7 +235,7 @@ class Node:
 
 class CreateMode(Enum):
     PERSISTENT = 0
-    EPHEMERAL = 1  # Goes with the session that made it; has no children.
+    EPHEMERAL = 1  # Removed with the session that made it; has no children.
     PERSISTENT_SEQUENTIAL = 2
     EPHEMERAL_SEQUENTIAL = 3
 
@@ -294,7 +296,7 @@ class WatchEvent:
 
 
 class Watch(Protocol):
-    """A stream of events, in the order of the commits they tell of; equal ones may be merged.
+    """A stream of events, in the order of their commits; equal ones may be merged.
 
     From the return of `watch()` on, every change is followed by its event or by RESYNC, and a
     read made after the event sees that change or a later state. The stream ends only by `close`
@@ -325,12 +327,13 @@ class MetadataStore(Protocol):
 
     The three stores behave alike: ZooKeeper is the model, and one contract suite holds them to it.
 
-    Paths are `/a/b`, never with a trailing slash; what may be asked at all (names, sizes, versions)
-    is in `rollbook.proto.metastore.core.ops` and is refused before anything is sent. Reads may be
-    answered from a replica that lags; `sync()` first where freshness matters. A client always sees
-    its own writes, and its calls are served in the order in which it made them.
+    Paths are `/a/b`, never with a trailing slash; which requests are valid (names, sizes,
+    versions) is in `rollbook.proto.metastore.core.ops`, and others are refused before anything
+    is sent. Reads may be answered from a replica that lags; `sync()` first where freshness
+    matters. A client always sees its own writes, and its calls are served in the order in which
+    it made them.
 
-    A request made while the connection is down waits for it. Then, in the language of
+    A request made while the connection is down waits for it. Then, by the families of
     `rollbook.proto.errors`:
 
     - the answer came: the result, or `NoSuchNode`, `NodeExists`, `MetadataConflict`,
@@ -364,12 +367,12 @@ class MetadataStore(Protocol):
     async def transaction(self, ops: Sequence[Op]) -> list[OpResult]:
         """All or nothing, in one commit.
 
-        On refusal raises what the first failing op would have raised alone, with `op=INDEX` in
-        its `ids`.
+        A refusal raises the error that the first failing op would have raised alone, with
+        `op=INDEX` in its `ids`.
         """
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watch:
-        """Events of one node and its children's comings and goings, or of a whole subtree.
+        """Events of one node and its children's creation and deletion, or of a whole subtree.
 
         The node need not exist. `recursive` gives CREATED, CHANGED and DELETED of the node and of
         everything below it.
@@ -382,7 +385,8 @@ class MetadataStore(Protocol):
         """Reads that start after it see every write that was acknowledged before it began."""
 
     async def close(self) -> None:
-        """Ends the session at once: its ephemeral nodes are gone when it returns, if reachable."""
+        """Ends the session at once: its ephemeral nodes are gone when it returns, if the store
+        is reachable."""
 
     async def __aenter__(self) -> Self: ...
 

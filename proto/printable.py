@@ -1,10 +1,10 @@
-"""Text that others wrote, as a terminal or a log may show it."""
+"""Text that others wrote, made safe for a terminal or a log."""
 
 
 def harmless(text: str, keeps: str = "") -> str:
     """The text, with an escape such as `\\x1b` for each character that is not printable. `keeps`: those that may stay.
 
-    Holders, descriptions, labels and messages of servers may hold what commands a terminal.
+    Holders, descriptions, labels and messages of servers may contain terminal commands.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,8 @@
 """All quorum arithmetic: which bookies hold an entry, how many answers prove what.
 
-An entry is striped over its ensemble: copy `w` of entry `e` lies with the member at index
-`(e + w) mod E`, for `w` in `0 … Qw-1`. Copies are counted as bits of an int, bit `i` being the
-ensemble's member `i`, because counting happens for every entry.
+An entry is striped over its ensemble: copy `w` of entry `e` is on the member at index `(e + w)
+mod E`, for `w` in `0 … Qw-1`. Copies are counted as bits of an int, bit `i` being the ensemble's
+member `i`, because counting happens for every entry.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Ensemble = tuple[BookieId, ...]
 Slots = int  # A set of ensemble indexes, as bits.
 
-ENSEMBLE_SIZE_MAX: Final = 1024  # Far beyond use; bounds what hostile metadata can make us build.
+ENSEMBLE_SIZE_MAX: Final = 1024  # Far beyond use; bounds the memory that hostile metadata can cost.
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Quorum:
     def is_covered(self, unheard: Slots) -> bool:
         """Every possible ack quorum has a member that was heard (Q3).
 
-        `unheard` are the members whose answer is missing or proves nothing. If some write set had
-        `ack` of them, an entry could be confirmed by those alone.
+        `unheard` are the members whose answer is missing or proves nothing. If some write set
+        had `ack` of them, an entry could be confirmed by those alone.
         """
         return all(
             (unheard & mask).bit_count() < self.ack
@@ -82,7 +82,7 @@ class Quorum:
         return EntryId(start + ahead - self.write + 1)
 
     def held(self, slot: int, start: EntryId, values: Iterable[T]) -> Iterator[T]:
-        """Of values that belong to the entries from `start` on, those of entries that it holds."""
+        """Of the values for the entries from `start` on, those for entries that it holds."""
         return compress(values, cycle(_held_from(self, slot, EntryId(start % self.ensemble))))
 
 

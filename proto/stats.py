@@ -1,6 +1,7 @@
-"""Counting without a library: what a component did and how long it took.
+"""Counters without a library: what a component did and how long it took.
 
-A component has a dataclass of such fields, handed to its parts, and adds to them a chunk at a time:
+A component has a dataclass of such fields, passed to its parts, and adds to them a chunk at a
+time:
 
     @dataclass
     class Stats:
@@ -12,7 +13,8 @@ A component has a dataclass of such fields, handed to its parts, and adds to the
     stats.syncs.observe(clock.monotonic_ns() - started_ns)
     stats.queue_bytes = lambda: journal.queued_bytes
 
-The dataclass is the only table of its metrics: `proto/runtime/metrics.py` shows it to Prometheus.
+The dataclass is the only table of its metrics: `proto/runtime/metrics.py` shows it to
+Prometheus.
 """
 
 from bisect import bisect_left
@@ -41,10 +43,10 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)  # The last one: above all bounds.
         self.total = 0
-        self.per_unit = per_unit  # What is counted in nanoseconds is shown in seconds.
+        self.per_unit = per_unit  # Values counted in nanoseconds are shown in seconds.
 
     def observe(self, value: int, times: int = 1) -> None:
-        """`times` things that all took, or all were, this much."""
+        """`times` observations of this value."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -107,7 +109,7 @@ def gauge(name: str, help_text: str) -> Any:
 
 
 def counter_gauge(name: str, help_text: str) -> Any:
-    """Somebody counts it already: a function like a gauge's."""
+    """It is counted elsewhere: a function like a gauge's."""
     assert name.endswith("_total"), name
     return _field(Metric(name, MetricKind.COUNTER, help_text), lambda: _nothing)
 
@@ -151,7 +153,7 @@ def metrics_of(stats: object) -> Iterator[Metric]:
 
 
 def read(stats: object) -> Iterator[tuple[Metric, Value]]:
-    """What they say now."""
+    """Their present values."""
     for each in fields(stats):  # type: ignore[arg-type]  # As above.
         value = getattr(stats, each.name)
         yield each.metadata[_METRIC], value() if callable(value) else value

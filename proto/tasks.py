@@ -20,8 +20,9 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
-    """Waits for work that others may cancel. That raises `lost()` in the waiting caller instead of cancelling it:
-    else the caller would end as if it had been cancelled itself. If the caller is cancelled, the work continues.
+    """Waits for work that others may cancel. That raises `lost()` in the waiting caller instead of cancelling
+    it: otherwise the caller would end as if it had been cancelled itself. If the caller is cancelled, the work
+    continues.
     """
     try:
         return await asyncio.shield(work)
@@ -33,7 +34,7 @@ async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
 
 
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:
-    """What comes of the one that ends first; the others are cancelled, and have ended, too."""
+    """The result of the one that ends first; the others are cancelled, and have ended, too."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     is_over = asyncio.Event()
@@ -49,7 +50,7 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
 
 
 async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:
-    """Waits for it. That one is cancelled, or comes to its end, is no failure."""
+    """Waits for it. A cancelled or finished child is no failure."""
     failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     def on_done(task: asyncio.Task[None]) -> None:
@@ -72,8 +73,8 @@ def unwrapped(error: BaseException) -> BaseException:
 class TaskGroup(asyncio.TaskGroup):
     """`asyncio.TaskGroup`, but children are cancelled in the order in which they were made.
 
-    The standard one keeps them in a set, and a set of objects is in order of their addresses: the
-    same program would behave differently from run to run, in simulations, too.
+    The standard one keeps them in a set, which is ordered by memory addresses: the same program
+    would behave differently from run to run, also in simulations.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Which bookies live, which of them take new entries, and where they listen.
+"""Which bookies live, which of them accept new entries, and where they listen.
 
-The watcher looks at the two folders of registrations whenever something changes there, when the
-store says that it may have missed something, and every so often all the same: a watch can be lost
-in ways that nobody thought of.
+The watcher reads the two folders of registrations whenever something changes there, when the
+store says that it may have missed something, and regularly anyway, since a watch can be lost in
+unforeseen ways.
 
 A bookie in both folders is on its way from one to the other and counts as read-only.
 """
@@ -61,11 +61,12 @@ class LiveBookies:
         return self.writable.get(bookie_id) or self.read_only.get(bookie_id)
 
     def refuses(self, bookie_id: BookieId, ledger_id: LedgerId) -> bool:
-        """Whether it takes no entries from the writer of this ledger, which is older than its present life."""
+        """Whether it accepts no entries from the writer of this ledger, which is older than its present
+        life."""
         return ledger_id < self._writers_from.get(bookie_id, 0)
 
     def refusing(self, ledger_id: LedgerId) -> list[BookieId]:
-        """Those that refuse its writer."""
+        """The bookies that refuse its writer."""
         return [bookie for bookie, lowest in self._writers_from.items() if ledger_id < lowest]
 
 
@@ -76,14 +77,14 @@ class BookieWatcher:
         self._store = store
         self._root = root
         self._look_again_s = look_again_s
-        self._infos: dict[str, BookieServiceInfo] = {}  # By path; what was read before.
+        self._infos: dict[str, BookieServiceInfo] = {}  # By path; as read before.
         self._current = LiveBookies()
         self._changed = asyncio.Event()
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when `current` is what the store says."""
+        """Returns when `current` is what the store has."""
         watch = await self._store.watch(f"{self._root}/{AVAILABLE}", recursive=True)
         try:
             await self._look(None)
@@ -95,11 +96,11 @@ class BookieWatcher:
 
     @property
     def current(self) -> LiveBookies:
-        """The last that was heard. While the store cannot be reached, it stays as it was."""
+        """The last known state. While the store cannot be reached, it stays as it was."""
         return self._current
 
     async def changed(self, known: LiveBookies) -> LiveBookies:
-        """Returns once `current` is another one than `known`; what came in between is skipped.
+        """Returns once `current` differs from `known`; states in between are skipped.
 
         Raises `MetadataUnavailable` when the watcher has ended.
         """
@@ -110,7 +111,8 @@ class BookieWatcher:
         return self._current
 
     async def look(self) -> LiveBookies:
-        """What the store says now; `current` from then on. Raises `Unavailable`, `OutcomeUnknown`, `SessionExpired`."""
+        """The store's present state; `current` from then on. Raises `Unavailable`, `OutcomeUnknown`,
+        `SessionExpired`."""
         await self._look({})
         return self._current
 
@@ -132,12 +134,12 @@ class BookieWatcher:
             await watch.close()
 
     async def _wait(self, watch: Watch) -> dict[str, None] | None:
-        """The paths of the nodes that changed; None: it may be any."""
+        """The paths of the nodes that changed; None: any may have."""
         dirty: dict[str, None] = {}
         try:
             async with asyncio.timeout(self._look_again_s):
                 event = await _next_event(watch)
-            async with asyncio.timeout(_SETTLE_S):  # Bookies come and go in swarms.
+            async with asyncio.timeout(_SETTLE_S):  # Bookies come and go in large numbers.
                 while event.kind is not EventKind.RESYNC:
                     dirty[event.path] = None
                     event = await _next_event(watch)
@@ -156,12 +158,12 @@ class BookieWatcher:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _look(self, dirty: dict[str, None] | None) -> None:
-        async with self._looking:  # So that none puts an older state above a newer one.
+        async with self._looking:  # So that none replaces a newer state with an older one.
             await self._read_folders(dirty)
 
     async def _read_folders(self, dirty: dict[str, None] | None) -> None:
-        """The writable ones are listed before and after the others: a bookie that changes folders,
-        in either direction, is then seen in one of them (RG1).
+        """The writable ones are listed before and after the others: a bookie that changes
+        folders, in either direction, is then seen in one of them (RG1).
         """
         before = await self._list(AVAILABLE)
         read_only = await self._list(READ_ONLY)
@@ -200,7 +202,7 @@ class BookieWatcher:
             info = self._infos.get(path)
             if info is None or dirty is None or path in dirty:
                 info = await self._read_info(bookie_id, path) or self._current.find(bookie_id)
-            if info is not None:  # Else it left before we knew it.
+            if info is not None:  # Otherwise it left before we knew it.
                 found[bookie_id] = infos[path] = info
         return MappingProxyType(found)
 
@@ -212,7 +214,7 @@ class BookieWatcher:
             return unpack_service_info(bookie_id, node.value)
         except BadMetadata as error:
             logger.warning("bookie_info_unreadable", bookie=bookie_id, reason=error.message)
-            return BookieServiceInfo()  # It lives; where, nobody can tell.
+            return BookieServiceInfo()  # It lives; its address is not known.
 
 
 class _StreamEnded(Exception):
@@ -230,4 +232,4 @@ def _as_bookie_id(name: str) -> BookieId | None:
     try:
         return parse_bookie_id(name)
     except InvalidRequest:
-        return None  # The folder of read-only ones, or a stranger's node.
+        return None  # The folder of read-only ones, or a foreign node.

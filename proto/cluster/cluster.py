@@ -42,7 +42,7 @@ from rollbook.proto.ids import LedgerId
 from rollbook.proto.metastore.url import Backend, MetadataUrl
 from rollbook.proto.ports import Check, Create, MetadataStore, Node, Randomness
 
-# What is walked for ledgers, and from where on: below 2^31 - 1 the legacy layout puts them where the
+# Where to walk for ledgers, and from which id: below 2^31 - 1 the legacy layout puts them where the
 # hierarchical one does.
 _WALKS: Final = (
     (Layout.LEGACY_HIERARCHICAL, paths.FIRST_LONG_ID),
@@ -64,7 +64,7 @@ class Cluster:
         return paths.own_root(self.root)
 
     def path(self, name: str) -> str:
-        """Of what lies directly below the ledgers root."""
+        """Of nodes directly below the ledgers root."""
         return f"{self.root}/{name}"
 
 
@@ -100,7 +100,7 @@ async def initialise(
 
     try:
         await transact_surely(store, ops, was_made)
-    except (NodeExists, NoSuchNode):  # Somebody makes or removes one right now.
+    except (NodeExists, NoSuchNode):  # Another process makes or removes one right now.
         await _refuse_what_exists(store, cluster, url)
         raise
     return cluster
@@ -113,11 +113,11 @@ async def open_cluster(
     instance_id: str | None = None,
     url: MetadataUrl | None = None,
 ) -> Cluster:
-    """The cluster at this root; where its nodes are missing, what BookKeeper takes for granted.
+    """The cluster at this root; for missing nodes BookKeeper's defaults hold.
 
-    `instance_id` is what the caller knows of it, from a directory that belongs to it; `url` may name
-    its layout, and is for advice, without its options. Raises `NoSuchCluster`, `WrongCluster`,
-    `BadConfig`, `BadMetadata`.
+    `instance_id` is the caller's, from a directory of the cluster; `url` may name its layout, and
+    is for advice, without its options. Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`,
+    `BadMetadata`.
     """
     # Every cluster has this folder, and it is created no later than the rest.
     if await read_surely(store, f"{root}/{paths.AVAILABLE}") is None:
@@ -140,7 +140,8 @@ async def open_cluster(
 
 
 async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
-    """That the store still is this cluster's, and has our own trees: what it lacks was removed then.
+    """Checks that the store is still this cluster's, and has our own trees: a missing one was
+    removed.
 
     Raises `NoSuchCluster`, `WrongCluster`, `BadConfig`.
     """
@@ -152,9 +153,9 @@ async def require_cluster(store: MetadataStore, ours: Cluster) -> None:
 
 
 async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
-    """Writes down what was taken for granted, as BookKeeper does: from now on it stays so.
+    """Writes down the assumed defaults, as BookKeeper does: from now on they hold.
 
-    Raises `BadConfig`, `BadMetadata` if somebody wrote down another one since the cluster was opened.
+    Raises `BadConfig`, `BadMetadata` if another one was written since the cluster was opened.
     """
     path = cluster.path(paths.LAYOUT)
     node = await read_surely(store, path, fresh=False)
@@ -168,7 +169,8 @@ async def ensure_layout(store: MetadataStore, cluster: Cluster) -> None:
                 raise  # Written down and removed.
         else:
             return
-    # Ledgers that we make would lie where nobody else looks, and bookies take them for deleted.
+    # Ledgers that we make would be where others do not look, and bookies would take them for
+    # deleted.
     if (found := _layout_in(node, cluster.root, cluster.url)) is not cluster.layout:
         raise BadConfig(
             f"another layout was written down since: {found.value}, not {cluster.layout.value}",
@@ -212,7 +214,7 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
         raise BadMetadata(
             error.message,
             path=path,
-            # Elsewhere nobody would find a ledger then, and bookies would take them for deleted.
+            # Elsewhere no ledger would be found then, and bookies would take them for deleted.
             next_step="check the metadata URL; if it is right, and only in a cluster that was made "
             f"with the {made_with} layout: {remove}",
         ) from None
@@ -228,7 +230,7 @@ def _layout_in(node: Node, root: str, url: MetadataUrl | None) -> Layout:
 async def _require_assumable(
     store: MetadataStore, root: str, url: MetadataUrl | None, assumed: Layout
 ) -> None:
-    """Where LAYOUT is missing no ledger may lie elsewhere: bookies would take it for deleted.
+    """If LAYOUT is missing no ledger may be elsewhere: bookies would take it for deleted.
 
     Raises `BadConfig`.
     """
@@ -287,7 +289,7 @@ def _quoted(url: MetadataUrl | None) -> str:
 
 
 def zookeeper_command(url: MetadataUrl | None, command: str) -> str:
-    """Only ZooKeeper lets others write what we read: an embedded store checks its own bytes."""
+    """Only in ZooKeeper can others write what we read: an embedded store checks its own bytes."""
     where = f" -server {url.place}" if url and url.backend is Backend.ZOOKEEPER else ""
     return f"zkCli.sh{where} {command}"
 

@@ -1,8 +1,8 @@
 """Which bookies belong to the cluster, and with which directories.
 
 `CookieNodes` are the cookies alone, as BookKeeper's tools see them. Bookies of ours go through
-`MemberNodes`: the cookie, and the record in our own tree. The two change in one transaction, and what was
-drawn at random for the record tells whose write it was when a reply is lost (LR1).
+`MemberNodes`: the cookie, and the record in our own tree. The two change in one transaction, and the
+record's random part shows whose write it was when a reply is lost (LR1).
 """
 
 from dataclasses import dataclass
@@ -45,9 +45,10 @@ class CookieNodes:
         return StoredCookie(unpack_cookie(node.value), node.stat.version) if node else None
 
     async def create(self, cookie: Cookie) -> StoredCookie:
-        """Raises `NodeExists` if the bookie has one, be it equal: a second bookie of this name.
+        """Raises `NodeExists` if the bookie has one, even an equal one: a second bookie of this
+        name.
 
-        After a lost reply its bytes alone tell whose it is.
+        After a lost reply its bytes alone show whose it is.
         """
         data = pack_cookie(cookie)
         await ensure_node(self._store, self._folder)
@@ -84,14 +85,14 @@ class CookieNodes:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What the metadata store says of one bookie."""
+    """The metadata store's record of one bookie."""
 
     cookie_node: Node | None
     record_node: Node | None
 
     @property
     def cookie(self) -> Cookie | None:
-        """None if there is none, or none that can be read."""
+        """None if it is missing or unreadable."""
         try:
             return unpack_cookie(self.cookie_node.value) if self.cookie_node else None
         except BadMetadata:
@@ -99,7 +100,7 @@ class Member:
 
     @property
     def record(self) -> BookieRecord | None:
-        """Raises `BadMetadata`, `UnsupportedVersion`: it is ours alone, and nobody guesses."""
+        """Raises `BadMetadata`, `UnsupportedVersion`: it is ours alone, so nothing is guessed."""
         return unpack_bookie_record(self.record_node.value) if self.record_node else None
 
 
@@ -117,9 +118,9 @@ class MemberNodes:
         )
 
     async def write(self, found: Member, cookie: Cookie, record: BookieRecord) -> None:
-        """Both nodes, from exactly what was found.
+        """Both nodes, from exactly the state that was read.
 
-        Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if they are not so any more.
+        Raises `NodeExists`, `MetadataConflict` or `NoSuchNode` if they have changed.
         """
         await ensure_own_root(self._store, self._cluster)
         for folder in (self._cookies, self._records):
@@ -133,7 +134,7 @@ class MemberNodes:
         )
 
         async def was_made() -> bool:
-            """Nobody else has drawn what we drew."""
+            """No other process has drawn this value."""
             node = await read_surely(self._store, record_path)
             if node is None or node.value != packed:
                 return False
@@ -143,7 +144,7 @@ class MemberNodes:
         await transact_surely(self._store, ops, was_made)
 
     async def write_record(self, found: Member, bookie_id: BookieId, record: BookieRecord) -> None:
-        """That alone. Raises `MetadataConflict` or `NoSuchNode` if it is not as it was found."""
+        """That alone. Raises `MetadataConflict` or `NoSuchNode` if it has changed."""
         assert found.record_node
         version = found.record_node.stat.version
         path = f"{self._records}/{bookie_id}"

@@ -63,7 +63,7 @@ _RETRY_PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Names are never given twice, so a vote that exists is still the one that was cast."""
+    """Names are never reused, so a vote that exists is still the one that was cast."""
 
     path: str
     session: SessionId
@@ -94,7 +94,7 @@ class Election:
         self._candidate = candidate
 
     async def stand(self) -> Vote:
-        """Casts a vote, or finds the one that this session has. Raises `Unavailable`, `SessionExpired`."""
+        """Casts a vote, or finds this session's. Raises `Unavailable`, `SessionExpired`."""
         await ensure_path(self._store, self._folder, self._above)
         while True:
             session = self._store.session
@@ -107,7 +107,7 @@ class Election:
                 return Vote(ours[0].path, session)
             if self._store.session != session:
                 continue
-            with suppress(ConnectionLost):  # Then it is looked for.
+            with suppress(ConnectionLost):  # Then it is searched for.
                 await self._store.create(
                     f"{self._folder}/{VOTE_PREFIX}", self._vote, CreateMode.EPHEMERAL_SEQUENTIAL
                 )
@@ -125,7 +125,7 @@ class Election:
         return vote
 
     async def until_lost(self, vote: Vote) -> None:
-        """Returns when the vote is gone: another one may lead."""
+        """Returns when the vote is gone: another candidate may lead."""
         watch = await self._store.watch(vote.path)
         try:
             while await read_surely(self._store, vote.path) is not None:
@@ -136,8 +136,8 @@ class Election:
     async def serve(self, lead: Callable[[Vote], Coroutine[Any, Any, None]]) -> Never:
         """Runs `lead` while this candidate leads; `lead` runs until it is cancelled.
 
-        Raises what `lead` raises, but waits while the metadata store is away. However it ends, the
-        candidate stands no longer.
+        Raises the errors of `lead`, but waits while the metadata store is unavailable. However
+        it ends, the candidate stands no longer.
         """
         try:
             while True:
@@ -161,7 +161,7 @@ class Election:
                     await self._remove(cast)
 
     async def leader(self) -> BookieId | None:
-        """Who leads now, by its own word; None: nobody, or one whose vote cannot be read."""
+        """The present leader, by its own name; None: none, or its vote is unreadable."""
         for cast in await self._casts():
             node = await read_surely(self._store, cast.path)
             if node is not None:
@@ -221,7 +221,7 @@ class Election:
 
 
 async def _next_or_later(watch: Watch) -> None:
-    """Something changed, or may have: a watch can be lost in ways that nobody thought of."""
+    """Something changed, or may have: a watch can be lost in unforeseen ways."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LOOK_AGAIN_S):
             try:

@@ -1,22 +1,23 @@
 """Ids for new ledgers, drawn from the same counters as by BookKeeper's own clients.
 
-A counter is the number that the store gives to a sequential node; it is kept with the parent and
-never goes back, so an id is not given out twice even when the highest ledgers are deleted. The
-node itself is of no use and is removed at once.
+A counter is the number that the store gives to a sequential node; it is stored with the parent
+and never goes back, so an id is not given out twice even when the highest ledgers are deleted.
+The node itself is of no use and is removed at once.
 
     idgen/ID-NNNNNNNNNN                     id = N, while N < 2^31 - 1
     idgen-long/HOB-HHHHHHHHHH/ID-NNNNNNNNNN id = H * 2^32 + N, from then on, with the highest H
 
-The existence of `idgen-long` says that the short ids are used up. When the numbers below one `HOB`
-are, the next one is made; all but the newest three are removed.
+If `idgen-long` exists the short ids are used up. When the numbers below one `HOB` are used up,
+the next one is made; all but the newest three are removed.
 
-Callers that want an id while others are being drawn get theirs together in the next draw:
-two transactions for many, not for each. If that fails, those without one all hear so at the same time.
+Callers that want an id while others are being drawn get theirs together in the next draw: two
+transactions for many, not for each. If that fails, all those without one get the error at the
+same time.
 
 A drawn id is a proposal: creating the ledger's node decides.
 
-A store that was put back from an older copy has counters that stand where they stood then. `skip` moves them past
-every id that can have been drawn since: to a new `HOB`. Ids that were drawn before the copy stay below it.
+A store that was restored from an older copy has the counters of that time. `skip` moves them past every id
+that can have been drawn since: to a new `HOB`. Ids that were drawn before the copy stay below it.
 """
 
 import asyncio
@@ -45,18 +46,18 @@ from rollbook.proto.formats.paths import HIGH_PREFIX, ID_PREFIX, LONG_IDS, SHORT
 from rollbook.proto.ids import LedgerId
 from rollbook.proto.ports import Create, CreateMode, Delete, MetadataStore
 
-_NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; behind it, it wraps.
+_NUMBERS: Final = 2**31 - 1  # A counter's numbers below this are used; after it, it wraps.
 _HIGH: Final = re.compile(rf"{HIGH_PREFIX}([0-9]{{10}})")
 _HIGH_MAX: Final = 2**31 - 1  # Ids have 63 bits; a name beyond is a stranger's.
 _HIGH_KEPT: Final = 3
 _AT_ONCE_MAX: Final = 256
-# To be removed; as long as that fails, what is beyond these stays until its session ends.
+# To be removed; as long as that fails, further ones stay until their session ends.
 _USED_MAX: Final = 16 * 1024
-# In units of 2^32 ids. No counter moves further between a copy of the store and its return; what lies beyond was
-# picked by a client.
+# In units of 2^32 ids. No counter moves further between a copy of the store and its return; higher
+# ids were chosen by a client.
 _HIGHS_WITHIN_REACH: Final = 16
-# Ids above the counter that count as drawn since the copy. Larger: more ledgers that users numbered by hand, and deleted,
-# keep a bookie from starting; smaller: of the ledgers made since, fewer give the copy away.
+# Ids above the counter that count as drawn since the copy. Larger: more deleted ledgers with ids
+# chosen by users keep a bookie from starting; smaller: fewer later ledgers reveal the copy.
 _DRAWN_WITHIN_REACH: Final = 1 << 20
 
 
@@ -78,7 +79,7 @@ class LedgerIds:
         self._long = f"{root}/{LONG_IDS}"
         self._is_long = False  # True stays so.
         self._is_drawing = False
-        self._waiting: deque[_Waiter] = deque()  # Those whose ids are drawn next, in order.
+        self._waiting: deque[_Waiter] = deque()  # The callers whose ids are drawn next, in order.
         self._used: list[str] = []  # Nodes of drawn numbers, still to be removed.
 
     async def draw(self) -> LedgerId:
@@ -96,8 +97,8 @@ class LedgerIds:
         return drawn
 
     async def skip(self, above: int = 0) -> LedgerId:
-        """Every id that is drawn from now on is this one or higher, and higher than `above` and than all that
-        this cluster's counters can have given out before their store was put back from a copy (LI1).
+        """Every later id is this one or higher, and higher than `above` and than all that this cluster's
+        counters can have given out before their store was restored from a copy (LI1).
 
         Raises `InvalidRequest` if there are no such ids, `NoSuchCluster`.
         """
@@ -135,8 +136,8 @@ class LedgerIds:
         self._is_drawing = False
 
     async def _draw_for_all(self) -> LedgerId:
-        """For itself first, then for those who wait by now. All are answered in the same turn: behind
-        a lock each would be woken by the one before, and come a turn of the loop later.
+        """For itself first, then for those who wait by now. All are answered in the same turn:
+        with a lock each would be woken by the previous one, a turn of the loop later.
         """
         own: _Waiter = asyncio.get_running_loop().create_future()
         together = deque([own, *self._waiting])
@@ -149,28 +150,29 @@ class LedgerIds:
                 if not waiter.done():
                     waiter.set_exception(error.copy())
             together.clear()
-        finally:  # Cancelled, the next one of them draws.
+        finally:  # If it is cancelled, the next one of them draws.
             self._waiting.extendleft(each for each in reversed(together) if each is not own)
         drawn = own.result()
         assert drawn is not None
         return drawn
 
     async def _remove_used(self) -> None:
-        # What others add meanwhile is theirs to remove.
+        # What others add in the meantime is theirs to remove.
         for _ in range(0, len(self._used), _AT_ONCE_MAX):
             taken, self._used = self._used[:_AT_ONCE_MAX], self._used[_AT_ONCE_MAX:]
             left = taken
             try:
                 left = await self._remove_nodes(taken)
             except RollbookError:
-                return  # The next one to draw goes on with all there are.
+                return  # The next caller draws for all that remain.
             finally:
                 self._used += left
                 del self._used[:-_USED_MAX]
 
     async def _remove_nodes(self, paths: list[str]) -> list[str]:
-        """Returns what is left. Some may be gone, with their session, or since nobody heard that they were
-        removed; each of them would keep the others from going. So then it is looked which there are."""
+        """Returns those that are left. Some may be gone, with their session, or because the
+        reply to their removal was lost; each of them would keep the others from being removed.
+        So then the existing ones are listed."""
         for _ in range(ATTEMPTS):
             try:
                 await self._store.transaction([Delete(path) for path in paths])
@@ -188,7 +190,7 @@ class LedgerIds:
             try:
                 names = await self._store.children(parent)
             except NoSuchNode:
-                continue  # As one of the oldest counters, with all that was below it.
+                continue  # As one of the oldest counters, with all lower numbers.
             there.update(f"{parent}/{name}" for name in names)
         return [path for path in paths if path in there]
 
@@ -214,14 +216,14 @@ class LedgerIds:
             try:
                 numbers = await self._draw_numbers(self._high_path(high), count, is_made=True)
             except NoSuchNode:
-                continue  # Removed as one of the oldest: we looked too long ago.
+                continue  # Removed as one of the oldest: the list was read too long ago.
             if numbers:
                 return [LedgerId(high << 32 | number) for number in numbers]
             await ensure_node(self._store, self._high_path(high + 1))
             await self._remove([*highs, high + 1][:-_HIGH_KEPT])
 
     async def _draw_numbers(self, counter: str, count: int, *, is_made: bool = False) -> list[int]:
-        """None at all: the counter has run out. Numbers whose reply was lost are given up."""
+        """None at all: the counter has run out. Numbers whose reply was lost are skipped."""
         one = Create(f"{counter}/{ID_PREFIX}", mode=CreateMode.EPHEMERAL_SEQUENTIAL)
         for _ in range(ATTEMPTS):
             try:
@@ -249,14 +251,15 @@ class LedgerIds:
             try:
                 await delete_surely(self._store, self._high_path(high))
             except (NoSuchNode, NodeNotEmpty):
-                pass  # Another was quicker, or is still drawing there: the next one removes it.
+                # Another process was quicker, or is still drawing there: the next one removes it.
+                pass
 
     def _high_path(self, high: int) -> str:
         return f"{self._long}/{HIGH_PREFIX}{high:010d}"
 
 
 def _hand_out(drawn: list[LedgerId], waiting: deque[_Waiter]) -> None:
-    """In order; who has been cancelled needs none."""
+    """In order; a cancelled caller needs none."""
     for ledger_id in drawn:
         while waiting:
             waiter = waiting.popleft()

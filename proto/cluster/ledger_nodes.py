@@ -1,8 +1,9 @@
 """Ledger metadata in its nodes: create, read, compare-and-swap, delete, list.
 
-Parents come and go with what lies below them (`sparse_nodes.py`). Each change that this process makes is
-logged here, so that the events of one `ledger_id` tell its life: created, fragments changed, recovery
-started, closed, deleted. Bookies log when they fence it and when they delete their copy.
+Parents are made and removed with the nodes below them (`sparse_nodes.py`). Each change by this
+process is logged here, so that the events of one `ledger_id` show its life: created, fragments
+changed, recovery started, closed, deleted. Bookies log when they fence it and when they delete
+their copy.
 """
 
 from collections import deque
@@ -63,7 +64,7 @@ _ID_RACES_MAX: Final = 100  # Lost in a row to clients that pick ids themselves.
 @dataclass(frozen=True, slots=True)
 class StoredLedger:
     metadata: LedgerMetadata
-    version: int  # What a change made from this metadata has to name.
+    version: int  # What a change made from this metadata must name.
     created_ms: int
 
 
@@ -84,7 +85,7 @@ class LedgerNodes:
             try:
                 return await self.create(metadata)
             except NodeExists:
-                continue  # Somebody picked this very id.
+                continue  # A client chose this very id.
         raise MetadataConflict("every id that was drawn is taken", path=self._root)
 
     async def create(self, metadata: LedgerMetadata) -> StoredLedger:
@@ -130,11 +131,11 @@ class LedgerNodes:
         return await read_surely(self._store, self.path(ledger_id)) is not None
 
     async def watch(self, ledger_id: LedgerId) -> Watch:
-        """Tells of every change from now on."""
+        """Reports every change from now on."""
         return await self._store.watch(self.path(ledger_id))
 
     async def update(self, stored: StoredLedger, metadata: LedgerMetadata) -> StoredLedger:
-        """Raises `MetadataConflict` if the ledger is no longer as it was read, `NoSuchLedger`."""
+        """Raises `MetadataConflict` if the ledger has changed since it was read, `NoSuchLedger`."""
         ledger_id = metadata.ledger_id
         assert ledger_id == stored.metadata.ledger_id
         if metadata == stored.metadata:
@@ -156,8 +157,8 @@ class LedgerNodes:
     ) -> StoredLedger:
         """An update that is made in this session, while all `checks` hold, or never.
 
-        Raises `SessionExpired`; `MetadataConflict` or `NoSuchNode` if the ledger or what was checked
-        is not as it was read, with `op=INDEX` in its ids: the ledger comes after the checks.
+        Raises `SessionExpired`; `MetadataConflict` or `NoSuchNode` if the ledger or a checked
+        node has changed, with `op=INDEX` in its ids: the ledger comes after the checks.
         """
         path = self.path(metadata.ledger_id)
         data = pack_ledger_metadata(metadata)
@@ -211,9 +212,9 @@ def _log_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
 class LedgerWalk:
     """The ids of all ledgers, one directory in memory at a time.
 
-    Ledgers that are made or deleted meanwhile may be missed or seen; those that exist from before
-    the first step to after the last are all seen. A walk that ends by itself was complete:
-    whatever could not be read raises.
+    Ledgers that are made or deleted meanwhile may be missed or seen; those that exist during the
+    whole walk are all seen. A walk that ends by itself was complete: whatever could not be read
+    raises.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class LedgerWalk:
         self._root = root
         self._layout = layout
         self._start = start
-        # Directories to open, the next one last: the tree they belong to and their digits.
+        # Directories to open, the next one last: their tree and their digits.
         self._pending: list[tuple[Split, str]] = [(s, "") for s in reversed(splits_of(layout))]
         self._found: deque[LedgerId] = deque()
         self._is_fresh = False
@@ -248,7 +249,7 @@ class LedgerWalk:
         except NoSuchNode:
             if not directory:
                 raise NoSuchCluster(path=self._root) from None
-            return  # Its last ledger was deleted since we saw its name.
+            return  # Its last ledger was deleted since its name was read.
         children = children_of(self._layout, split, digits, names)
         if children and is_whole_id(split, children[0]):
             self._found.extend(id_ for id_ in map(_as_id, children) if id_ >= self._start)

@@ -49,14 +49,14 @@ class LifecycleNodes:
         return f"{self.folder}/{bookie}"
 
     async def read(self, bookie: BookieId) -> StoredLifecycle:
-        """Raises `BadMetadata`, `UnsupportedVersion`: nobody guesses whether a bookie leaves."""
+        """Raises `BadMetadata`, `UnsupportedVersion`: whether a bookie leaves is not guessed."""
         node = await read_surely(self._store, self.path(bookie))
         if node is None:
             return StoredLifecycle(bookie, Lifecycle(), None)
         return StoredLifecycle(bookie, unpack_lifecycle(node.value), node.stat.version)
 
     async def list(self) -> list[StoredLifecycle]:
-        """Of bookies that have a node. One that cannot be read is logged and left out."""
+        """Of bookies that have a node. An unreadable one is logged and left out."""
         try:
             names = await children_surely(self._store, self.folder)
         except NoSuchNode:
@@ -77,10 +77,11 @@ class LifecycleNodes:
         checks: Sequence[Check] = (),
         session: SessionId | None = None,
     ) -> StoredLifecycle:
-        """From exactly what was found, while `checks` hold; `session`: in that one or never.
+        """From exactly the state that was read, while `checks` hold; `session`: in that one or
+        never.
 
         `lifecycle` carries a token that was drawn for this write. Raises `MetadataConflict`,
-        `NodeExists` or `NoSuchNode` if something is not so any more, `SessionExpired`.
+        `NodeExists` or `NoSuchNode` if something has changed, `SessionExpired`.
         """
         assert lifecycle.token
         assert lifecycle.token != found.lifecycle.token

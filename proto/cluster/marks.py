@@ -1,4 +1,4 @@
-"""The tree by which auditors and replication workers work together, ours and Java's
+"""The tree that auditors and replication workers share, ours and Java's
 (`formats/replication.py` has its layout).
 
 - A mark says that copies of a ledger are missing on these bookies, or, without bookies, that its copies
@@ -9,8 +9,8 @@
   `Lock.check` in its transaction, and is made in `Lock.session` or never (MK3).
 - A node that cannot be read raises `BadMetadata`; callers log it and go on with the next (MK4).
 
-Drain tasks have the form of marks and lie in our own tree (`MarkTree`): Java's worker would find the
-copies of a draining bookie sound, and delete the marks.
+Drain tasks have the form of marks and are in our own tree (`MarkTree`): Java's worker would find
+the copies of a draining bookie sound, and delete the marks.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class Lock:
 
 
 class Checked(Enum):
-    """The checks whose time of completion BookKeeper keeps."""
+    """The checks whose completion times BookKeeper keeps."""
 
     ALL_LEDGERS = CHECKED_ALL
     PLACEMENT = CHECKED_PLACEMENT
@@ -148,7 +148,8 @@ class MarkTree:
     async def mark_new(self, missing: Mapping[LedgerId, tuple[BookieId, ...]], now_ms: int) -> bool:
         """Marks ledgers none of which is marked yet, in one transaction.
 
-        False: one of them is marked, or a folder above is not there, or the reply was lost. Then `mark` each by itself.
+        False: one of them is marked, or a parent folder is missing, or the reply was lost. Then `mark` each
+        by itself.
         """
         packed = {
             each: pack_mark(UnderreplicatedMark(each, now_ms))
@@ -165,7 +166,7 @@ class MarkTree:
         return True
 
     async def _create(self, path: str, new: bytes) -> None:
-        """Its folder is as a rule its own, so the two are made together, in one round trip."""
+        """Its folder is usually its own, so the two are made together, in one round trip."""
 
         async def was_made() -> bool:
             node = await read_surely(self._store, path)
@@ -211,12 +212,12 @@ class MarkTree:
         except NoSuchNode as error:
             if error.ids.get("op") == 0:
                 raise
-            return True  # Somebody without our rule, or a person.
+            return True  # A client without our rule, or a person.
         await remove_empty_parents(self._store, self.folder, path)
         return True
 
     async def ids(self) -> AsyncIterator[LedgerId]:
-        """All marked ledgers in the order of their ids. Those that are marked meanwhile may be missed."""
+        """All marked ledgers in the order of their ids. Ledgers marked in the meantime may be missed."""
         await read_surely(self._store, self.folder)  # From here on no replica lags behind this.
         pending = [(0, self.folder)]
         while pending:
@@ -225,7 +226,7 @@ class MarkTree:
                 names = await self._names_in(folder)
                 pending += [(depth + 1, f"{folder}/{name}") for name in reversed(names)]
                 continue
-            leaves = [folder]  # As a rule each has one mark, so that many are asked at once.
+            leaves = [folder]  # Usually each has one mark, so that many are read at once.
             while pending and pending[-1][0] == _DEPTH and len(leaves) < _LEAVES_AT_ONCE:
                 leaves.append(pending.pop()[1])
             found = await asyncio.gather(*map(self._names_in, leaves), return_exceptions=True)
@@ -241,7 +242,7 @@ class MarkTree:
         try:
             return await children_surely(self._store, folder)
         except NoSuchNode:
-            return []  # Its last mark went meanwhile.
+            return []  # Its last mark was removed in the meantime.
 
     def ledger_of(self, path: str) -> LedgerId | None:
         """Of an event of `watch`; None: it is about a folder."""
@@ -264,7 +265,7 @@ class Marks(MarkTree):
         self._root = root
         self._top = f"{root}/{ROOT}"
         self._held: dict[LedgerId, Lock] = {}
-        self._strays: dict[LedgerId, Lock] = {}  # The session may have them; nobody uses them.
+        self._strays: dict[LedgerId, Lock] = {}  # The session may have them; no caller uses them.
 
     async def prepare(self) -> None:
         """Makes the folders. Raises `BadMetadata` if marks are kept here in another form."""
@@ -284,10 +285,11 @@ class Marks(MarkTree):
     # --- Locks --------------------------------------------------------------------------------
 
     async def take(self, ledger_id: LedgerId, holder: str) -> Lock | None:
-        """None: somebody has it, be it somebody of this session. Raises `SessionExpired`, `Unavailable`.
+        """None: another user has it, perhaps in this session. Raises `SessionExpired`, `Unavailable`.
 
-        `holder` is for people. Cancelled, or after an unknown outcome, the session may have the lock;
-        it is released, or taken after all, by the next call, or by `release_strays`.
+        `holder` is for people. If it is cancelled, or after an unknown outcome, the session may
+        have the lock; it is released, or taken after all, by the next call, or by
+        `release_strays`.
         """
         session = self._store.session
         if session == NO_SESSION:
@@ -305,7 +307,8 @@ class Marks(MarkTree):
                 pack_lock(holder),
                 lambda node: node.stat.owner == session,
                 CreateMode.EPHEMERAL,
-                only_if_lost=ledger_id not in self._strays,  # Else somebody of this session has it.
+                # Otherwise another user of this session has it.
+                only_if_lost=ledger_id not in self._strays,
                 session=session,
             )
         except NodeExists:
@@ -322,7 +325,7 @@ class Marks(MarkTree):
     async def release(self, lock: Lock) -> None:
         """Raises `Unavailable` or `OutcomeUnknown`; a later `take` or `release_strays` tries again.
 
-        Nothing that was begun under the lock may be under way any more.
+        No work begun under the lock may still be running.
         """
         self._strays[lock.ledger_id] = lock
         try:
@@ -339,10 +342,11 @@ class Marks(MarkTree):
         self._strays.pop(lock.ledger_id, None)
 
     async def release_strays(self, but: LedgerId | None = None) -> None:
-        """Of locks that nobody knows to be gone. While the session has one, nobody works on its ledger (MK5)."""
+        """Of locks that may still exist. While the session has one, no other process works on its
+        ledger (MK5)."""
         for ledger_id, lock in list(self._strays.items()):
             if ledger_id != but and ledger_id not in self._held:
-                self._held[ledger_id] = lock  # Nobody takes it before it is gone.
+                self._held[ledger_id] = lock  # It cannot be taken before it is gone.
                 await self.release(lock)
 
     def _forget(self, lock: Lock) -> None:
@@ -350,7 +354,7 @@ class Marks(MarkTree):
             del self._held[lock.ledger_id]
 
     async def locked(self) -> set[LedgerId]:
-        """Ledgers that somebody has locked."""
+        """Locked ledgers."""
         try:
             names = await children_surely(self._store, f"{self._top}/{LOCKS}")
         except NoSuchNode:
@@ -358,7 +362,7 @@ class Marks(MarkTree):
         return {ledger_id for name in names if (ledger_id := ledger_of_mark(name)) is not None}
 
     async def holder(self, ledger_id: LedgerId) -> str | None:
-        """Who has locked it, by its own word; None: nobody."""
+        """The holder of its lock, by its own name; None: none."""
         path = f"{self._top}/{LOCKS}/{mark_name(ledger_id)}"
         node = await read_surely(self._store, path)
         try:
@@ -391,7 +395,7 @@ class Marks(MarkTree):
     # --- Settings and times -------------------------------------------------------------------
 
     async def delay(self) -> tuple[int, int] | None:
-        """Seconds, and how often they were written; None: nobody has set them. Raises `BadMetadata`."""
+        """Seconds, and how often they were written; None: not set. Raises `BadMetadata`."""
         node = await read_surely(self._store, self._delay)
         return (unpack_seconds(node.value), node.stat.version) if node else None
 
@@ -407,7 +411,7 @@ class Marks(MarkTree):
         return f"{self._top}/{LOST_BOOKIE_DELAY}"
 
     async def checked_at_ms(self, check: Checked) -> int | None:
-        """When it was last completed. What cannot be read counts as never."""
+        """When it was last completed. An unreadable time counts as never."""
         node = await read_surely(self._store, f"{self._top}/{check.value}")
         try:
             return unpack_checked_at(node.value) if node else None

@@ -1,12 +1,12 @@
-"""How a bookie tells that it lives: an ephemeral node under its id, among the writable or the
+"""How a bookie shows that it lives: an ephemeral node under its id, among the writable or the
 read-only ones.
 
 It is registered when it is ready to serve, since clients connect as soon as they see the node.
-Between the two folders it goes through both: the new node is made before the old one is removed, so
-that nobody takes it for dead (RG1). A node that another session made belongs to an earlier process,
-whose session may still run out, or to a second one under the same id, which must not go on (RG2).
-An earlier process is known to be dead if it held the very lock that we hold now; then its node goes
-at once.
+To change folders it is in both for a moment: the new node is made before the old one is removed,
+so that it is not taken for dead (RG1). A node of another session belongs to an earlier process,
+whose session may still run out, or to a second one under the same id, which must not go on
+(RG2). An earlier process is known to be dead if it held the very lock that we hold now; then its
+node is removed at once.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def id_taken(
     url: MetadataUrl | None,
     next_step: str,
 ) -> NodeExists:
-    """Tells whose the registration at `path` is, as far as it says so itself."""
+    """The process that made the registration at `path`, as far as it says so itself."""
     if node.stat.owner == NO_SESSION:
         return NodeExists(
             f"{message}: no session made the node, so it stays until somebody removes it",
@@ -103,14 +103,15 @@ class BookieRegistration:
         self._patience_s = session_timeout_s + _TICK_S
         self._looks = max(1, math.ceil(self._patience_s / _LOOK_AGAIN_S))
         self._holder = info.holder
-        self._standing: RegisteredMode | None = None  # As asked for last.
-        self.is_registered = False  # As far as one can know; a session may be over unheard.
+        self._standing: RegisteredMode | None = None  # As last requested.
+        # As far as is known; a session may be over before the news comes.
+        self.is_registered = False
         self._told: RegisteredMode | None = None  # In the latest event.
         self.sessions_lost = 0
         self._turn = asyncio.Lock()
 
     def describe(self, info: BookieServiceInfo) -> None:
-        """What others are to read of it from the next `register` on."""
+        """What others should read of it from the next `register` on."""
         self._data = pack_service_info(info)
 
     async def await_others(self) -> None:
@@ -128,10 +129,10 @@ class BookieRegistration:
         raise MetadataUnavailable("sessions end too quickly", bookie=self._bookie_id)
 
     async def register(self, standing: RegisteredMode) -> None:
-        """Returns when others can see the bookie stand so.
+        """Returns when others can see the bookie in that state.
 
-        Raises `NodeExists` if another process is registered under its id and stays. Cancelled,
-        it leaves the bookie in the old folder, the new one, or both.
+        Raises `NodeExists` if another process is registered under its id and stays. If it is
+        cancelled, it leaves the bookie in the old folder, the new one, or both.
         """
         async with self._turn:
             self._standing = standing
@@ -146,7 +147,8 @@ class BookieRegistration:
     async def keep(self) -> None:
         """Registers the bookie again whenever its session was lost; runs until cancelled.
 
-        Raises `NodeExists` if another process has taken its id meanwhile: the bookie must stop.
+        Raises `NodeExists` if another process has taken its id in the meantime: the bookie must
+        stop.
         """
         has_news = asyncio.Event()
         hearing = [self._hear_session(has_news)]
@@ -160,7 +162,8 @@ class BookieRegistration:
                 has_news.clear()
                 for task in tasks:
                     if task.done():
-                        task.result()  # Not to hear any more and not to know it would be worse.
+                        # If the watch has failed, crash rather than miss changes silently.
+                        task.result()
                 await self._restore()
         finally:
             for task in tasks:
@@ -197,7 +200,7 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def withdraw(self) -> None:
-        """Not to be seen any more, as when it shuts down."""
+        """Not visible any more, as when it shuts down."""
         async with self._turn:
             self._standing = None
             self.is_registered = False
@@ -218,7 +221,7 @@ class BookieRegistration:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _establish(self, standing: RegisteredMode) -> None:
-        """Whatever is there now: one node of this session, in the right folder."""
+        """Whatever the present state: one node of this session, in the right folder."""
         for each in RegisteredMode:
             await self._await_departure(self._path(each))
         path = self._path(standing)
@@ -258,7 +261,8 @@ class BookieRegistration:
                                 raise MetadataUnavailable(
                                     "the metadata store was closed", path=path
                                 )
-                # However long this process stood still, or the store, which then ends nothing (MS3): that was one look.
+                # However long this process stood still, or the store, which then ends nothing
+                # (MS3): that was one look.
                 node = await read_surely(self._store, path)
                 if node is None or self._is_ours(node):
                     return
@@ -274,7 +278,7 @@ class BookieRegistration:
         )
 
     async def _remove_dead(self, path: str) -> bool:
-        """Whether what stands there was left by a process that is known to be dead."""
+        """Whether the node was left by a process that is known to be dead."""
         node = await read_surely(self._store, path)
         if node is None or self._is_ours(node) or not self._holder:
             return False
@@ -292,7 +296,7 @@ class BookieRegistration:
         return node is not None and not self._is_ours(node)
 
     async def _correct(self, path: str) -> None:
-        """A node that this session made before may tell of other endpoints."""
+        """An earlier node of this session may have other endpoints."""
         node = await read_surely(self._store, path)
         if node is not None and self._is_ours(node) and node.value != self._data:
             await set_surely(self._store, path, self._data, node.stat.version)

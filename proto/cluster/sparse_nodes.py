@@ -1,7 +1,7 @@
-"""Nodes deep in a tree whose inner nodes exist only while something lies below them.
+"""Nodes deep in a tree whose inner nodes exist only while they have children.
 
-Parents are made on demand and removed when they are empty, by every client of the cluster, Java's,
-too; a create that loses its parent to such a removal makes it again.
+Parents are made on demand and removed when they are empty, by every client of the cluster,
+Java's, too; a create that loses its parent to such a removal makes it again.
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ async def create_sparse(
 
 
 async def remove_empty_parents(store: MetadataStore, top: str, path: str) -> None:
-    """Of a node that was deleted; `top` stays. Empty ones that are left do no harm."""
+    """Of a node that was deleted; `top` stays. Remaining empty ones do no harm."""
     parent = path.rpartition("/")[0]
     while parent != top:
         try:

@@ -1,22 +1,23 @@
-"""Whose write was it when the reply was lost? The one home of that question (LR1).
+"""Whose write was it when the reply was lost? This is the only place that answers that question
+(LR1).
 
-A write that ends in `ConnectionLost` may have been made. It is asked for again, and the refusal
-tells:
+A write that ends in `ConnectionLost` may have been made. It is requested again, and the refusal
+shows:
 
     create   ours iff the node carries what only we can have put there: a token, or our session
     set      made iff the version is the expected one + 1 and the bytes are ours
     delete   made iff the node is gone, or lives a second life that is not ours
 
-Contents alone prove nothing: two clients may want the same. Nothing that was sent on an old
-connection happens any more once a new one answers, so a read then tells the truth.
+Contents alone prove nothing: two clients may want the same. Nothing sent on an old connection
+takes effect once a new one answers, so a read is then reliable.
 
-A write that is safe only while a lock is held names the session that holds it: it is made in that
-session or never. A request belongs to the session in which it was made, so one look before each
-attempt is enough.
+A write that is safe only while a lock is held names the session that holds it: it is made in
+that session or never. A request belongs to the session in which it was made, so one read before
+each attempt is enough.
 
-These functions answer definitely, `MetadataUnavailable` for not made included, or raise
-`ConnectionLost` after several attempts: the outcome is unknown, and stays so until the caller reads
-the node at a better time.
+These functions return a definite result, including `MetadataUnavailable` for not made, or raise
+`ConnectionLost` after several attempts: the outcome is unknown, and stays so until the caller
+reads the node at a better time.
 """
 
 import asyncio
@@ -63,10 +64,9 @@ async def create_surely(
 ) -> None:
     """Raises `NodeExists` if another process made the node, and `NoSuchNode` if it has no parent.
 
-    `only_if_lost`: others may write what `is_ours` goes by, so it has a say only after a reply was
-    lost; else a node that exists was made by another process.
-    An ephemeral node is asked for in one session only, `session` if it is given: `SessionExpired` if
-    that is over.
+    `only_if_lost`: others may write what `is_ours` checks, so it is used only after a reply was
+    lost; otherwise an existing node was made by another process. An ephemeral node is requested
+    in one session only, `session` if it is given: `SessionExpired` if that is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -96,13 +96,14 @@ async def create_surely(
 
 
 async def ensure_node(store: MetadataStore, path: str, value: bytes = b"") -> None:
-    """Somebody makes it; who does not matter. Raises `NoSuchNode` if it has no parent."""
+    """The node must exist; it does not matter who makes it. Raises `NoSuchNode` if it has no
+    parent."""
     if await read_surely(store, path, fresh=False) is None:
         await create_surely(store, path, value, is_ours=lambda _: True)
 
 
 async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
-    """Makes the node and what lacks between it and `above`, which exists."""
+    """Makes the node and the missing ones between it and `above`, which exists."""
     made = above
     for name in path[len(above) + 1 :].split("/"):
         made = f"{made}/{name}"
@@ -112,8 +113,8 @@ async def ensure_path(store: MetadataStore, path: str, above: str = "") -> None:
 async def set_surely(store: MetadataStore, path: str, value: bytes, version: int) -> int:
     """The new version. Raises `MetadataConflict` or `NoSuchNode` if it was not made.
 
-    After a lost reply `MetadataConflict` says only that the node has moved on: our write may lie
-    below the one that is there now. Evaluating the change again finds that out.
+    After a lost reply `MetadataConflict` only shows that the node has moved on: our write may
+    have been overwritten since. Evaluating the change again finds that out.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -136,8 +137,8 @@ async def set_surely(store: MetadataStore, path: str, value: bytes, version: int
 
 
 async def put_surely(store: MetadataStore, path: str, value: bytes) -> None:
-    """Written whatever is there, and if the same is: the last one wins. Raises `NoSuchNode` if it has no
-    parent, `MetadataConflict` if others write it again and again.
+    """Written whatever is there, also if it is equal: the last one wins. Raises `NoSuchNode` if it
+    has no parent, `MetadataConflict` if others write it again and again.
     """
     for _ in range(_RACES_MAX):
         node = await read_surely(store, path)
@@ -165,8 +166,8 @@ async def delete_surely(
 ) -> None:
     """Raises `NoSuchNode` if it was gone before, `MetadataConflict`, `NodeNotEmpty`.
 
-    Before it is asked for again `is_ours` looks at what is there: a session that ended may have
-    taken the node along. `session`: only in that one; raises `SessionExpired` once it is over.
+    Before a retry `is_ours` checks the present state: a session that ended may have removed the
+    node. `session`: only in that one; raises `SessionExpired` once it is over.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -201,10 +202,10 @@ async def transact_surely(
     *,
     session: SessionId | None = None,
 ) -> None:
-    """Raises what the first op that fails raises.
+    """Raises the error of the first op that fails.
 
-    `was_made` looks for what no other transaction can have written. `session`: only in that one;
-    raises `SessionExpired` if it is over, and the transaction was not made in it.
+    `was_made` checks for something that no other transaction can have written. `session`: only
+    in that one; raises `SessionExpired` if it is over, and the transaction was not made in it.
     """
     lost = False
     for attempt in range(ATTEMPTS):
@@ -254,7 +255,8 @@ async def children_surely(store: MetadataStore, path: str) -> list[str]:
 def _require(store: MetadataStore, session: SessionId | None) -> None:
     if session is None:
         return
-    # Before its first session a store waits for one and then writes in that, which nobody has named.
+    # Before its first session a store waits for one and then writes in that, which the caller could
+    # not name.
     if session == NO_SESSION or store.session != session:
         raise SessionExpired(session=session)
 
@@ -264,7 +266,7 @@ async def _look(store: MetadataStore, path: str) -> Node | None:
 
 
 async def _settle(look: Awaitable[T]) -> T:
-    """What became of a write whose reply was lost: unless we can look, that stays unknown."""
+    """The outcome of a write whose reply was lost: unless we can check, it stays unknown."""
     try:
         return await look
     except MetadataUnavailable as error:

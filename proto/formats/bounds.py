@@ -1,10 +1,10 @@
-"""What is asked of the bytes of a node before anything looks inside."""
+"""Checks on a node's bytes before anything parses them."""
 
 from typing import Final
 
 from rollbook.proto.errors import BadMetadata
 
-# What ZooKeeper takes in one packet by default.
+# ZooKeeper's default limit for one packet.
 METADATA_BYTES_MAX: Final = 1024 * 1024
 
 

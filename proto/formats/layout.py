@@ -1,4 +1,4 @@
-"""LAYOUT, which says where ledgers lie below the root, and INSTANCEID, which names the cluster.
+"""LAYOUT, which says where ledgers are below the root, and INSTANCEID, which names the cluster.
 
 LAYOUT is text without a newline at its end: the layout format version, LF, the ledger manager's
 Java class, `:`, the manager's version. Java loads the class by this name. Version 1, from before

@@ -8,9 +8,9 @@
     2  the protobuf text of a LedgerMetadataFormat
     3  its bytes, after their number as a varint; what follows them is ignored
 
-New ledgers are written in version 3; an existing one keeps the version it was read in. What the
-message says of an end counts only in CLOSED ledgers; others are written with length 0 and last
-entry -1. Unknown fields are dropped, as Java does.
+New ledgers are written in version 3; an existing one keeps the version it was read in. The
+message's end counts only in CLOSED ledgers; others are written with length 0 and last entry -1.
+Unknown fields are dropped, as Java does.
 """
 
 import re
@@ -226,7 +226,7 @@ def _checked(
     length: int | None,
     **rest: Any,
 ) -> LedgerMetadata:
-    """What came from outside is refused here, before the value would assert it."""
+    """Input from outside is refused here, before the value would assert it."""
     try:
         quorum = Quorum(*sizes)
     except InvalidRequest as error:

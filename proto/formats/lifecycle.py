@@ -1,8 +1,9 @@
-"""What our own tree keeps of a bookie's life in the cluster: whether it stays, leaves, or may go.
+"""Our own tree's record of a bookie's life in the cluster: whether it stays, leaves, or may be
+removed.
 
 JSON, `{"state": "draining", "token": "4e0c…", "since_ms": 17…, "ledgers": 120, "is_forced": false,
-"reason": "", "version": 1}`. A bookie without such a node is Active. `token` is drawn for each write:
-it tells whose write it was when a reply was lost (LR1).
+"reason": "", "version": 1}`. A bookie without such a node is Active. `token` is drawn for each
+write: it shows whose write it was when a reply was lost (LR1).
 
 The node is apart from the bookie's record: a start writes the record, a drain this, and neither may
 make the other's write fail. It is not below the cookie, which Java could not delete then.
@@ -33,7 +34,7 @@ class Lifecycle:
     state: LifecycleState = LifecycleState.ACTIVE
     token: str = ""
     since_ms: int = 0  # Of this state; for people.
-    ledgers: int = 0  # That named it when the drain began.
+    ledgers: int = 0  # Those that named it when the drain began.
     is_forced: bool = False  # Begun although too few bookies remain for some ledgers.
     reason: str = ""  # Why a drain failed, or why it began again by itself.
 

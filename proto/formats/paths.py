@@ -1,14 +1,14 @@
-"""Where things lie below a cluster's ledgers root, and which nodes there are ledgers.
+"""Where nodes are below a cluster's ledgers root, and which of them are ledgers.
 
     short   id as 10 digits, split 2-4-4:       12345 -> 00/0001/L2345
     long    id as 19 digits, split 3-4-4-4-4:   2^31-1 -> 000/0000/0021/4748/L3647
     flat    `L` and at least 10 digits:         12345 -> L0000012345
 
-The hierarchical layout uses short paths below 2^31 - 1 and long ones from there on. **A node is a
-ledger iff its path is the one that its id gets under the cluster's layout**; anything else under
-the root belongs to somebody else and is not looked at.
+The hierarchical layout uses short paths below 2^31 - 1 and long ones from there on. **A node is
+a ledger if its path is the one that its id gets under the cluster's layout**; everything else
+under the root is foreign and ignored.
 
-Our own trees never lie there: they have a root of their own beside it (`own_root`).
+Our own trees are never there: they have a root of their own beside it (`own_root`).
 """
 
 import re
@@ -45,7 +45,7 @@ Split = tuple[int, ...]
 
 
 def own_root(ledgers_root: str) -> str:
-    """Where our trees live: beside the ledgers root, one for each cluster of the store."""
+    """The root of our trees: beside the ledgers root, one for each cluster of the store."""
     parent, _, name = ledgers_root.rpartition("/")
     suffix = "" if name == "ledgers" else f"-{name}"
     return f"{parent}/rollbook{suffix}"
@@ -98,7 +98,7 @@ def directory_path(split: Split, digits: str) -> str:
 
 
 def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str]) -> list[str]:
-    """The digits of what lies in a directory, lowest ids first; names of strangers are left out."""
+    """The digits of a directory's nodes, lowest ids first; foreign names are left out."""
     depth = list(accumulate(split, initial=0)).index(len(digits))
     is_leaf = depth == len(split) - 1
     width = f"{split[depth]},{_DIGITS_MAX}" if split == _FLAT else f"{split[depth]}"
@@ -107,7 +107,7 @@ def children_of(layout: Layout, split: Split, digits: str, names: Iterable[str])
     if split == _FLAT:
         found.sort(key=len)
         doubtful = found
-    else:  # Of one width: where the lowest and the highest id are at home, all between them are.
+    else:  # Of one width: if the lowest and the highest id are at home, all between them are.
         doubtful = [*found[:1], *found[-1:]]
     if is_leaf and not all(_is_at_home(layout, split, each) for each in doubtful):
         found = [each for each in found if _is_at_home(layout, split, each)]
@@ -129,7 +129,7 @@ def _split_of(layout: Layout, ledger_id: LedgerId) -> Split:
 
 
 def _is_at_home(layout: Layout, split: Split, digits: str) -> bool:
-    """The ledger with these digits would be looked for in this tree, under this very name."""
+    """Whether the ledger with these digits would be in this tree, under this name."""
     ledger_id = LedgerId(int(digits))
     is_canonical = len(digits) == sum(split) or (split == _FLAT and digits[0] != "0")
     return is_canonical and ledger_id <= LEDGER_ID_MAX and _split_of(layout, ledger_id) == split

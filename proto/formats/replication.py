@@ -61,13 +61,13 @@ _LAYOUT: Final = ("BASIC", 1)
 
 @dataclass(frozen=True, slots=True)
 class UnderreplicatedMark:
-    """These bookies' copies of a ledger are missing; in the order in which they were found so."""
+    """These bookies' copies of a ledger are missing; in the order in which that was found."""
 
     missing: tuple[BookieId, ...]
     marked_ms: int | None = None  # The last time.
 
     def with_missing(self, bookies: Iterable[BookieId], now_ms: int) -> Self:
-        """Marked twice: what is new goes to the end; equal to the old mark if nothing is."""
+        """Marked twice: new bookies go to the end; equal to the old mark if there are none."""
         new = tuple(bookie for bookie in dict.fromkeys(bookies) if bookie not in self.missing)
         return replace(self, missing=self.missing + new, marked_ms=now_ms) if new else self
 
@@ -85,7 +85,7 @@ def mark_name(ledger_id: LedgerId) -> str:
 
 
 def ledger_of_mark(name: str) -> LedgerId | None:
-    """None if it is no mark's name as we would spell it."""
+    """None if it is not a mark's name in our spelling."""
     match = _LEAF.fullmatch(name)
     if not match or (value := int(match[1])) > LEDGER_ID_MAX:
         return None
@@ -125,7 +125,8 @@ def unpack_vote(data: bytes) -> BookieId:
 
 
 def number_of_vote(name: str) -> int | None:
-    """By which candidates are ranked. The counter behind the names wraps to negative numbers."""
+    """The number by which candidates are ranked. The counter behind the names wraps to negative
+    numbers."""
     digits = name.removeprefix(VOTE_PREFIX)
     return int(digits) if digits != name and re.fullmatch(r"-?\d{10}", digits, re.ASCII) else None
 

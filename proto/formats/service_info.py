@@ -14,24 +14,25 @@ from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Address
 from rollbook.proto.wire.schema.data_formats_pb2 import BookieServiceInfoFormat
 
-BOOKIE_PROTOCOL: Final = "bookie-rpc"  # What clients look for; always published.
+BOOKIE_PROTOCOL: Final = "bookie-rpc"  # The endpoint that clients use; always published.
 HTTP_PROTOCOL: Final = "http"
-TLS_PROTOCOL: Final = "rollbook-tls"  # The same behind TLS; clients of BookKeeper's overlook it.
+TLS_PROTOCOL: Final = "rollbook-tls"  # The same over TLS; BookKeeper's clients ignore it.
 
 # Properties of ours. Strangers ignore them; a bookie without them gets plain BookKeeper.
 INCARNATION: Final = "rollbook.incarnation"  # Drawn when the bookie's directories were formatted.
 HOLDER: Final = "rollbook.holder"  # Of the lock on its directories: `DiskLock.token`.
-DRAINING: Final = "rollbook.draining"  # "true": it is to leave the cluster, and gives up its seats.
-DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and takes no entries.
+DRAINING: Final = "rollbook.draining"  # "true": it will leave the cluster, and gives up its seats.
+DOUBTING: Final = "rollbook.doubting"  # "true": it may have lost anything, and accepts no entries.
 # Writers of ledgers with lower ids are refused: it may have forgotten their fences.
 WRITERS_FROM: Final = "rollbook.writers-from"
-EXTENSIONS: Final = "rollbook.extensions"  # Names of what it understands beyond BookKeeper.
+# Names of our extensions of BookKeeper that it understands.
+EXTENSIONS: Final = "rollbook.extensions"
 
-# What there is of those.
-# Batches in version 3; in both, batches that pass over gaps. Who announces it also looks for doubts
-# before it names a last entry under a fence: recovery takes that for a denial of all behind (FR3).
+# The existing ones. Batches in version 3; in both, batches that pass over gaps. A bookie that
+# announces it also checks for doubts before it names a last entry under a fence: recovery takes
+# that as a denial of all later ones (FR3).
 BATCH_READ: Final = "batch-read"
-IDENTITY: Final = "identity"  # Says who it is, on any connection: addresses are used again.
+IDENTITY: Final = "identity"  # Says who it is, on any connection: addresses are reused.
 
 _PORT_MAX: Final = 65535
 
@@ -56,7 +57,7 @@ class BookieServiceInfo:
 
     @property
     def address(self) -> Address | None:
-        """Where to send requests; None if the bookie does not say."""
+        """The address for requests; None if the bookie publishes none."""
         return self._address(BOOKIE_PROTOCOL)
 
     @property
@@ -64,7 +65,7 @@ class BookieServiceInfo:
         return self._address(TLS_PROTOCOL)
 
     def address_for(self, *, tls: bool) -> Address | None:
-        """Where a client speaks to it, which does so behind TLS alone or never; None if nobody can."""
+        """The address for a client, which uses TLS always or never; None if there is none."""
         return self.tls_address if tls else self.address
 
     @property

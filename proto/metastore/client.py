@@ -1,11 +1,12 @@
 """The client of a metadata service: one session over one connection after another.
 
-A call that cannot be sent waits for the connection. What was sent when the connection breaks has an
-unknown outcome (`ConnectionLost`), and is never sent again. Once the session is back on a new
-connection, nothing sent on an old one happens any more (MS6): a read then tells what became of it.
+A call that cannot be sent waits for the connection. A request in flight when the connection
+breaks has an unknown outcome (`ConnectionLost`), and is never sent again. Once the session is
+back on a new connection, nothing sent on an old one takes effect any more (MS6): a read then
+shows the outcome.
 
-Watches outlive connections and sessions. Each is started again from the last number it heard, and
-so misses nothing (MS5).
+Watches outlive connections and sessions. Each is started again from the last number it received,
+and so misses nothing (MS5).
 """
 
 import asyncio
@@ -82,7 +83,7 @@ class Receiver(Protocol):
 
 class Channel(Protocol):
     def send(self, messages: Sequence[FromClient]) -> None:
-        """What is sent after the connection broke goes nowhere; the receiver learns of the break."""
+        """What is sent after the connection broke is dropped; the receiver learns of the break."""
 
     def close(self) -> None: ...
 
@@ -118,7 +119,7 @@ class StoreClient:
         self._session: SessionId = NO_SESSION
         self._states = SessionWatchers()
         self._heard_commit = 0
-        self._calls: dict[int, _PendingQuestion] = {}  # Without an answer; those not sent yet:
+        self._calls: dict[int, _PendingQuestion] = {}  # Without a response; those not sent yet:
         self._unsent: dict[int, _PendingQuestion] = {}
         self._watches: dict[int, _RunningWatch] = {}
         self._timer: asyncio.TimerHandle | None = None  # Of the call that is due first.
@@ -133,7 +134,7 @@ class StoreClient:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float | None = None) -> Self:
-        """Returns when there is a session; or raises what stands in the way, closed again."""
+        """Returns when there is a session; or raises the obstacle, closed again."""
         self._runner = asyncio.get_running_loop().create_task(self._run())
         self._limit_opening(timeout_s or self._operation_timeout_s)
         try:
@@ -144,7 +145,8 @@ class StoreClient:
         return self
 
     def _limit_opening(self, timeout_s: float, parts: int = _OPENING_PARTS) -> None:
-        """Each part begins where the one before ends: while this process stands still one of them goes by."""
+        """Each part begins where the previous one ends: while this process stands still one of them
+        passes."""
         step_s = timeout_s / _OPENING_PARTS
         loop = asyncio.get_running_loop()
         loop.call_later(step_s, self._on_opening_waits, timeout_s, parts - 1)
@@ -214,7 +216,7 @@ class StoreClient:
         await self._call(Sync())
 
     async def close(self) -> None:
-        """It goes on when the caller is cancelled: a store half closed would keep its file."""
+        """It continues when the caller is cancelled: a store half closed would keep its file."""
         if self._closing is None:
             self._closed = True
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -277,7 +279,7 @@ class StoreClient:
             loop.call_soon(self._flush)
         try:
             return await call.answer
-        finally:  # On cancellation, too: an answer that comes later finds nobody waiting.
+        finally:  # On cancellation, too: a later response has no waiter.
             del self._calls[request_id]
             self._unsent.pop(request_id, None)
 
@@ -288,7 +290,7 @@ class StoreClient:
             return
         asks = []
         for request_id, call in self._unsent.items():
-            if call.answer.done():  # Its caller learns, or has learnt, that it was not sent.
+            if call.answer.done():  # Its caller learns that it was not sent.
                 continue
             asks.append(Ask(request_id, call.question))
             if isinstance(call.question, StartWatch):
@@ -297,7 +299,7 @@ class StoreClient:
         line.channel.send(asks)
 
     def _on_due(self) -> None:
-        """One timer for all calls: each has the same time, so the oldest comes first."""
+        """One timer for all calls: each has the same time, so the oldest is due first."""
         self._timer = None
         loop = asyncio.get_running_loop()
         for request_id, call in self._calls.items():
@@ -356,7 +358,7 @@ class StoreClient:
     async def _run(self) -> None:
         try:
             await self._keep_connected()
-        except Exception as error:  # The end of the task: nobody else would hear of it.
+        except Exception as error:  # The end of the task: its error would be seen nowhere else.
             self._trouble, self._advice = str(error), ""
             if not self._opened.done():
                 self._opened.set_exception(error)
@@ -378,7 +380,7 @@ class StoreClient:
             except Unavailable as error:
                 self._trouble, self._advice = error.message, error.next_step
             except RollbookError as error:
-                # Before it is open, what cannot be waited out is raised.
+                # Before it is open, an error that will not pass is raised.
                 if not self._opened.done():
                     raise
                 self._trouble, self._advice = error.message, error.next_step
@@ -450,7 +452,7 @@ class StoreClient:
             call.answer.set_result(result)
 
     def _on_welcome(self, line: "_Link", welcome: Welcome) -> None:
-        if welcome.store != self._store:  # Other numbers: nothing that was heard counts here.
+        if welcome.store != self._store:  # Other numbers: nothing received before counts here.
             for watch in self._watches.values():
                 watch.since = None if watch.since is None else 0
         self._store, self._session = welcome.store, welcome.session
@@ -520,5 +522,5 @@ class _RunningWatch:
     path: str
     recursive: bool
     stream: WatchStream
-    running: bool = False  # On the present connection: it hears everything.
-    since: int | None = None  # Else: the last number it heard, if it was ever running.
+    running: bool = False  # On the present connection: it receives everything.
+    since: int | None = None  # Otherwise: the last number it received, if it was ever running.

@@ -1,4 +1,4 @@
-"""A connection between a client and a service in one process: messages as they are, one turn each way."""
+"""A connection between a client and a service in one process: messages unchanged, one turn each way."""
 
 import asyncio
 from collections.abc import Sequence

@@ -4,7 +4,8 @@
     store = await service.connect()
 
 Each `connect` makes a client with a session of its own. Messages take one turn of the event loop
-each way, and a client can be cut off between any two of them: `service.line(store)` is the scissors.
+each way, and a client can be cut off between any two of them: `service.line(store)` is the
+scissors.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class MemoryLine:
     # --- Faults ---
 
     def cut(self) -> None:
-        """The connection breaks now; what is under way is lost."""
+        """The connection breaks now; messages in flight are lost."""
         if self._channel is not None:
             self._channel.cut()
 
@@ -116,7 +117,7 @@ class MemoryLine:
 
     def take_loss(self, message: FromClient) -> _LostMessage | None:
         if not isinstance(message, Ask) or isinstance(message.question, Sync):
-            return None  # A heartbeat, perhaps: nobody waits for its answer.
+            return None  # A heartbeat, perhaps: its response has no waiter.
         loss, self._next_loss = self._next_loss, None
         return loss
 

@@ -1,7 +1,7 @@
-"""Carries messages between the connections of a metadata service, the service, and what keeps it.
+"""Carries messages between the connections of a metadata service, the service, and its storage.
 
-Everything runs on one event loop. A connection is a callable that takes what is said to it, and a
-number to speak under.
+Everything runs on one event loop. A connection is a callable that accepts messages, and a number
+for sending.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from rollbook.proto.ports import Clock, SessionId
 
 Say = Callable[[Sequence[FromService | HangUp]], None]
 Keep = Callable[[CommitGroup], Awaitable[None]]
-"""Returns when the batch is durable. If it raises, nothing more is ever said."""
+"""Returns when the batch is durable. If it raises, nothing more is ever sent."""
 
 _TICK_S: Final = TICK_NS / 1e9
 
 
 class Host:
-    """Hears, ticks, has batches kept, and speaks; the service decides."""
+    """Receives, ticks, has batches stored, and sends; the service decides."""
 
     def __init__(self, kept: Kept, clock: Clock, keep: Keep | None = None) -> None:
         """Without `keep`, every batch counts as durable."""
@@ -38,7 +38,8 @@ class Host:
         self._tick_timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Keeps and answers what it has heard, then hangs up on everybody; sessions live on."""
+        """Stores and answers what it has received, then disconnects all clients; sessions live
+        on."""
         self.closed = True
         if self._tick_timer is not None:
             self._tick_timer.cancel()
@@ -81,7 +82,7 @@ class Host:
         self._go_on()
 
     def _go_on(self) -> None:
-        """While one batch is being kept, the next one collects: the group commit."""
+        """While one batch is being stored, the next one collects: the group commit."""
         if self._keep is None:
             if (batch := self.service.take_batch()) is not None:
                 self.service.on_durable(batch)
@@ -90,7 +91,7 @@ class Host:
         self._speak()
 
     async def _keep_all(self, batch: CommitGroup | None) -> None:
-        """After a failure this task stays where it is: nothing is kept or said any more."""
+        """After a failure this task stays where it is: nothing is stored or sent any more."""
         assert self._keep is not None
         while batch is not None:
             await self._keep(batch)

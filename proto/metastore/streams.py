@@ -92,7 +92,7 @@ class SessionStream:
 
 
 class SessionWatchers:
-    """The state of the session, and everybody who follows it."""
+    """The state of the session, and all its followers."""
 
     def __init__(self) -> None:
         self.now = SessionEvent(SessionState.SUSPENDED, NO_SESSION)

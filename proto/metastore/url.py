@@ -1,4 +1,4 @@
-"""Where the metadata lies, as one URL.
+"""Where the metadata is, as one URL.
 
     zk://host1,host2:2181/ledgers?…      a ZooKeeper ensemble; 2181 is the default port
     zk+LAYOUT://host1:2181;host2/ledgers  BookKeeper's spelling; LAYOUT is hierarchical,
@@ -6,9 +6,9 @@
     sqlite:///absolute/path/metadata.db   the embedded store of one machine
     memory: or memory:NAME                gone with the process
 
-A ZooKeeper URL names the ledgers root, the node that holds what BookKeeper knows; `/ledgers` unless
-said otherwise, and always there in the other stores. Our own trees lie in a sibling of it: `rollbook`
-beside a root called `ledgers`, `rollbook-NAME` beside one called NAME.
+A ZooKeeper URL names the ledgers root, the node of BookKeeper's metadata; `/ledgers` by default,
+and always in the other stores. Our own trees are in a sibling of it: `rollbook` beside a root
+called `ledgers`, `rollbook-NAME` beside one called NAME.
 
 Options of ZooKeeper, all optional; values are percent-encoded where they must be:
 
@@ -74,7 +74,7 @@ class MetadataUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises `BadConfig`; never repeats what stands after a `?` or, as in URLs of other tools, before an `@`."""
+        """Raises `BadConfig`; never repeats the part after a `?` or, as in URLs of other tools, before an `@`."""
         address, _, query = text.partition("?")
         scheme, colon, rest = address.partition(":")
         said = _without_login(address)
@@ -104,7 +104,7 @@ class MetadataUrl:
 
     @property
     def rollbook_root(self) -> str:
-        """Where our own trees lie: never below BookKeeper's nodes, which its tools walk."""
+        """The root of our own trees: never below BookKeeper's nodes, which its tools walk."""
         return own_root(self.ledgers_root)
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class MetadataUrl:
 
 
 def shown_url(text: str) -> str:
-    """What people are shown of a URL, be it one or not: without options and logins, which may hold passwords."""
+    """What people are shown of a URL, valid or not: without options and logins, which may hold passwords."""
     address, question, _ = text.partition("?")
     try:
         MetadataUrl.parse(text)
@@ -141,7 +141,7 @@ def _parse_hosts(text: str, url: str) -> str:
         match = _HOST.fullmatch(part)
         port = int(match[2] or _ZOOKEEPER_PORT) if match else 0
         if match is None or not 0 < port < 65536:
-            if "@" in url:  # The part may be one of a password.
+            if "@" in url:  # The part may belong to a password.
                 raise BadConfig(
                     f"metadata URL {url}: no user stands before the hosts",
                     next_step="write zk://host/ledgers?auth=digest:user:password",

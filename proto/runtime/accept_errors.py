@@ -1,7 +1,8 @@
-"""Keeps a server accepting when the system has no more files for connections, and logs that now and then.
+"""Keeps a server accepting when the system has no more files for connections, and logs that now and
+then.
 
-asyncio tries again every second, and hands over a traceback for each connection that its listeners would have
-taken in one go: hundreds of thousands of lines within seconds, while there are better things to do.
+asyncio tries again every second, and logs a traceback for each connection that its listeners would have
+accepted in one go: hundreds of thousands of lines within seconds.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
     Certificate ── TBSCertificate ── [0] version? · serial · algorithm · issuer · Validity ── from, until
 
-Python's own library tells that only of a peer's, after a handshake.
+Python's own library has that only for a peer's, after a handshake.
 """
 
 import ssl
@@ -15,7 +15,7 @@ from rollbook.proto.runtime.system_errors import describe_error
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _VERSION: Final = 0xA0
-_UTC_TIME: Final = 0x17  # Of two digits of the year: 1950 to 2049.
+_UTC_TIME: Final = 0x17  # From two digits of the year: 1950 to 2049.
 
 
 def certificate_end_s(path: str) -> float:

@@ -1,8 +1,8 @@
 """The clock of the machine.
 
-Who gives the processor away for a moment gets it back when the others let go of it. On a machine where
-all processors are busy that takes up to milliseconds, so it is not tried again for a while, and each
-time that it is as slow again for twice as long.
+A process that yields the processor for a moment gets it back when the others yield. On a machine
+where all processors are busy that takes up to milliseconds, so it is not tried again for a
+while, twice as long each time it is slow again.
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 _MOMENT_NS: Final = 200_000
-_TIMES_KEPT: Final = 100  # After a slow hand-over, the loop is kept this many times,
+_TIMES_KEPT: Final = 100  # After a slow yield, the loop is kept this many times,
 _TIMES_KEPT_MAX: Final = 12_800  # doubled with each further slow one, up to this many.
 
 

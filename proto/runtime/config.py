@@ -6,10 +6,10 @@
 
     load_config(JournalConfig, section="journal", file="rollbook.toml", environ=os.environ, flags={})
 
-A field `flush_age_ms_max` of the section `journal` is `flush_age_ms_max` under `[journal]` in the
-file and `ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX` in the environment. An unknown key is an error, from
-wherever it comes; so is a value of the wrong type. A class checks its values in `__post_init__` by
-raising `BadConfig` with the names of those that it is about.
+A field `flush_age_ms_max` of the section `journal` is `flush_age_ms_max` under `[journal]` in
+the file and `ROLLBOOK_JOURNAL_FLUSH_AGE_MS_MAX` in the environment. An unknown key is an error,
+whatever its source; so is a value of the wrong type. A class checks its values in
+`__post_init__` by raising `BadConfig` with the names of the wrong ones.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _FALSE: Final = frozenset(("0", "false", "no", "off"))
 
 
 def read_config_text(path: str) -> str:
-    """UTF-8, or else Latin-1, which takes anything but what no text has."""
+    """UTF-8, or otherwise Latin-1, which accepts any bytes of a text."""
     content = _read(path)
     if b"\0" in content:
         raise BadConfig(f"{path} is no text")
@@ -63,7 +63,7 @@ def read_config_file(path: str, sections: Collection[str]) -> dict[str, dict[str
 
 
 def parse_config(data: bytes, path: str, sections: Collection[str]) -> dict[str, dict[str, Any]]:
-    """As `read_config_file`, of a file that was read before."""
+    """Like `read_config_file`, for a file that was read before."""
     try:
         tables = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -91,12 +91,13 @@ def load_config(
     check: Callable[[C], object] | None = None,
     sources: dict[str, str] | None = None,
 ) -> C:
-    """Reads one section. Errors name `file_path` for what `file` says. `flags` that are None were not given.
+    """Reads one section. Errors name `file_path` for values of `file`. `flags` that are None were
+    not given.
 
-    `variables` names fields in the environment as their flags are called; `said_by` tells of fields
-    whom they have from a file with other words. `check` is asked besides, and tells by raising
-    `BadConfig` what only its caller can judge. `sources` gets where each value comes from that is no
-    default, by `section.name`.
+    `variables` names fields in the environment by their flags; `said_by` describes fields that
+    come from a file of another form. `check` is called besides, and raises `BadConfig` for what
+    only its caller can judge. `sources` gets where each value comes from that is no default, by
+    `section.name`.
     """
     assert dataclasses.is_dataclass(shape)
     variables = variables or {}
@@ -176,7 +177,7 @@ def _flag_of(variable: str) -> str:
 
 @contextmanager
 def telling_who_said(said_by: Mapping[str, str]) -> Iterator[None]:
-    """A `BadConfig` about settings tells where their values come from, too."""
+    """A `BadConfig` about settings also says where their values come from."""
     try:
         yield
     except BadConfig as error:
@@ -232,7 +233,7 @@ def _parsed(text: str, kind: Any, where: str) -> Any:
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
-    """`int | None` offers int; None is what an absent key means."""
+    """`int | None` gives int; None means an absent key."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return tuple(option for option in typing.get_args(kind) if option is not type(None))
     return (kind,)

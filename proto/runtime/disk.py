@@ -1,14 +1,15 @@
 """Files of the machine.
 
-Writes go straight to the system: they mean the page cache and take microseconds, and so do reads of what
-that has. What waits for the device (other reads, `sync`, `write_and_sync`) or may go through a whole
-file's blocks (`truncate`, `unlink`, and `close` behind it: 40 ms for 128 MiB) runs on the disk's own
-threads, so that the loop goes on; what changes one file still takes effect in the order of the calls,
-since each change waits for the file's previous one. Reads wait for nobody, and `close` for them.
+Writes go straight to the system: they go to the page cache and take microseconds, and so do reads
+of cached pages. What waits for the device (other reads, `sync`, `write_and_sync`) or may go
+through a whole file's blocks (`truncate`, `unlink`, and `close` behind it: 40 ms for 128 MiB) runs
+on the disk's own threads, so that the loop goes on; what changes one file still takes effect in
+the order of the calls, since each change waits for the file's previous one. Reads wait for
+nothing, and `close` for them.
 
-Where the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread and
-back costs as much as the sync itself. Not while anything else is under way there, and not until
-a slow sync is forgotten. `is_quick` says so beforehand, to callers that need no task then.
+If the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread
+and back costs as much as the sync itself. Not while other work runs there, and not until a slow
+sync is forgotten. `is_quick` says so beforehand, to callers that need no task then.
 """
 
 import asyncio
@@ -37,12 +38,13 @@ from rollbook.proto.runtime.page_cache import WrittenLately
 
 T = TypeVar("T")
 
-_ON_THE_SPOT_S: Final = 0.002  # So long may a sync hold the loop: three bookies on a disk need it.
+# The time that a sync may hold the loop: three bookies on a disk need it.
+_ON_THE_SPOT_S: Final = 0.002
 _ON_THE_SPOT_BYTES: Final = 64 * 1024
-_SLOWNESS_KEPT: Final = 0.95  # Of what is expected, at each sync: 10 ms are forgotten after 31.
+_SLOWNESS_KEPT: Final = 0.95  # Of the expected time, at each sync: 10 ms are forgotten after 31.
 _SYNC_THREADS: Final = 4  # One per file that syncs at the same time: journal, entry logs, ledgers.
-_READ_THREADS: Final = 4  # Of their own: no sync stands behind reads.
-_CALM_S: Final = 1.0  # So long after a write others may follow.
+_READ_THREADS: Final = 4  # Of their own: no sync waits behind reads.
+_CALM_S: Final = 1.0  # Others may follow a write for this long.
 _BUFFERS_PER_WRITE: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _FLAGS: Final = {
@@ -85,7 +87,7 @@ class _Device:
 
 
 class _Naming:
-    """What the system says no to names the file, as it does itself where it was asked by name."""
+    """System errors name the file, as the system does itself for calls by name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -106,7 +108,7 @@ class SystemFile:
         self._written = device.written.of(descriptor)
         self._turn = asyncio.Lock()  # Fair: first come, first served.
         self._written_s = -_CALM_S  # When it was, last.
-        self._is_foreseen = False  # A reader announces what it will read.
+        self._is_foreseen = False  # A reader announces its next reads.
         self._reads = 0
         self._reads_ended = asyncio.Event()
 
@@ -208,7 +210,7 @@ class SystemFile:
             try:
                 reserve(descriptor, position, length)
             except OSError:
-                os.ftruncate(descriptor, size)  # Else it keeps what it found: all there was.
+                os.ftruncate(descriptor, size)  # Otherwise it keeps what it found: all there was.
                 raise
 
         async with self._turn:
@@ -233,7 +235,7 @@ class SystemFile:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether nothing was written lately. Writes wait for direct reads, and outdate what is read ahead."""
+        """Whether nothing was written lately. Writes wait for direct reads, and outdate read-ahead."""
         return time.monotonic() - self._written_s >= _CALM_S
 
     def _on_written(self, position: int, end: int) -> None:
@@ -256,11 +258,11 @@ class SystemLock:
     def __init__(self, path: str) -> None:
         self._descriptors: list[int] = []
         try:
-            # Opening it makes a file that is not there.
+            # Opening creates a missing file.
             file = self._take(path, os.O_RDWR | os.O_CREAT, path)
             self._take(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY, path)
             if not _is_at(path, file):
-                raise _in_use(path)  # Somebody removes it right now.
+                raise _in_use(path)  # Another process removes it right now.
         except BaseException:
             self._close()
             raise
@@ -300,8 +302,8 @@ def _is_at(path: str, descriptor: int) -> bool:
 
 
 def _token_of(descriptor: int) -> str:
-    """A file lock lives in one kernel, from its boot on: a copy of the file is another lock, and so
-    is the file itself on another machine.
+    """A file lock exists in one kernel, from its boot on: a copy of the file is another lock,
+    and so is the file itself on another machine.
     """
     try:
         with open(_BOOT_ID, "rb") as file:

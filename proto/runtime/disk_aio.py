@@ -1,8 +1,8 @@
-"""Reads past the page cache that the system makes by itself, by Linux's `io_submit`.
+"""Reads past the page cache by the system itself, with Linux's `io_submit`.
 
-A thread would have to be woken for each of them, and to take the interpreter from the loop, twice; this
-takes the loop one system call, and another one to hear of all that have ended. It wakes the loop only
-if somebody waits there.
+A thread would have to be woken for each of them, and to take the interpreter from the loop,
+twice; this takes the loop one system call, and another one to collect all that have ended. It
+wakes the loop only if a caller waits there.
 
 The kernel owns a buffer until its read has ended, even if the caller gave up: only then is it used again.
 """
@@ -23,9 +23,9 @@ from typing import Final, NamedTuple, Self
 from rollbook.proto.ports import Buffer
 from rollbook.proto.runtime.system_calls import call
 
-_READS_MAX: Final = 64  # Under way, or here and not taken.
-_REFUSALS_MAX: Final = 16  # In a row: the device takes no such reads without waiting,
-_REST_S: Final = 60.0  # for so long at least. Some never do: they take less at a time.
+_READS_MAX: Final = 64  # Running, or ended and not taken.
+_REFUSALS_MAX: Final = 16  # In a row: the device accepts no such reads without waiting,
+_REST_S: Final = 60.0  # for so long at least. Some never do: they accept fewer at a time.
 _NUMBERS: Final[Mapping[str, tuple[int, int, int, int]]] = {  # As `_Calls`.
     "x86_64": (206, 207, 209, 208),
     "aarch64": (0, 1, 2, 4),
@@ -74,7 +74,7 @@ class _Buffer:
     """A page-aligned buffer and the `iocb` that reads into it."""
 
     def __init__(self, name: int, size: int, events: int) -> None:
-        memory = mmap.mmap(-1, size)  # On a page of its own, as such reads want it.
+        memory = mmap.mmap(-1, size)  # On a page of its own, as such reads require.
         memory.madvise(mmap.MADV_DONTFORK)
         self.view = memoryview(memory)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -98,13 +98,13 @@ class KernelRead:
         self._is_wanted = True
 
     def poll(self) -> bool:
-        """Take completed reads from the kernel; returns whether this one has ended."""
+        """Takes completed reads from the kernel; returns whether this one has ended."""
         if self._result is None:
             self._reads.look()
         return self._result is not None
 
     async def wait(self) -> None:
-        """To the end, however often cancelled. One at a time."""
+        """To the end, however often it is cancelled. One at a time."""
         cancelled: asyncio.CancelledError | None = None
         while not self.poll():
             self._waiter = self._reads.tell_when_one_ends()
@@ -120,13 +120,13 @@ class KernelRead:
         return self._waiter is not None and not self._waiter.done()
 
     def piece(self, start: int, length: int) -> Buffer | None:
-        """Until it is let go. None: it was not read."""
+        """Until it is released. None: it was not read."""
         if self._result is None or self._result < start + length:
             return None
         return self._buffer.view[start : start + length]
 
     def let_go(self) -> None:
-        """Nobody looks at a piece any more."""
+        """No caller uses a piece any more."""
         if not self._is_wanted:
             return
         self._is_wanted = False
@@ -138,7 +138,7 @@ class KernelRead:
         if not self._is_wanted:
             self._reads.free.append(self._buffer)
         if self._waiter and self.is_awaited:
-            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+            with suppress(RuntimeError):  # The loop was closed: there is no waiter any more.
                 self._waiter.set_result(None)
 
 
@@ -160,7 +160,7 @@ class KernelReads:
 
     @classmethod
     def begin(cls, bytes_max: int) -> Self | None:
-        """None where the system has no such thing, or no more of it."""
+        """None where the system lacks it, or has no more of it."""
         numbers, context = _NUMBERS.get(platform.machine()), ctypes.c_ulong(0)
         if call is None or numbers is None:
             return None

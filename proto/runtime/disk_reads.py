@@ -1,9 +1,11 @@
-"""How a file is read: from the page cache if that has it, else in a thread; what is large past that cache.
+"""How a file is read: from the page cache if that has it, otherwise in a thread; large reads past that
+cache.
 
-What is large and read ahead is read by the system alone where it can (`disk_aio.py`), else in a thread, too.
+Large read-ahead is done by the system itself where it can (`disk_aio.py`), otherwise in a thread, too.
 
-A sequential reader announces what comes next (`File.prefetch`), so that it is on its way, or here, when it
-is asked for. What was read ahead is handed out once, and not at all if the file has changed meanwhile.
+A sequential reader announces what comes next (`File.prefetch`), so that it is being read, or
+here, when it is requested. Read-ahead is returned once, and not at all if the file has changed
+in the meantime.
 """
 
 import mmap
@@ -24,17 +26,17 @@ _RANDOM: Final[int | None] = getattr(os, "POSIX_FADV_RANDOM", None)
 _WILL_NEED: Final[int | None] = getattr(os, "POSIX_FADV_WILLNEED", None)
 _DIRECT: Final[int | None] = getattr(os, "O_DIRECT", None)
 _DIRECT_BYTES_MIN: Final = 128 * 1024
-_DIRECT_BYTES_MAX: Final = 1024 * 1024  # What is more at a time is rare.
+_DIRECT_BYTES_MAX: Final = 1024 * 1024  # More at a time is rare.
 _BLOCK: Final = 4096  # Positions and sizes of direct reads are multiples of it, on any device.
 _BUFFER_BYTES: Final = _DIRECT_BYTES_MAX + 2 * _BLOCK  # Of each thread, and of each read ahead.
 _DIRECT_FILES_MAX: Final = 16
-_POSITIONS_MAX: Final = 4096  # Of a file, that are known to have been read past the page cache.
+_POSITIONS_MAX: Final = 4096  # Of a file, those known to have been read past the page cache.
 _AHEAD_THREADS: Final = 2
 _AHEAD_BYTES_MAX: Final = 16 * 1024 * 1024  # Of all files.
 _AHEAD_KEPT_S: Final = 1.0  # It is kept at least this long for the reader that announced it.
 
 _of_thread: Final = local()
-_telling_devices: Final[set[int]] = set()  # What is not cached there is known not to be.
+_telling_devices: Final[set[int]] = set()  # Uncached data there is known to be so.
 
 
 def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
@@ -52,7 +54,7 @@ def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
         for at in (position, position + length - 1):
             os.preadv(descriptor, [byte], at, _NOWAIT)
     except BlockingIOError:
-        if is_large and cached_pages(descriptor, at, 1):  # To ask for it has brought it.
+        if is_large and cached_pages(descriptor, at, 1):  # The query itself has cached it.
             _telling_devices.add(os.fstat(descriptor).st_dev)
         return False
     except OSError:
@@ -63,8 +65,8 @@ def probe_page_cache(descriptor: int, position: int, length: int) -> bool:
 def _is_surely_absent(descriptor: int, position: int, length: int) -> bool:
     """Whether the page cache surely lacks it. Asks without reading a page in, which would cost a disk read.
 
-    A file system on top of another one may not know of the pages below; so a device is believed only after
-    it has reported one.
+    A file system on top of another one may not know of the pages below; so a device is trusted only
+    after it has reported one.
     """
     cached = cached_pages(descriptor, position, length)
     pages = (position + length - 1) // mmap.PAGESIZE - position // mmap.PAGESIZE + 1
@@ -77,7 +79,7 @@ def read_fully(descriptor: int, position: int, length: int) -> bytes:
     found = os.pread(descriptor, length, position)
     if len(found) == length or not found:
         return found
-    parts = [found]  # A signal or the end of the file; only reading again tells.
+    parts = [found]  # A signal or the end of the file; only another read shows which.
     got = len(found)
     while got < length and (found := os.pread(descriptor, length - got, position + got)):
         parts.append(found)
@@ -86,14 +88,14 @@ def read_fully(descriptor: int, position: int, length: int) -> bytes:
 
 
 class Direct:
-    """The file of a descriptor past the page cache, closed with the last one who knows this.
+    """The file of a descriptor past the page cache, closed with its last user.
 
-    Pages for what is read once cost more than all the rest of reading it, and others lose theirs to it.
+    Pages for data that is read once cost more than all the rest of the read, and displace others.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = -1
-        self._positions: set[int] = set()  # What was read from there.
+        self._positions: set[int] = set()  # The bytes read from there.
         if _DIRECT is None:
             return
         with suppress(OSError):
@@ -129,7 +131,8 @@ class Direct:
         return reads.start(self._descriptor, start, size) if self._descriptor >= 0 else None
 
     def read(self, position: int, length: int) -> bytes:
-        """In a thread. Nothing, or less than asked for, where that cannot be; the ordinary way tells why."""
+        """In a thread. Nothing, or less than requested, if that is impossible; the ordinary way raises
+        the reason."""
         start, size = _blocks_of(position, length)
         buffer: mmap.mmap | None = getattr(_of_thread, "buffer", None)
         if buffer is None:  # Its address is a multiple, too.
@@ -149,13 +152,14 @@ def _blocks_of(position: int, length: int) -> tuple[int, int]:
 
 
 class DirectFiles:
-    """Those that were read last; to open one takes longer than to read from it."""
+    """Those read last; opening one takes longer than reading from it."""
 
     def __init__(self) -> None:
         self._files: dict[object, Direct] = {}
 
     def of(self, file: object, descriptor: int, position: int, length: int) -> Direct | None:
-        """None if the page cache serves this length better. What is read a second time should stay cached."""
+        """None if the page cache serves this length better. Data that is read a second time should stay
+        cached."""
         if not _DIRECT_BYTES_MIN <= length <= _DIRECT_BYTES_MAX:
             return None
         direct = self._files.pop(file, None) or Direct(descriptor)
@@ -169,24 +173,24 @@ class DirectFiles:
 
 
 def read_cold(descriptor: int, position: int, length: int, direct: Direct | None) -> bytes:
-    """In a thread: what the page cache does not have, past it if that is given and can."""
+    """In a thread: pages that are not cached, past the cache if that is possible."""
     if direct and len(found := direct.read(position, length)) == length:
         return found
     return read_fully(descriptor, position, length)
 
 
 def foresee(descriptor: int) -> None:
-    """Its reader says what comes next: what the system guesses would be read twice."""
+    """Its reader announces what comes next: the system's guesses would be read twice."""
     if _RANDOM is not None:
         os.posix_fadvise(descriptor, 0, 0, _RANDOM)
 
 
 class _ThreadRead:
-    """As `KernelRead`, in a thread."""
+    """Like `KernelRead`, in a thread."""
 
     def __init__(self, threads: Threads, read: Callable[[], bytes]) -> None:
         self._read = read
-        self._found: bytes | None = None  # None: reading it directly raises the reason.
+        self._found: bytes | None = None  # None: a direct read raises the reason.
         self._job = threads.start(self._work)
 
     def _work(self) -> None:
@@ -208,7 +212,7 @@ class _ThreadRead:
 
 
 class _CachedRange:
-    """Of a file: on its way, or here."""
+    """Of a file: being read, or here."""
 
     __slots__ = ("began_s", "file", "is_outdated", "length", "margin", "position", "read")
 
@@ -226,15 +230,15 @@ class _CachedRange:
 
 class Taken(NamedTuple):
     contents: Buffer
-    let_go: Callable[[], None]  # They are somebody else's then.
+    let_go: Callable[[], None]  # They belong to another file then.
 
 
 class Ahead:
-    """What is read before anybody waits for it, of all files. No other read stands behind these."""
+    """Read-ahead of all files. No other read waits behind these."""
 
     def __init__(self) -> None:
         self._threads = Threads("disk-ahead", _AHEAD_THREADS)
-        self._kernel: KernelReads | None = None  # From the first on that may use it.
+        self._kernel: KernelReads | None = None  # From the first one that may use it.
         self._has_kernel = True
         self._stretches: dict[tuple[object, int], _CachedRange] = {}  # Oldest first.
         self._bytes = 0
@@ -250,7 +254,8 @@ class Ahead:
         direct: Direct | None,
         read: Callable[[], bytes],
     ) -> None:
-        """Past the page cache if that is given. Not if there is too much that others may still want."""
+        """Past the page cache if that is given. Not if there is too much read-ahead that others may
+        still want."""
         if self.has(file, position) or not self._make_room(file, length):
             return
         by_kernel = self._start_by_kernel(direct, position, length) if direct else None
@@ -266,7 +271,7 @@ class Ahead:
         return direct.start(self._kernel, position, length) if self._kernel else None
 
     def _make_room(self, file: object, length: int) -> bool:
-        """Half of it is for those who have nothing there yet."""
+        """Half of it is for files that have nothing there yet."""
         has_some = any(stretch.file is file for stretch in self._stretches.values())
         bytes_max = _AHEAD_BYTES_MAX // 2 if has_some else _AHEAD_BYTES_MAX
         while self._bytes + length > bytes_max:
@@ -276,7 +281,7 @@ class Ahead:
             if time.monotonic() - oldest.began_s < _AHEAD_KEPT_S:
                 return False
             self._drop(oldest)
-            oldest.read.let_go()  # And the next one may have its buffer.
+            oldest.read.let_go()  # And the next one may get its buffer.
         return True
 
     async def take(self, file: object, position: int, length: int) -> Taken | None:
@@ -301,7 +306,7 @@ class Ahead:
             stretch.is_outdated = True
 
     async def end(self, file: object) -> None:
-        """Returns when nothing of it is read any more."""
+        """Returns when no read of it is running."""
         while stretches := self._of(file):
             await stretches[0].read.wait()
             self._drop(stretches[0])

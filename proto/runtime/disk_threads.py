@@ -9,10 +9,10 @@ from threading import Thread
 
 
 class Job:
-    """A system call in one of the disk's threads, for the loop that asked for it.
+    """A system call in one of the disk's threads, for the loop that requested it.
 
-    Each of them must wait for the interpreter before it can say anything, so a thread wakes the loop only
-    if somebody waits there.
+    Each thread must wait for the interpreter before it can report, so it wakes the loop only if a
+    caller waits there.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -24,11 +24,12 @@ class Job:
         self._error: BaseException | None = None
 
     async def wait(self) -> None:
-        """To the end, however often cancelled: the descriptor must outlive the system call. One at a time."""
+        """To the end, however often it is cancelled: the descriptor must outlive the system call. One at a
+        time."""
         cancelled: asyncio.CancelledError | None = None
         while not self.has_ended:
             self._waiter = self._loop.create_future()
-            if self.has_ended:  # And perhaps it saw nobody who waits.
+            if self.has_ended:  # And perhaps it saw no waiter.
                 break
             try:
                 await self._waiter
@@ -47,10 +48,10 @@ class Job:
         except BaseException as raised:  # noqa: BLE001  `wait` raises it.
             self._error = raised
         self.took_s = time.perf_counter() - began
-        del self._work  # It may know this job, and what it has read.
+        del self._work  # It may know this job, and its result.
         self.has_ended = True
         if self._waiter is not None:
-            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+            with suppress(RuntimeError):  # The loop was closed: there is no waiter any more.
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -59,7 +60,7 @@ class Job:
 
 
 class Threads:
-    """They have a bare queue: that is half of what a hop through an executor costs."""
+    """They have a bare queue: that costs half of a hop through an executor."""
 
     def __init__(self, name: str, count: int) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()

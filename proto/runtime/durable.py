@@ -1,7 +1,7 @@
-"""What makes bytes durable, and keeps room for them, on systems that lack a call of Linux.
+"""Makes bytes durable, and reserves room for them, on systems that lack a call of Linux.
 
-macOS has neither `fdatasync` nor `posix_fallocate`, and its `fsync` leaves the bytes in the disk's own cache:
-`F_FULLFSYNC` does not. Where a file system refuses that, `fsync` is all there is.
+macOS has neither `fdatasync` nor `posix_fallocate`, and its `fsync` leaves the bytes in the
+disk's own cache: `F_FULLFSYNC` does not. If a file system refuses that, `fsync` is all there is.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ _ZEROS: Final = bytes(1024 * 1024)
 
 
 def sync_data(descriptor: int) -> None:
-    """Returns when what was written, and the file's length, survive a power cut."""
+    """Returns when the written bytes, and the file's length, survive a power cut."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
         return

@@ -1,4 +1,4 @@
-"""What tells that a file is no longer what it was when it was looked at."""
+"""A stamp that shows that a file has changed since it was read."""
 
 import os
 
@@ -6,7 +6,7 @@ FileStamp = tuple[int, int, int, int] | None
 
 
 def file_stamp(path: str) -> FileStamp:
-    """None: nobody can look at it. A change of its mode counts, too: it may be readable only now."""
+    """None: it cannot be read. A change of its mode counts, too: it may have become readable."""
     try:
         found = os.stat(path)
     except OSError:

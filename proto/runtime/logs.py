@@ -10,7 +10,7 @@ import structlog
 from rollbook.proto.printable import harmless
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-# Values under these names are logged as stars. Checked by name, since values cannot tell.
+# Values under these names are logged as stars. Checked by name, since values do not show it.
 _SECRET_NAMES: Final = frozenset(
     ("password", "token", "secret", "key", "master_key", "mac_key", "authorization", "credential")
 )
@@ -51,9 +51,9 @@ def configure_logs(
 
 
 def log_as_a_library() -> None:
-    """Unless the program has configured structlog: events go to Python's own `logging`, under the
-    names of their modules, so that the program decides what it wants to see. By
-    default that is warnings, on standard error.
+    """Unless the program has configured structlog: events go to Python's own `logging`, under
+    the names of their modules, so that the program decides what it wants to see. By default that
+    is warnings, on standard error.
     """
     if structlog.is_configured():
         return
@@ -72,7 +72,7 @@ def log_as_a_library() -> None:
 
 
 def unfiltered_logger() -> Any:
-    """As `structlog.get_logger()`, but it tells whatever the level."""
+    """Like `structlog.get_logger()`, but it logs whatever the level."""
     everything = structlog.make_filtering_bound_logger(logging.NOTSET)
     return structlog.wrap_logger(None, wrapper_class=everything)
 
@@ -82,7 +82,7 @@ def level_now() -> str:
 
 
 def set_level(level: str) -> None:
-    """From now on, for every logger that is asked for; the other settings stay."""
+    """From now on, for every logger that is requested; the other settings stay."""
     assert level in LEVELS
     _now["level"] = level
     number = logging.getLevelName(level.upper())
@@ -90,7 +90,7 @@ def set_level(level: str) -> None:
 
 
 class _Lenient:
-    """A log that cannot be written must not stop what it tells of: its disk may be full, too."""
+    """A log that cannot be written must not stop its server: its disk may be full, too."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -111,7 +111,8 @@ class _Lenient:
 def _escape(
     _logger: Any, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """For a terminal: holders and messages of others may command one. A traceback keeps its lines."""
+    """For a terminal: holders and messages of others may contain commands for it. A traceback
+    keeps its lines."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = harmless(value, keeps="\n\t" if name in _OF_LINES else "")

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that know nothing of loops."""
+"""An event loop in a thread of its own, for callers without a loop."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does it there and waits for it. An interrupted caller cancels it."""
+        """Runs it there and waits for it. An interrupted caller cancels it."""
         self._require_other_thread(work)
         future = self.submit(work)
         try:
@@ -63,7 +63,7 @@ class LoopThread:
             )
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does it there some time soon, unless all is over; from any thread, its own, too."""
+        """Runs it there soon, unless all is over; from any thread, also its own."""
         if self.is_alive:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
 
@@ -74,7 +74,7 @@ class LoopThread:
         self._loop.call_soon_threadsafe(callback)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Like `run`, of what does not wait but needs the loop."""
+        """Like `run`, for a function that does not wait but needs the loop."""
 
         async def work() -> T:
             return function()

@@ -1,18 +1,18 @@
-"""What the C library does with large pieces of memory that a process has let go of.
+"""What the C library does with large freed blocks of a process's memory.
 
-Left alone, glibc gives them back to the system, and the next one of that size is fresh pages again: to
-touch these costs eight times as much as to copy into memory that is there. Every answer of a megabyte
-paid for it several times, a fifth of all that reading costs a bookie.
+By default glibc returns them to the system, and the next one of that size is fresh pages again:
+touching these costs eight times as much as copying into memory in use. Every answer of a
+megabyte paid for it several times, a fifth of all that reading costs a bookie.
 """
 
 from functools import cache
 from typing import Final
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # As `mallopt` knows them.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # By the numbers of `mallopt`.
 _KEPT_BYTES: Final = 64 * 1024 * 1024  # At most, of what is free at the end of the heap.
-# From here on pieces are the system's, always. The most allowed.
+# Larger blocks always come from the system. The most allowed.
 _LARGE_BYTES: Final = 32 * 1024 * 1024
-# What a message of ours, and gRPC's copies of it, are far from.
+# Far above a message of ours, and gRPC's copies of it.
 _LESSON_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -28,5 +28,5 @@ def keep_freed_memory() -> None:
 
 @cache
 def keep_pieces_of_messages() -> None:
-    """For a library, which leaves settings to the program: glibc goes by the largest piece that it was given back."""
+    """For a library, which leaves settings to the program: glibc adapts to the largest block that was freed."""
     bytearray(_LESSON_BYTES)

@@ -1,8 +1,8 @@
-"""Prometheus' text: what `rollbook.proto.stats` counted, and what the process uses.
+"""Prometheus' text: the counts of `rollbook.proto.stats`, and what the process uses.
 
-Nothing is registered anywhere, and nothing is copied until somebody asks: a scrape reads the
+Nothing is registered anywhere, and nothing is copied before a request: a scrape reads the
 counters where they are. The text is written here and not by the client library, which makes an
-object of each line: a bookie has three hundred, and its loop has other things to do.
+object of each line: a bookie has three hundred, and its loop has other work.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Metrics:
-    """What one process, or one node in a test, shows of itself."""
+    """The metrics of one process, or of one node in a test."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, object]] = []
@@ -31,7 +31,7 @@ class Metrics:
         self._version = ""
 
     def add(self, part: str, stats: object) -> None:
-        """A dataclass of `rollbook.proto.stats`; `part` comes in front of its names."""
+        """A dataclass of `rollbook.proto.stats`; its names are prefixed with `part`."""
         self._parts.append((f"{NAMESPACE}_{part}_", stats))
 
     def add_process(self, version: str) -> None:

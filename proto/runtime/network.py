@@ -16,17 +16,17 @@ from rollbook.proto.runtime.system_errors import describe_error
 from rollbook.proto.runtime.tls import ClientTls
 from rollbook.proto.runtime.tls_handshakes import Handshakes
 
-# A peer that vanished without a word (power cut, dropped NAT entry) is noticed within about 20 s
-# even on a connection on which nothing is asked.
+# A peer that vanished silently (power cut, dropped NAT entry) is noticed within about 20 s even on
+# an idle connection.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
-# What may lie in the system unsent, for a peer that does not take it. By default it is megabytes, for each
-# connection, taken at one go: 100 slow readers were 250 MiB that nobody counted.
+# The unsent bytes in the system for a peer that does not read. By default it is megabytes for each
+# connection: 100 slow readers were 250 MiB that were not counted.
 _UNSENT_BYTES_MAX: Final = 512 * 1024
 _BACKLOG: Final = 1024  # Connections that the system keeps for us,
-ACCEPTED_AT_ONCE: Final = 16  # and how many are taken in one go: a tenth of a millisecond each.
+ACCEPTED_AT_ONCE: Final = 16  # and how many are accepted in one go: a tenth of a millisecond each.
 _HANDSHAKES_MAX: Final = 256  # Under TLS, at a time.
 _SIOCGIFCONF: Final = (
-    0x8912  # What Linux is asked for the addresses of all interfaces: `struct ifreq`, each with
+    0x8912  # The Linux request for the addresses of all interfaces: `struct ifreq`, each with
 )
 _INTERFACE_BYTES: Final = 40  # a name and a `struct sockaddr_in`.
 _NAME_BYTES: Final = 16
@@ -79,7 +79,7 @@ class SocketTransport:
             raise cannot_listen(address, error) from error
         widen_backlog(server, _BACKLOG)
         for listening in server.sockets:
-            _keep_alive(listening)  # What it accepts inherits that,
+            _keep_alive(listening)  # Accepted connections inherit that,
             _limit_unsent(listening)  # and that.
         host, port = server.sockets[0].getsockname()[:2]
         return SocketListener(server, Address(host, port))
@@ -107,7 +107,7 @@ class SocketTransport:
 
 
 def widen_backlog(server: asyncio.Server, backlog: int) -> None:
-    """To asyncio the backlog is also how many connections it takes in one go."""
+    """To asyncio the backlog is also how many connections it accepts in one go."""
     for listening in server.sockets:
         with listening.dup() as same:
             same.listen(backlog)
@@ -144,7 +144,8 @@ def _advice(error: OSError) -> str:
 
 
 def address_of_this_host(interface: str | None = None, by_name: bool = False) -> str:
-    """Its IPv4 address there, or the canonical name of that address: as BookKeeper finds a bookie's id.
+    """Its IPv4 address there, or the canonical name of that address: as BookKeeper finds a bookie's
+    id.
 
     Raises `BadConfig`.
     """
@@ -170,7 +171,7 @@ def name_of_this_host() -> str:
 
 
 def _is_of_this_host(family: int, place: tuple[Any, ...]) -> bool:
-    """Nobody can bind another one's address."""
+    """No other process can bind another one's address."""
     with socket.socket(family, socket.SOCK_DGRAM) as trial:
         try:
             trial.bind(place)
@@ -190,7 +191,7 @@ def _own_address() -> str:
 
 
 def _canonical_name(address: str) -> str:
-    """A name counts only if it leads back to the address, as in Java."""
+    """A name counts only if it resolves back to the address, as in Java."""
     try:
         name, _ = socket.getnameinfo((address, 0), socket.NI_NAMEREQD)
         if address in socket.gethostbyname_ex(name)[2]:

@@ -1,4 +1,4 @@
-"""What the system lets one process have."""
+"""The open files that the system allows one process."""
 
 import resource
 from typing import Final
@@ -9,7 +9,8 @@ _DOORS_MAX: Final = 0.8  # Of all files. The rest is for those that a server ope
 def allow_open_files(wanted: int) -> int:
     """Asks for as many as that; returns how many it may have.
 
-    By default it is a thousand, with leave to take more: programs that use `select` bear no larger numbers.
+    By default it is a thousand, and may be raised: programs that use `select` cannot handle larger
+    numbers.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -20,8 +21,8 @@ def allow_open_files(wanted: int) -> int:
 
 
 def door_of(part: float, most: int) -> int:
-    """How many connections a door may have whose part of all doors that is, so that no crowd at one of them
-    leaves the others, or the server itself, without files.
+    """How many connections a door with this share may have, so that no crowd at one of them leaves the
+    others, or the server itself, without files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

@@ -1,9 +1,9 @@
-"""How much of what was written the system keeps in its memory.
+"""How much of the written data the system keeps in its memory.
 
-Readers of what was written lately find it there, and all of it would stay until memory is short. But
-each page of memory that was not used before is dear: on a virtual machine the host has to find it, which
-takes several times as long as to write to it. So only what was written last stays, and what was
-written before lets go of its pages, for what is written next.
+Readers of recent data find it there, and all of it would stay until memory is short. But each
+new page of memory is expensive: on a virtual machine the host has to find it, which takes
+several times as long as writing to it. So only the newest data stays, and older data releases
+its pages for new writes.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 _NOT_NEEDED: Final[int | None] = getattr(os, "POSIX_FADV_DONTNEED", None)
-_STRETCH_BYTES: Final = 256 * 1024  # Is let go of at one go, on the loop: some 50 µs.
-# The system keeps pages by the bunch, and lets go of those alone that are asked for from end to end.
+_STRETCH_BYTES: Final = 256 * 1024  # Released in one go, on the loop: some 50 µs.
+# The system keeps pages in bunches, and releases only those that are requested from end to end.
 _BUNCH_BYTES: Final = 2 * 1024 * 1024
 
 
@@ -59,18 +59,18 @@ class WrittenLately:
 
 
 class Written:
-    """Of one open file that grows at its end; what is written once more counts once."""
+    """Of one open file that grows at its end; rewritten bytes count once."""
 
     def __init__(self, lately: WrittenLately, descriptor: int) -> None:
         self._lately = lately
         self._descriptor = descriptor
-        self._start = 0  # Of what does not count yet.
+        self._start = 0  # Of bytes that do not count yet.
         self._end = 0
 
     def on_written(self, position: int, end: int) -> None:
         if end <= self._end:
             return
-        if position > self._end + _STRETCH_BYTES:  # What lies between was written by somebody else.
+        if position > self._end + _STRETCH_BYTES:  # The bytes between were written elsewhere.
             self._start = position - position % mmap.PAGESIZE
         self._end = end
         if end - self._start >= _STRETCH_BYTES:
@@ -79,12 +79,12 @@ class Written:
             self._start = whole
 
     def let_go(self, start: int, end: int) -> None:
-        """And of a bunch across its start, which stayed when what lies before that went."""
+        """And of a bunch across its start, which stayed when the pages before it were released."""
         assert _NOT_NEEDED is not None
         start = max(0, start - _BUNCH_BYTES)
         with suppress(OSError):  # It is advice.
             os.posix_fadvise(self._descriptor, start, end - start, _NOT_NEEDED)
 
     def close(self) -> None:
-        """Before its descriptor. What it has stays: perhaps somebody opens it again."""
+        """Before its descriptor. Its pages stay: it may be opened again."""
         self._lately.forget(self)

@@ -11,7 +11,7 @@ _CACHESTAT: Final = 451  # Everywhere; of Linux 6.5.
 def _find_call() -> Callable[..., int] | None:
     """`call(number, up to five numbers or addresses)`; below zero if that failed.
 
-    It keeps the interpreter, so it is for what does not wait.
+    It keeps the interpreter, so it is for calls that do not wait.
     """
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return None
@@ -42,7 +42,7 @@ class _Pages(ctypes.Structure):
 
 
 def cached_pages(descriptor: int, position: int, length: int) -> int | None:
-    """How many the page cache has, or is about to have; None: one cannot ask. Brings none there."""
+    """How many pages are cached, or being read; None: the system cannot say. Brings none there."""
     if call is None:
         return None
     asked, found = _FileRange(position, length), _Pages()

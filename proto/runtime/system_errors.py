@@ -1,4 +1,5 @@
-"""What the system says went wrong, for people: without numbers and without asyncio's words around it."""
+"""What the system reports as wrong, for people: without numbers and without asyncio's words around
+it."""
 
 import errno
 import os
@@ -19,5 +20,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Of a disk, or of somebody's part of it."""
+    """Of a disk, or of a user's part of it."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,12 +1,12 @@
-"""Certificates: who we are, and whose peers we believe.
+"""Certificates: who we are, and which peers we trust.
 
-A server speaks TLS 1.3 and later, unless its clients are those of BookKeeper as well: among them are older ones, which speak
-1.2 (`TLS_OF_BOOKIES`). A client of ours speaks what such a server has.
+A server uses TLS 1.3 and later, unless its clients include BookKeeper's: among them are older
+ones, which use 1.2 (`TLS_OF_BOOKIES`). A client of ours accepts what such a server has.
 
-A server asks its clients for a certificate iff the authorities that sign those are configured. Files are
-looked at with each handshake, so a renewed certificate, or an authority that is trusted no more, counts
-from the next connection on; what is there halfway is left alone until it can be read. No session is
-resumed: a resumed one would be let in by what was true when it began.
+A server asks its clients for a certificate iff the authorities that sign those are configured.
+Files are checked with each handshake, so a renewed certificate, or a removed authority, counts
+from the next connection on; an incomplete change is ignored until it can be read. No session is
+resumed: a resumed one would be admitted by the certificates of its beginning.
 """
 
 import ssl
@@ -29,7 +29,7 @@ class TlsFiles:
 
     certificate: str  # With the chain up to the authority.
     key: str = ""  # Empty: it is in the certificate's file. Not encrypted.
-    authorities: str = ""  # Who has to have signed a peer's certificate.
+    authorities: str = ""  # The authorities for a peer's certificate.
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -60,7 +60,8 @@ def client_context(
 
 
 def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
-    """Of a client that trusts the authorities of a file; without one, those of the machine. Raises `OSError`.
+    """Of a client that trusts the authorities of a file; without one, those of the machine. Raises
+    `OSError`.
 
     Python 3.13 began to refuse authorities without a key usage, which `openssl req -x509` makes. gRPC and `client_context`
     accept them, and a certificate that one part of a cluster accepts has to be good for all parts.
@@ -71,7 +72,8 @@ def trusting_context(authorities: str | None = None) -> ssl.SSLContext:
 
 
 class ClientTls:
-    """The context of a client that runs for long: a changed file counts from the next connection on.
+    """The context of a client that runs for long: a changed file counts from the next connection
+    on.
 
     Files that cannot be used yet, such as half of a renewed pair, leave the context as it was.
     """
@@ -84,7 +86,7 @@ class ClientTls:
         self._current = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """For one connection that is about to be made."""
+        """For one connection to be made."""
         if (seen := self._look()) != self._seen:
             self._seen = seen
             try:
@@ -102,7 +104,7 @@ class ClientTls:
 
 
 class _Reloading:
-    """A context that stands for the newest one that could be read."""
+    """A context that is replaced by the newest readable one."""
 
     def __init__(self, files: TlsFiles, oldest: ssl.TLSVersion) -> None:
         self._files = files
@@ -143,7 +145,7 @@ def _load(files: TlsFiles, oldest: ssl.TLSVersion) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Else OpenSSL would ask at the terminal."""
+    """Otherwise OpenSSL would ask at the terminal."""
     raise ValueError("the key is encrypted")
 
 

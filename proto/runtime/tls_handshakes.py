@@ -1,7 +1,7 @@
 """TLS for a server that bounds its concurrent handshakes, and closes connections beyond that bound.
 
-asyncio's own servers know nothing of a connection before its handshake is over: a client that connects and says
-nothing costs a file that nobody counts. Other parts would then lack files.
+asyncio's own servers know nothing of a connection before its handshake is over: a client that connects and
+sends nothing costs a file that is not counted. Other parts would then lack files.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 
 from rollbook.proto.ports import ProtocolFactory
 
-_HANDSHAKE_S_MAX: Final = 10.0  # Who takes longer is hung up on,
-_SHUTDOWN_S_MAX: Final = 5.0  # and who does not say goodbye is left without.
-_READ_BYTES_MAX: Final = 256 * 1024  # As asyncio has it.
+_HANDSHAKE_S_MAX: Final = 10.0  # A slower peer is disconnected,
+_SHUTDOWN_S_MAX: Final = 5.0  # and one that does not say goodbye is not waited for.
+_READ_BYTES_MAX: Final = 256 * 1024  # As in asyncio.
 
 
 class Handshakes:
-    """A factory for a server without TLS, made of one that is to be behind TLS."""
+    """A factory for a server without TLS, made from one for a server with TLS."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         is_over: asyncio.Future[None] = loop.create_future()
         is_over.add_done_callback(self._on_over)
-        # What the socket does not take waits above it, where it is counted.
+        # What the socket does not accept waits above it, where it is counted.
         transport.set_write_buffer_limits(0)
         tls = _Tls(
             self._read_bytes_max,
@@ -61,12 +61,12 @@ class Handshakes:
     def _on_over(self, handshake: asyncio.Future[None]) -> None:
         """It went well, or not: then the connection is closed by now."""
         self._under_way -= 1
-        handshake.exception()  # Nobody else asks for it.
+        handshake.exception()  # No other caller uses it.
 
 
 class _Tls(SSLProtocol):
-    """Counts as unsent what the socket has not taken, too. asyncio's forgets what it has encrypted, and a peer
-    who takes nothing seems to take everything.
+    """Also counts what the socket has not accepted as unsent. asyncio's forgets what it has encrypted, so a
+    peer that reads nothing seems to read everything.
     """
 
     _transport: asyncio.Transport | None  # None: gone.

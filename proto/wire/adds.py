@@ -1,9 +1,9 @@
-"""Adds, a chunk at a time: what a bookie receives, and what its answers come to.
+"""Adds, a chunk at a time: what a bookie receives, and the answers to it.
 
-A stretch of add frames is journaled as it came (W3), so nothing is copied out of it: what is known of
-its entries are columns, in groups of adds that agree in everything but the entry. A group is
-judged as one: one look at its ledger, one compare of its key. There is no object for an entry.
-Where entries of one size follow one another, three numbers say what a column does.
+A stretch of add frames is journaled as received (W3), so nothing is copied out of it: its
+entries are described by columns, in groups of adds that agree in everything except the entry. A
+group is judged as one: one look-up of its ledger, one compare of its key. There is no object for
+an entry. For consecutive entries of one size, three numbers replace a column.
 """
 
 import struct
@@ -23,10 +23,10 @@ from rollbook.proto.wire.messages import Failure
 _length_at: Final = struct.Struct(">I").unpack_from
 _PACKED_ALIKE_MIN: Final = 16  # From this many on it pays to pack them together.
 
-WRITERS_MAX: Final = 16_384  # Of whom it is remembered what stands in all of their adds.
+WRITERS_MAX: Final = 16_384  # The ledgers whose constant part of adds is remembered.
 RUN_MIN: Final = 32  # From this many adds on columns are cheaper.
-RUN_MAX: Final = 4096  # More than a chunk has, of all but empty ones.
-_FEW: Final = 128  # Looked at before the others are.
+RUN_MAX: Final = 4096  # More than a chunk has, except of empty ones.
+_FEW: Final = 128  # Checked before the others are.
 _LAC_AT: Final = 16  # In an entry.
 
 WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
@@ -34,7 +34,7 @@ WriterFields = tuple[LedgerId, bytes, bool, bool, bool]
 
 
 class AddColumns(NamedTuple):
-    """The columns of adds of one size that follow one another, and so do their entries."""
+    """The columns of adds of one size that follow one another with consecutive entries."""
 
     entry_ids: Sequence[EntryId]
     lacs: Sequence[EntryId]
@@ -43,10 +43,11 @@ class AddColumns(NamedTuple):
 
 
 def count_run(count_like: Callable[[int], int], rows: int) -> int:
-    """How many of `rows` frames are like the first, if `count_like` says how many of the first few are.
+    """How many of `rows` frames are like the first, if `count_like` says how many of the first few
+    are.
 
-    Few are looked at, and the others if all of these are alike: a stranger who wrote them could have
-    all that follow compared again for each of them.
+    A few are checked first, and the others if all of these are alike: a hostile writer could
+    otherwise have all that follow compared again for each of them.
     """
     few = min(_FEW, rows)
     found = count_like(few)
@@ -77,7 +78,7 @@ class AddGroup(ABC):
     is_sync_deferred: bool  # May be answered before it is durable.
     entry_ids: Sequence[EntryId] = ()
     lacs: Sequence[EntryId] = ()
-    starts: Sequence[int] = ()  # Where in the buffer the entries lie.
+    starts: Sequence[int] = ()  # Where in the buffer the entries are.
     ends: Sequence[int] = ()
 
     @property
@@ -87,7 +88,7 @@ class AddGroup(ABC):
 
     @abstractmethod
     def pack_replies(self, error: Failure = None) -> bytes:
-        """One answer to all of them, in the words in which they came."""
+        """One answer to all of them, in their protocol version."""
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class Adds:
     def frames_of(self, groups: Sequence[AddGroup]) -> bytes:
         """The frames of these groups alone, in the order in which they came.
 
-        For a stretch of which something was refused, which must not reach the journal.
+        For a stretch with a refused add, which must not reach the journal.
         """
         kept: list[bytes] = []
         position = self.start
@@ -127,12 +128,12 @@ class AddReplies(NamedTuple):
 
     error: Failure
     ledger_id: LedgerId
-    entry_ids: Sequence[EntryId]  # A range, if they are many that count on.
+    entry_ids: Sequence[EntryId]  # A range, if they are many consecutive ones.
 
 
 ENTRY_BYTES_SLACK: Final = 512
-"""An entry stays so far below the frame limit: as a reply to a read, in either protocol, it has
-more bytes around it than as the add that brought it."""
+"""An entry must be this far below the frame limit: as a reply to a read, in either protocol, it
+has more bytes around it than in its add."""
 
 
 class AddPacker(ABC):
@@ -165,7 +166,7 @@ class AddPacker(ABC):
         ledger_lengths: Sequence[int],
         payloads: Sequence[bytes],
     ) -> list[bytes]:
-        """The frames of entries that follow one another: many of one size for half of what each costs."""
+        """The frames of consecutive entries: many of one size at half the cost of each."""
         entry_ids = range(first_entry, first_entry + len(payloads))
         heads = None
         if len(payloads) >= _PACKED_ALIKE_MIN and len(set(map(len, payloads))) == 1:
@@ -187,7 +188,7 @@ class AddPacker(ABC):
     def _pack_heads(
         self, first_entry: EntryId, count: int, payload_bytes: int
     ) -> Iterable[bytes] | None:
-        """What stands before the entries of such frames, or None if they are not all of one shape."""
+        """The bytes before the entries of such frames, or None if they are not all of one shape."""
 
     def _too_large(self, payload: bytes) -> EntryTooLarge:
         return EntryTooLarge(

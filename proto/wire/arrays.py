@@ -14,9 +14,10 @@ _IS_LITTLE: Final = sys.byteorder == "little"
 
 
 def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
-    """As `array(typecode, values)`, of numbers that are not negative, at a fifth of what that costs.
+    """Like `array(typecode, values)`, of numbers that are not negative, at a fifth of the cost.
 
-    They stand side by side in one large number, which is made by one multiplication and one addition.
+    They are side by side in one large number, which is made by one multiplication and one
+    addition.
     """
     count = len(values)
     if not _COUNT_MIN <= count <= _COUNT_MAX:
@@ -33,7 +34,7 @@ def array_of(typecode: Literal["I", "q"], values: range) -> "array[int]":
 
 @cache
 def _side_by_side(typecode: str) -> tuple[int, int, int]:
-    """Ones, and the numbers from 0 on, as many as there may be; and how many bytes each of them has."""
+    """Ones, and the numbers from 0 on, as many as there may be; and the bytes of each."""
     item_bytes = array(typecode).itemsize
     ones, numbers = (
         b"".join(each.to_bytes(item_bytes, "little") for each in column)

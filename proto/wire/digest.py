@@ -4,15 +4,16 @@
     LAC packet:  i64 ledger id · i64 LAC · digest
 
 The LAC is the one its writer knew when it sent the entry, -1 for none; the length counts the
-payload bytes of the ledger up to and including this entry. The digest covers everything but itself:
+payload bytes of the ledger up to and including this entry. The digest covers everything but
+itself:
 
     CRC32C  4 bytes      CRC32  8 bytes, zero-extended      HMAC  20 bytes, SHA-1      DUMMY  none
 
 Two keys come from a ledger's password: SHA-1 of `ledger` and the password is shown to bookies and
 guards the ledger; SHA-1 of `mac` and the password keys HMAC and is never sent.
 
-Copies of one entry need not be equal byte by byte: a client that writes an entry again stamps the LAC
-that it knows.
+Copies of one entry need not be equal byte by byte: a client that writes an entry again stamps the
+LAC that it knows.
 """
 
 import hashlib
@@ -85,7 +86,7 @@ def _dummy(_header: bytes, _payload: bytes) -> bytes:
 
 
 DigestOf = Callable[[bytes, bytes], bytes]
-"""The digest of a header and the payload behind it, as it is stored between the two."""
+"""The digest of a header and the payload after it, stored between the two."""
 
 
 def digest_function(kind: DigestType, password: bytes) -> DigestOf:
@@ -130,10 +131,10 @@ class LedgerDigest:
         return b"".join((header, self.digest(header, payload), payload))
 
     def unpack_entry(self, body: Buffer, entry_id: EntryId | None) -> Entry:
-        """Verified: `DigestMismatch` unless these are the very bytes that somebody packed for it (W4).
+        """Verified: `DigestMismatch` unless these are the very bytes that were packed for it (W4).
 
-        `entry_id` None takes any entry of the ledger, as for the answer to "your last one".
-        Of a large entry the payload is the only copy that is made; a small one is copied whole
+        `entry_id` None accepts any entry of the ledger, as for the answer to "your last one". Of
+        a large entry the payload is the only copy that is made; a small one is copied whole
         first, since slices of views cost more than its bytes.
         """
         if len(body) < _SMALL:

@@ -3,9 +3,9 @@
     i32 version, 0 · i32 number of groups · 56 zero bytes
     a group:  i64 first start · i64 last start · i32 size · i32 period
 
-A group stands for runs of `size` consecutive ids that start at `first_start`, one period later, …,
-`last_start`; without a period there is one run. Groups are in ascending order and never overlap. As
-in Java, packing writes a group for each run and no periods; unpacking takes both.
+A group stands for runs of `size` consecutive ids that start at `first_start`, one period later,
+…, `last_start`; without a period there is one run. Groups are in ascending order and never
+overlap. As in Java, packing writes a group for each run and no periods; unpacking accepts both.
 
 Groups are never expanded, since 24 bytes can claim 2^63 entries, and stay packed, since a frame
 full of them would be ten times its size as objects.

@@ -1,9 +1,9 @@
-"""Frames that look alike, compared as one and read by columns, instead of one by one.
+"""Frames that look alike, compared together and read by columns, instead of one by one.
 
-What stands at one place in all of them is one slice of the buffer, and to compare that with what should
-stand there costs next to nothing for each of them. Of frames without a payload, that all agree with the
-first one is a question to one large number: what they differ by, under a mask that leaves out their
-varints but for the bits that say how long these are.
+The bytes at one place in all of them are one slice of the buffer, and comparing that with the
+expected bytes costs next to nothing for each of them. Whether frames without a payload all agree
+with the first one is decided by one large number: their differences, under a mask that leaves
+out their varints except for the bits that give the lengths of these.
 """
 
 import struct
@@ -23,10 +23,11 @@ _ROWS: Final = 32  # Compared at once. Larger numbers cost more for each of thei
 def count_alike(
     buffer: bytes, position: int, size: int, rows: int, varints: tuple[range, ...]
 ) -> int:
-    """How many frames of `size`, from the one at `position` on and at most `rows`, are like that one.
+    """How many frames of `size`, from the one at `position` on and at most `rows`, are like that
+    one.
 
-    Alike in everything but the varints, which lie at these places of a frame, and in how long those
-    are. All the rows are within the buffer.
+    Alike in everything except the varints, which are at these places of a frame, and in the
+    lengths of those. All the rows are within the buffer.
     """
     model = buffer[position : position + size]
     for first in range(0, rows, _ROWS):
@@ -50,7 +51,7 @@ def _mask(size: int, rows: int, varints: tuple[range, ...]) -> int:
 
 
 def unpack_column(buffer: bytes, position: int, size: int, rows: int, length: int) -> list[int]:
-    """The varints of this length at this place of a frame and of those behind it.
+    """The varints of this length at this place of a frame and of the following ones.
 
     Their high bytes seldom change from row to row, since as a rule these are numbers in order.
     """
@@ -98,7 +99,7 @@ def count_same(buffer: bytes, position: int, size: int, rows: int, places: Itera
 
 
 def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[int]":
-    """The big-endian numbers that stand at the beginning of each."""
+    """The big-endian numbers at the beginning of each."""
     end = position + rows * size
     numbers = bytearray(_INT64_BYTES * rows)
     for place in range(_INT64_BYTES):
@@ -110,7 +111,7 @@ def unpack_int64s(buffer: bytes, position: int, size: int, rows: int) -> "array[
 
 
 def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
-    """How many of these numbers count on from the first, by one with each."""
+    """How many of these numbers are consecutive from the first."""
     (first,) = _int64_at(buffer, position)
     rows = min(rows, _INT64_MAX - first + 1)
     expected = pack_int64s_on(first, rows)
@@ -122,9 +123,9 @@ def count_int64s_on(buffer: bytes, position: int, size: int, rows: int) -> int:
 
 
 def pack_int64s_on(first: int, rows: int) -> list[bytes]:
-    """Big-endian numbers that count on from `first`, byte by byte."""
+    """Consecutive big-endian numbers from `first`, byte by byte."""
     changed = first ^ first + rows - 1
-    moving = -(-changed.bit_length() // 8)  # Low ones: as a rule one or two of them.
+    moving = -(-changed.bit_length() // 8)  # Low ones: usually one or two of them.
     still = first.to_bytes(_INT64_BYTES, "big")[: _INT64_BYTES - moving]
     columns = [still[place : place + 1] * rows for place in range(len(still))]
     columns += [_digits(first, rows, 8 * place, _BYTES) for place in reversed(range(moving))]
@@ -145,7 +146,7 @@ def count_varints_on(
 
 
 def pack_varints_on(first: int, rows: int, length: int) -> list[bytes]:
-    """Varints of this length that count on from `first`, byte by byte."""
+    """Consecutive varints of this length from `first`, byte by byte."""
     return [_varint_column(first, rows, place, length) for place in range(length)]
 
 
@@ -154,8 +155,8 @@ def _varint_column(first: int, rows: int, place: int, length: int) -> bytes:
 
 
 def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
-    """How the bits at `shift` go on in numbers that count on from `first`: there is a word for each value
-    of as many of them as make one digit.
+    """The bits at `shift` of consecutive numbers from `first`: a run of them is looked up for each
+    value.
     """
     values = len(words)
     at = first >> shift & values - 1
@@ -172,8 +173,8 @@ def _digits(first: int, rows: int, shift: int, words: bytes) -> bytes:
 def varint_columns(
     buffer: bytes, position: int, size: int, rows: int, length: int
 ) -> tuple[list[bytes], int]:
-    """What stands where the first begins with a varint of this length, byte by byte; and how many of
-    them have one of the same length there.
+    """The bytes where the first begins with a varint of this length, byte by byte; and how many
+    of them have one of the same length there.
     """
     end = position + rows * size
     columns = [buffer[position + place : end : size] for place in range(length)]
@@ -186,5 +187,5 @@ def varint_columns(
 
 
 def _alike(column: bytes, expected: bytes) -> int:
-    """Up to where they agree, which is not to the end."""
+    """Up to where they agree, which is before the end."""
     return next(compress(count(), map(ne, column, expected)), min(len(column), len(expected)))

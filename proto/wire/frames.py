@@ -1,12 +1,13 @@
 """Frames: `u32 length`, big-endian, then that many bytes. Both protocols, both directions.
 
-The limit counts the length's own four bytes, as in Java, and holds before anything is stored: a
-peer can make us keep one frame of the limit and one chunk, whatever lengths it claims (W1).
+The limit includes the length's own four bytes, as in Java, and is checked before anything is
+stored: a peer can make us keep one frame of the limit and one chunk, whatever lengths it claims
+(W1).
 
-Which protocol a frame speaks shows in the first byte of its body: version 3 always begins with
-the tag of its header, version 2 with its version number. Java tries to parse the body as version 3
-and falls back to version 2 for the rest of the connection; deciding for each frame is a strict
-superset, since no version 2 header that Java accepts begins with that tag.
+The first byte of a frame's body shows its protocol: version 3 always begins with the tag of its
+header, version 2 with its version number. Java tries to parse the body as version 3 and falls
+back to version 2 for the rest of the connection; deciding for each frame is a strict superset,
+since no version 2 header that Java accepts begins with that tag.
 """
 
 import struct
@@ -27,10 +28,10 @@ def pack_frame(body: bytes) -> bytes:
 
 
 class FrameBuffer:
-    """Carries what a chunk ends in, the beginning of a frame, over to the next chunk.
+    """Keeps the beginning of a frame at the end of a chunk for the next chunk.
 
-    A parser works on `join(chunk)` from the start, takes whole frames with `frame_end`, and gives
-    the position of the first frame that is not whole back to `keep`.
+    A parser works on `join(chunk)` from the start, takes whole frames with `frame_end`, and
+    gives the position of the first incomplete frame back to `keep`.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -55,7 +56,7 @@ class FrameBuffer:
         return buffer
 
     def frame_end(self, buffer: bytes, position: int) -> int:
-        """Where the frame at `position` ends; -1 if it is not whole. Raises `BadFrame`."""
+        """Where the frame at `position` ends; -1 if it is incomplete. Raises `BadFrame`."""
         if len(buffer) - position < LENGTH_BYTES:
             return -1
         size = LENGTH_BYTES + _length_at(buffer, position)[0]
@@ -68,7 +69,7 @@ class FrameBuffer:
 
     def keep(self, buffer: bytes, position: int) -> None:
         """From `position` on it is the beginning of one frame, and its length has been checked."""
-        if position == len(buffer):  # Also while `join` gives nothing: what is held stays held.
+        if position == len(buffer):  # Also while `join` returns nothing: kept bytes stay.
             return
         self._held += memoryview(buffer)[position:]
         self._needed = LENGTH_BYTES
@@ -76,7 +77,7 @@ class FrameBuffer:
             self._needed += _length_at(buffer, position)[0]
 
     def drop(self) -> None:
-        """Lets go of what is held; nothing follows."""
+        """Drops the kept bytes; nothing follows."""
         self._held = bytearray()
 
 

@@ -1,9 +1,9 @@
-"""What clients and bookies say to each other, whichever protocol carries it.
+"""The messages between clients and bookies, whichever protocol carries them.
 
-Adds and their replies travel a chunk at a time (`rollbook.proto.wire.adds`); the single ones here
-are for those in a dress that the hot path does not know.
-The error of a reply is a class of `rollbook.proto.errors`, None for success; which code that is on
-the wire is for the protocol's module. Version 2 has words for Read, BatchRead and Auth only, BookKeeper's version 3 none for BatchRead.
+Adds and their replies travel a chunk at a time (`rollbook.proto.wire.adds`); the single ones
+here are for unusual forms that the hot path does not know. The error of a reply is a class of
+`rollbook.proto.errors`, None for success; its code on the wire is for the protocol's module.
+Version 2 has only Read, BatchRead and Auth, BookKeeper's version 3 has no BatchRead.
 """
 
 from dataclasses import dataclass
@@ -45,12 +45,12 @@ class BookieOperation(IntEnum):
 
 
 class Read(NamedTuple):
-    """A tuple, because reads come by the ten thousand.
+    """A tuple, because there are tens of thousands of reads.
 
     `entry_id` NO_ENTRY asks for the entry with the highest id. `previous_lac` makes it a long
-    poll: it waits up to `timeout_ms` until the ledger's LAC is above, and with `piggyback` brings
-    the entry behind it. `following_bytes_max` is an extension: of the confirmed entries behind that
-    one it brings some along, too; a bookie that does not know it brings none.
+    poll: it waits up to `timeout_ms` until the ledger's LAC is above, and with `piggyback`
+    returns the entry after it. `following_bytes_max` is an extension: it returns some of the
+    confirmed entries after that one, too; a bookie that does not know it returns none.
     """
 
     ledger_id: LedgerId
@@ -77,8 +77,8 @@ class Add:
 class BatchRead:
     """Consecutive entries; fewer than asked for is always a legal answer.
 
-    `is_sparse` passes over what is not here, as where a bookie holds every other entry: then
-    `count_max` counts ids. It is an extension; a bookie that does not know it stops at the first gap.
+    `is_sparse` skips missing entries, as where a bookie holds every other entry: then `count_max`
+    counts ids. It is an extension; a bookie that does not know it stops at the first gap.
     """
 
     ledger_id: LedgerId
@@ -133,7 +133,7 @@ class StartTls:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An operation that is none of ours, or one without its particulars."""
+    """An unknown operation, or one without its particulars."""
 
 
 Request = (
@@ -155,7 +155,8 @@ Request = (
 
 
 class ReadReply(NamedTuple):
-    """Ids echo the request, but for a long poll that brings an entry: then it is the entry's."""
+    """Ids echo the request, except for a long poll that returns an entry: then it is the
+    entry's."""
 
     error: Failure
     ledger_id: LedgerId
@@ -241,7 +242,7 @@ class PackedBatch:
     ledger_id: LedgerId
     first_entry: EntryId
     request_id: int
-    pieces: tuple[bytes, ...]  # Of what `pack_bodies` makes of the entries, cut anywhere.
+    pieces: tuple[bytes, ...]  # Of the result of `pack_bodies` for the entries, cut anywhere.
     error: None = None
 
 
@@ -286,11 +287,11 @@ def refusal_of(request: Request, error: type[RollbookError]) -> Reply:
             return Refusal(error)
 
 
-# --- With what they need on their way -----------------------------------------------------------
+# --- With their envelopes -----------------------------------------------------------------------
 
 
 class ReplyHeader(Protocol):
-    """What a reply must repeat of its request, and in whose words."""
+    """What a reply must repeat of its request, and in which protocol version."""
 
     @property
     def is_supported(self) -> bool:
@@ -304,7 +305,7 @@ class ReplyHeader(Protocol):
 
 
 class ReceivedRequest(NamedTuple):
-    """A request as a bookie hears it. A tuple for the same reason as Read."""
+    """A request as a bookie receives it. A tuple for the same reason as Read."""
 
     request: Request
     is_high_priority: bool
@@ -323,7 +324,7 @@ class ReceivedRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A reply as a client hears it.
+    """A reply as a client receives it.
 
     `txn_id` finds the request; in version 2, where it is None, the reply's ids do.
     """

@@ -1,4 +1,4 @@
-"""What a client hears on one connection: bytes to replies, adds' replies in columns."""
+"""What a client receives on one connection: bytes to replies, adds' replies in columns."""
 
 from rollbook.proto.wire import v2, v2_adds, v3, v3_adds, v3_reads
 from rollbook.proto.wire.adds import AddReplies
@@ -7,9 +7,9 @@ from rollbook.proto.wire.messages import AddReply, Answer
 
 
 class ReplyDecoder:
-    """One connection's bytes, taken up as they arrive. After `BadFrame` it must be closed.
+    """One connection's bytes, handled as they arrive. After `BadFrame` it must be closed.
 
-    Bodies of entries are views of the bytes that came: keeping one keeps all of them in memory.
+    Bodies of entries are views of the received bytes: keeping one keeps all of them in memory.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -24,7 +24,7 @@ class ReplyDecoder:
             if len(buffer) > position + LENGTH_BYTES:
                 if buffer[position + LENGTH_BYTES] == V3_FIRST_BYTE:
                     adds, position = v3_adds.take_add_replies(buffer, position)
-                    if position == len(buffer):  # As a rule, where nobody reads.
+                    if position == len(buffer):  # The usual case, without reads.
                         return heard + adds
                     reads, position = v3_reads.take_read_replies(
                         buffer, position, frames.frame_bytes_max
@@ -34,7 +34,7 @@ class ReplyDecoder:
                     reads, position = v2.take_read_replies(buffer, position, frames.frame_bytes_max)
                 heard += adds
                 heard += reads
-            if start < position < len(buffer):  # Behind reads may be adds again.
+            if start < position < len(buffer):  # Adds may follow reads.
                 continue
             end = frames.frame_end(buffer, position)
             if end < 0:
@@ -46,7 +46,7 @@ class ReplyDecoder:
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> AddReplies | Answer:
-    """One frame in unusual dress; its body is `[position:end]`."""
+    """One frame in an unusual form; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         batch = v3_reads.unpack_batch_reply(buffer, position, end)
         answer = batch or v3.unpack_reply(buffer[position:end])

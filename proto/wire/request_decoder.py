@@ -1,7 +1,8 @@
-"""What a bookie hears on one connection: bytes to adds and calls, in the order in which they came.
+"""What a bookie receives on one connection: bytes to adds and calls, in the order in which they
+came.
 
 The protocols may alternate from frame to frame. Order is kept, because a fence cuts off the adds
-behind it and none before it. What is heard does not depend on how the bytes were cut (W2).
+after it and none before it. The result does not depend on how the bytes were cut (W2).
 """
 
 import struct
@@ -28,14 +29,14 @@ Heard = Adds | ReceivedRequest | Refused
 
 
 class RequestDecoder:
-    """One connection's bytes, taken up as they arrive. After `BadFrame` it must be closed."""
+    """One connection's bytes, handled as they arrive. After `BadFrame` it must be closed."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frames = FrameBuffer(frame_bytes_max)
 
     @property
     def begun_bytes(self) -> int:
-        """Of a request whose rest has not come yet."""
+        """Of an incomplete request."""
         return self._frames.held_bytes
 
     def feed(self, chunk: bytes) -> list[Heard]:
@@ -56,7 +57,7 @@ class RequestDecoder:
                         break
                 reads, position = take_reads(buffer, position)
                 heard += reads
-            if position > start:  # Behind reads may be adds again.
+            if position > start:  # Adds may follow reads.
                 continue
             end = frames.frame_end(buffer, position)
             if end < 0:
@@ -67,12 +68,13 @@ class RequestDecoder:
         return heard
 
     def drop(self) -> None:
-        """Nothing follows: lets go of a request that has begun."""
+        """Nothing follows: drops an incomplete request."""
         self._frames.drop()
 
 
 def unpack_adds(frames: bytes) -> list[Adds]:
-    """Whole frames of adds in usual dress, as they are stored, and nothing else (W3). Or `BadFrame`."""
+    """Whole frames of adds in the usual form, as they are stored, and nothing else (W3). Or
+    `BadFrame`."""
     heard = RequestDecoder(frame_bytes_max=len(frames)).feed(frames)
     stretches = [adds for adds in heard if isinstance(adds, Adds) and adds.buffer is frames]
     if len(stretches) != len(heard) or sum(len(adds.frames) for adds in stretches) != len(frames):
@@ -81,7 +83,7 @@ def unpack_adds(frames: bytes) -> list[Adds]:
 
 
 def _unpack(buffer: bytes, position: int, end: int) -> Heard:
-    """One frame in unusual dress; its body is `[position:end]`."""
+    """One frame in an unusual form; its body is `[position:end]`."""
     if buffer[position] == V3_FIRST_BYTE:
         call = v3.unpack_request(buffer[position:end])
     else:

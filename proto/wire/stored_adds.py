@@ -1,13 +1,14 @@
-"""Adds read back from where they were stored as they came: whose entries they hold, and where.
+"""Adds read back from where they were stored as received: which ledgers' entries they hold, and
+where.
 
-They were validated when they came, and the journal vouches for their bytes. So nothing is looked
-at but what tells an entry's place, and nothing is kept that only an answer needs.
+They were validated when they came, and the journal vouches for their bytes. So only the bytes
+that give an entry's place are read, and nothing is kept that only an answer needs.
 
-Where adds of one size follow one another they are read by columns, whosever they are: in version 2
-they need no more in common than size and word; in version 3 all that tells where the entry lies, that
-is tags, sizes, and how long each varint is. What is found has a row for each entry. By ledger they
-are sorted out when they are taken, many chunks of them at once: where ledgers come in turn, what is
-done for each of them in each chunk costs more than all the rest.
+Consecutive adds of one size are read by columns, of whichever ledgers: in version 2 they only
+need equal size and opcode; in version 3 everything that gives the entry's place, that is tags,
+sizes, and the length of each varint. The result has a row for each entry. They are sorted by
+ledger when they are taken, many chunks at once: if ledgers alternate, the work for each of them
+in each chunk costs more than all the rest.
 """
 
 import struct
@@ -29,7 +30,7 @@ from rollbook.proto.wire.varint import message_pattern, unpack_varint
 
 IntArray: TypeAlias = "array[int]"
 
-_V2_ADD: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}xqqq")  # Length, word, key, ids, LAC.
+_V2_ADD: Final = struct.Struct(f">II{LEDGER_KEY_BYTES}xqqq")  # Length, opcode, key, ids, LAC.
 _V2_KEY_AT: Final = LENGTH_BYTES + 4
 _V2_ENTRY_AT: Final = _V2_KEY_AT + LEDGER_KEY_BYTES
 _V2_BYTES_MIN: Final = _V2_ENTRY_AT + ENTRY_HEADER_BYTES
@@ -65,11 +66,11 @@ class StoredEntries(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """Where all adds of a kind have what."""
+    """The places of the fields in adds of one shape."""
 
     size: int
     fixed: Sequence[int]  # The places at which they agree.
-    varints: tuple[range, ...]  # Of which they agree in the size.
+    varints: tuple[range, ...]  # Those that agree in size.
     key_at: int
     entry_at: int
     entry_bytes: int
@@ -78,7 +79,7 @@ class _Shape(NamedTuple):
 class StoredAdds:
     def __init__(self) -> None:
         self.ledger_keys: dict[int, bytes] = {}  # The first that each ledger was shown.
-        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # By ledger: its, of these.
+        self._rows: defaultdict[int, list[int]] = defaultdict(list)  # By ledger: its rows of these.
         self._entry_ids: IntArray = array("q")
         self._lacs: IntArray = array("q")
         self._starts: IntArray = array("I")
@@ -91,7 +92,7 @@ class StoredAdds:
     def gather(self, buffer: bytes, position: int) -> int:
         """From whole adds, of which the first byte has that position; returns where they end.
 
-        That is behind the last one, unless there is something else.
+        That is after the last one, unless there is another frame.
         """
         at = 0
         while at < len(buffer):
@@ -104,7 +105,8 @@ class StoredAdds:
         return at
 
     def take(self) -> Iterator[StoredEntries]:
-        """What was gathered, ledger by ledger. What it costs does not grow with the ledgers known."""
+        """The gathered ones, ledger by ledger. Its cost does not grow with the number of known
+        ledgers."""
         by_ledger, self._rows = self._rows, defaultdict(list)
         order = [*chain.from_iterable(by_ledger.values())]
         entry_ids, lacs = _in_order(self._entry_ids, order), _in_order(self._lacs, order)
@@ -169,8 +171,8 @@ class StoredAdds:
         self._lengths.append(length)
 
     def _add_alike(self, buffer: bytes, at: int, position: int, shape: _Shape) -> int:
-        """The add that lies there and those behind it that are of its shape: how many. None at all if
-        they are too few."""
+        """The add at that place and the following ones of its shape: how many. None at all if they
+        are too few."""
         found = _count_alike(buffer, at, shape)
         if found < _ALIKE_MIN:
             return 0
@@ -197,7 +199,7 @@ class StoredAdds:
 
 
 def _seems_alike(buffer: bytes, at: int, size: int) -> bool:
-    """Whether the last one of as many as it takes may be of the same size."""
+    """Whether the last of the necessary number of adds may be of the same size."""
     return buffer.startswith(buffer[at : at + _V2_KEY_AT], at + (_ALIKE_MIN - 1) * size)
 
 
@@ -228,7 +230,7 @@ def _v3_shape(size: int, entry_at: int, entry_bytes: int, *edges: int) -> _Shape
 
 
 def _in_order(column: IntArray, order: Sequence[int]) -> IntArray:
-    """What it has in these rows."""
+    """Its field in these rows."""
     if len(order) < 2 or column == column[:1] * len(order):
         return column[:]
     return array(column.typecode, itemgetter(*order)(column))

@@ -9,8 +9,8 @@
     BATCH_READ reply     i32 code · i64 ledger · i64 first entry · i64 request id · (i32 size · entry)*
     AUTH, both ways      the AuthMessage of version 3
 
-Replies carry the request's version and echo its ids, by which the client finds the request. Bytes
-behind a request's last field are ignored, as in Java.
+Replies carry the request's version and echo its ids, by which the client finds the request.
+Bytes after a request's last field are ignored, as in Java.
 """
 
 import struct
@@ -51,7 +51,7 @@ BATCH_READ: Final = 7
 DO_FENCING: Final = 0x0001
 RECOVERY_ADD: Final = 0x0002
 HIGH_PRIORITY: Final = 0x0004
-SPARSE: Final = 0x0100  # Of a batch; an extension of ours, which others pass over.
+SPARSE: Final = 0x0100  # Of a batch; an extension of ours, which others ignore.
 
 HEADER: Final = struct.Struct(">I")
 _ADD: Final = struct.Struct(">I20sqq")
@@ -189,13 +189,13 @@ def _unpack_request(header: Header, buffer: bytes, position: int, end: int) -> R
         key = _unpack_fence_key(header, buffer, position + _BATCH_READ.size, end)
         is_sparse = bool(header.flags & SPARSE)
         return BatchRead(ledger_id, first, request_id, count, size, key, fence, is_sparse)
-    if header.operation == AUTH and header.is_supported:  # There is no reply that says no.
+    if header.operation == AUTH and header.is_supported:  # There is no negative reply.
         return Auth(*v3.unpack_auth_message(buffer[position + HEADER.size : end]))
     raise BadFrame(f"version 2 has no operation {header.operation}")
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
-    """The plain reads that lie whole at `position`, and where they end."""
+    """The plain reads that are whole at `position`, and where they end."""
     calls: list[ReceivedRequest] = []
     size = len(buffer)
     while position + _PLAIN_READ.size <= size:
@@ -208,7 +208,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 
 
 def _unpack_add(header: Header, buffer: bytes, position: int, end: int) -> Add:
-    """One that cannot go the way of all others; an add too short to have ids is no message."""
+    """One that cannot be handled like all others; an add too short to have ids is no message."""
     _, key, ledger_id, entry_id = _unpack(_ADD, buffer, position, end)
     body = buffer[position + HEADER.size + LEDGER_KEY_BYTES : end]
     if len(body) < ENTRY_HEADER_BYTES:
@@ -227,7 +227,7 @@ def cut_short(size: int) -> BadFrame:
 
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:
-    """Versions 0 and 1 never carry one, so that they cannot fence: without a key it is refused."""
+    """Versions 0 and 1 never carry one, so they cannot fence: without a key it is refused."""
     if header.version != VERSION or not header.flags & DO_FENCING:
         return None
     if position + LEDGER_KEY_BYTES > end:
@@ -266,7 +266,7 @@ def pack_request(request: Request, *, is_high_priority: bool = False) -> bytes:
 
 
 def _fence_flag(key: bytes | None, fence: bool) -> int:
-    """The flag and the key come together: readers know by the one that the other follows."""
+    """The flag and the key come together: to readers the flag means that the key follows."""
     assert fence == (key is not None)
     assert key is None or len(key) == LEDGER_KEY_BYTES
     return DO_FENCING if fence else 0
@@ -297,7 +297,7 @@ def _unpack_reply(header: Header, buffer: bytes, position: int, end: int) -> Rep
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
 ) -> tuple[list[Answer], int]:
-    """The found entries that lie whole at `position`, and where they end."""
+    """The found entries that are whole at `position`, and where they end."""
     answers: list[Answer] = []
     view, size = memoryview(buffer), len(buffer)
     while position + _FRAMED_REPLY.size <= size:

@@ -4,8 +4,8 @@
     ADD reply      u8 version · u8 operation · u16 0 · i32 code · i64 ledger · i64 entry
 
 The 32 bytes of a request up to and including the entry's ledger id do not change while one writer
-writes one ledger, nor do the 20 bytes of a reply before the entry id: they are compared as one. Where
-many adds of one size follow one another and count on, they are compared, and read, by columns.
+writes one ledger, nor do the 20 bytes of a reply before the entry id: they are compared as one.
+Many consecutive adds of one size with consecutive ids are compared, and read, by columns.
 """
 
 import struct
@@ -42,10 +42,10 @@ from rollbook.proto.wire.messages import Failure
 
 _ENTRY_AT: Final = 4 + LEDGER_KEY_BYTES  # In the body of a request.
 _BODY_BYTES_MIN: Final = _ENTRY_AT + ENTRY_HEADER_BYTES
-_ENTRY_ID_AT: Final = 36  # In a frame: what stands before it is the same in all of a writer's.
+_ENTRY_ID_AT: Final = 36  # In a frame: the bytes before it are the same in all of a writer's.
 
 _request_at: Final = struct.Struct(">I32sqq").unpack_from  # Length, writer, entry id, LAC.
-_REQUEST_BYTES: Final = 52  # What `_request_at` looks at.
+_REQUEST_BYTES: Final = 52  # The fields that `_request_at` reads.
 _entry_id_at: Final = struct.Struct(">q").unpack_from
 _pack_request_head: Final = struct.Struct(">II20s").pack
 _WRITER: Final = struct.Struct(">I20sq")
@@ -77,7 +77,7 @@ class _AddGroup(AddGroup):
     def pack_replies(self, error: Failure = None) -> bytes:
         entry_ids, header = self.entry_ids, v2.pack_header(self.version, v2.ADD)
         fields = (_REPLY_BODY_BYTES, header, v2.code_of(error), self.ledger_id)
-        if len(entry_ids) == 1:  # As a rule where a connection has many ledgers.
+        if len(entry_ids) == 1:  # The usual case for a connection with many ledgers.
             return _pack_reply(*fields, entry_ids[0])
         head = _REPLY_HEAD.pack(*fields)
         if not isinstance(entry_ids, range):
@@ -89,7 +89,7 @@ class _AddGroup(AddGroup):
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    """The adds that lie whole at `position`, and where they end.
+    """The adds that are whole at `position`, and where they end.
 
     Stops at whatever is not plainly an add: other operations, adds to be refused, cut frames.
     """
@@ -117,7 +117,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
                 continue
         start = position + (LENGTH_BYTES + _ENTRY_AT)
         if not has_lists:
-            if not group.entry_ids:  # All that it gets, as a rule, where there are many writers.
+            if not group.entry_ids:  # Usually all that it gets, if there are many writers.
                 group.entry_ids, group.lacs = [entry_id], [lac]
                 group.starts, group.ends = [start], [end]
                 position = end
@@ -135,8 +135,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 
 
 def _take_run(buffer: bytes, position: int, end: int, entry_id: EntryId) -> AddColumns | None:
-    """The add at `position` and those behind it that are like it, but for payloads, and count on; None if
-    these are not worth it.
+    """The add at `position` and the following ones that are like it, except for payloads, with
+    consecutive ids; None if these are too few.
     """
     size = end - position
     id_at = position + _ENTRY_ID_AT
@@ -216,7 +216,7 @@ class V2AddPacker(AddPacker):
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    """The replies to adds that lie whole at `position`, and where they end."""
+    """The replies to adds that are whole at `position`, and where they end."""
     replies: dict[bytes, AddReplies] = {}
     current = b""
     view = memoryview(buffer)[position:]

@@ -1,11 +1,11 @@
 """BookKeeper's protocol version 3: protobuf. The one module that sees the generated code.
 
-A frame's body is a Request or a Response (`schema/bookkeeper_protocol.proto`). What a header's
-operation names is in the field of that operation. A reply says its status twice, in the Response and
-in the operation's own message, which is there on errors, too; the exceptions are `Refusal` and a
-refused StartTls. A client takes the outer status unless it is EOK, else the inner one.
+A frame's body is a Request or a Response (`schema/bookkeeper_protocol.proto`). A header's
+operation determines the field of its particulars. A reply has its status twice, in the Response
+and in the operation's own message, which is present on errors, too; the exceptions are `Refusal`
+and a refused StartTls. A client uses the outer status unless it is EOK, otherwise the inner one.
 
-Protobuf bounds the depth of what it parses; everything that it does not take is a `BadFrame`.
+Protobuf bounds the depth of what it parses; everything that it rejects is a `BadFrame`.
 """
 
 import struct
@@ -75,7 +75,7 @@ def failure_of(status: int) -> Failure:
 
 
 def is_status(number: int) -> bool:
-    """Protobuf drops what is none, and with it the message, whose status is required."""
+    """Protobuf drops an unknown value, and with it the message, whose status is required."""
     return number in _STATUSES
 
 
@@ -88,7 +88,7 @@ def unpack_auth_message(data: bytes) -> tuple[str, bytes]:
 
 
 def _auth_fields(message: pb.AuthMessage) -> tuple[str, bytes]:
-    # Protobuf hands out what is no UTF-8 as it is, or raises, depending on its version.
+    # Protobuf returns invalid UTF-8 unchanged, or raises, depending on its version.
     try:
         plugin = message.authPluginName
     except UnicodeDecodeError as error:
@@ -144,7 +144,7 @@ class V3ReplyHeader(NamedTuple):
 
 
 def _pack_read_reply(txn_id: int, reply: ReadReply) -> list[Buffer]:
-    """By hand, for the sake of the body: protobuf would copy it two times more."""
+    """By hand, because of the body: protobuf would copy it two times more."""
     status = pack_varint(code_of(reply.error))
     ids = (b"\x10", pack_varint(reply.ledger_id), b"\x18", pack_varint(reply.entry_id))
     parts: list[Buffer] = [b"\x08", status, *ids]

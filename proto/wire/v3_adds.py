@@ -1,15 +1,15 @@
 """Adds and their replies in version 3, a chunk at a time.
 
 Peers write adds in one of two orders, Java before 4.18 by field number, since then with the flag
-first. Both are matched by one regular expression, and then every length is held against the others.
-A writer's adds of one size look all the same, but for three numbers in fixed places: behind one of
-them the next ones are compared with it instead, which proves as much at half the cost. Where many
-follow one another that count on, they are compared, and read, by columns, at a tenth; so are replies.
-An add that looks different in any way, in the order of its fields or with fields that nobody knows,
-is left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
+first. Both are matched by one regular expression, and then every length is checked against the
+others. A writer's adds of one size look all the same, except for three numbers in fixed places:
+the adds after one of them are compared with it instead, which proves as much at half the cost.
+Many consecutive ones are compared, and read, by columns, at a tenth of the cost; so are replies.
+An add that looks different in any way, in the order of its fields or with unknown fields, is
+left to protobuf and comes back here packed in the usual way. So what is stored has a known form.
 
-A transaction id is unique on its connection, and nobody asks for more. Drawn from one counter for
-all connections of a client it lets one frame serve all bookies of a write set.
+A transaction id must be unique on its connection, and no more. Drawn from one counter for all
+connections of a client it lets one frame serve all bookies of a write set.
 """
 
 import re
@@ -89,7 +89,7 @@ _HEADER_START: Final = b"\x08\x03\x10\x02\x18"  # Version 3, ADD, then the trans
 # Sizes repeat, so that their varints need not be unpacked each time.
 _unpack_size: Final = lru_cache(maxsize=8192)(unpack_varint)
 
-_SHAPES_MAX: Final = 4096  # What a packer remembers of the sizes it has met.
+_SHAPES_MAX: Final = 4096  # A packer's memory of the sizes it has met.
 
 
 class _Lists(NamedTuple):
@@ -105,7 +105,7 @@ class _Lists(NamedTuple):
 
 class _V3AddColumns(NamedTuple):
     columns: AddColumns
-    txn_columns: list[bytes]  # What is echoed, byte by byte.
+    txn_columns: list[bytes]  # The echoed bytes.
     entry_columns: list[bytes]
 
     def add_to(self, lists: _Lists) -> None:
@@ -118,7 +118,7 @@ class _V3AddColumns(NamedTuple):
 @dataclass(slots=True)
 class _AddGroup(AddGroup):
     ledger_varint: bytes = b""
-    run: _V3AddColumns | None = None  # All that it has, if so; else
+    run: _V3AddColumns | None = None  # All that it has, if so; otherwise
     lists: _Lists = field(default_factory=lambda: _Lists([], [], [], [], [], []))
 
     def add(self, run: _V3AddColumns) -> None:
@@ -129,7 +129,7 @@ class _AddGroup(AddGroup):
             run.add_to(self.lists)
 
     def loosen(self) -> None:
-        """Something comes that is no part of the run."""
+        """A frame comes that is no part of the run."""
         if self.run is not None:
             self.run.add_to(self.lists)
             self.run = None
@@ -168,7 +168,7 @@ class _AddGroup(AddGroup):
 
 @dataclass(slots=True)
 class _LoneAdd(AddGroup):
-    """One add, and no more: it needs none of what is worth its while for many."""
+    """A single add: it needs none of the set-up that pays for many."""
 
     ledger_varint: bytes = b""
     txn_id: bytes = b""
@@ -183,9 +183,9 @@ class _LoneAdd(AddGroup):
 
 _Append = Callable[[Any], None]
 _Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
-"""A group and how to add to its columns: looked up once, since writers may come in turn."""
+"""A group and how to add to its columns: looked up once, since writers may alternate."""
 _Places = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-"""Where an add has its transaction id, its entry id, and its entry."""
+"""The places of an add's transaction id, its entry id, and its entry."""
 
 
 @lru_cache(WRITERS_MAX)
@@ -200,7 +200,7 @@ def _around_reply(
 
 
 def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds | None, int]:
-    """The adds in usual dress that lie whole at `position`, and where they end.
+    """The adds in the usual form that are whole at `position`, and where they end.
 
     Stops at everything else: other operations, adds to be refused, unusual ones, cut frames.
     """
@@ -258,7 +258,7 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         add_end(entry_end)
         add_txn_id(txn_id)
         add_varint(entry)
-        if buffer.startswith(ledger, add_at + step):  # Its like, it seems.
+        if buffer.startswith(ledger, add_at + step):  # It seems to be like it.
             end = _take_alike(buffer, position, end, group.lists, places)
         position = end
     if position == first:
@@ -269,8 +269,8 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
 def _take_run(
     buffer: bytes, position: int, size: int, places: _Places, entry_id: int
 ) -> _V3AddColumns | None:
-    """The add at `position` and those behind it that are like it, as with `_take_alike`, and count on;
-    None if these are not worth it.
+    """The add at `position` and the following ones that are like it, as with `_take_alike`, with
+    consecutive ids; None if these are too few.
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     txn_bytes, entry_bytes = txn_end - txn_at, varint_end - varint_at
@@ -316,7 +316,7 @@ def _fixed_places(
     entry_start: int,
     entry_end: int,
 ) -> Sequence[int]:
-    """Where adds of one shape do not differ. Of the entry that is its ledger id."""
+    """The places where adds of one shape do not differ. Of the entry that is its ledger id."""
     return (
         *range(txn_at),
         *range(txn_end, varint_at),
@@ -326,10 +326,10 @@ def _fixed_places(
 
 
 def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places: _Places) -> int:
-    """What lies behind the add at `model` and is like it; returns where that ends.
+    """The frames after the add at `model` that are like it; returns where they end.
 
-    Alike in everything but the low bits of the transaction id and the entry id, the ids in the entry,
-    and the payload. So all that was found out about that one holds for them.
+    Alike in everything but the low bits of the transaction id and the entry id, the ids in the
+    entry, and the payload. So everything found out about that one holds for them.
     """
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     size = position - model
@@ -380,7 +380,7 @@ def _like(before: int, between: int, behind: int, payload_bytes: int, tail: int)
 
 @lru_cache(maxsize=8192)
 def _unpack_high_bits(varint: bytes) -> int:
-    """What a varint says behind its first byte."""
+    """The value of a varint after its first byte."""
     return unpack_varint(varint) << 7 if varint else 0
 
 
@@ -417,7 +417,7 @@ def _lone_add(
 
 
 def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] | None:
-    # A strange tail may be as long as a frame, and nothing of it is to be remembered.
+    # An unusual tail may be as long as a frame, and is not remembered.
     return _unpack_writer(*writer) if writer[-1] in _TAILS else None
 
 
@@ -490,7 +490,7 @@ class V3AddPacker(AddPacker):
         txn_bytes = len(pack_varint(txn_ids[0]))
         counts_on = txn_ids == [*range(txn_ids[0], txn_ids[0] + count)]
         if not counts_on or len(pack_varint(txn_ids[-1])) != txn_bytes:
-            return None  # Numbers that nobody uses harm nobody.
+            return None  # Unused numbers do no harm.
         sizes = payload_bytes, txn_bytes, entry_bytes
         before, between, behind = self._around.get(sizes) or self._build(*sizes)
         head = b"".join((before, bytes(txn_bytes), between, bytes(entry_bytes), behind))
@@ -506,7 +506,7 @@ class V3AddPacker(AddPacker):
     def _build(
         self, payload_bytes: int, txn_bytes: int, entry_bytes: int
     ) -> tuple[bytes, bytes, bytes]:
-        """What stands before the transaction id, from there to the entry id, and behind it."""
+        """The bytes before the transaction id, from there to the entry id, and after it."""
         body_bytes = self._overhead_bytes + payload_bytes
         behind = self._key + pack_varint(body_bytes)
         own_bytes = len(self._ledger) + entry_bytes + len(behind) + body_bytes + len(self._tail)
@@ -529,7 +529,8 @@ class _Heard:
     def __init__(self, error: Failure, ledger_id: LedgerId, entry_bytes: int) -> None:
         self.error = error
         self.ledger_id = ledger_id
-        self.entry_bytes = entry_bytes  # What a head leaves to the entry id, -1 if it is bad.
+        # The bytes that a head leaves to the entry id, -1 if it is bad.
+        self.entry_bytes = entry_bytes
         self._entry_ids: list[int] = []
         self._run: range | None = None  # All of them, if so.
 
@@ -567,7 +568,7 @@ class _Heard:
 
 
 def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], int]:
-    """The replies to adds, in usual dress, that lie whole at `position`, and where they end."""
+    """The replies to adds, in the usual form, that are whole at `position`, and where they end."""
     replies: dict[bytes, _Heard | AddReplies] = {}
     current, high_varint, high_bits = b"", b"", 0
     run_from = position  # From there on there may be a run.
@@ -580,7 +581,8 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             or match.start(1) != position + 6 + buffer[position + 5]
         ):
             break
-        if not replies and end == len(buffer):  # A lone add's: none of what many are worth.
+        # A lone add's: without the set-up that pays for many.
+        if not replies and end == len(buffer):
             error, ledger_id, entry_bytes = _unpack_head(head)
             if len(entry) != entry_bytes:
                 break
@@ -595,7 +597,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
         if head != current:
             known = replies.get(head)
             if known is None and not buffer.startswith(head, head_at + size):
-                # Of many ledgers that have one add each: all that follows is for those that have more.
+                # Of many ledgers with one add each: the rest is for those that have more.
                 error, ledger_id, entry_bytes = _unpack_head(head)
                 if len(entry) != entry_bytes:
                     break
@@ -633,8 +635,9 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
 def _take_replies_alike(
     buffer: bytes, position: int, size: int, head_at: int, entry: bytes
 ) -> Sequence[int]:
-    """The entry ids of the reply at `position` and of those behind it that differ from it by their
-    transaction ids and entry ids only. None at all if it has a priority behind its transaction id.
+    """The entry ids of the reply at `position` and of the following ones that differ from it
+    only by their transaction ids and entry ids. None at all if it has a priority after its
+    transaction id.
     """
     if not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):
         return ()
@@ -648,8 +651,8 @@ def _take_replies_alike(
 def _take_replies_on(
     buffer: bytes, position: int, size: int, head_at: int, entry_id: int, entry_bytes: int
 ) -> range:
-    """The same where entries count on, which is what a chunk of adds is answered with; empty if too few
-    do. What these should look like is made of the first, and compared in one.
+    """The same for consecutive entries, which is the answer to a chunk of adds; empty if too few
+    are. Their expected bytes are made from the first, and compared at once.
     """
     rows = min((len(buffer) - position) // size, _REPLIES_ALIKE_MAX)
     if rows < RUN_MIN or not _is_short_varint(buffer[position + _TXN_ID_AT : head_at]):

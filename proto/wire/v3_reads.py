@@ -51,7 +51,7 @@ _length_at: Final = struct.Struct(">I").unpack_from
 
 
 def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int]:
-    """The plain reads that lie whole at `position`, and where they end."""
+    """The plain reads that are whole at `position`, and where they end."""
     calls: list[ReceivedRequest] = []
     while match := _match_read(buffer, position + LENGTH_BYTES):
         txn_id, priority, size, ledger_id, entry_id = match.groups()
@@ -76,7 +76,7 @@ def take_reads(buffer: bytes, position: int) -> tuple[list[ReceivedRequest], int
 def take_read_replies(
     buffer: bytes, position: int, frame_bytes_max: int
 ) -> tuple[list[Answer], int]:
-    """The found entries, in usual dress, that lie whole at `position`, and where they end."""
+    """The found entries, in the usual form, that are whole at `position`, and where they end."""
     answers: list[Answer] = []
     view = memoryview(buffer)
     while match := _match_reply(buffer, position + LENGTH_BYTES):
@@ -113,7 +113,8 @@ def take_read_replies(
 
 
 def unpack_batch_reply(buffer: bytes, position: int, end: int) -> Answer | None:
-    """The batch in usual dress whose frame has its body at `[position:end]`; None: it is no such.
+    """The batch in the usual form whose frame has its body at `[position:end]`; None: it is in
+    another form.
 
     It may be megabytes, of which protobuf would make two more copies. Raises `BadFrame`.
     """

@@ -1,8 +1,9 @@
-"""What a store still takes when the disk below it is nearly full (MS8).
+"""What a store still accepts when its disk is nearly full (MS8).
 
-Sessions, registrations and deletions go on, and changes that take no more room than what they replace: with these a
-cluster stays alive and can be emptied. What grows is refused until there is room again. The two bounds lie apart, so
-that a disk at one of them does not make the store change its mind with every write.
+Sessions, registrations and deletions go on, and changes that take no more room than the old
+value: with these a cluster stays alive and can be emptied. Writes that grow are refused until
+there is room again. The two bounds differ, so that a disk at one of them does not make the store
+change its mind with every write.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +12,9 @@ from typing import Final
 from rollbook.proto.errors import MetadataFull
 from rollbook.proto.ports import Create, Node, Op, Set
 
-FULL_BYTES: Final = 32 * 1024 * 1024  # With less free space than this, what grows is refused,
+FULL_BYTES: Final = 32 * 1024 * 1024  # With less free space than this, growing writes are refused,
 ROOMY_BYTES: Final = 48 * 1024 * 1024  # until there is as much as this.
-_GROWTH_BYTES_MAX: Final = (
-    256  # Of one value: a ledger that is closed, a log that changes its owner.
-)
+_GROWTH_BYTES_MAX: Final = 256  # Of one value: a closed ledger, or a log that changes its owner.
 
 
 class FreeSpace:

@@ -1,7 +1,7 @@
 """The messages of a metadata service as bytes, for its Unix socket.
 
-A frame (`proto/wire/frames.py`) holds `u32 head length`, a JSON list that says what it is, and the
-values it speaks of, one after the other; the list gives their lengths. Of the client:
+A frame (`proto/wire/frames.py`) holds `u32 head length`, a JSON list that describes it, and its
+values, one after the other; the list has their lengths. Of the client:
 
     ["hello", PROTOCOL, store, session, timeout ms]
     ["get" | "children", request, path]
@@ -281,7 +281,7 @@ def _unpack(body: bytes, read: Callable[[object, _Values], M]) -> M:
     if end > len(body):
         raise _bad()
     try:
-        head = json.loads(body[_HEAD.size : end].decode())  # Else json guesses the encoding.
+        head = json.loads(body[_HEAD.size : end].decode())  # Otherwise json guesses the encoding.
     except (ValueError, RecursionError) as error:
         raise _bad() from error
     values = _Values(body, end)

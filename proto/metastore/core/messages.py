@@ -1,4 +1,4 @@
-"""What a client of a metadata service and the service say to each other.
+"""The messages between a client of a metadata service and the service.
 
     client                                 service
     Hello(session or none)            ->
@@ -7,9 +7,9 @@
                                       <-   Answer(request id, result or refusal)
                                       <-   WatchNotice(watch, event), whenever something happens
 
-Commits are numbered. Whatever the service says bears the number up to which it speaks: all events
-up to there that concern the client have been said before. A client that comes back starts its
-watches again from the last number it heard, and gets RESYNC if the store has moved on.
+Commits are numbered. Every message of the service has a number: all events up to there that
+concern the client have been sent before. A client that comes back starts its watches again from
+the last number it received, and gets RESYNC if the store has moved on.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class StartWatch:
     watch_id: int
     path: str
     recursive: bool
-    since: int | None  # The last number heard, if this watch was running before.
+    since: int | None  # The last number received, if this watch was running before.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What may be asked of a metadata store at all: one gate for paths and sizes, before any store.
+"""The valid requests to a metadata store: paths and sizes are checked here, before any store.
 
-A path is `/` or a row of `/name`; a name is 1 to 255 visible ASCII characters other than `/`, and
-neither `.` nor `..`. ZooKeeper takes more than that; nothing it would refuse passes here. The name
-of a sequential node is checked before it gets its digits.
+A path is `/` or a row of `/name`; a name is 1 to 255 visible ASCII characters other than `/`,
+and neither `.` nor `..`. ZooKeeper accepts more than that; nothing it would refuse passes here.
+The name of a sequential node is checked before it gets its digits.
 
 A request weighs the bytes of its paths and values and `OP_BYTES` for each operation. The limit
 keeps every request below the megabyte at which a ZooKeeper server hangs up (`jute.maxbuffer`).
@@ -34,7 +34,7 @@ def check_path(path: str) -> None:
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """Refuses what no store would take, naming the first operation that is wrong."""
+    """Refuses what no store would accept, naming the first operation that is wrong."""
     weight = 0
     for index, op in enumerate(ops):
         try:

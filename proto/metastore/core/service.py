@@ -1,9 +1,10 @@
-"""A metadata service: requests in, answers and events out, and what to make durable in between.
+"""A metadata service: requests in, responses and events out, and batches to make durable in
+between.
 
-Transactions are applied in memory at once and made durable in batches. Nothing that rests on a
-transaction is said before it is durable (MS1): no result, no read, no event, no refusal. It is enough
-that everything said waits for the newest transaction applied when it was made; so all that waits
-stands in one line, in order.
+Transactions are applied in memory at once and made durable in batches. Nothing that depends on a
+transaction is sent before that is durable (MS1): no result, no read, no event, no refusal. It is
+enough that every message waits for the newest transaction applied when it was made; so all
+pending messages are in one queue.
 
 A session is opened and ended by transactions like any other. Its id is the number of the
 transaction that opened it, and so is never given twice.
@@ -48,7 +49,7 @@ WATCHES_MAX: Final = 10_000  # Of one connection.
 
 @dataclass(slots=True)
 class CommitGroup:
-    """What a run of transactions changed, to be made durable as one; None: forget it."""
+    """The changes of a run of transactions, to be made durable together; None: forget the node."""
 
     last_txn: int = 0
     rows: dict[str, Row | None] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Kept:
 @dataclass(slots=True)
 class _Connection:
     session: SessionId = NO_SESSION
-    lost_session: SessionId = NO_SESSION  # What is still asked for this one is refused.
+    lost_session: SessionId = NO_SESSION  # Later requests for this one are refused.
     watches: dict[int, None] = field(default_factory=dict)
 
 
@@ -102,7 +103,7 @@ class Service:
     def on_message(self, connection: ConnectionId, message: FromClient, now_ms: int) -> None:
         known = self._connections.get(connection)
         if known is None:
-            return  # It was hung up on; the rest of what it said is not heard.
+            return  # It was disconnected; the rest of its messages is not read.
         if isinstance(message, Hello):
             self._greet(connection, known, message)
         elif known.session == known.lost_session == NO_SESSION:
@@ -128,7 +129,7 @@ class Service:
             self._say(connection, Expired(session))
 
     def take_batch(self) -> CommitGroup | None:
-        """All that was changed since the last batch was taken."""
+        """All changes since the last batch was taken."""
         if not self._batch.last_txn:
             return None
         batch, self._batch = self._batch, CommitGroup()
@@ -138,7 +139,7 @@ class Service:
         self._durable_txn = batch.last_txn
 
     def speak(self) -> dict[ConnectionId, list[FromService | HangUp]]:
-        """What may be said by now, in order."""
+        """The messages that may be sent by now, in order."""
         spoken: dict[ConnectionId, list[FromService | HangUp]] = {}
         while self._said and self._said[0][0] <= self._durable_txn:
             _, connection, message = self._said.popleft()
@@ -160,7 +161,7 @@ class Service:
             self._say(connection, Expired(session))
             return
         elif (before := self._speaking_for.get(session)) is not None:
-            # What waits unread on the older connection is never heard (MS6).
+            # Unread messages on the older connection are never read (MS6).
             self._hang_up(before, "its session came back on another connection")
         known.session = session
         self._speaking_for[session] = connection

@@ -2,8 +2,8 @@
 
 A session ends when it was silent for its time-out. Only time in which the store was listening
 counts: of the time between two ticks at most `LISTENED_NS_MAX`. So a store that was stopped, or
-stalled, or taken over by another process, hears the heartbeats that wait for it before anybody's
-time is up, since a client that is alive speaks at least three times in each time-out.
+stalled, or taken over by another process, reads the waiting heartbeats before any session's time
+is up, since a living client sends at least three in each time-out.
 """
 
 from collections.abc import Iterable

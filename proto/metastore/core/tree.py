@@ -1,6 +1,6 @@
-"""What the operations of a metadata store mean: the one home of node semantics.
+"""What the operations of a metadata store mean: the only copy of node semantics.
 
-ZooKeeper is the model. What is easily got wrong:
+ZooKeeper is the model. Frequent mistakes:
 
 - A node's version starts at 0 and grows by one with each set; deleting and making it again starts
   over; `created_txn` distinguishes the two.
@@ -46,7 +46,7 @@ K = TypeVar("K", str, SessionId)
 
 
 class Row(NamedTuple):
-    """A node as it is kept; the names of its children follow from their paths."""
+    """A node as it is stored; the names of its children follow from their paths."""
 
     value: bytes
     version: int
@@ -63,7 +63,7 @@ class Applied:
     """One transaction that took effect."""
 
     results: list[OpResult]
-    rows: dict[str, Row | None]  # What to keep of it, by path; None: forget the node.
+    rows: dict[str, Row | None]  # The rows to store, by path; None: forget the node.
     events: list[WatchEvent]
 
 
@@ -99,7 +99,7 @@ class Tree:
             self._nodes.put(path, row)
 
     def apply(self, ops: Sequence[Op], session: SessionId, txn: int, now_ms: int) -> Applied:
-        """Raises what the first failing operation is refused for, with its index as `op`."""
+        """Raises the refusal of the first failing operation, with its index as `op`."""
         change = _Change(self._nodes, session, txn, now_ms)
         results: list[OpResult] = []
         for index, op in enumerate(ops):
@@ -117,7 +117,7 @@ class Tree:
 
 
 class _Nodes:
-    """The rows, and what is derived from them."""
+    """The rows, and values derived from them."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}

@@ -1,12 +1,12 @@
-"""Who gets which event, and what waits for a slow reader.
+"""Which watch gets which event, and what waits for a slow reader.
 
-A plain watch tells of its node and, as CHILDREN, of its children's comings and goings; a recursive
-one of its node and everything below, never as CHILDREN. The node need not exist.
+A plain watch reports its node and, as CHILDREN, the creation and deletion of its children; a
+recursive one its node and everything below, never as CHILDREN. The node need not exist.
 
-Waiting events are bounded and merge: one that waits already moves to the end, so that the last
-event about a path is the last thing that happened to it. When too many wait, they give way to one
-RESYNC, which also stands for all that follows until it is taken: its taker reads everything
-again, and reads later than any of them.
+Waiting events are bounded and merge: a repeated one moves to the end, so that the last event
+about a path is the last thing that happened to it. When too many wait, one RESYNC replaces them,
+which also stands for later events until it is taken: its reader reads everything again, later
+than any of them.
 """
 
 from collections.abc import Hashable, Iterator
@@ -21,7 +21,7 @@ W = TypeVar("W", bound=Hashable)
 
 
 class WatchTable(Generic[W]):
-    """Watches by where they look; `W` is whatever the caller knows a watch by."""
+    """Watches by path; `W` is the caller's key for a watch."""
 
     def __init__(self) -> None:
         self._places: dict[W, tuple[str, bool]] = {}

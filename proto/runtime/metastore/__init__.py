@@ -13,7 +13,7 @@ from rollbook.proto.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from rollbook.proto.runtime.metastore.embedded_owner import Fatal
 
-COMMAND_TIMEOUT_S: Final = 4.0  # Until ZooKeeper answers a command at first: somebody waits.
+COMMAND_TIMEOUT_S: Final = 4.0  # Until ZooKeeper first responds to a command: a person waits.
 NOBODY_TIMEOUT_S: Final = 2.0  # A new owner takes over in much less.
 
 
@@ -30,14 +30,15 @@ async def open_metadata_store(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> MetadataStore:
-    """Returns with a session, or raises what stands in the way. `open_timeout_s`: until ZooKeeper
-    answers at first, by default as for an operation.
+    """Returns with a session, or raises the obstacle. `open_timeout_s`: until ZooKeeper answers
+    at first, by default as for an operation.
 
-    The rest is about the embedded store. `serve`: this process may own the file and serve others,
-    now or when its owner dies. `visit`, for short commands: if nobody owns the file, this process
-    uses it alone, until it closes. With neither there is somebody who serves within
-    `NOBODY_TIMEOUT_S`, or `MetadataUnavailable`. `create`: a missing file is made, by a visit at
-    least; else it is `NoSuchCluster`. `on_fatal`: called when what it owns cannot be kept, by default to end this process.
+    The rest is about the embedded store. `serve`: this process may own the file and serve
+    others, now or when its owner dies. `visit`, for short commands: if the file has no owner,
+    this process uses it alone, until it closes. With neither there must be a serving owner
+    within `NOBODY_TIMEOUT_S`, or it raises `MetadataUnavailable`. `create`: a missing file is
+    made, by a visit at least; else it is `NoSuchCluster`. `on_fatal`: called when what it owns
+    cannot be stored, by default to end this process.
     """
     clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
     if isinstance(url, str):

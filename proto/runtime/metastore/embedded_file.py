@@ -4,14 +4,16 @@
     nodes     a row per node; its children follow from their paths
     sessions  a row per live session
 
-Beside it lies `P.reserve`, as large as `RESERVE_BYTES`: it goes when the disk is full, and comes back with room.
+Beside it is `P.reserve`, as large as `RESERVE_BYTES`: it is removed when the disk is full, and made again
+when there is room.
 
-A batch is one SQLite transaction, synced before `keep` returns (write-ahead log, synchronous=FULL).
-SQLite's own lock on the file is exclusive: no other program reads or writes it meanwhile. Before an
-owner builds on the log of the last one, it makes that log durable as it reads: see `_write_again`.
+A batch is one SQLite transaction, synced before `keep` returns (write-ahead log,
+synchronous=FULL). SQLite's own lock on the file is exclusive: no other program reads or writes
+it meanwhile. Before an owner depends on the last one's log, it makes that log durable as it
+reads: see `_write_again`.
 
-Each row carries the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
-changed, lost or brought back behind our back is noticed when the file is opened. A damaged file is
+Each row has the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
+changed, lost or restored externally is noticed when the file is opened. A damaged file is
 refused, never repaired (MS7): no node is better than a wrong one.
 """
 
@@ -44,10 +46,10 @@ logger = structlog.get_logger()
 
 RESERVE_BYTES: Final = (
     8 * 1024 * 1024
-)  # Given up when nothing else is left: what is under way needs less.
+)  # Released when there is no other room: pending work needs less.
 _TRY_AGAIN_S: Final = 0.5
 FORMAT: Final = 1  # SQLite's user_version.
-APPLICATION_ID: Final = 0x526F6C6C  # "Roll": tells our files from other SQLite files.
+APPLICATION_ID: Final = 0x526F6C6C  # "Roll": distinguishes our files from other SQLite files.
 _BUSY_S: Final = 1.0
 _CHUNK_BYTES: Final = 1024 * 1024
 _NOT_PERMITTED: Final = (sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
@@ -81,14 +83,14 @@ class StoreFile:
         self._path = path
         self._reserve = f"{path}.reserve"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata-file")
-        self._checksums: dict[str | SessionId, int] = {}  # By what the row is kept under.
+        self._checksums: dict[str | SessionId, int] = {}  # By the row's key.
         self._sum = 0
         self._database: sqlite3.Connection
         self._found: dict[str, tuple[int, int]] = {}  # Which files they are, by path.
 
     @classmethod
     async def open(cls, path: str, new_id: str | None) -> tuple[Self, Kept]:
-        """`new_id`: makes the file, with this id, if there is none. The caller holds the lock.
+        """`new_id`: makes a missing file, with this id. The caller holds the lock.
 
         Raises `BadMetadata` for a damaged file, `UnsupportedVersion`, `DirectoryInUse`, and
         `BadConfig` where a new file would meet the remains of another.
@@ -103,7 +105,7 @@ class StoreFile:
     async def keep(self, batch: CommitGroup) -> None:
         """Durable when it returns. On a full disk SQLite has written nothing, and it is tried again (MS8).
 
-        Raises `OutcomeUnknown`: nobody knows what is in the file then.
+        Raises `OutcomeUnknown`: the file's contents are not known then.
         """
         while True:
             try:
@@ -129,7 +131,7 @@ class StoreFile:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Waits for the thread even when cancelled: what it began, it ends."""
+        """Waits for the thread even when cancelled: it finishes what it began."""
         loop = asyncio.get_running_loop()
         return await asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
 
@@ -167,7 +169,7 @@ class StoreFile:
         try:
             return self._load()
         except sqlite3.DatabaseError as error:
-            # Without a code it is Python's own: text that is none.
+            # Without a code it is Python's own: invalid text.
             kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if kind == sqlite3.SQLITE_BUSY:
                 raise DirectoryInUse(f"another program has {self._path} open") from error
@@ -182,7 +184,7 @@ class StoreFile:
         ask("PRAGMA locking_mode = EXCLUSIVE")
         if ask("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise _damaged(self._path, "it is not a metadata store")
-        _write_again(f"{self._path}-wal")  # Nobody else writes it: that read took the lock.
+        _write_again(f"{self._path}-wal")  # No other process writes it: that read took the lock.
         (version,) = ask("PRAGMA user_version").fetchone()
         if version != FORMAT:
             raise UnsupportedVersion(f"{self._path} has format {version}; this is for {FORMAT}")
@@ -194,7 +196,7 @@ class StoreFile:
         ((store, last_txn, checksums),) = ask("SELECT * FROM store").fetchall() or [("", 0, -1)]
         if self._sum != checksums:
             raise _damaged(self._path, "rows are missing or out of date")
-        ask("PRAGMA journal_mode = WAL")  # Only now: what is refused stays as it is.
+        ask("PRAGMA journal_mode = WAL")  # Only now: a refused file stays as it is.
         ask("PRAGMA synchronous = FULL")
         ask("SELECT * FROM store").fetchall()  # Now there is a log.
         self._found = {path: _identity(path) for path in (self._path, f"{self._path}-wal")}
@@ -278,7 +280,8 @@ def _create(path: str, store: str) -> None:
     os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL, 0o600))
     database = sqlite3.connect(unfinished, isolation_level=None)
     try:
-        database.execute("PRAGMA synchronous = OFF")  # Dozens of syncs of what has no name yet.
+        # Dozens of syncs of a file that has no name yet.
+        database.execute("PRAGMA synchronous = OFF")
         database.executescript(_SCHEMA)
         roots = [(path, *row) for path, row in Tree().rows()]
         checksums = [_checksum(root) for root in roots]
@@ -294,11 +297,11 @@ def _create(path: str, store: str) -> None:
 
 
 def _write_again(path: str) -> None:
-    """Makes the log durable as it reads, for what is built on it is going to be promised.
+    """Makes the log durable as it reads, because promises will depend on it.
 
-    What the last owner wrote and did not sync may be in the kernel's memory only. If its sync
-    failed, the kernel even takes those pages for written: SQLite would read them, append to them
-    and sync what it appended, and a power cut would end the log at the hole before that.
+    The last owner's unsynced writes may be in the kernel's memory only. If its sync failed, the
+    kernel even takes those pages for written: SQLite would read them, append to them and sync
+    what it appended, and a power cut would end the log at the hole before that.
     """
     try:
         log = os.open(path, os.O_RDWR)
@@ -330,7 +333,7 @@ def _sync(path: str) -> None:
 def _checksum(contents: Any) -> int:
     """Of a row without its checksum: each field, and where it ends."""
     parts = [part if isinstance(part, bytes) else repr(part).encode() for part in contents]
-    return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 stands for no row.
+    return int(google_crc32c.value(b"\0".join(parts))) or 1  # 0 means no row.
 
 
 def _damaged(path: str, what: str) -> BadMetadata:
@@ -341,7 +344,7 @@ def _damaged(path: str, what: str) -> BadMetadata:
 
 
 _NEVER_CLOSED_IN_CHILDREN: Final[dict[int, sqlite3.Connection]] = {}
-"""A forked child that closed one, if only as it ends, would remove the log its parent writes."""
+"""A forked child that closed one, even at its end, would remove its parent's log."""
 
 
 def _keep_open_in_child() -> None:

@@ -1,17 +1,18 @@
-"""The one process that owns an embedded store: it has the file open and serves everybody else.
+"""The one process that owns an embedded store: it has the file open and serves all others.
 
-Beside the file `P` lie
+Beside the file `P` are
 
     P.lock   locked (`flock`) by the owner as long as it lives; holds its process id
     P.sock   the Unix socket on which it serves
 
-Who has the lock is the owner, whatever else seems to be the case (MS2). Only under the lock is the socket
-removed and made again, and the file opened; an owner that leaves removes nothing. The lock ends with
-the process, since no child inherits it: executed programs by O_CLOEXEC, forked ones close it first
-of all. It is never stolen: a stopped owner stalls the store, and waiting processes report its process id.
+The process with the lock is the owner, whatever else seems to be the case (MS2). Only under the
+lock is the socket removed and made again, and the file opened; an owner that leaves removes
+nothing. The lock ends with the process, since no child inherits it: executed programs by
+O_CLOEXEC, forked ones close it first of all. It is never stolen: a stopped owner stalls the
+store, and waiting processes report its process id.
 
-What cannot be kept, but for want of room, ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of the file
-then, and only the file counts. The next owner starts from there.
+A failed write, except for lack of room, ends the process, with status `EXIT_STORAGE_FAILED`: memory is ahead of
+the file then, and only the file counts. The next owner starts from there.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ from rollbook.proto.wire.frames import FrameDecoder
 logger = structlog.get_logger()
 
 _LOOK_S: Final = (
-    1.0  # For room on the disk: what is written meanwhile is less than its lower bound.
+    1.0  # For room on the disk: the writes in the meantime are less than its lower bound.
 )
 CONNECTIONS_MAX: Final = 1024
 UNANSWERED_MAX: Final = 128  # Of one connection: enough to fill a batch.
@@ -101,7 +102,7 @@ def describe_owner(path: str) -> str:
         with open(f"{path}.lock", "rb") as file:
             pid = int(file.read(20))
         os.kill(pid, 0)
-    except (OSError, ValueError):  # No such process, or none has put its number there.
+    except (OSError, ValueError):  # No such process, or none has written its number there.
         return f"nobody serves {path}"
     if _is_stopped(pid):
         return f"{path} is held by stopped process {pid}"
@@ -127,7 +128,7 @@ class StoreOwner:
 
     @property
     def is_stuck(self) -> bool:
-        """Its disk is so full that nothing can be kept."""
+        """Its disk is so full that nothing can be stored."""
         return self._file.is_stuck
 
     @classmethod
@@ -141,7 +142,7 @@ class StoreOwner:
         serve: bool = True,
         on_fatal: Fatal = end_process,
     ) -> Self | None:
-        """None if another process owns the store. Without `serve` nobody else can use it."""
+        """None if another process owns the store. Without `serve` no other process can use it."""
         lock = StoreLock(path)
         if not lock.try_take():
             return None
@@ -202,7 +203,7 @@ class StoreOwner:
         try:
             free = await self._file.free_bytes()
         except OSError:
-            return  # A disk that does not say: what it takes, it takes.
+            return  # The disk does not report its space: writes are tried.
         if room.on_free(free):
             if room.is_full:
                 logger.warning(
@@ -237,7 +238,7 @@ class StoreOwner:
 
 @contextlib.contextmanager
 def socket_address(path: str) -> Iterator[str]:
-    """The socket of a store, under a name that fits a socket address however deep it lies."""
+    """The socket of a store, under a name that fits a socket address however deep it is."""
     full = f"{path}.sock"
     if len(os.fsencode(full)) <= _SOCKET_PATH_BYTES_MAX:
         yield full
@@ -256,9 +257,9 @@ def socket_address(path: str) -> Iterator[str]:
 class _Served(asyncio.Protocol):
     """One client: frames in, frames out, and bounds on both.
 
-    No more is heard than can be answered: `UNANSWERED_MAX` questions at once, none while answers
-    wait to be read. Events come unasked; a client that lets too many wait is cut off, and gets RESYNC when it
-    comes back.
+    No more requests are read than can be answered: `UNANSWERED_MAX` requests at once, none while
+    responses wait to be read. Events come without a request; a client that lets too many wait is
+    cut off, and gets RESYNC when it comes back.
     """
 
     def __init__(self, host: Host) -> None:
@@ -269,7 +270,7 @@ class _Served(asyncio.Protocol):
         self._connection = 0
         self._unheard: list[FromClient] = []
         self._unanswered = 0
-        self._is_stuffed = False  # What was said waits in our memory to be read.
+        self._is_stuffed = False  # Sent messages wait in our memory to be read.
         self._unread_event_bytes = 0
         self._hello_timer: asyncio.TimerHandle
 
@@ -335,7 +336,7 @@ class _Served(asyncio.Protocol):
         self._transport.write(b"".join(frames))
         if self._unread_event_bytes > UNREAD_EVENT_BYTES_MAX:
             self._abort("it does not read its events")
-        elif self._unheard:  # Not from here: the host is in the middle of speaking.
+        elif self._unheard:  # Not from here: the host is sending just now.
             asyncio.get_running_loop().call_soon(self._hear)
 
     def _abort(self, reason: str) -> None:

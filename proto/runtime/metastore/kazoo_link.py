@@ -1,7 +1,7 @@
 """kazoo as the ZooKeeper store needs it: one thread that owns the socket, and what kazoo lacks.
 
-Whatever that thread learns (answers, changes, the fate of the session) it hands to the event loop
-in the order in which it learnt it. Added to kazoo 2.11, which has none of it:
+Everything that thread learns (responses, changes, the state of the session) is passed to the
+event loop in that order. Missing from kazoo 2.11, and added here:
 
 - Persistent watches (ZooKeeper 3.6): two requests, and their events, which kazoo would drop.
 - A request knows whether it has left this process. One that has not can be taken back.
@@ -64,7 +64,7 @@ _SILENT_LOGGER.disabled = True
 
 
 class Request(Protocol):
-    """What kazoo's request classes have in common."""
+    """What kazoo's request classes share."""
 
     @property
     def type(self) -> int: ...
@@ -102,7 +102,7 @@ class RemoveWatches:
 
 
 class Listener(Protocol):
-    """Called on the event loop, in the order of what happened."""
+    """Called on the event loop, in the order of the events."""
 
     def on_connected(self, session: SessionId) -> None: ...
 
@@ -187,7 +187,7 @@ class KazooLink:
         self._client.start_async()
 
     def send(self, request: Request, session: SessionId) -> Reply:
-        """The caller sees to it that no more than `IN_FLIGHT_MAX` are under way."""
+        """The caller makes sure that no more than `IN_FLIGHT_MAX` are in flight."""
         reply = Reply(self._loop, session)
         self._client._call(request, reply)
         return reply
@@ -268,11 +268,11 @@ def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
-        pass  # The loop is closed: nobody waits any more.
+        pass  # The loop is closed: there is no waiter any more.
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types.
-    """The connection's thread and no other: what kazoo's two workers would do is hand over."""
+    """On the connection's thread only: kazoo's two workers would just pass it on."""
 
     def __init__(
         self, on_thread_end: Callable[[], None], tls_context: ssl.SSLContext | None
@@ -293,7 +293,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         def run() -> None:
             try:
                 func(*args, **kwargs)
-            except Exception:  # A task ends: kazoo lets through what it did not foresee.
+            except Exception:  # A task ends: kazoo does not catch unforeseen errors.
                 logger.exception("zookeeper_client_died")
             finally:
                 self._on_thread_end()
@@ -316,7 +316,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def select(
         self, readable: Sequence[Any], writable: Sequence[Any], _: Sequence[Any], timeout: float
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """What TLS has decrypted already is no news to the system, but it is to be read.
+        """Bytes that TLS has decrypted already are no news to the system, but must be read.
 
         One system call; kazoo makes and drops an epoll each time, which takes five.
         """
@@ -346,7 +346,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class _WakeUps:
-    """Tells kazoo's thread of each request by a byte, and never blocks the event loop.
+    """Wakes kazoo's thread for each request with a byte, and never blocks the event loop.
 
     A byte is left out only when as many wait as fit, which is more than requests are under way.
     """
@@ -414,7 +414,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         super()._send_request(read_timeout, connect_timeout)
 
     def _drop_what_is_not_to_be_sent(self) -> None:
-        """Their wake-ups stay: kazoo takes one too many for a false alarm."""
+        """Their wake-ups stay: kazoo takes an extra one for a false alarm."""
         queue = self.client._queue
         while queue:
             reply = queue[0][1]

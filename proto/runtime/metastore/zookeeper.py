@@ -1,15 +1,16 @@
 """The metadata store on a ZooKeeper ensemble (3.6 or newer: persistent watches).
 
-What each promise of the port rests on:
+How each promise of the port is kept:
 
 - *Outcome.* A request that was not sent when the connection broke waits for the next connection
   and has no outcome to doubt; one that was sent is `ConnectionLost`, and nothing here repeats it.
-- *Watches.* ZooKeeper keeps a watch per connection. After each reconnection all of them are put
-  back, and each tells RESYNC. Servers before 3.9 keep one mode per path: one that is watched in
-  both is watched recursively, and its children's comings and goings stand for CHILDREN.
+- *Watches.* ZooKeeper keeps a watch per connection. After each reconnection all of them are set
+  again, and each reports RESYNC. Servers before 3.9 keep one mode per path: one that is watched
+  in both is watched recursively, and its children's comings and goings stand for CHILDREN.
 - *Sessions.* SUSPENDED is said when the connection breaks, EXPIRED when a server says so, which
   takes a connection; a new session then follows by itself.
-- *Freshness.* `sync` then read. A replica behind what this client has seen does not accept it.
+- *Freshness.* `sync` then read. A replica older than what this client has seen does not accept
+  it.
 
 Nodes are plain persistent ones open to all, as BookKeeper makes them; with credentials, only
 their creator may use them.
@@ -87,7 +88,7 @@ from rollbook.proto.runtime.metastore.kazoo_link import (
 logger = structlog.get_logger()
 
 _RETRY_DELAY_S: Final = 1.0
-_CLOSE_TIMEOUT_S: Final = 5.0  # For the session to be ended; else it lasts until it expires.
+_CLOSE_TIMEOUT_S: Final = 5.0  # For the session to be ended; otherwise it lasts until it expires.
 _ADVICE: Final = "check the metadata URL, and that its servers run"
 _NO_OPTIONS: Final = ZooKeeperOptions()
 
@@ -114,7 +115,7 @@ _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
     kazoo.OperationTimeoutError: ConnectionLost,
     kazoo.RequestTimeoutError: ConnectionLost,
 }
-# In the answer to a refused transaction: these ops came before the one to blame, or after it.
+# In the response to a refused transaction: these ops came before the failing one, or after it.
 _NOT_TO_BLAME: Final = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
 
 _SAY_ENOUGH: Final = (
@@ -132,7 +133,7 @@ _EVENT_KINDS: Final = {
 class ZooKeeperStore:
     """The `MetadataStore` port; made and opened on the event loop.
 
-    `hosts`: `host:port,host:port`. `chroot`: an existing node that is to be our `/`.
+    `hosts`: `host:port,host:port`. `chroot`: an existing node that will be our `/`.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class ZooKeeperStore:
         self._connection = 0  # Counted.
         self._expiries = 0
         self._changed = asyncio.Event()  # Any of the above: set once, then replaced.
-        self._refusal: RollbookError | None = None  # Nothing can be asked any more.
+        self._refusal: RollbookError | None = None  # No request is possible any more.
         self._watches: WatchTable[WatchStream] = WatchTable()
         self._watched: dict[str, _WatchedPath] = {}
         self._keeping: asyncio.Task[None] | None = None
@@ -162,7 +163,7 @@ class ZooKeeperStore:
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self, within_s: float | None = None) -> Self:
-        """Returns when there is a session; or raises what stands in the way, closed again."""
+        """Returns when there is a session; or raises the obstacle, closed again."""
         try:
             self._link.start()
             self._keeping = asyncio.create_task(self._keep_watches())
@@ -245,7 +246,7 @@ class ZooKeeperStore:
                 return self._short(result)
             case ZnodeStat():
                 return _stat(result)
-            case Exception():  # None was to blame, so nobody knows what this answer means.
+            case Exception():  # None failed, so the meaning of this response is not known.
                 raise _translated(result)
             case _:
                 return None
@@ -253,7 +254,7 @@ class ZooKeeperStore:
     async def _ask(
         self, request: Request, *, repeat: bool = False, within_s: float | None = None, **ids: Any
     ) -> Any:
-        """`repeat`: asking twice does no harm, so a broken connection is no reason to give up."""
+        """`repeat`: asking twice does no harm, so a broken connection is retried."""
         within_s = within_s or self._timeout_s
         expiries = self._expiries
         reply: Reply | None = None
@@ -310,7 +311,8 @@ class ZooKeeperStore:
         watched.recursive |= recursive
         connection = None
         try:
-            while connection != self._connection:  # Else a loss came between answer and now.
+            # Otherwise a loss came between the response and now.
+            while connection != self._connection:
                 connection = self._connection
                 await self._add_watch(path, watched)
         except BaseException:
@@ -336,7 +338,7 @@ class ZooKeeperStore:
                 await asyncio.gather(reply.future, return_exceptions=True)
 
     async def _keep_watches(self) -> None:
-        """Puts all of them back after each reconnection."""
+        """Sets all of them again after each reconnection."""
         armed = 0
         while True:
             connection = self._connection
@@ -407,7 +409,7 @@ class ZooKeeperStore:
         self._states.end()
         self._pulse()
 
-    # --- What the link tells ---
+    # --- Reports of the link ---
 
     def on_connected(self, session: SessionId) -> None:
         self._connection += 1
@@ -470,9 +472,9 @@ class ZooKeeperStore:
 
 @dataclass(slots=True)
 class _WatchedPath:
-    # Each with the connection from which on it has heard everything; None: it is being started.
+    # Each with the connection since which it has received everything; None: it is being started.
     streams: dict[WatchStream, int | None] = field(default_factory=dict)
-    recursive: bool = False  # How the server is to watch it; stays until the last stream closes.
+    recursive: bool = False  # How the server watches it; stays until the last stream closes.
 
 
 def _version(version: int | None) -> int:
