@@ -63,6 +63,7 @@ wheel:
 locks:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --no-dev --output-file requirements.lock
+	uv export --quiet --frozen --no-emit-project --no-dev --extra spark --output-file requirements-spark.lock
 	uv export --quiet --frozen --no-emit-project --group test --extra spark --output-file requirements-test.lock
 	uv export --quiet --frozen --no-emit-project --only-group docs --output-file requirements-docs.lock
 	uv export --quiet --frozen --no-emit-project --only-group build --output-file requirements-build.lock

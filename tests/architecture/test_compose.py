@@ -19,8 +19,10 @@ from tests.tally import missing_piece
 COMPOSE = (ROOT / "compose" / "compose.yaml").read_text()
 TLS = (ROOT / "compose" / "compose.tls.yaml").read_text()
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
-CONTAINERFILE = (ROOT / "compose" / "Containerfile").read_text()
-_COMMAND = re.compile(r"^ +command: (?:&\S+ )?((?:server|cluster) .+)$", re.MULTILINE)
+CONTAINERFILES = [
+    (ROOT / "compose" / each).read_text() for each in ("Containerfile", "spark/Containerfile")
+]
+_COMMAND = re.compile(r"^ +command: (?:&\S+ )?((?:server|cluster|spark) .+)$", re.MULTILINE)
 COMMANDS = _COMMAND.findall(COMPOSE)
 SERVERS = (BookieConfig, LogServerConfig, RecoveryServerConfig)
 
@@ -31,12 +33,17 @@ def test_each_command_can_be_typed(command: str) -> None:
 
 
 def test_every_part_is_started() -> None:
-    assert sorted(each.split()[1] for each in COMMANDS) == ["bookie", "init", "log", "recovery"]
+    assert sorted(each.split()[1] for each in COMMANDS) == [
+        *("bookie", "export", "init", "log", "recovery")
+    ]
 
 
 def test_each_variable_is_a_setting() -> None:
     known = {name for each in SERVERS for name in variables_of_flags(each).values()}
-    used = set(re.findall(r"(?<!\{)\b(ROLLBOOK_[A-Z_]+):", COMPOSE + TLS)) - {"ROLLBOOK_IMAGE"}
+    used = set(re.findall(r"(?<!\{)\b(ROLLBOOK_[A-Z_]+):", COMPOSE + TLS)) - {
+        "ROLLBOOK_IMAGE",
+        "ROLLBOOK_SERVER",
+    }
     assert {"ROLLBOOK_METADATA", "ROLLBOOK_PEER_AUTHORITIES"} <= used
     assert used - known == set()
     for server in SERVERS:  # All of them get this one from the block that they share.
@@ -66,13 +73,16 @@ def test_each_mounted_file_is_there() -> None:
 def test_the_image_copies_what_the_engine_is_sent() -> None:
     ignored = (ROOT / ".dockerignore").read_text()
     sent = set(re.findall(r"^!(\S+)$", ignored, re.MULTILINE))
-    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE)
+    text = "".join(CONTAINERFILES)
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
     copied = {name for names in copies for name in names.split()}
     assert copied == sent
     assert [name for name in copied if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("profiles", [(), ("monitoring",), ("example",), ("monitoring", "example")])
+@pytest.mark.parametrize(
+    "profiles", [(), ("monitoring",), ("example",), ("spark",), ("monitoring", "example", "spark")]
+)
 @pytest.mark.parametrize("files", [("compose.yaml",), ("compose.yaml", "compose.tls.yaml")])
 def test_compose_takes_each_combination(files: tuple[str, ...], profiles: tuple[str, ...]) -> None:
     program = images.FOLDER / "docker-compose"
@@ -94,6 +104,7 @@ def test_compose_takes_each_combination(files: tuple[str, ...], profiles: tuple[
 def test_what_tls_replaces_says_the_same_besides() -> None:
     """A command is replaced as a whole, so what it has in common is written twice."""
     (plain,) = {each for each in COMMANDS if each.startswith("server bookie")}
-    (encrypted,) = _COMMAND.findall(TLS)
+    encrypted, job = _COMMAND.findall(TLS)
+    assert [each for each in COMMANDS if each == job[: len(each)]] == [job.partition(" --tls")[0]]
     doors = "--listen 127.0.0.1:3181 --tls-listen :3182 --http :8001 --http-tls"
     assert encrypted == plain.replace("--listen :3181 --http :8001", doors)
