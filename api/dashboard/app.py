@@ -601,7 +601,7 @@ class Dashboard:
             )
         elif kind == "recovery" and name == self._own.name:
             found = self._own.settings
-            text = b"".join([part async for part in self._exposition()]).decode()
+            text = (await self._own.metrics.page()).decode()
             counted = process_screens.of_exposition(text)
         elif kind == "recovery":
             found = counted = (
@@ -610,11 +610,6 @@ class Dashboard:
         else:
             raise Missing("there is no such process", next_step="choose one on the screen Servers")
         return process_screens.process(visit.framed(), kind, name, found, counted)
-
-    async def _exposition(self) -> AsyncIterator[bytes]:
-        for part in self._own.metrics.exposition():
-            yield part
-            await asyncio.sleep(0)
 
     async def _shown(
         self, visit: "_Visit", bookie: str, page: str, read: Callable[[Any], Any]

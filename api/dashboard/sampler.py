@@ -78,8 +78,4 @@ class Sampler:
 
 
 async def _counted(metrics: Metrics) -> Counted:
-    parts = []
-    for part in metrics.exposition():
-        parts.append(part)
-        await asyncio.sleep(0)
-    return Counted.parse(b"".join(parts).decode())
+    return Counted.parse((await metrics.page()).decode())

@@ -8,7 +8,6 @@ The bookie is handed in as a `BookieAdmin`; nothing is decided here. Every opera
 audit: who requested it, what it was, and how it ended.
 """
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -269,11 +268,7 @@ def _probes(admin: BookieAdmin, more_stats: Mapping[str, object]) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
         """For Prometheus."""
-        parts = []
-        for part in metrics.exposition():
-            parts.append(part)
-            await asyncio.sleep(0)  # Others have adds to answer.
-        return Response(b"".join(parts), media_type=CONTENT_TYPE)
+        return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
     return routes
 

@@ -4,7 +4,6 @@ The cluster is handed in as a `ClusterAdmin`; nothing is decided here. Each rout
 (`api/access/core/grants.py`), and each act goes to the audit.
 """
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -273,11 +272,7 @@ def _probes(metrics: Metrics, looks: Sequence[Any]) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse, dependencies=looks)
     async def read_metrics() -> Response:
         """For Prometheus."""
-        parts = []
-        for part in metrics.exposition():
-            parts.append(part)
-            await asyncio.sleep(0)
-        return Response(b"".join(parts), media_type=CONTENT_TYPE)
+        return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
     return routes
 

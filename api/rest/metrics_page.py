@@ -1,6 +1,5 @@
 """The HTTP pages of a server that has nothing to show but its metrics."""
 
-import asyncio
 from typing import Final
 
 from fastapi.responses import PlainTextResponse, Response
@@ -28,10 +27,6 @@ async def start_metrics_page(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
         """For Prometheus."""
-        parts = []
-        for part in metrics.exposition():
-            parts.append(part)
-            await asyncio.sleep(0)
-        return Response(b"".join(parts), media_type=CONTENT_TYPE)
+        return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
     return await HttpServer.start(app, HttpConfig(address, insecure=insecure), _OPEN_PATHS, None)

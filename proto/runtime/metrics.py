@@ -5,6 +5,7 @@ counters where they are. The text is written here and not by the client library,
 object of each line: a bookie has three hundred, and its loop has other work.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Final
@@ -41,13 +42,21 @@ class Metrics:
         GCCollector(registry=self._process)
 
     def exposition(self) -> Iterator[bytes]:
-        """The text metric by metric, so that the caller can let other tasks run in between."""
+        """The text, metric by metric."""
         for prefix, stats in self._parts:
             for metric, value in read(stats):
                 yield _text_of(prefix + metric.name, metric, value).encode()
         if self._version:
             yield _text_of(_BUILD.name, _BUILD, {self._version: 1}).encode()
         yield generate_latest(self._process)
+
+    async def page(self) -> bytes:
+        """The whole text. Other tasks of the loop run between two metrics."""
+        parts = []
+        for part in self.exposition():
+            parts.append(part)
+            await asyncio.sleep(0)
+        return b"".join(parts)
 
 
 def _text_of(name: str, metric: Metric, value: Value) -> str:
