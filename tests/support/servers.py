@@ -33,7 +33,6 @@ _PRELOADED: Final = (
     *(
         "rollbook.api.cli.server.log",
         "rollbook.api.cli.server.log_rest",
-        "rollbook.api.cli.server.log_metrics",
     ),
     *("rollbook.api.cli.server.bookie", "rollbook.api.cli.server.recovery"),
     *("rollbook.api.rest.bookie", "rollbook.proto.runtime.metastore.embedded_owner"),

@@ -9,17 +9,21 @@ import click
 
 from rollbook.api.cli.confirm import ask_whether
 from rollbook.api.cli.log.connection import LogAccess
-from rollbook.api.cli.output import tell, tell_rows, time_of
+from rollbook.api.cli.output import show_rows, shown, tell, tell_rows, time_of
 from rollbook.api.client.client import Client
 from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName, parse_age_us, parse_position
 from rollbook.logservice.log_config import ConfigValues, LogConfig, WriterMode
 from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
+from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum
 
 # Of retention: as it is of a new log, and not of one that is there with a bound.
 UNBOUNDED: Final = "none"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TAIL_COLUMNS: Final = ("log", "head", "tail", "last", "sealed", "exact", "owner")
+_TAIL_COLUMNS_WIDE: Final = ("owner_epoch", "uid")
+_FOR_PROGRAMS: Final = ("json", "ndjson")
 _SEGMENT_COLUMNS: Final = (
     *(
         "segment_id",
@@ -375,3 +379,47 @@ def undelete_log(access: LogAccess, log: str, name: str | None, output: str) -> 
         return {"log": str(back), "next_offset": await (await client.open(back)).tail_offset()}
 
     tell(access.run(bring_back), output, "log")
+
+
+def show_tails(access: LogAccess, prefix: str, follow: bool, output: str) -> None:
+    def row_of(tail: messages.TailOfLog) -> dict[str, Any]:
+        last: Any = tail.timestamp_us if output in _FOR_PROGRAMS else time_of(tail.timestamp_us)
+        return {
+            "log": str(tail.log),
+            "head": tail.head,
+            "tail": tail.tail,
+            "last": last,
+            "sealed": tail.is_sealed,
+            "exact": tail.is_exact,
+            "owner": tail.owner,
+            "owner_epoch": tail.owner_epoch,
+            "uid": tail.uid,
+        }
+
+    def show(tails: Iterable[messages.TailOfLog]) -> None:
+        rows = [row_of(tail) for tail in sorted(tails, key=lambda each: each.log)]
+        tell_rows(_TAIL_COLUMNS, rows, output, "log", _TAIL_COLUMNS_WIDE)
+
+    async def look(client: Client) -> None:
+        async with client.tails(prefix=prefix) as watch:
+            known = await watch.ready()
+            if not follow:
+                show(known.values())
+                return
+            async for news in watch:
+                _show_tail_news([row_of(tail) for tail in news.tails], map(str, news.gone), output)
+
+    access.run(look)
+
+
+def _show_tail_news(tails: list[dict[str, Any]], gone: Iterable[str], output: str) -> None:
+    """A line for each."""
+    if output in _FOR_PROGRAMS:
+        show_rows((), (*tails, *({"log": log, "gone": True} for log in gone)), "ndjson")
+        return
+    columns = (*_TAIL_COLUMNS, *_TAIL_COLUMNS_WIDE) if output == "wide" else _TAIL_COLUMNS
+    for row in tails:
+        shown_columns = ("log",) if output in ("raw", "name") else columns
+        click.echo("  ".join(shown(row[column]) for column in shown_columns))
+    for log in gone:
+        click.echo(f"{harmless(log)}  gone")

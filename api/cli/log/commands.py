@@ -231,9 +231,9 @@ def tails(access: "LogAccess", **how: Any) -> None:
     PREFIX is namespace/prefix: shop/ has all logs of shop; without one all logs are shown. A tail that is not
     exact may lack the last records: the log's owner died, and its next owner finds them.
     """
-    from rollbook.api.cli.log import tails_actions
+    from rollbook.api.cli.log import actions
 
-    tails_actions.show_tails(access, **how)
+    actions.show_tails(access, **how)
 
 
 @group.command(

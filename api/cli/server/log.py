@@ -230,8 +230,7 @@ async def _log_server(
         http = ""
         if config.rest:
             # FastAPI and Prometheus' library, for those who want it.
-            from rollbook.api.cli.server.log_metrics import metrics_of
-            from rollbook.api.cli.server.log_rest import serve_rest
+            from rollbook.api.cli.server.log_rest import metrics_of, serve_rest
 
             metrics = metrics_of(stack, service, config)
             http = await serve_rest(

@@ -1,10 +1,13 @@
 """REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
+from rollbook.api.access.certificate_watch import CertificateWatch
 from rollbook.api.cli.server.log import HTTP_PART, rest_address_of, tls_files
 from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.api.rest.log_app import BOUNDS, RestServer
@@ -13,10 +16,29 @@ from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.service import Service
+from rollbook.logservice.stats import PART
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.open_files import door_of
+
+
+def metrics_of(stack: AsyncExitStack, service: Service, config: LogServerConfig) -> Metrics:
+    """The stack ends what watches. Raises `BadConfig`."""
+    metrics = Metrics()
+    metrics.add(PART, service.stats)
+    metrics.add_process(__version__)
+    if config.tls_certificate:
+        watch = CertificateWatch(config.tls_certificate)
+        metrics.add("tls", watch.stats)
+        watching = asyncio.get_running_loop().create_task(watch.watch())
+        stack.push_async_callback(_end, watching)
+    return metrics
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def serve_rest(
