@@ -9,8 +9,8 @@
     metadata = "zk://zk1,zk2,zk3/ledgers"          for what asks no log server
 
 The file is `$XDG_CONFIG_HOME/rollbook/contexts.toml`, readable by its owner alone. It names token files and
-holds no token, but metadata URLs whole, with the passwords that may be in them. What a command line names comes first; where it names a server, nothing is shown to
-that which was meant for another.
+holds no token, but metadata URLs whole, with the passwords that may be in them. The command line takes
+precedence; if it names a server, that gets no token that was meant for another.
 """
 
 import json
@@ -38,7 +38,7 @@ class Context:
         for name in KEYS:
             if name != "insecure" and not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is a text")
-        if not isinstance(self.insecure, bool):  # As some text it would count as true.
+        if not isinstance(self.insecure, bool):  # A text would count as true.
             raise TypeError("insecure is either true or false")
 
 
@@ -82,14 +82,14 @@ def save(contexts: Contexts) -> None:
         lines.append(f"\n[contexts.{_text(name)}]")
         values = ((key, getattr(context, key)) for key in KEYS)
         lines += [f"{key} = {_text(value)}" for key, value in values if value]
-    descriptor, temporary = tempfile.mkstemp(dir=folder)  # Nobody else may read it.
+    descriptor, temporary = tempfile.mkstemp(dir=folder)  # Only its owner may read it.
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write("\n".join([*lines, ""]))
     os.replace(temporary, path())
 
 
 def _text(value: str | bool) -> str:
-    """As TOML has it, which knows nothing of JSON's pairs of surrogates."""
+    """As TOML has it, which has none of JSON's pairs of surrogates."""
     return json.dumps(value, ensure_ascii=False)
 
 

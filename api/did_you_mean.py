@@ -1,4 +1,4 @@
-"""A word that is not known here is perhaps one that is, misspelt."""
+"""An unknown word is perhaps a known one, misspelt."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,6 +8,6 @@ SHOWN: Final = 80  # How much of an unknown word an error repeats.
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """What to do; `otherwise` where none is near."""
+    """The next step; `otherwise` if none is near."""
     close = get_close_matches(word[:SHOWN], sorted(known), 1)
     return f"did you mean {close[0]}?" if close else otherwise

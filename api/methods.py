@@ -46,7 +46,7 @@ class Method:
 
 
 def late(method: Method) -> QuorumTimeout:
-    """What is heard when the deadline passes before the answer."""
+    """The error when the deadline passes before the response."""
     error = QuorumTimeout(LATE)
     if not method.changes:
         error.outcome = Outcome.NOT_APPLIED
@@ -54,7 +54,7 @@ def late(method: Method) -> QuorumTimeout:
 
 
 def waits(word: Any) -> bool:
-    """Whether it may stay for as long as it likes: for records, or for somebody to let go of the log."""
+    """Whether it may last as long as it likes: waiting for records, or for a release of the log."""
     match word:
         case messages.Read(wait_ms=wait_ms) | messages.GetTail(wait_ms=wait_ms):
             return wait_ms > 0

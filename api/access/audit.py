@@ -1,13 +1,14 @@
-"""The audit: events that say who did what, and who was refused.
+"""The audit: events that say who did what, and which callers were refused.
 
 `act_done`, `act_failed`   what changes more than records: logs, marks, writers, owners, servers, bookies
 `act_begun`                it goes on in the background, and one of those two tells later how it ended
 `access_refused`           nobody known, or without the right to it, or beyond a quota
 
-Each names the principal, whence it came, the method and what it is about. What came to nothing costs its caller
-nothing: it is logged at a bounded rate, per principal, and for all strangers together; what was left out is
-counted in the next event. What was done, or may have been, is always logged, at every log level,
-except on a log server that authenticates nobody: there it could name nobody.
+Each names the principal, its address, the method and its object. A refused or failed act costs
+its caller nothing: it is logged at a bounded rate, per principal, and for all unknown callers
+together; the next event has the number left out. Acts that were done, or may have been, are
+always logged, at every log level, except on a log server without authentication: there they could
+name no principal.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ class Audit:
     def __init__(self, now_ns: Callable[[], int], *, heeds_level: bool = False) -> None:
         self._now_ns = now_ns
         self._log = structlog.get_logger() if heeds_level else unfiltered_logger()
-        # By principal: those of the file, and "" for strangers.
+        # By principal: those of the file, and "" for unknown callers.
         self._failed_acts: dict[str, EventBudget] = {}
 
     def refused(self, error: RollbookError, *, principal: str, **where: Any) -> None:
@@ -42,7 +43,7 @@ class Audit:
     def act(
         self, *, principal: str, only_begins: bool = False, **where: Any
     ) -> Iterator[dict[str, Any]]:
-        """Audits an act in its block, or the begin of one. Fields added to the yielded dict are logged, too."""
+        """Audits an act in its block, or its beginning. Fields added to the yielded dict are logged, too."""
         more: dict[str, Any] = {}
         try:
             yield more

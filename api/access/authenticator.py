@@ -1,8 +1,9 @@
-"""Who is at the door: looked up by the token that it shows, or else by its certificate.
+"""Who the caller is: looked up by its token, or otherwise by its certificate.
 
-Files are looked at with each call, and by streams that go on each second, so that a new token needs no
-restart and one that is gone opens nothing more. What cannot be used, or may be half-written, leaves what was there
-before in force (AF1). A stream whose principal has changed ends, and its client comes in again with its new rights.
+Files are checked with each call, and by open streams each second, so that a new token needs no
+restart and a removed one ends its access. If a file is unusable, or may be half-written, the
+earlier one stays in force (AF1). A stream whose principal has changed ends, and its client
+connects again with its new rights.
 """
 
 import time
@@ -39,12 +40,12 @@ _TEXT_MAX: Final = 500  # Certificates may have thousands of names.
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedCaller:
-    """A principal who was let in."""
+    """An authenticated principal."""
 
     principal: Principal
     account: Account
     peer: str = ""  # Whence it came, for the audit.
-    doorkeeper: "Doorkeeper | None" = None  # None: nobody is asked for a name.
+    doorkeeper: "Doorkeeper | None" = None  # None: callers are not authenticated.
     expires_us: int | None = None
     is_relay: bool = False  # A log server, on behalf of a caller that it has judged (RY2).
 
@@ -53,7 +54,7 @@ class AuthenticatedCaller:
 
 
 def anybody(peer: str = "") -> AuthenticatedCaller:
-    """The caller where nobody is authenticated."""
+    """The caller when authentication is off."""
     return AuthenticatedCaller(_ANYBODY, _ACCOUNT, peer)
 
 
@@ -110,7 +111,7 @@ class Doorkeeper:
         )
 
     def knows(self, authorization: str) -> bool:
-        """Whether it is a token that lets in; if not, why, `admit` says."""
+        """Whether it is a valid token; if not, `admit` says why."""
         self._look()
         found = self._shown_by(authorization)
         return found is not None and not self._is_past(found.expires_us)
@@ -144,7 +145,7 @@ class Doorkeeper:
         if not any(news):
             return
         for each in self._files:
-            if each.waits_for:  # What was there before stays in force.
+            if each.waits_for:  # The earlier file stays in force.
                 logger.warning("access_not_reloaded", path=each.path, reason=each.waits_for)
                 return
         try:
@@ -173,7 +174,7 @@ class Doorkeeper:
 def _refusal_of(
     authorization: str, certificate_names: Collection[str], found: ProvenPrincipal | None
 ) -> Unauthorized:
-    """Which of them it is: nothing was shown, or something else, or what opens nothing."""
+    """The reason of the failure: nothing was shown, or something else, or an unknown value."""
     if found is not None:
         return Unauthorized(
             "the token has expired",

@@ -1,9 +1,9 @@
-"""A stream of appends behind its rules.
+"""A stream of appends with access control.
 
-Each bind is judged once. What is appended under a bind that was refused is refused with it, and the rest of
-the stream goes on. A stream beyond its quota is read no further until it has waited its debt off. Once its
-principal has changed the stream breaks before anything more of it is read, so that its client comes in
-again; what was taken before is settled, or in doubt, as on any line that breaks.
+Each bind is judged once. Appends under a refused bind are refused with it, and the rest of the
+stream goes on. A stream beyond its quota is read no further until it has waited its debt off. Once
+its principal has changed the stream ends before anything more of it is read, so that its client
+connects again; earlier appends are settled, or in doubt, as on any broken connection.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollbook.proto.errors import ConnectionLost, InvalidRequest, Throttled, Una
 
 _NS_PER_S: Final = 1_000_000_000
 _REFUSED_REFS_MAX: Final = 1000
-_REFUSALS_MAX: Final = 1000  # That nobody has taken; then the stream is read no further.
+_REFUSALS_MAX: Final = 1000  # Results that were not taken; at this number the stream is not read.
 
 
 class GuardedStream:

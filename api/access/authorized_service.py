@@ -1,8 +1,9 @@
-"""The service core behind its rules: the one place where it is decided who may ask it what, and how much.
+"""The service core with access control: the one place that decides which caller may ask what, and how
+much.
 
-Doors ask here and nowhere else; who asks is `CALLER`. A call beyond its quota is refused at once
-(`Throttled`, with when to come back). A stream is not: what it sends is read no faster, what it gets
-comes no faster, and it says so (`WaitsFor.THROTTLE`).
+Doors call only this; the caller is `CALLER`. A call beyond its quota is refused at once
+(`Throttled`, with when to come back). A stream is slowed down instead: it is read and sent no
+faster, and says so (`WaitsFor.THROTTLE`).
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from rollbook.logservice.core.record_block import opened_bytes_of
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.proto.errors import NotOwner, RollbookError, Throttled, Unauthorized
 
-_WAITS_S: Final = 1.0  # A request that takes longer has the server look for what is away.
+_WAITS_S: Final = 1.0  # If a request takes longer, the server checks what is unavailable.
 _TAIL_S: Final = 5.0
 _NAMES_MAX: Final = 1000  # Of one page.
 _READS: Final = (
@@ -57,7 +58,7 @@ class Guarded:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
-        self._audit = audit or Audit(now_ns, heeds_level=True)  # Nobody has a name.
+        self._audit = audit or Audit(now_ns, heeds_level=True)  # Authentication is off.
         self._now_ns = now_ns
 
     # --- Calls ------------------------------------------------------------------------------
@@ -72,8 +73,9 @@ class Guarded:
     ) -> Any:
         """The answer's word. Raises `Unauthorized`, `Throttled`, and whatever the core does.
 
-        `elsewhere`: asks the owner instead, or raises again; the owner gets another name, so that who did it is
-        known here alone. `server`: the one that is meant, if it is another one: it is asked `elsewhere` at once.
+        `elsewhere`: asks the owner instead, or raises again; the owner gets another name, so
+        that only this server knows who did it. `server`: the intended one, if it is another one:
+        it is asked `elsewhere` at once.
         """
         caller = CALLER.get()
         try:
@@ -92,7 +94,7 @@ class Guarded:
         except NotOwner:
             raise  # Nothing was done, and the client asks again elsewhere.
         except BaseException as error:
-            if is_act(word):  # Who hangs up over it has perhaps done it all the same.
+            if is_act(word):  # A client that hangs up here may have done it all the same.
                 known = error if isinstance(error, RollbookError) else late(method)
                 self._audit.failed(known, **_who(caller, method, word))
             raise
@@ -104,15 +106,15 @@ class Guarded:
         return answer
 
     def look_if_late(self) -> asyncio.TimerHandle:
-        """Cancel it when there is an answer; else the server looks for what is away."""
+        """Cancel it when there is an answer; otherwise the server checks what is unavailable."""
         return asyncio.get_running_loop().call_later(_WAITS_S, self._core.on_waiting)
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """The same, with what it waited for."""
+        """The same, with the cause of its wait."""
         return self._core.explained(error)
 
     def late(self, method: Method) -> RollbookError:
-        """What is raised when a call's deadline passes, with what it waited for."""
+        """The error when a call's deadline passes, with the cause of its wait."""
         return self._core.explained(late(method))
 
     async def _answer(
@@ -141,7 +143,8 @@ class Guarded:
     async def _list_visible(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, due: float
     ) -> messages.LogNames:
-        """Pages are cut once what is hidden is left out: not even where one ends tells of it."""
+        """Pages are cut after hidden names are left out, so that not even the end of a page
+        reveals one."""
         grants = caller.principal.grants
         if grants.shows_all:
             return await self._core.list_logs(asked, due)
@@ -161,10 +164,10 @@ class Guarded:
     async def _visible_of(
         self, caller: AuthenticatedCaller, asked: messages.ListLogs, limit: int, due: float
     ) -> list[LogName]:
-        """The first ones, one more than `limit` if there are as many."""
+        """The first ones, one more than `limit` if there are that many."""
         found: list[LogName] = []
         page = messages.LogNames((), asked.start_after)
-        at_once = limit + 1  # As a rule all of these are visible.
+        at_once = limit + 1  # Usually all of these are visible.
         while len(found) <= limit:
             rest = replace(asked, start_after=page.next_page, limit=at_once)
             at_once = _NAMES_MAX
@@ -177,7 +180,7 @@ class Guarded:
     async def _named(
         self, caller: AuthenticatedCaller, shown: VisibleLogs, start_after: str, due: float
     ) -> list[LogName]:
-        """Those of the logs that are named by themselves that exist."""
+        """The existing ones among the logs that are named individually."""
         after = tuple(start_after.partition("/")[::2])
         names = [
             LogName.parse(log) for log in shown.logs if is_visible(caller.principal.grants, log)
@@ -227,8 +230,8 @@ class Guarded:
         through: Through | None = None,
         stands: Offset | None = None,
     ) -> Events:
-        """Its events; a caller that leaves early closes it. `through`: what the core is asked through. `stands`:
-        the position of a reader that resumes.
+        """Its events; a caller that leaves early closes it. `through`: the core to call. `stands`: the
+        position of a reader that resumes.
         """
         caller = CALLER.get()
         read = getattr(self._core, method.core_name)
@@ -246,8 +249,8 @@ class Guarded:
         read: Read,
         stands: Offset | None,
     ) -> Events:
-        """Debts are waited off while nothing is in hand. What is sent is paid for before it is sent, so that
-        nobody gets anything by leaving over it.
+        """Debts are waited off while nothing is in hand. Events are paid for before they are sent, so
+        that leaving early gains nothing.
         """
         reads = caller.account.reads
         with ExitStack() as stack:
@@ -289,7 +292,7 @@ class Guarded:
                     reads.take(stands - event.base_offset, _bytes_of(event.blocks), self._now_ns())
                     waiting.end()
                     yield event
-                    del event  # The next one may be some time.
+                    del event  # The next one may take some time.
                     async with aclosing(self._waited_off(caller, waiting, word, stands)) as wait:
                         async for progress in wait:
                             yield progress
@@ -301,7 +304,7 @@ class Guarded:
         asked: messages.ReadStream,
         stands: Offset | None,
     ) -> AsyncGenerator[messages.Progress, None]:
-        """Each heartbeat says where the reader stands. None: where it begins.
+        """Each heartbeat has the reader's position. None: where it begins.
 
         For a reader that has its position, the next one may be unknown for a while.
         """
@@ -374,7 +377,7 @@ def _require_in_force(caller: AuthenticatedCaller) -> None:
 
 
 def _bytes_of(blocks: tuple[bytes, ...]) -> int:
-    """As stored or as unpacked, whichever are more: packing a block saves no quota."""
+    """As stored or as unpacked, whichever is more: packing a block saves no quota."""
     return sum(map(opened_bytes_of, blocks))
 
 

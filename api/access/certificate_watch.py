@@ -31,12 +31,13 @@ class CertificateWatch:
         """Raises `BadConfig`."""
         self._path, self._wall_s = path, wall_s
         self._end_s = certificate_end_s(path)
-        self._warned: tuple[float, int] | None = None  # Of which end, and how many days before it.
+        # Which certificate, and how many days before its end.
+        self._warned: tuple[float, int] | None = None
         self.stats: Final = TlsStats()
         self.stats.expires = lambda: self._end_s
 
     def look(self) -> None:
-        """A renewed one is seen; each warning is said once."""
+        """A renewed one is noticed; each warning is given once."""
         try:
             self._end_s = certificate_end_s(self._path)
         except BadConfig as error:

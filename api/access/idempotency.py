@@ -1,7 +1,8 @@
 """Idempotency keys: a batch with one is appended once, however often it is repeated.
 
-A key is a producer's id, `once:` and the key, with one batch. Where callers have names a key is its caller's alone: the
-id has a digest of both. HTTP makes such an id itself; in gRPC the client's id is replaced here, in calls and in streams.
+A key is a producer's id, `once:` and the key, with one batch. If callers have names, a key belongs to its
+caller: the id has a digest of both. HTTP makes such an id itself; in gRPC the client's id is replaced here, in
+calls and in streams.
 """
 
 from collections.abc import Sequence
@@ -32,20 +33,20 @@ def once(key: str, caller: AuthenticatedCaller) -> bytes:
 def with_own_keys(
     appends: Sequence[StreamAppend], caller: AuthenticatedCaller
 ) -> Sequence[StreamAppend]:
-    """The same appends; those with a key have the id that is their caller's: of relayed ones the entry has seen to it (RY2)."""
+    """The same appends; those with a key have their caller's id: for relayed ones the entry has done it (RY2)."""
     if caller.doorkeeper is None or caller.is_relay or not any(map(_has_key, appends)):
         return appends
     return [with_own_key(each, caller) for each in appends]
 
 
 def with_own_key(append: A, caller: AuthenticatedCaller) -> A:
-    """The same append; one with a key has the id that is its caller's, as in `with_own_keys`."""
+    """The same append; one with a key has its caller's id, as in `with_own_keys`."""
     if caller.doorkeeper is None or caller.is_relay or not _has_key(append):
         return append
     try:
         assert append.block is not None
         producer = producer_of(append.block)
-        if producer is None:  # It is a record that begins so.
+        if producer is None:  # The value is a record that begins so.
             return append
         key = producer.id.removeprefix(ONCE).decode("latin-1")
         block = with_producer(append.block, replace(producer, id=once(key, caller)))

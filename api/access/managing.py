@@ -1,4 +1,4 @@
-"""Who may manage the cluster: asked by each route and each page before anything is looked at or changed (MG1)."""
+"""Who may manage the cluster: checked by each route and each page before anything is read or changed (MG1)."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +15,7 @@ class Managing:
         self._audit = audit
 
     def require(self, duty: Duty, method: str = "") -> AuthenticatedCaller:
-        """Raises `Unauthorized` with the right that is missing; the audit hears of it."""
+        """Raises `Unauthorized` with the missing right; the audit records it."""
         caller = CALLER.get()
         name = caller.principal.name
         if caller.principal.grants.may_manage(duty):
@@ -41,7 +41,7 @@ class Managing:
     def act(
         self, duty: Duty, method: str, *, only_begins: bool = False, **about: Any
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Something is changed meanwhile; the audit hears how it ended. Raises `Unauthorized`."""
+        """Changes something in its block; the audit records how it ended. Raises `Unauthorized`."""
         caller = self.require(duty, method)
         return self._audit.act(
             principal=caller.principal.name,
@@ -54,7 +54,7 @@ class Managing:
     def act_on_log(
         self, right: Right, log: str, method: str
     ) -> AbstractContextManager[dict[str, Any]]:
-        """As `act`, on a log. `log`: its whole name."""
+        """Like `act`, on a log. `log`: its whole name."""
         caller = self.require_on_log(right, log, method)
         return self._audit.act(
             principal=caller.principal.name, peer=caller.peer, method=method, log=log

@@ -1,10 +1,11 @@
-"""One stream of records, waiting until its principal owes nothing for what it read, here or elsewhere.
+"""One stream of records that waits until its principal has paid for its reads, here or elsewhere.
 
-The longest waiting reader takes next, and no other one before it is known how much: until it has taken, or
-a moment has passed. A reader that has caught up mostly has nothing to take, and such moments must not add up:
-it takes what is there, if anything is, and what comes later is on top of what the next one takes, which
-all pay for. Meanwhile no stream is silent for longer than its heartbeat (RL3); if it cannot be found out
-repeatedly where it stands, the client should ask another server.
+The longest waiting reader takes next, and no other one before its amount is known: until it has
+taken, or a moment has passed. A reader that has caught up usually has nothing to take, and such
+moments must not add up: it takes what is there, if anything is, and later events are added to
+what the next one takes, which all pay for. In the meantime no stream is silent for longer than
+its heartbeat (RL3); if its position cannot be found out repeatedly, the client should ask
+another server.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class ReadThrottle:
         return True
 
     async def step(self) -> bool:
-        """Whether it may take: then it has to `end` when it has. If not, see `take_heartbeat`."""
+        """Whether it may take: then it must call `end` afterwards. If not, see `take_heartbeat`."""
         assert self._place is not None
         if not self._account.line.is_first(self._place):
             self._is_first.clear()
@@ -70,7 +71,7 @@ class ReadThrottle:
             self._is_behind = isinstance(event, FellBehind)
 
     def take_heartbeat(self) -> bool:
-        """Whether it is time to say something: until the next heartbeat, then."""
+        """Whether a message is due: until the next heartbeat, then."""
         now = self._loop.time()
         if now < self._due:
             return False
@@ -79,7 +80,7 @@ class ReadThrottle:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """While an event is fetched and sent: it is not known when the client takes that."""
+        """While an event is fetched and sent: it is not known when the client reads it."""
         assert self._place is not None
         self._account.line.leave(self._place)
         try:

@@ -1,4 +1,4 @@
-"""What a principal hears that lacks a right, and how large a block is before anybody has looked into it."""
+"""The error for a principal without a right, and the size of a block before it is opened."""
 
 from typing import Any
 
@@ -55,7 +55,8 @@ def refusal_of_duty(principal: str, duty: Duty) -> Unauthorized:
 def size_of(block: bytes) -> tuple[int, int]:
     """Records, and bytes as stored or as unpacked, whichever are more.
 
-    Only the header is read. A block that claims more records than a batch may have is refused later.
+    Only the header is read. A block that claims more records than a batch may have is refused
+    later.
     """
     records = 0
     if len(block) >= HEADER_BYTES:

@@ -29,7 +29,7 @@ def read_token(path: str) -> str:
 
 
 def token_in(data: bytes, found: os.stat_result, path: str) -> str:
-    """As `read_token`, of a file that was read before."""
+    """Like `read_token`, for a file that was read before."""
     try:
         token = data.partition(b"\n")[0].decode("ascii").strip()
     except UnicodeDecodeError as error:
@@ -58,7 +58,8 @@ def stat_of(path: str) -> os.stat_result:
 
 
 def require_own(path: str) -> None:
-    """Require that only its owner may write the file: a writer of it may do everything. Raises `BadConfig`."""
+    """Requires that only its owner may write the file: a writer of it may do everything. Raises
+    `BadConfig`."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A file that says who may come in, read again when it changes, and taken when it is whole (AF1)."""
+"""A file of principals, read again when it changes, and loaded when it is complete (AF1)."""
 
 import os
 
@@ -10,7 +10,7 @@ from rollbook.proto.runtime.system_errors import describe_error
 
 class WatchedFile:
     def __init__(self, path: str, *, is_token: bool = False) -> None:
-        """Takes it as it is. Raises `BadConfig`."""
+        """Loads it as it is. Raises `BadConfig`."""
         self.path = path
         self._stamp = file_stamp(path)
         self._kind = "token file" if is_token else "access file"
@@ -23,7 +23,7 @@ class WatchedFile:
         return self._settling.in_force.data
 
     def look(self, now_ns: int, wall_ns: int) -> bool:
-        """Whether there is news: it was taken, or waits for another reason than before."""
+        """Whether there is news: it was loaded, or waits for another reason than before."""
         stamp = file_stamp(self.path)
         again_ns = self._wait.again_ns if self._wait else None
         if stamp == self._stamp and (again_ns is None or now_ns < again_ns):
@@ -36,7 +36,7 @@ class WatchedFile:
 
     @property
     def waits_for(self) -> str:
-        """Why what is there now is not taken; empty if it is."""
+        """Why the present contents are not loaded; empty if they are."""
         return self._wait.reason if self._wait else ""
 
 
@@ -58,7 +58,7 @@ def _read(path: str, kind: str) -> ReadFile:
 
 
 def _read_twice(path: str, kind: str, stamp: FileStamp) -> ReadFile | None:
-    """None: it cannot be read, or somebody was writing it."""
+    """None: it cannot be read, or is being written."""
     try:
         first, again = _read(path, kind), _read(path, kind)
     except BadConfig:

@@ -1,4 +1,4 @@
-"""Asks a bookie's admin pages, and raises what they answer as the error it is."""
+"""Calls a bookie's admin pages, and raises their problems as the errors they are."""
 
 import http.client
 import json
@@ -144,7 +144,7 @@ def answer_of(status: int, media_type: str, answer: bytes) -> Any:
 
 
 def error_of(problem: Any) -> RollbookError:
-    """By its reason, so that it is what it would be in one process."""
+    """By its reason, so that it is the same as in one process."""
     if not isinstance(problem, dict):
         return RollbookError("the answer makes no sense")
     reason, fields = problem.get("reason"), problem.get("fields") or []

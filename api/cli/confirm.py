@@ -1,4 +1,4 @@
-"""Nothing is destroyed unasked."""
+"""Nothing is destroyed without a confirmation."""
 
 import sys
 
@@ -9,7 +9,8 @@ from rollbook.proto.printable import harmless
 
 
 def ask_whether(what: str, yes: bool) -> None:
-    """`yes`: it was said beforehand. Raises `NotConfirmed` where nobody can answer, or says no."""
+    """`yes`: it was confirmed beforehand. Raises `NotConfirmed` if there is no terminal, or the
+    answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():

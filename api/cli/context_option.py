@@ -23,13 +23,13 @@ def names_of_contexts(_: click.Context, __: click.Parameter, incomplete: str) ->
 
     try:
         return [name for name in load().contexts if name.startswith(incomplete)]
-    except BadConfig:  # Nothing is said of it in the middle of a line.
+    except BadConfig:  # No errors are printed in the middle of a line.
         return []
 
 
 def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
-    """Whether `place` is named (`server`, `url`), and whether a context is; what was typed comes before what is
-    exported, so that either can be typed whatever is exported."""
+    """Whether `place` is named (`server`, `url`), and whether a context is; typed values take precedence
+    over exported ones, so that either can be typed whatever is exported."""
     place_source, context_source = map(called.get_parameter_source, (place, "context"))
     typed = ParameterSource.COMMANDLINE
     if (place_source is typed) != (context_source is typed):
@@ -39,7 +39,7 @@ def named_of(called: click.Context, place: str) -> tuple[bool, bool]:
 
 
 def context_option(unless: str) -> Callable[[F], F]:
-    """`unless`: what comes before it."""
+    """`unless`: takes precedence over it."""
     return click.option(
         "--context",
         metavar="NAME",

@@ -1,4 +1,4 @@
-"""How a command says that it failed: what happened, what took effect, what to do (SH1).
+"""How a command reports its failure: what happened, what took effect, what to do (SH1).
 
 For people that is lines on stderr; with `-o json` or `-o ndjson` it is one line of JSON there, so that a program that
 reads the one reads the other.
@@ -68,7 +68,7 @@ def explain(
 
 
 def _is_for_programs(words: Sequence[str]) -> bool:
-    """From what was typed: a command that cannot be parsed has no options yet."""
+    """From the command line: a command that cannot be parsed has no options yet."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if word == "--":
             break

@@ -25,7 +25,7 @@ def new_latencies() -> Histogram:
 
 
 def percentiles(latencies: Histogram) -> dict[str, float | None]:
-    """None where not one of those that were timed lies beyond: that would be the largest by another name."""
+    """None if none of the timed ones is beyond: it would just be the largest."""
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
     timed = latencies.count
     told = {name: share for name, share in shares.items() if timed * (1 - share) > 1 - 1e-9}

@@ -19,7 +19,7 @@ _ALIASES: Final = {"list": "ls", "info": "show", "describe": "show", "delete": "
 
 
 class AliasGroup(click.Group):
-    """Knows its commands by the names that other tools give them, too; `--help` shows ours."""
+    """Also accepts the names of commands in other tools; `--help` shows ours."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in _ALIASES:

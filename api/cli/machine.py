@@ -1,4 +1,4 @@
-"""What a server runs on, and how loud it may be. It knows no bookie: a log server starts faster so."""
+"""A server's machine and log level. It knows no bookie: a log server starts faster so."""
 
 import random
 from dataclasses import dataclass, field

@@ -69,7 +69,7 @@ _EXIT_CODES: Final[tuple[tuple[type[errors.RollbookError], int], ...]] = (
     (errors.Invalid, 2),
 )
 
-# What the system says no to, by its own names.
+# Refusals by the system, by its own names.
 _ADVICE: Final = {
     errno.EACCES: "run it as the user who owns that",
     errno.EPERM: "run it as the user who owns that",
@@ -178,13 +178,13 @@ def main() -> None:
     except click.UsageError as error:
         _explain_usage(error)
         sys.exit(error.exit_code)
-    except click.ClickException as error:  # Such as a file that cannot be read: no help is of help.
+    except click.ClickException as error:  # Such as an unreadable file: then --help is of no use.
         explain(error.format_message(), "", errors.Outcome.NOT_APPLIED)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        # Such as a full disk below our output, or a directory that is not ours.
+        # Such as a full disk for our output, or a foreign directory.
         where = f" ({error.filename})" if error.filename else ""
         number = error.errno or 0
         explain(
@@ -209,7 +209,7 @@ def main() -> None:
         error.next_step = error.next_step or f"{_command_that_was_typed()} --help"
         explain_error(error)
         sys.exit(exit_code(error))
-    if isinstance(result, int):  # What `ctx.exit(code)` came to.
+    if isinstance(result, int):  # The code of `ctx.exit(code)`.
         sys.exit(result)
 
 
@@ -220,7 +220,7 @@ def _explain_usage(error: click.UsageError) -> None:
 
 
 def _command_that_was_typed() -> str:
-    """Click does not say it of an option that lacks its value."""
+    """Click does not name an option without its value."""
     command: click.Command | None = rollbook
     path = ["rollbook"]
     for word in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""Where the metadata of the cluster that is meant lies: as `--metadata` says, else as a context does."""
+"""Where the cluster's metadata is: as `--metadata` says, otherwise by a context."""
 
 import os
 from collections.abc import Callable
@@ -24,14 +24,14 @@ class Metadata:
 
     @property
     def shown(self) -> str:
-        """Without what may hold passwords."""
+        """Without parts that may hold passwords."""
         from rollbook.proto.metastore.url import shown_url  # `--help` is quick.
 
         return shown_url(self.url)
 
     @property
     def flag(self) -> str:
-        """For another command that means the same."""
+        """For another command with the same target."""
         name, value = ("context", self.context) if self.context else ("metadata", self.shown)
         return f" --{name} {quote(value)}"
 
@@ -71,7 +71,8 @@ def with_metadata(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def metadata_or_server(called: click.Context, url: str | None) -> Metadata | None:
-    """None: a log server is to be asked, since that is what was typed, or nothing names the metadata. Raises `InvalidRequest`."""
+    """None: a log server is asked, because it was typed, or because nothing names the metadata. Raises
+    `InvalidRequest`."""
     typed = [
         name
         for name in ("url", "server")
@@ -91,7 +92,7 @@ def metadata_or_server(called: click.Context, url: str | None) -> Metadata | Non
 def metadata_that_is_meant(
     called: click.Context, url: str | None, context: str | None, *, is_needed: bool = True
 ) -> Metadata | None:
-    """None: nobody says, or a context that names none, unless it `is_needed`. Raises `BadConfig`."""
+    """None: it is not named, or the context has none, unless it `is_needed`. Raises `BadConfig`."""
     is_named, names_context = named_of(called, "url")
     if url and is_named:
         if names_context:

@@ -18,7 +18,7 @@ from rollbook.proto.printable import harmless
 
 _FORMATS: Final = ("table", "json", "ndjson")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_THEN_MS: Final = 10**12  # In 2001: what is less is no time of ours but a duration.
+_THEN_MS: Final = 10**12  # In 2001: a smaller value is not a time but a duration.
 _SIZE: Final = re.compile("(?:.*_)?bytes(?:_max)?")
 _DURATION: Final = re.compile("(?!.*_per_s$).*_s")
 _KIB: Final = 1024
@@ -41,7 +41,7 @@ def _output_option(help_text: str, *more: str) -> Callable[[F], F]:
 
 output_option: Final = _output_option("For people, or for programs.")
 bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
-list_output_option: Final = _output_option(  # Of whatever lists things that have names.
+list_output_option: Final = _output_option(  # For everything with a name.
     "For people or programs; `wide` has all columns, `name` (and `raw`) is a name a line.",
     *("raw", "wide", "name"),
 )
@@ -71,7 +71,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], output:
 
 
 def tell(facts: Mapping[str, Any], output: str, bare: str) -> None:
-    """`bare`: the fact that is all of it as `raw`."""
+    """`bare`: the only fact that `raw` prints."""
     if output == "raw":
         fact = "-" if facts[bare] is None else str(facts[bare])
         click.echo(harmless(fact) if sys.stdout.isatty() else fact)
@@ -86,7 +86,7 @@ def tell_rows(
     bare: str,
     wide: Sequence[str] = (),
 ) -> None:
-    """`bare`: the names of the rows. `wide`: the columns that are for those who ask for them."""
+    """`bare`: the names of the rows. `wide`: columns that are shown on request."""
     if output in ("raw", "name"):
         as_shown = harmless if sys.stdout.isatty() else str
         for row in rows:  # There may be millions, and click would flush after each.

@@ -23,7 +23,7 @@ async def until_stopped(serving: Coroutine[Any, Any, None], stop_s_max: int = _S
         nonlocal is_stopping
         if not is_stopping:  # A second signal must not cut the ending short.
             is_stopping = True
-            signal.alarm(stop_s_max)  # The kernel's: it goes off even if a disk hangs.
+            signal.alarm(stop_s_max)  # The kernel's: it fires even if a disk hangs.
             notify_manager("STOPPING=1")
             task.cancel()
 

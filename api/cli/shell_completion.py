@@ -1,4 +1,4 @@
-"""What the shells run to complete a line: click's, and where those fall short ours.
+"""What the shells run to complete a line: click's, and ours where those fall short.
 
 - Bash cuts words at colons, which ids and positions have, too: it is given the whole line to ask
   about, and of an answer what comes behind the last colon.
@@ -71,7 +71,7 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 """
 
 _ANSWERS: Final = "    for type key descr in "
-_ZSH: Final = ZshComplete.source_template.replace(  # Files are found by what follows.
+_ZSH: Final = ZshComplete.source_template.replace(  # Files are found by the rest.
     _ANSWERS, f"    [[ $PREFIX == --*=* ]] && compset -P '*='\n{_ANSWERS}"
 )
 
@@ -108,7 +108,7 @@ class _Zsh(_WithFiles, ZshComplete):
     source_template = _ZSH
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """What is found takes the place of all that was typed of a word."""
+        """The completion replaces all that was typed of a word."""
         found = super().get_completions(args, incomplete)
         option, equals, _ = incomplete.partition("=")
         if equals and option.startswith("--"):

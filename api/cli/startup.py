@@ -1,4 +1,4 @@
-"""How a server starts: it waits for its cluster, says that it serves, and reports both to a service manager (SU1, SU2)."""
+"""How a server starts: it waits for its cluster, reports that it serves, also to a service manager (SU1, SU2)."""
 
 import asyncio
 import os
@@ -27,7 +27,8 @@ _PAUSES_S: Final = (0.5, 2.0)  # Between attempts: the first one, and the longes
 _REPORT_EVERY_S: Final = 10.0
 _MANAGER: Final = "NOTIFY_SOCKET"  # systemd sets it for `Type=notify`.
 
-# Nothing of a server that has not started is in the store but for its session, so another attempt repeats nothing.
+# A server that has not started has only its session in the store, so another attempt repeats
+# nothing.
 _PASSING: Final = (MetadataUnavailable, NoSuchCluster, SessionExpired, ConnectionLost)
 
 T = TypeVar("T")
@@ -49,7 +50,8 @@ async def open_with_cluster(
 async def starting(
     start: Callable[[], AbstractAsyncContextManager[T]], startup_s: float
 ) -> AsyncIterator[T]:
-    """What `start` gives once it was entered; each attempt enters a new one, which has left nothing open if it failed.
+    """The result of `start` after it was entered; each attempt enters a new one, which has left nothing open if
+    it failed.
 
     A session that expires between two requests of a start ends that attempt and not the server (SU1).
     """
@@ -90,7 +92,7 @@ def say_ready(*lines: str) -> None:
 
 
 def notify_manager(state: str) -> None:
-    """Tells the service manager that started this process, if there is one that listens."""
+    """Notifies the service manager that started this process, if there is one."""
     path = os.environ.get(_MANAGER, "")
     if not path:
         return

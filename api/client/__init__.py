@@ -1,3 +1,3 @@
 """See ../DESIGN.md."""
 
-import rollbook.api.grpc  # noqa: F401  # It has something to say before gRPC is loaded.
+import rollbook.api.grpc  # noqa: F401  # It must run before gRPC is loaded.

@@ -1,7 +1,7 @@
 """One append stream to one server, shared by all logs and writers that append there.
 
-Whatever is waiting goes out as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`; while one is
-being sent the next one gathers. When the stream ends, every append that has no result yet fails with the reason.
+Waiting appends go out as one message, up to `_MESSAGE_BYTES` and `_MESSAGE_APPENDS`; while one is being sent
+the next one gathers. When the stream ends, every append that has no result yet fails with the reason.
 """
 
 import asyncio
@@ -34,10 +34,12 @@ from rollbook.proto.v1 import log_pb2
 OnResult = Callable[[AppendAck | None, RollbookError | None], None]
 
 _MESSAGE_BYTES: Final = 1024 * 1024
-# A thousand logs in one message would take turns with the server, and that with its bookies, as a whole.
+# A thousand logs in one message would take turns with the server, and that with its bookies, as a
+# whole.
 _MESSAGE_APPENDS: Final = 128
-_APPEND_BYTES: Final = 32  # What frames a block.
-_GREETING_S: Final = 2.5  # Without a greeting until then the server is left. Shorter than an attempt: its error says less.
+_APPEND_BYTES: Final = 32  # The frame of a block.
+# Without a greeting by then another server is tried. Shorter than an attempt: its error says less.
+_GREETING_S: Final = 2.5
 
 
 class _Bind(NamedTuple):
@@ -88,7 +90,7 @@ class AppendLine:
     def unbind(self, ref: int) -> int:
         """Sends no more of it and ignores its results. Returns how many appends were not sent."""
         unsent = [each for each in self._queue if isinstance(each, _Append) and each.ref == ref]
-        for append in unsent:  # No result of theirs will ever take them away.
+        for append in unsent:  # No result will remove them.
             self._waiting.pop(append.number, None)
         self._queue = deque(each for each in self._queue if each.ref != ref)
         self._free_refs.append(ref)
@@ -105,7 +107,7 @@ class AppendLine:
         return self._numbers
 
     def withdraw(self, number: int) -> bool:
-        """Its result is wanted no more. Whether it was not sent, and is not going to be."""
+        """Its result is no longer wanted. Whether it was not sent, and is not going to be."""
         self._waiting.pop(number, None)
         for each in self._queue:
             if isinstance(each, _Append) and each.number == number:
@@ -138,8 +140,8 @@ class AppendLine:
             pass  # The call was over already.
 
     async def _server_listens(self) -> bool:
-        """Once it says so. Before that nothing is sent: where a write meets the end of a stream, gRPC
-        tells that instead of what the server said.
+        """Once it says so. Before that nothing is sent: if a write meets the end of a stream,
+        gRPC reports that instead of the server's error.
         """
         try:
             async with asyncio.timeout(_GREETING_S):
@@ -157,7 +159,7 @@ class AppendLine:
         return False
 
     def _next_message(self) -> bytes:
-        """A bind comes before the appends of its message, so none whose ref has been used in it."""
+        """A bind comes before the appends of its message, so none whose ref is used in it."""
         message = log_pb2.AppendStreamRequest()
         size, used = 0, set[int]()
         while self._queue:
@@ -212,8 +214,8 @@ class AppendLine:
                 on_result(None, error_of(result.error))
 
     def _on_task_over(self, task: "asyncio.Task[None]") -> None:
-        """A defect of ours, or of who is called from here, leaves nobody waiting for what does not come."""
-        if task.cancelled():  # A loop that ends does it, perhaps before the task has begun.
+        """A bug of ours, or of a callback, must not leave a caller waiting for ever."""
+        if task.cancelled():  # An ending loop does it, perhaps before the task has begun.
             self._end(ConnectionLost("the line was cancelled"))
         elif (bug := task.exception()) is not None:
             self._end(ConnectionLost(f"the line broke: {bug!r}"))
@@ -236,7 +238,7 @@ class AppendLine:
 
 
 def _told(error: RollbookError, *, was_sent: bool) -> RollbookError:
-    """What the end of the stream says of one append; for each an error of its own."""
+    """The error of one append when the stream ends; for each an error of its own."""
     if isinstance(error, Unauthorized | UnsupportedVersion | ServerUnreachable):
         return again(error, Outcome.NOT_APPLIED)  # Before anything was read.
     if not was_sent:
@@ -251,7 +253,7 @@ def _trailers(failed: grpc.aio.AioRpcError) -> Any:
 
 
 class AppendLines:
-    """One to each server that is appended to."""
+    """One to each server with appends."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels

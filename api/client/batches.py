@@ -1,7 +1,7 @@
-"""Records that travel together, and what their submitter holds of each.
+"""Records that are sent together, and the submitter's handle on each.
 
-A submission is a batch and an index, nothing more: there is no future for a record until somebody waits
-for it. A batch is settled once, for all its records.
+A submission is a batch and an index, nothing more: a record has no future until a caller waits for
+it. A batch is settled once, for all its records.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Batch:
         self.headers: list[Headers | None] | None = None
         self.event_times: list[int | None] | None = None
         self.due = due  # By the loop's time.
-        self.size = 0  # Of the block, or of what it will be about.
+        self.size = 0  # Of the block, or its estimated size.
         self.block = b""
         self.seq = -1
         self.first_sent_at = self.sent_at = 0.0
@@ -55,7 +55,7 @@ class Batch:
         headers: Headers | None,
         event_time_us: int | None,
     ) -> None:
-        """Of the value that was added last; those before had none."""
+        """Of the value that was added last; earlier ones had none."""
         if key is not None:
             self.keys = _padded(self.keys, index)
             self.keys.append(key)
@@ -96,7 +96,7 @@ class Batch:
             tell()
 
     def offset_of(self, index: int) -> Offset:
-        """Once it is settled. Raises what became of it."""
+        """Once it is settled. Raises the record's error."""
         if self.ack is None:
             assert self.error is not None
             self.is_noticed = True
@@ -124,7 +124,7 @@ def _padded(column: list[Any] | None, count: int) -> list[Any]:
 
 
 class Submission:
-    """A record on its way. Await it for its offset; nobody has to."""
+    """A record on its way. Await it for its offset; that is optional."""
 
     __slots__ = ("_batch", "_index")
 
@@ -133,26 +133,26 @@ class Submission:
         self._index = index
 
     def __await__(self) -> Generator[Any, None, Offset]:
-        """Raises what became of it. Cancelled, the record is on its way all the same."""
+        """Raises the record's error. If it is cancelled, the record is still sent."""
         if not self._batch.is_settled:
             yield from self._batch.settled().__await__()
         return self._batch.offset_of(self._index)
 
     def done(self) -> bool:
-        """Whether it is known what became of it."""
+        """Whether its outcome is known."""
         return self._batch.is_settled
 
     def result(self) -> Offset:
-        """The offset of one that is done. Raises what became of it, and `InvalidStateError` if it is not."""
+        """The offset of one that is done. Raises its error, and `InvalidStateError` if it is not done."""
         batch = self._batch
-        if (ack := batch.ack) is not None:  # As `offset_of`, with no call.
+        if (ack := batch.ack) is not None:  # Like `offset_of`, without a call.
             return ack.first_offset + self._index  # type: ignore[return-value]  # Not of its type, either.
         if batch.error is None:
             raise asyncio.InvalidStateError("it is on its way")
         return batch.offset_of(self._index)
 
     def add_done_callback(self, callback: Callable[["Submission"], None]) -> None:
-        """Called on the loop soon after it is done; what it raises is the loop's business."""
+        """Called on the loop soon after it is done; the loop handles its errors."""
         loop = asyncio.get_running_loop()
         if self._batch.is_settled:
             loop.call_soon(callback, self)

@@ -30,7 +30,7 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.enable_retries", 0),  # Ours know what may be repeated.
-    ("grpc.use_local_subchannel_pool", 1),  # A client that is closed leaves nothing behind.
+    ("grpc.use_local_subchannel_pool", 1),  # A closed client leaves nothing behind.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 2000),  # How long an attempt to connect may take.
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -49,7 +49,7 @@ _OF_TLS: Final = ("authorities", "certificate", "key")
 
 
 def checked_token(text: str) -> str:
-    """Without the white space around it, such as the end of its line in a file. Raises `BadConfig`."""
+    """Without white space around it, such as the end of its line in a file. Raises `BadConfig`."""
     token = text.strip()
     if not (token.isascii() and token.isprintable()):
         raise BadConfig("the token has characters that no token has: it is one line of ASCII")
@@ -58,14 +58,14 @@ def checked_token(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a client shows, and whom it believes."""
+    """A client's credentials, and the servers that it trusts."""
 
     uses_tls: bool = False
     authorities: str = ""  # A PEM file; empty: those that the machine trusts.
     certificate: str = ""  # A PEM file, for servers that ask for one.
     key: str = ""
     token: str = field(default="", repr=False)
-    insecure: bool = False  # In the clear, too, to wherever: for networks that are trusted.
+    insecure: bool = False  # In the clear, too, to any host: for trusted networks.
     name: str = ""  # In the servers' certificates. Empty: each server's host name.
 
     def credentials(self) -> grpc.ChannelCredentials | None:
@@ -85,7 +85,8 @@ class Security:
         return (("grpc.ssl_target_name_override", self.name),) if self.name else ()
 
     def require_tls_is_used(self) -> None:
-        """Raises `BadConfig`: who names authorities believes that the servers are checked against them."""
+        """Raises `BadConfig`: a caller that names authorities expects that the servers are checked
+        against them."""
         named = [name for name in _OF_TLS if getattr(self, name)]
         named += ["the name in certificates"] if self.name else []
         if named and not self.uses_tls:
@@ -121,7 +122,7 @@ class Channels:
         options: Sequence[tuple[str, int]] = (),
         shows: Metadata = (),
     ) -> None:
-        """`options`: of gRPC, besides ours. `shows`: with each call, besides the token."""
+        """`options`: of gRPC, besides ours. `shows`: metadata of each call, besides the token."""
         self.routes: Final = routes or RelayRoutes()
         self._options = (*_OPTIONS, *security.options(), *options)
         self._shows = tuple(shows)
@@ -183,7 +184,8 @@ class Channels:
         return self._what_to_show(address)
 
     def require_own_loop(self) -> None:
-        """In another one, or another process, answers would come to nobody. Raises `ClientClosed`, `InvalidRequest`."""
+        """In another one, or another process, responses would never arrive. Raises `ClientClosed`,
+        `InvalidRequest`."""
         require_own_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:

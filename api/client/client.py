@@ -37,7 +37,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
 
 DEFAULTS: Final = LogClientConfig()
-_ASKED_MAX: Final = 3  # Servers, about what is away.
+_ASKED_MAX: Final = 3  # Servers, about what is unavailable.
 _PROBE_S: Final = 2.0  # Of a direct call to a server that was not reached before.
 _PROBES_MAX: Final = 16
 _DELETED_MAX: Final = 10_000
@@ -110,7 +110,8 @@ def connect(
 class Client(BelongsToProcess):
     """Belongs to the loop on which it was made, and to its process: not to one forked from it.
 
-    Cancelling a call that changes something does not undo the change; cancelling a read leaves nothing behind.
+    Cancelling a call that changes something does not undo the change; cancelling a read leaves nothing
+    behind.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Client(BelongsToProcess):
         self._calls = Calls(self.channels, self.owners, config)
         self._writers: dict[Ending, None] = {}
         self._takes_writers = True
-        self.has_cancelled_change = False  # Nobody heard what became of it.
+        self.has_cancelled_change = False  # Its outcome is not known.
         self._guard: AsyncGenerator[None, None] | None = None
         self._meeting = Meeting(self.owners, self._meet)
 
@@ -142,9 +143,10 @@ class Client(BelongsToProcess):
     async def ask(
         self, word: Any, *, timeout_s: float | None = None, server: str | None = None
     ) -> Any:
-        """Any word of `rollbook.logservice.messages` that one call answers. What the other methods use.
+        """Any word of `rollbook.logservice.messages` with a single response. What the other
+        methods use.
 
-        Cancelled, a change may have been made or not.
+        If it is cancelled, a change may have been made or not.
         """
         method = BY_REQUEST.get(type(word))
         changes = method is None or method.changes
@@ -159,10 +161,10 @@ class Client(BelongsToProcess):
             raise
 
     async def check(self) -> None:
-        """Asks all servers that were named, until one of them answers. `async with` does it.
+        """Asks all named servers, until one of them answers. `async with` does it.
 
-        Raises at once why none can be reached (`ServerUnreachable`), after `connect_s` if they are silent
-        (`QuorumTimeout`), and `Unauthorized`.
+        Raises at once why none can be reached (`ServerUnreachable`), after `connect_s` if they are
+        silent (`QuorumTimeout`), and `Unauthorized`.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + self.config.connect_s
@@ -191,7 +193,7 @@ class Client(BelongsToProcess):
                         failures.append(error)
                     elif isinstance(error, Unauthorized):
                         raise
-                    else:  # It is there. Whatever it refuses, what is asked for later may be granted.
+                    else:  # It is there. Whatever it refuses, a later request may be granted.
                         return None
                 else:
                     return None
@@ -205,9 +207,9 @@ class Client(BelongsToProcess):
     # --- Logs ---------------------------------------------------------------------------------
 
     async def open(self, name: str | LogName, create: LogConfig | bool = False) -> Log:
-        """`create`: make it unless it is there; with a `LogConfig` it has to have that one.
+        """`create`: creates it unless it exists; with a `LogConfig` it must have that one.
 
-        Raises `NoSuchLog`, `LogExists`. Cancelled, it may have been made or not.
+        Raises `NoSuchLog`, `LogExists`. If it is cancelled, it may have been created or not.
         """
         if self._guard is None:
             self._guard = self._until_the_loop_ends()
@@ -226,7 +228,7 @@ class Client(BelongsToProcess):
         return [each.address for each in await self.servers()]
 
     async def _meet(self) -> list[str]:
-        """All servers. Those that are reached by way of another one are tried directly."""
+        """All servers. Servers that are relayed are tried directly."""
         addresses = await self._addresses()
         tried = (
             self._calls.try_once(messages.GetLimits(), each, _PROBE_S, is_direct=True)
@@ -280,10 +282,11 @@ class Client(BelongsToProcess):
     async def delete(
         self, name: str | LogName, *, etag: str = "", grace_s: float | None = None, uid: str = ""
     ) -> messages.DeleteLogAnswer:
-        """Gone at once for everybody; its ledgers go after a time of grace.
+        """It disappears at once; its ledgers are deleted after a time of grace.
 
-        `etag`: only if its configuration is still the one that has it. `uid`: only this log, and not another one
-        that was created under its name since. Raises `NoSuchLog`, `LogReplaced`. Cancelled, it may be gone or not.
+        `etag`: only if its configuration still has this one. `uid`: only this log, and not another one
+        that was created under its name since. Raises `NoSuchLog`, `LogReplaced`. If it is cancelled, it
+        may be deleted or not.
         """
         grace_ms = None if grace_s is None else milliseconds_of(grace_s, "grace_s")
         answer: messages.DeleteLogAnswer = await self.ask(
@@ -294,7 +297,7 @@ class Client(BelongsToProcess):
     async def deleted(
         self, namespace: str = "", prefix: str = ""
     ) -> tuple[messages.DeletedLog, ...]:
-        """Deleted logs whose records are kept still, by name. Namespace and prefix as of `logs`."""
+        """Deleted logs whose records are still kept, by name. Namespace and prefix as of `logs`."""
         namespace, prefix = listed(namespace, prefix)
         answer: messages.DeletedLogs = await self.ask(
             messages.ListDeletedLogs(namespace, prefix, _DELETED_MAX)
@@ -306,9 +309,10 @@ class Client(BelongsToProcess):
     ) -> LogName:
         """Brings a deleted log back, with its records, and returns its name.
 
-        `uid`: which one, if several were deleted under the name. `to`: another name, if that one is taken. Its cursors
-        are back, too, unless another log had its name. Raises `NoSuchLog`, `LogExists`, `LogDeleted` if its records
-        are gone. Cancelled, it may be back or not.
+        `uid`: which one, if several were deleted under the name. `to`: another name, if that one
+        is taken. Its cursors are back, too, unless another log had its name. Raises `NoSuchLog`,
+        `LogExists`, `LogDeleted` if its records are gone. If it is cancelled, it may be back or
+        not.
         """
         answer: messages.LogState = await self.ask(
             messages.UndeleteLog(
@@ -320,29 +324,30 @@ class Client(BelongsToProcess):
     # --- Cluster ------------------------------------------------------------------------------
 
     async def lookup(self, names: Iterable[str | LogName]) -> tuple[messages.LogOwner, ...]:
-        """Who owns these logs, or should."""
+        """The owners of these logs, or the suggested ones."""
         answer: messages.LogOwners = await self.ask(messages.Lookup(names_of(names)))
         return answer.owners
 
     async def servers(self) -> tuple[messages.ServerView, ...]:
-        """Those that are registered, and how they are."""
+        """The registered ones, and their state."""
         answer: messages.Servers = await self.ask(messages.ListServers())
         return answer.servers
 
     async def transfer(self, name: str | LogName, to: str) -> messages.LogOwner:
-        """Hands the log over to that server, without failed appends. Cancelled, it may move all the same."""
+        """Hands the log over to that server, without failed appends. If it is cancelled, it may still
+        move."""
         answer: messages.LogOwner = await self.ask(messages.TransferLog(LogName.parse(name), to))
         return answer
 
     async def drain(self, server: str, *, resume: bool = False) -> int:
-        """Has a server hand over its logs and take no others, until `resume`; how many it has yet to hand
-        over. If it is cancelled, the server may drain or not.
+        """Makes a server hand over its logs and take no others, until `resume`; returns how many it
+        has yet to hand over. If it is cancelled, the server may drain or not.
         """
         answer: messages.DrainAnswer = await self.ask(messages.DrainServer(server, resume))
         return answer.logs_left
 
     async def limits(self) -> messages.ServiceLimits:
-        """What the server takes at most: of a record, a batch, a message, a stream, a cursor's blob."""
+        """The server's limits: of a record, a batch, a message, a stream, a cursor's blob."""
         answer: messages.ServiceLimits = await self.ask(messages.GetLimits())
         return answer
 
@@ -352,12 +357,12 @@ class Client(BelongsToProcess):
         return answer
 
     async def outage(self) -> messages.Outage:
-        """What the server that is asked knows to be away: bookies, the metadata store."""
+        """What the asked server knows to be unavailable: bookies, the metadata store."""
         answer: messages.Outage = await self.ask(messages.GetOutage())
         return answer
 
     async def _ask_outage(self) -> messages.Outage | None:
-        """Some servers at the same time: one of them may be what is away."""
+        """Some servers at the same time: one of them may be unavailable."""
         some = self.owners.servers[:_ASKED_MAX]
         asked = (self._calls.try_once(messages.GetOutage(), each, _OUTAGE_S) for each in some)
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -384,8 +389,9 @@ class Client(BelongsToProcess):
         """Flushes the writers that are open, within the time that their records have, or within `timeout_s`;
         0 is at once. Idempotent.
 
-        Raises `RecordsUnacked`, with the numbers, when records were not acknowledged and the caller has seen
-        no error of their writer. Cancelled, it does not wait for writers; call it again: connections may be open still.
+        Raises `RecordsUnacked`, with the numbers, when records were not acknowledged and the caller has seen no
+        error of their writer. If it is cancelled, it does not wait for writers; call it again: connections may
+        still be open.
         """
         try:
             await self._close(timeout_s)
@@ -412,7 +418,7 @@ class Client(BelongsToProcess):
             await self._meeting.close()
             await self.lines.close()
             await self.channels.close()
-            await asyncio.sleep(0)  # Lets gRPC put away what it has cancelled.
+            await asyncio.sleep(0)  # Lets gRPC clean up cancelled calls.
         losses = (writer.take_loss() for writer in writers)
         if (error := error_of(loss for loss in losses if loss is not None)) is not None:
             raise error

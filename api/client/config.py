@@ -28,10 +28,10 @@ class LogClientConfig:
 
     # --- Reader -------------------------------------------------------------------------------
     heartbeat_s: float = 5.0
-    silences_max: int = 3  # Heartbeats that may fail to come, or tell of no progress.
+    silences_max: int = 3  # Heartbeats that may be missing, or report no progress.
 
     def timeout_of(self, timeout_s: float | None) -> float:
-        """Of one call that says so, or nothing. Raises `InvalidRequest`."""
+        """Of one call without an explicit one. Raises `InvalidRequest`."""
         if timeout_s is None:
             return self.timeout_s
         if not timeout_s > 0:

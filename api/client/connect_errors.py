@@ -1,4 +1,4 @@
-"""Why a log server could not be reached, as far as gRPC's own words tell: they are all there is."""
+"""Why a log server could not be reached, by gRPC's own words: there is nothing else."""
 
 import re
 from enum import Enum
@@ -8,8 +8,8 @@ from typing import Final
 class ConnectProblem(Enum):
     NOT_BELIEVED = "its certificate is not signed by anybody who is believed"
     NO_TLS = "it does not speak TLS"
-    HTTP = "it speaks HTTP/1 alone"  # As our own door for curl does.
-    HUNG_UP = "it hung up before it said anything"  # As TLS does with peers that do not speak it.
+    HTTP = "it speaks HTTP/1 alone"  # As our own door does for curl.
+    HUNG_UP = "it hung up before it said anything"  # As TLS does with peers that do not use it.
     SILENCE = "nobody is there"
 
 

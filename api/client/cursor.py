@@ -47,10 +47,12 @@ class Cursor:
         version: int | None = None,
         may_rewind: bool = False,
     ) -> messages.Cursor:
-        """Moves it, or makes it. `version`: only if it still has this one; -1: only if there is
-        none. `protect`, `blob`: as they were, unless given. `may_rewind`: to before where it is, too.
+        """Moves it, or creates it. `version`: only if it still has this one; -1: only if it does
+        not exist. `protect`, `blob`: as they were, unless given. `may_rewind`: to before where
+        it is, too.
 
-        Raises `MetadataConflict`, `CursorAhead`. Cancelled, it may have moved or not: `get` tells, by its version.
+        Raises `MetadataConflict`, `CursorAhead`. If it is cancelled, it may have moved or not: `get` shows
+        which, by its version.
         """
         request = messages.CommitCursor(
             self.log,
@@ -68,15 +70,15 @@ class Cursor:
     async def mark(
         self, offset: int, blob: bytes = b"", *, version: int | None = None
     ) -> messages.Cursor:
-        """`commit` with this `blob`, protected: what lies at `offset` and above it is not truncated.
+        """`commit` with this `blob`, protected: records at `offset` and above are not truncated.
 
         If it is cancelled, the cursor may have moved or not.
         """
         return await self.commit(offset, blob=blob, protect=True, version=version)
 
     async def delete(self, *, version: int | None = None) -> None:
-        """It holds nothing back any more. `version` as of `commit`.
+        """It no longer prevents truncation. `version` as of `commit`.
 
-        Raises `NoSuchCursor`, `MetadataConflict`. Cancelled, it may be there or not.
+        Raises `NoSuchCursor`, `MetadataConflict`. If it is cancelled, it may still exist or not.
         """
         await self._ask(messages.DeleteCursor(self.log, self.name, version, self._uid))

@@ -1,8 +1,8 @@
-"""A process that was forked from one that has used a client.
+"""A process that was forked from one with a used client.
 
-gRPC does not live on there: its threads are gone, and what they held stays locked, so that a call hangs or
-ends the process. Using a client there raises at once. (`multiprocessing` forks by default
-on Linux up to Python 3.13.)
+gRPC does not survive there: its threads are gone, and their locks stay locked, so that a call hangs or
+ends the process. Using a client there raises at once. (`multiprocessing` forks by default on Linux up
+to Python 3.13.)
 """
 
 import os
@@ -31,7 +31,7 @@ def on_used() -> None:
 
 
 def is_own_process() -> bool:
-    """Whether what was made with clients belongs to this process."""
+    """Whether objects of clients belong to this process."""
     return not _process.is_forked
 
 
@@ -45,7 +45,7 @@ def require_own_process() -> None:
 
 
 class BelongsToProcess:
-    """What a pool of processes cannot be handed."""
+    """Objects that cannot be passed to a pool of processes."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 class Log(BelongsToProcess):
     """Made by `Client.open`. Offsets start at 0 and have no holes; ends are exclusive.
 
-    It is the log that had the name when it was opened. If that one is deleted, and another one created under its
-    name, whatever asks for it raises `LogReplaced`: open the new one.
+    It is the log that had the name when it was opened. If that one is deleted, and another one created under
+    its name, every request for it raises `LogReplaced`: open the new one.
     """
 
     def __init__(self, client: "Client", state: messages.LogState) -> None:
@@ -94,11 +94,12 @@ class Log(BelongsToProcess):
     ) -> messages.AppendAck:
         """Durable when it returns; retried without duplicates until the timeout.
 
-        `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8. `event_time` has a time zone;
-        `event_time_us` is the same as microseconds since 1970. `idempotency_key`: a record with a key that the log
-        has seen lately (`dedupe_age_s`) is not appended again, also after the program was started again; the ack has
-        `is_duplicate`, and the offset of the first one. `expect`: it gets exactly this offset; `epoch`: of an
-        exclusive writer. An error's `outcome` says whether it may have been appended. Cancelled, it may have been, too.
+        `key` and the values of `headers` are bytes, or text, which is encoded as UTF-8. `event_time` has a time
+        zone; `event_time_us` is the same as microseconds since 1970. `idempotency_key`: a record with a key that
+        the log has seen lately (`dedupe_age_s`) is not appended again, also after the program was started again;
+        the ack has `is_duplicate`, and the offset of the first one. `expect`: it gets exactly this offset;
+        `epoch`: of an exclusive writer. An error's `outcome` says whether it may have been appended. If it is
+        cancelled, it may have been, too.
 
         Raises `InvalidRequest`, `EntryTooLarge`, `LogSealed`, `OffsetMismatch`, `DuplicateDiffers`, `QuorumTimeout`.
         """
@@ -129,12 +130,13 @@ class Log(BelongsToProcess):
         must_be_empty: bool = False,
         timeout_s: float | None = None,
     ) -> messages.AppendAck:
-        """One atomic batch: all of them or none. Else as `append`, also if it is cancelled.
+        """One atomic batch: all of them or none. Otherwise like `append`, also if it is
+        cancelled.
 
         `event_times` are datetimes, or microseconds since 1970. `idempotency_key` is that of the whole batch.
-        `producer`: the number of this batch, which the caller chooses and repeats, also after a crash. A batch that
-        the log has is not appended again: the ack has `is_duplicate`, and the offsets of the first one. Number 0
-        begins an epoch; append one batch of a producer after the other.
+        `producer`: the number of this batch, which the caller chooses and repeats, also after a crash. A
+        batch that the log has is not appended again: the ack has `is_duplicate`, and the offsets of the first
+        one. Number 0 begins an epoch; append one batch of a producer after the other.
 
         Raises, with a `producer`, `DuplicateDiffers` for other records under a number that is taken: always if
         they are more or fewer, else only for the producer's newest batch, so compare an older one with what
@@ -165,9 +167,9 @@ class Log(BelongsToProcess):
     ) -> messages.AppendAck:
         """A batch that was framed before, by `rollbook.pack_block` or by the writer of another log (`Block.data`).
 
-        Its records stay as they are, byte for byte; the server checks sizes, layout and checksum. `producer`
-        replaces the one that it bears; without one it keeps its own, if any. Else as `append_many`, also if it is
-        cancelled. Raises `InvalidBlock`, `BadChecksum`, `EntryTooLarge`.
+        Its records stay as they are, byte for byte; the server checks sizes, layout and checksum.
+        `producer` replaces its own; without one it keeps its own, if any. Otherwise like `append_many`,
+        also if it is cancelled. Raises `InvalidBlock`, `BadChecksum`, `EntryTooLarge`.
         """
         condition = condition_of(expect, epoch, must_be_empty)
         if producer is not None:
@@ -217,7 +219,7 @@ class Log(BelongsToProcess):
     async def begin_producer(self, name: str) -> messages.ProducerProgress:
         """For `writer`: the next epoch of a named producer, and how far it has come.
 
-        Raises `LogSealed`, `InvalidRequest`. Cancelled, the epoch may have begun.
+        Raises `LogSealed`, `InvalidRequest`. If it is cancelled, the epoch may have begun.
         """
         name = checked_producer_name(name)
         self._client.require_open()
@@ -245,17 +247,17 @@ class Log(BelongsToProcess):
     # --- Reading ------------------------------------------------------------------------------
 
     def read(self, start: Start = "earliest", end: int | None = None) -> AsyncIterator[Record]:
-        """From `start`, by default the first record that is kept, up to `end`, or to the tail as it is now."""
+        """From `start`, by default the first kept record, up to `end`, or to the present tail."""
         return records_of(self.bounded_events(start, end))
 
     def read_batches(
         self, start: Start = "earliest", end: int | None = None, *, anywhere: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """As `read`, many records at a time: `values()` is the fastest way to them.
+        """Like `read`, many records at a time: `values()` is the fastest way to them.
 
-        `anywhere`: records of closed segments come from any server, spread over all of them, and only the rest from
-        the log's owner. For replays by many readers; one alone has them sooner from the owner, which has the newest in
-        memory.
+        `anywhere`: records of closed segments come from any server, spread over all of them, and only the rest
+        from the log's owner. For replays by many readers; a single one is faster at the owner, which has the
+        newest in memory.
         """
         if anywhere:
             return self._batches_anywhere(start, end)
@@ -277,7 +279,7 @@ class Log(BelongsToProcess):
         first = await self.find(start)
         behind = await self.tail_offset() if end is None else parse_offset(end)
         if first >= behind:
-            return [partial(self.events, first, until=behind)]  # As `read`, it may be refused.
+            return [partial(self.events, first, until=behind)]  # Like `read`, it may be refused.
         runs = runs_of(await self.segments(), first, behind)
         return [partial(self._reader_of, each) for each in runs]
 
@@ -295,16 +297,16 @@ class Log(BelongsToProcess):
     ) -> Tail:
         """Follows the log, and ends when it is sealed. Raises `Truncated`.
 
-        `timeout`: it ends also when no record came for this many seconds. While the log's server is away it waits, for
-        ever if there is no `timeout`, and logs what it waits for. `skip_truncated`: it goes on at the head instead,
-        and logs a warning that names the records it skipped; `events` has them as a `Gap`.
+        `timeout`: it ends also when no record came for this many seconds. While the log's server is unavailable
+        it waits, for ever if there is no `timeout`, and logs what it waits for. `skip_truncated`: it goes on at
+        the head instead, and logs a warning that names the records it skipped; `events` has them as a `Gap`.
         """
         return Tail(self.events(start, skip_truncated=skip_truncated), timeout)
 
     def tail_batches(
         self, start: Start = "latest", *, skip_truncated: bool = False
     ) -> AsyncIterator[RecordBatch]:
-        """As `tail`, many records at a time. Raises `ReaderStalled` where `tail` waits on."""
+        """Like `tail`, many records at a time. Raises `ReaderStalled` where `tail` waits on."""
         return batches_of(self.events(start, skip_truncated=skip_truncated))
 
     def events(
@@ -318,7 +320,7 @@ class Log(BelongsToProcess):
     ) -> EventReader:
         """Records, and whatever else befalls a reader: caught up, gaps, progress, the seal.
 
-        `whom`: which server is asked; by default the log's owner.
+        `whom`: the server to ask; by default the log's owner.
         """
         client = self._client
         truncated = messages.OnTruncated.SKIP if skip_truncated else messages.OnTruncated.FAIL
@@ -334,7 +336,7 @@ class Log(BelongsToProcess):
         return EventReader(request, client.channels, whom or client.owners, client.config)
 
     def bounded_events(self, start: Start, end: int | None) -> EventReader:
-        """What `read` is made from."""
+        """The basis of `read`."""
         at_tail = messages.AtTail.STOP if end is None else messages.AtTail.FOLLOW
         return self.events(start, until=end, at_tail=at_tail)
 
@@ -343,17 +345,18 @@ class Log(BelongsToProcess):
     async def tail_offset(
         self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> Offset:
-        """The next offset to be given out. `"barrier"`: above whatever anybody was acked before."""
+        """The next offset to be given out. `"barrier"`: above every append that was acked
+        before."""
         return (await self.state_of_tail(consistency)).tail
 
     async def head_offset(self) -> Offset:
-        """The first one that is kept."""
+        """The first kept record."""
         return (await self.state_of_tail()).head
 
     async def state_of_tail(
         self, consistency: messages.Consistency | str = messages.Consistency.COMMITTED
     ) -> messages.LogTail:
-        """Where it begins and ends, whether it is sealed, and whose it is. `consistency`: see `tail_offset`."""
+        """Where it begins and ends, whether it is sealed, and its owner. `consistency`: see `tail_offset`."""
         wanted = messages.Consistency(consistency)
         answer: messages.LogTail = await self._client.ask(
             messages.GetTail(self.name, wanted, self.uid)
@@ -363,7 +366,7 @@ class Log(BelongsToProcess):
     async def find(
         self, position: Start | None = None, *, timestamp: datetime | None = None
     ) -> Offset:
-        """The offset that is meant by a position, or the first one that is not older than `timestamp`.
+        """The offset of a position, or the first one that is not older than `timestamp`.
 
         Raises `BeyondTail`.
         """
@@ -385,10 +388,11 @@ class Log(BelongsToProcess):
     async def truncate(
         self, before: Start, *, plan: bool = False, force_roll: bool = False
     ) -> messages.TruncateAnswer:
-        """What lies before is readable no more. `plan`: only say what would be done.
+        """Earlier records become unreadable. `plan`: only returns what would be done.
 
-        `force_roll`: of the segment that is written, too, so that its space is freed. Raises `Guarded` where
-        a protected mark is in the way. Cancelled, it may have been done or not: `head_offset` tells.
+        `force_roll`: of the segment that is written, too, so that its space is freed. Raises
+        `Guarded` where a protected mark is in the way. If it is cancelled, it may have been done
+        or not: `head_offset` tells.
         """
         answer: messages.TruncateAnswer = await self._client.ask(
             messages.Truncate(self.name, position_of(before), plan, force_roll, self.uid)
@@ -398,7 +402,7 @@ class Log(BelongsToProcess):
     async def seal(self, *, expect: int | None = None, epoch: int | None = None) -> Offset:
         """Ends the log permanently; returns its final tail. Conditions as of `append`.
 
-        Cancelled, it may be sealed or not: sealed again, it tells the same tail.
+        If it is cancelled, it may be sealed or not: sealing again returns the same tail.
         """
         condition = condition_of(expect, epoch, False)
         answer: messages.SealAnswer = await self._client.ask(
@@ -417,11 +421,12 @@ class Log(BelongsToProcess):
     ) -> messages.WriterGrant:
         """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
 
-        `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder releases it or its
-        lease is over, `"steal"` it. An error whose `outcome` is unknown may have left it to `holder`
-        under an epoch that nobody heard of: asked again by the same `attempt`, a name that you draw
-        at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if it
-        was released. Without a name only this one call asks again by itself. Cancelled, it is as in doubt.
+        `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder releases
+        it or its lease is over, `"steal"` it. An error whose `outcome` is unknown may have left it to
+        `holder` under an epoch that nobody heard of: asked again by the same `attempt`, a name that you
+        draw at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if
+        it was released. Without a name only this one call asks again by itself. If it is cancelled, the
+        outcome is in doubt.
         """
         request = messages.AcquireWriter(
             self.name,
@@ -442,7 +447,8 @@ class Log(BelongsToProcess):
         return grant
 
     async def release_writer(self, epoch: int) -> None:
-        """The next one need not wait or steal. Raises `StaleEpoch`. Cancelled, it may be held or not."""
+        """The next one need not wait or steal. Raises `StaleEpoch`. If it is cancelled, it may be
+        held or not."""
         await self._client.ask(
             messages.ReleaseWriter(self.name, parse_writer_epoch(epoch), self.uid)
         )
@@ -450,11 +456,11 @@ class Log(BelongsToProcess):
     # --- Cursors ------------------------------------------------------------------------------
 
     def cursor(self, name: str) -> Cursor:
-        """A named position; a protected one holds truncation back."""
+        """A named position; a protected one prevents truncation."""
         return Cursor(self._client.ask, self.name, parse_cursor_name(name), self.uid)
 
     async def cursors(self) -> tuple[messages.Cursor, ...]:
-        """All that the log has, by name."""
+        """All cursors of the log, by name."""
         found: list[messages.Cursor] = []
         start_after = ""
         while True:
@@ -475,8 +481,8 @@ class Log(BelongsToProcess):
     async def update(self, *, etag: str = "", **changes: Any) -> messages.LogState:
         """`update(retention_age_s=3600)`: fields of `LogConfig`, which are changed together.
 
-        `etag`: only if its configuration is still the one that has it, else `MetadataConflict`. Cancelled, it
-        may have been changed or not: `state` tells.
+        `etag`: only if its configuration is still the one that has it, else `MetadataConflict`. If it is
+        cancelled, it may have been changed or not: `state` tells.
         """
         known = {field.name for field in fields(LogConfig)}
         if unknown := sorted(set(changes) - known):
@@ -491,14 +497,15 @@ class Log(BelongsToProcess):
         return answer
 
     async def roll(self) -> SegmentId:
-        """A new segment begins, unless the one that is written is empty. Cancelled, it may or may not."""
+        """A new segment begins, unless the written one is empty. If it is cancelled, it may
+        begin or not."""
         answer: messages.RollLogAnswer = await self._client.ask(
             messages.RollLog(self.name, self.uid)
         )
         return answer.segment_id
 
     async def segments(self) -> list[messages.SegmentView]:
-        """What it is made of, oldest first."""
+        """Its segments, oldest first."""
         found: list[messages.SegmentView] = []
         start: SegmentId | None = SegmentId(0)
         while start is not None:
@@ -510,7 +517,7 @@ class Log(BelongsToProcess):
         return found
 
     async def journal(self, limit: int = 100) -> tuple[messages.JournalEvent, ...]:
-        """What befell it, newest first."""
+        """Its events, newest first."""
         answer: messages.Journal = await self._client.ask(
             messages.GetJournal(self.name, limit, self.uid)
         )

@@ -1,6 +1,6 @@
-"""What a client's servers say to be away, while it waits for them.
+"""What a client's servers report as unavailable, while it waits for them.
 
-Whatever has waited for a second has them asked, and asked again every other second; an error at the end of
+A call that has waited for a second has them asked, and again every other second; an error at the end of
 the wait names what they said.
 """
 
@@ -28,7 +28,7 @@ Ask = Callable[[], Awaitable[Outage | None]]
 
 class Outages:
     def __init__(self) -> None:
-        self.ask: Ask | None = None  # None: nobody can be asked.
+        self.ask: Ask | None = None  # None: there is no server to ask.
         self.on_look: Callable[[Outage | None], None] = _nobody  # None: no server says anything.
         self._known = Outage()
         self._known_s = -_FRESH_S
@@ -37,7 +37,7 @@ class Outages:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """For as long as an answer is waited for that should come at once."""
+        """While a response is awaited that should come at once."""
         if self.ask is None:
             yield
             return
@@ -63,7 +63,7 @@ class Outages:
             self._looking.add_done_callback(self._on_looked)
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """With what was waited for, unless it says so itself."""
+        """With the cause of the wait, unless it says so itself."""
         is_fresh = asyncio.get_running_loop().time() < self._known_s + _FRESH_S
         is_vague = isinstance(error, _EXPLAINED) and not _says_why(error)
         if is_fresh and is_vague and self._known.obstacles:

@@ -1,4 +1,4 @@
-"""Which server to ask: what is known of owners, and whom to try when nothing is known.
+"""Which server to ask: what is known of owners, and which servers to try otherwise.
 
 An owner is known by the epoch since which it owns its log: news of an older epoch are no news. It is
 forgotten when it cannot be reached, not when some time has passed.
@@ -50,7 +50,7 @@ class Owners:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """All that can be asked."""
+        """All candidates."""
         return tuple(self._servers)
 
     def address_of(self, log: LogName | None) -> str:
@@ -74,7 +74,7 @@ class Owners:
             self._servers.append(address)
 
     def meet_all(self, addresses: Iterable[str]) -> None:
-        """These are all there are now. Those that were given are not forgotten: they may come back."""
+        """These are all servers now. Given ones are not forgotten: they may come back."""
         asked = self._servers[self._next]
         known = dict.fromkeys((*self._given, *addresses))
         self._servers = list(known)[:_SERVERS_MAX]
@@ -91,7 +91,7 @@ class Owners:
         )
 
     def on_error(self, log: LogName | None, address: str, error: RollbookError) -> bool:
-        """Whether it is known whom to ask now, so that there is no reason to wait."""
+        """Whether the server to ask is known, so that there is no reason to wait."""
         if isinstance(error, NotOwner) and log is not None:
             owner, epoch = error.ids.get("owner"), error.ids.get("owner_epoch", 0)
             self.routes.on_named(str(owner))
@@ -111,7 +111,7 @@ class Owners:
         return False
 
     def _go_to_next(self) -> None:
-        """Past those that cannot be reached, unless none can."""
+        """Skips those that cannot be reached, unless none can."""
         unreachable = self.routes.unreachable
         for step in range(1, len(self._servers) + 1):
             following = (self._next + step) % len(self._servers)

@@ -1,4 +1,4 @@
-"""Batches of one writer on their way: in order, exactly once, several at a time.
+"""Batches of one writer in flight: in order, exactly once, several at a time.
 
 - Each batch bears the producer's next sequence number, and keeps it however often it is sent: the log
   recognises what it has, and takes nothing out of order.
@@ -40,15 +40,15 @@ from rollbook.proto.errors import BadFrame, InvalidRequest, QuorumTimeout, Rollb
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """The source of batches."""
 
     def take(self, *, only_full: bool) -> Batch | None:
-        """The oldest one; none of its records is added any more."""
+        """The oldest one; no more records are added to it."""
 
     def on_settled(self, batch: Batch) -> None: ...
 
     def on_stopped(self, error: RollbookError) -> None:
-        """Whatever has not been taken fails with it; its outcome is that of what was taken."""
+        """Records that were not taken fail with it; its outcome is that of those taken."""
 
 
 class Pipeline:
@@ -82,8 +82,8 @@ class Pipeline:
         self._line: AppendLine | None = None
         self._ref = 0
         self._is_proven = False  # This line has acked something.
-        self._generation = 0  # Of the line; results of older ones mean nothing.
-        self._refused: tuple[Batch, RollbookError] | None = None  # Behind others without results.
+        self._generation = 0  # Of the connection; results of older ones mean nothing.
+        self._refused: tuple[Batch, RollbookError] | None = None  # After others without results.
         self._pause: asyncio.TimerHandle | None = None
         self._last_error: RollbookError | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -111,14 +111,14 @@ class Pipeline:
             self._send(batch)
 
     def close(self, error: RollbookError) -> None:
-        """Fails what is in flight with `error`."""
+        """Fails the batches in flight with `error`."""
         self._stop(error, is_refusal=False)
 
     def _take_on(self, batch: Batch) -> bool:
         self._flight.append(batch)
         try:
             batch.pack(self.producer.next_ref, self._codec)
-        except Exception as error:  # noqa: BLE001  # Whatever it is: else who submitted it waits for ever.
+        except Exception as error:  # noqa: BLE001  # Whatever it is: otherwise its submitter waits for ever.
             self._stop(InvalidRequest(f"a batch cannot be packed: {error!r}"), is_refusal=False)
             return False
         self.producer.advance()
@@ -144,7 +144,7 @@ class Pipeline:
         self._line.submit(self._ref, batch.block, self._condition, on_result)
 
     def _leave_line(self) -> list[Batch]:
-        """What the server may have: the oldest of what is in flight."""
+        """Batches that the server may have: the oldest of those in flight."""
         line, self._line = self._line, None
         sent, self._sent = self._sent, 0
         self._generation += 1
@@ -210,7 +210,8 @@ class Pipeline:
         self._pause = self._loop.call_later(pause_s, self._go_again)
 
     def _begin_epoch(self) -> None:
-        """What is in flight goes again, from its oldest batch on: the server has taken none of it."""
+        """Batches in flight are sent again, from the oldest on: the server has accepted none of
+        them."""
         self._leave_line()
         self.producer.begin_epoch()
         for batch in self._flight:
@@ -251,7 +252,7 @@ class Pipeline:
     # --- The end ------------------------------------------------------------------------------
 
     def _stop(self, error: RollbookError, *, is_refusal: bool) -> None:
-        """Ends the writer. After a refusal the server has taken nothing that was sent later."""
+        """Ends the writer. After a refusal the server has accepted nothing that was sent later."""
         if self.failure is not None:
             return
         self.failure = error

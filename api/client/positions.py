@@ -68,7 +68,7 @@ def listed(namespace: str, prefix: str) -> tuple[str, str]:
 
 
 def milliseconds_of(seconds: float, what: str) -> int:
-    """Raises `InvalidRequest` for what no length of time is."""
+    """Raises `InvalidRequest` for an invalid length of time."""
     if not 0 <= seconds <= _SECONDS_MAX:
         raise InvalidRequest(
             f"{what} of {seconds} s is too long or negative; expected 0 to {_SECONDS_MAX} s"
@@ -97,7 +97,7 @@ def producer_of_key(key: str) -> ProducerRef:
 
 
 def checked_producer_name(name: str) -> str:
-    """Of a writer that goes on over restarts. Raises `InvalidRequest`."""
+    """Of a writer that continues after restarts. Raises `InvalidRequest`."""
     if (
         type(name) is not str
         or not 1 <= len(name.encode(errors="replace")) <= PRODUCER_ID_BYTES_MAX
@@ -115,7 +115,7 @@ def checked_producer_name(name: str) -> str:
 
 
 def checked_producer(producer: ProducerRef) -> ProducerRef:
-    """Raises `InvalidRequest` for one that no block can bear, which types alone do not exclude."""
+    """Raises `InvalidRequest` for one that fits into no block, which types alone do not exclude."""
     if not isinstance(producer, ProducerRef):
         raise InvalidRequest(
             f"producer={producer!r:.80} is no ProducerRef",

@@ -1,4 +1,4 @@
-"""How a client numbers its batches, so that a log recognises what is sent again (LS6).
+"""How a client numbers its batches, so that a log recognises repeated ones (LS6).
 
 A log forgets a producer that has been silent for `dedupe_age_s`, or when too many others were used later.
 Then it refuses whatever has not number 0, and the producer begins its next epoch:
@@ -11,9 +11,9 @@ Then it refuses whatever has not number 0, and the producer begins its next epoc
 To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So
 one that is in doubt is repeated only for as long as the log surely remembers (`may_repeat`).
 
-A **named** producer keeps its id over restarts of its program. The log gives it its epoch, and says how far it has
-come (LS15). If the log does not know it any more, or a newer epoch has begun, its writer ends: nobody may go on
-under a name without asking the log.
+A **named** producer keeps its id over restarts of its program. The log assigns its epoch, and says how far
+it has come (LS15). If the log no longer knows it, or a newer epoch has begun, its writer ends: a name must
+not be continued without asking the log.
 """
 
 import os
@@ -33,7 +33,7 @@ class Producer:
     __slots__ = ("_epoch", "_id", "_seq", "name")
 
     def __init__(self, name: str = "", epoch: int = 0) -> None:
-        """`name`: of a named one, whose epoch the log has given."""
+        """`name`: of a named one, whose epoch the log has assigned."""
         self.name: Final = name
         self._id: Final = name.encode() or os.urandom(PRODUCER_ID_BYTES)
         self._epoch, self._seq = epoch, 0
@@ -47,11 +47,12 @@ class Producer:
         self._seq += 1
 
     def begin_epoch(self) -> None:
-        """Whatever bears an older epoch is refused as soon as the log has a batch of this one."""
+        """Batches of older epochs are refused as soon as the log has one of this epoch."""
         self._epoch, self._seq = self._epoch + 1, 0
 
     def explained(self, error: RollbookError) -> RollbookError:
-        """What ends the writer, with what a caller of a named producer can do about it."""
+        """The error that ends the writer, with what a caller of a named producer can do about
+        it."""
         if self.name and isinstance(error, ProducerFenced):
             error.message = f"another program has begun to append as producer {self.name!r}"
             error.next_step = "end this program; only the newest one of a name may append"
@@ -62,7 +63,7 @@ class Producer:
 
 
 class Resumed:
-    """Where a named producer goes on, as the log said when its epoch began."""
+    """Where a named producer continues, as the log said when its epoch began."""
 
     __slots__ = ("_name", "_progress")
 
@@ -72,7 +73,7 @@ class Resumed:
 
     @property
     def at(self) -> int:
-        """How many records it has appended. Raises `InvalidRequest` if nobody knows."""
+        """How many records it has appended. Raises `InvalidRequest` if it is not known."""
         records = self._known.records
         if records is None:
             raise InvalidRequest(

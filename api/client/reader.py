@@ -65,7 +65,7 @@ class RecordBatch:
         return f"<RecordBatch of {len(self)} records: offsets {self.base_offset} to {self.next_offset - 1}>"
 
     def values(self) -> list[bytes]:
-        """The fastest way to all of them."""
+        """The fastest access to all of them."""
         found: list[bytes] = []
         for block in self.blocks:
             found += block.values()
@@ -108,7 +108,7 @@ class Whom(Protocol):
 
 
 class EventReader:
-    """What happens to a log from a position on: `async for event in …`, or `next`."""
+    """The events of a log from a position on: `async for event in …`, or `next`."""
 
     def __init__(
         self,
@@ -133,12 +133,12 @@ class EventReader:
         self._tail: Offset | None = (
             None  # When the stream began, by its first event; for bounded reads.
         )
-        self._moving_to = ""  # Where the server before has sent us.
+        self._moving_to = ""  # The server named by the previous one.
         self._heard_at = self._loop.time()  # From anybody.
         self._due = 0.0  # When this server has been silent for too long.
         self._stuck = 0
         self._last_progress: messages.Progress | None = None
-        self._trouble: RollbookError | None = None  # Since somebody was heard.
+        self._trouble: RollbookError | None = None  # Since a server last responded.
         self._batches: deque[RecordBatch] = (
             deque()
         )  # Of the last event, to be returned before more is read.
@@ -166,7 +166,7 @@ class EventReader:
         self.let_go()
 
     def let_go(self) -> None:
-        """As `aclose`, on the client's loop."""
+        """Like `aclose`, on the client's loop."""
         self.is_over = True
         self._hang_up()
 
@@ -200,7 +200,7 @@ class EventReader:
         spans = [span_of(block) for block in event.blocks]
         tiles = all(end == start for (_, end), (start, _) in pairwise(spans))
         start, end = event.base_offset, event.next_offset
-        # Each of them holds some: else readers by block would find one twice, or miss one.
+        # Each of them holds some: otherwise readers by block would find one twice, or miss one.
         covers = spans and spans[0][0] <= start < spans[0][1] and spans[-1][0] < end <= spans[-1][1]
         if not tiles or not covers or start >= end:
             raise BadFrame(
@@ -270,7 +270,7 @@ class EventReader:
         return event
 
     async def _first(self) -> messages.ReadEvent | None:
-        """Which comes at once, unless something is away."""
+        """It comes at once, unless something is unavailable."""
         with self._owners.outages.waiting():
             event = await self._read()
         self._is_new = False
@@ -384,8 +384,8 @@ async def records_of(reader: EventReader) -> AsyncIterator[Record]:
 class Tail:
     """Records as they come: `async for record in tail`, or `await tail.poll(timeout)`. Close it with `aclose`.
 
-    It waits for the log's server for as long as that is away, and says on the logger what it waits for. Tasks that share
-    it get each record once: it goes to one of them.
+    It waits for the log's server for as long as that is unavailable, and logs what it waits for. Tasks
+    that share it get each record once: it goes to one of them.
     """
 
     def __init__(self, reader: EventReader, timeout: float | None = None) -> None:
@@ -404,7 +404,7 @@ class Tail:
     async def poll(self, timeout: float | None = None) -> Record | None:  # noqa: ASYNC109  # It polls.
         """The next record. None: none came within this many seconds, or `is_over`.
 
-        Raises `Truncated`, `DataLost`. Cancelled, it misses nothing: ask again.
+        Raises `Truncated`, `DataLost`. If it is cancelled, it misses nothing: ask again.
         """
         while (record := next(records := self._records, None)) is None:
             if not await self._take(records, timeout):
@@ -412,7 +412,7 @@ class Tail:
         return record
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Ends when the log is sealed, or no record came for as long as `timeout` says."""
+        """Ends when the log is sealed, or no record has come for `timeout`."""
         while True:
             for record in (records := self._records):
                 yield record
@@ -425,7 +425,8 @@ class Tail:
         return record
 
     async def aclose(self) -> None:
-        """The server is asked to send no more. A loop or a poll in another task ends. Idempotent. At once, cancelled or not."""
+        """The server is asked to send no more. A loop or a poll in another task ends. Idempotent. At once,
+        cancelled or not."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()
@@ -433,14 +434,14 @@ class Tail:
         self._reader.let_go()
 
     def __del__(self) -> None:
-        """What is left by its program, such as a task that was cancelled, is closed by the loop."""
+        """What its program leaves, such as a cancelled task, is closed by the loop."""
         if not self._loop.is_closed() and not self._reader.is_over:
             if self._ahead is not None:
                 self._loop.call_soon_threadsafe(self._ahead.cancel)
             self._loop.call_soon_threadsafe(self._reader.let_go)
 
     async def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:  # noqa: ASYNC109  # Of `poll`.
-        """Waits for the records after those that are used up; False: none came in that time, or there are no more."""
+        """Waits for the records after the used ones; False: none came in that time, or there are no more."""
         due = None if timeout is None else self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(due):
@@ -462,7 +463,8 @@ class Tail:
         while not self.is_over:
             ahead = self._ahead = self._ahead or self._loop.create_task(self._reader.next())
             left = None if due is None else max(due - self._loop.time(), 0)
-            await asyncio.wait((ahead,), timeout=left)  # Cancelled, it goes on for the next call.
+            # If it is cancelled, it continues for the next call.
+            await asyncio.wait((ahead,), timeout=left)
             if not ahead.done():
                 return None
             if self._ahead is not ahead:

@@ -1,4 +1,4 @@
-"""Where the records of a writer gather until they are sent: full batches, and one that is being filled.
+"""Where a writer's records gather until they are sent: full batches, and one that is being filled.
 
 It knows no loop and no thread: callers that share it between threads lock around each call.
 """
@@ -23,14 +23,14 @@ from rollbook.proto.errors import (
     RollbookError,
 )
 
-_OFFSET_BYTES: Final = 4  # What a block needs for each value besides it.
+_OFFSET_BYTES: Final = 4  # The block's overhead for each value.
 _BLOCK_BYTES: Final = 1024  # Its header and directory, generously.
 _EXTRA_BYTES: Final = 64  # Offsets and times of keys and headers, generously.
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a writer's records, counted batch by batch."""
+    """The outcomes of a writer's records, counted batch by batch."""
 
     acked: int = 0
     in_doubt: int = 0  # They may have been appended.
@@ -51,7 +51,7 @@ class Tally:
             self.in_doubt += batch.records
 
     def __str__(self) -> str:
-        """Of the records that were not acknowledged."""
+        """The number of records that were not acknowledged."""
         return (
             f"{self.unacked} of the submitted records are not acknowledged "
             f"({self.in_doubt} may have been appended, {self.not_appended} were not)"
@@ -60,7 +60,7 @@ class Tally:
 
 class Gathering:
     def __init__(self, config: LogClientConfig, log: LogConfig, clock: Callable[[], float]) -> None:
-        """`clock` tells the loop's time."""
+        """`clock` returns the loop's time."""
         body_bytes_max = log.batch_bytes_max - _BLOCK_BYTES
         self._records_max = min(config.batch_records_max, log.batch_records_max)
         self._bytes_max = min(config.batch_bytes_max, body_bytes_max)
@@ -70,7 +70,7 @@ class Gathering:
         self._timeout_s = config.timeout_s
         self._clock = clock
         self._room = 0  # Bytes that still go into the open batch.
-        self._unsettled: dict[Batch, int] = {}  # How much they hold of the window; in order.
+        self._unsettled: dict[Batch, int] = {}  # Their sizes within the window; in order.
         self._unsettled_bytes = 0
         self._full: deque[Batch] = deque()
         self._open: Batch | None = None
@@ -78,14 +78,14 @@ class Gathering:
         self._takes_records = True
         self._is_begun = True
         self._failed: list[Batch] = []  # At most a window of them.
-        self.newest: Batch  # Where the record is that was added last; from the first on.
+        self.newest: Batch  # The place of the last added record; from the first on.
         self.failure: RollbookError | None = None  # Its outcome: of all that was sent.
         self.is_noticed = False  # The caller has seen the failure.
         self.tally = Tally()  # Of the records that are settled.
 
     @property
     def has_room(self) -> bool:
-        """For a record of any size. What is full beyond it is one batch at most."""
+        """For a record of any size. A full one beyond it is one batch at most."""
         return (
             self._unsettled_bytes < self._window_bytes
             and len(self._unsettled) < self._window_batches
@@ -93,7 +93,7 @@ class Gathering:
 
     @property
     def last(self) -> Batch | None:
-        """The newest that is not settled: with it all before it are."""
+        """The newest that is not settled: once it is, all earlier ones are."""
         return next(reversed(self._unsettled), None)
 
     @property
@@ -123,7 +123,7 @@ class Gathering:
         index = len(values)
         size = len(value)
         room = self._room - size - _OFFSET_BYTES
-        if (  # The rare cases in one condition, so that most records pay for one test only.
+        if (  # The rare cases in one condition, so that most records need one test only.
             room < 0
             or index >= self._records_max
             or size > self._record_bytes_max
@@ -144,7 +144,7 @@ class Gathering:
         headers: TextHeaders | None,
         event_time_us: int | None,
     ) -> int:
-        """Whatever the record is, and whether the open batch has room for it or not."""
+        """For any record, and whether the open batch has room for it or not."""
         value = self._checked(value)
         size = len(value)
         has_extras = key is not None or headers or event_time_us is not None
@@ -187,14 +187,14 @@ class Gathering:
         self._takes_records = False
 
     def wait_for_begin(self) -> None:
-        """No record is taken before `on_begun`."""
+        """No record is accepted before `on_begun`."""
         self._is_begun = False
 
     def on_begun(self) -> None:
         self._is_begun = True
 
     def stop(self, error: RollbookError) -> list[Batch]:
-        """Nothing more is taken in; what was never sent."""
+        """Nothing more is accepted; returns what was never sent."""
         self._shut()
         self.failure = error
         never_sent = list(self._full)
@@ -244,7 +244,7 @@ class Gathering:
 
 
 def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
-    """What is wrong with one record is refused here: later it would be its batch's."""
+    """A faulty record is refused here: later it would fail its batch."""
     for name in headers or ():
         check_header_name(name)
     for each in (key or b"", *(headers or {}).values()):

@@ -1,6 +1,6 @@
-"""What a record may be made of: keys and headers as text, event times as datetimes.
+"""The types for records: keys and headers as text, event times as datetimes.
 
-Text is encoded as UTF-8. A record's value stays bytes: what a program means by text, it encodes itself.
+Text is encoded as UTF-8. A record's value stays bytes: a program encodes text itself.
 """
 
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ from typing import Final
 
 from rollbook.proto.errors import QuorumTimeout, RollbookError, ServerUnreachable
 
-SERVER_ID: Final = "server"  # Of an error: the entry says so of the server behind it.
+SERVER_ID: Final = "server"  # Of an error: the entry reports it about the server behind it.
 _SERVERS_MAX: Final = 256
 _REFUSED: Final = "connection refused"
 
@@ -58,7 +58,7 @@ class RelayRoutes:
             self._refused[server] = True
 
     def on_error(self, server: str, error: RollbookError) -> bool:
-        """What a call to it ended with. Whether there is another way to it now, so that it may be asked at once."""
+        """The outcome of a call to it. Whether there is another way to it now, so that it may be asked at once."""
         before = self.entry_to(server)
         is_unreached = isinstance(error, ServerUnreachable)
         if before and is_unreached and error.ids.get(SERVER_ID) == server:

@@ -1,4 +1,4 @@
-"""After which pause a failed attempt is repeated; `core/retry_rules.py` says whether it is."""
+"""The pause before a failed attempt is repeated; `core/retry_rules.py` says whether it is."""
 
 import random
 from typing import Final
@@ -20,7 +20,7 @@ class Pauses:
         self._attempts = 0
 
     def next_s(self, error: RollbookError, *, is_known: bool) -> float:
-        """`is_known`: it is known whom to ask now; taken at its word a few times in a row."""
+        """`is_known`: the server to ask is known; trusted a few times in a row."""
         self._attempts += 1
         if is_known and self._attempts <= 3:
             return 0.0

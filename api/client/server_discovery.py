@@ -1,8 +1,8 @@
 """Keeps a client acquainted with the servers that there are.
 
-A client with one configured address must learn others before that server is gone. So it requests the list as
-soon as a server answers, and again from time to time, since servers come and go; after a failure soon. What
-was learned last is kept as long as nothing newer is heard.
+A client with one configured address must learn others before that server is gone. So it requests
+the list as soon as a server answers, and again from time to time, since servers come and go;
+after a failure soon. The last known list is kept as long as there is no newer one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rollbook.proto.errors import RollbookError
 
 _EVERY_S: Final = 20.0
 _AGAIN_S: Final = 0.5
-_FIRST_S: Final = 1.0  # Nobody waits longer for the first answer.
+_FIRST_S: Final = 1.0  # No caller waits longer for the first response.
 
 _chance: Final = random.Random()
 

@@ -1,7 +1,8 @@
 """A replay that all servers share: closed segments from any of them, the rest from the owner.
 
-Segments that follow each other are read as one run, up to `RUN_BYTES`. Which server a run is asked of follows from the log
-and the run's first segment, so that many readers use all servers, and those of the same records the same one.
+Segments that follow each other are read as one run, up to `RUN_BYTES`. Which server serves a run follows from
+the log and the run's first segment, so that many readers use all servers, and those of the same records the same
+one.
 """
 
 import zlib
@@ -56,7 +57,7 @@ def runs_of(
 
 
 class AnyServer:
-    """Whom to ask for one run, in place of `Owners`: the next server after each failure."""
+    """The server to ask for one run, instead of `Owners`: the next one after each failure."""
 
     def __init__(self, owners: Owners, log: LogName, segment: SegmentId) -> None:
         self._owners = owners

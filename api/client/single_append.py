@@ -1,7 +1,7 @@
 """`log.append`: one batch, and its ack.
 
-Each append that is under way has a producer of its own, so that the failure of one does not affect
-others; the next append takes the producer over. One whose last append is in doubt goes on in a new
+Each append in flight has a producer of its own, so that the failure of one does not affect
+others; the next append reuses the producer. One whose last append is in doubt goes on in a new
 epoch, which fences that append; so does one that the log has forgotten (`producer.py`).
 """
 
@@ -51,7 +51,7 @@ class Records:
     def pack(self, producer: ProducerRef, codec: Codec) -> bytes:
         try:
             return _packed(self, producer, codec)
-        except (TypeError, InvalidRequest):  # Looked for now: before, it would cost each record.
+        except (TypeError, InvalidRequest):  # Checked now: earlier, it would cost each record.
             _require_bytes("record", self.values)
             plain = self._plain()
             _require_bytes("key", [each for each in plain.keys or () if each is not None])
@@ -125,7 +125,8 @@ class Appender:
         condition: Condition | None,
         timeout_s: float | None,
     ) -> AppendAck:
-        """Under a number of the caller's: no other one is tried. Cancelled, it may have been appended or not."""
+        """Under a number of the caller's: no other one is tried. If it is cancelled, it may have been
+        appended or not."""
         return await self.append_framed(
             records.pack(ref, self._codec), ref.seq, condition, timeout_s
         )
@@ -133,7 +134,8 @@ class Appender:
     async def append_framed(
         self, block: bytes, seq: int, condition: Condition | None, timeout_s: float | None
     ) -> AppendAck:
-        """`seq`: the number that the block bears. Cancelled, it may have been appended or not."""
+        """`seq`: the number that the block bears. If it is cancelled, it may have been appended
+        or not."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         try:
             with self._owners.outages.waiting():
@@ -145,7 +147,7 @@ class Appender:
     async def append(
         self, records: Records | Framed, condition: Condition | None, timeout_s: float | None
     ) -> AppendAck:
-        """Cancelled, it may have been appended or not."""
+        """If it is cancelled, it may have been appended or not."""
         due = asyncio.get_running_loop().time() + self._config.timeout_of(timeout_s)
         producer = self._idle.pop() if self._idle else Producer()
         try:
@@ -239,7 +241,7 @@ def _tell(
     result: "asyncio.Future[Any]", ack: AppendAck | None, error: RollbookError | None
 ) -> None:
     if result.done():
-        return  # Nobody waits any more.
+        return  # There is no waiter any more.
     if error is not None:
         result.set_exception(error)
     else:

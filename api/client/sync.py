@@ -10,8 +10,8 @@
         for record in log.read():
             print(record.offset, record.value)
 
-A thin face: one thread runs the loop of all clients, and each call waits there for what it says.
-Calls may come from any thread.
+A thin layer: one thread runs the loop of all clients, and each call waits for its result. Calls
+may come from any thread.
 """
 
 import asyncio
@@ -115,8 +115,8 @@ _making = threading.Lock()
 
 
 def _shared_thread() -> LoopThread:
-    """One for all clients of the process, and for as long as it lives: gRPC's poller, of which there
-    is one in a process, calls a loop that it has once seen, closed or not.
+    """One for all clients of the process, and for as long as it lives: gRPC's poller, of which
+    there is one in a process, calls a loop that it has once seen, closed or not.
     """
     with _making:
         if not _threads:
@@ -126,7 +126,7 @@ def _shared_thread() -> LoopThread:
 
 @atexit.register
 def _close_all() -> None:
-    """Python prints what is raised here; the exit code stays as it is."""
+    """Python prints errors raised here; the exit code stays as it is."""
     if not (_threads and _threads[-1].is_alive and is_own_process()):
         return
 
@@ -141,7 +141,7 @@ def _close_all() -> None:
 
 
 def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
-    """What the methods of a face do not say of themselves their twins say for them: `help` shows it."""
+    """Methods without a docstring get their twin's: `help` shows it."""
 
     def tell(face: type[F]) -> type[F]:
         for name, what in vars(face).items():
@@ -154,7 +154,7 @@ def with_docstrings_of(twin: type) -> Callable[[type[F]], type[F]]:
 
 @with_docstrings_of(aio.Client)
 class SyncClient(BelongsToProcess):
-    """`Client`, call by call. What is said there of being cancelled goes for KeyboardInterrupt here."""
+    """`Client`, call by call. What it says of being cancelled holds for KeyboardInterrupt here."""
 
     def __init__(self, thread: LoopThread, client: aio.Client) -> None:
         self._thread = thread
@@ -227,7 +227,7 @@ class SyncClient(BelongsToProcess):
         return self._thread.run(self._client.ask(word, timeout_s=timeout_s, server=server))
 
     def inside(self) -> tuple[LoopThread, aio.Client]:
-        """For other faces like this one: the client, and the thread on which it is used."""
+        """For other layers like this one: the client, and the thread on which it is used."""
         return self._thread, self._client
 
     def close(self, *, timeout_s: float | None = None) -> None:
@@ -370,7 +370,8 @@ class SyncLog(BelongsToProcess):
                 for line in lines[writer.resumed_at:]:
                     writer.submit(line)
 
-        Raises `ClientClosed`, `InvalidRequest`, and with a `producer` what keeps the log from answering.
+        Raises `ClientClosed`, `InvalidRequest`, and with a `producer` the error that keeps the log
+        from answering.
         """
         if producer is None:
             return self._log.sync_writer(self._thread, epoch=epoch)
@@ -437,7 +438,7 @@ class SyncLog(BelongsToProcess):
                 warn_of_skipped(event)
 
     def _events(self, make: Callable[[], EventReader]) -> Iterator[Event]:
-        """The next event is fetched while the one before is looked at."""
+        """The next event is fetched while the previous one is used."""
         reader = self._thread.call(make)
         ahead = self._thread.submit(reader.next())
         try:
@@ -525,8 +526,8 @@ class SyncLog(BelongsToProcess):
 class SyncTail(ClosedByWith):
     """Records as they come: `for record in tail`, or `tail.poll(timeout)`. Close it, or leave it to the garbage collector.
 
-    It waits for the log's server for as long as that is away, and says on the logger what it waits for. Threads that share
-    it get each record once: it goes to one of them.
+    It waits for the log's server for as long as that is unavailable, and logs what it waits for. Threads
+    that share it get each record once: it goes to one of them.
     """
 
     def __init__(
@@ -553,7 +554,7 @@ class SyncTail(ClosedByWith):
         return record
 
     def __iter__(self) -> Iterator[Record]:
-        """Ends when the log is sealed, or no record came for as long as `timeout` says."""
+        """Ends when the log is sealed, or no record has come for `timeout`."""
         while True:
             yield from (records := self._records)
             if not self._take(records, self._timeout):
@@ -578,7 +579,7 @@ class SyncTail(ClosedByWith):
             self.close()
 
     def _take(self, used_up: Iterator[Record], timeout: float | None) -> bool:
-        """Waits for the records after those that are used up; False: none came in that time, or there are no more."""
+        """Waits for the records after the used ones; False: none came in that time, or there are no more."""
         due = None if timeout is None else monotonic() + timeout
         if not self._taking.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
             return False
@@ -594,7 +595,7 @@ class SyncTail(ClosedByWith):
             self._taking.release()
 
     def _next_event(self, due: float | None) -> Event | None:
-        """The one after it is fetched while it is looked at."""
+        """The next one is fetched while it is used."""
         while not self.is_over:
             ahead = self._ahead or self._thread.submit(self._reader.next())
             self._ahead = ahead
@@ -630,12 +631,12 @@ class SyncTailsWatch(ClosedByWith):
 
     @property
     def known(self) -> Mapping[LogName, messages.TailOfLog]:
-        """The tails of all logs that there are, as far as they are known: a copy."""
+        """The tails of all logs, as far as they are known: a copy."""
         return self._thread.call(lambda: dict(self._watch.known))
 
     @property
     def unreached(self) -> Mapping[str, RollbookError]:
-        """Servers that cannot be heard, and why."""
+        """Servers that cannot be reached, and why."""
         return self._thread.call(lambda: dict(self._watch.unreached))
 
     @property

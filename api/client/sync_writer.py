@@ -35,13 +35,13 @@ class SyncSubmission:
         self._index = index
 
     def done(self) -> bool:
-        """Whether it is known what became of it."""
+        """Whether its outcome is known."""
         return self._batch.is_settled
 
     def result(self, timeout: float | None = None) -> Offset:
         """Waits for its offset; not longer than the client's own timeout, whatever happens.
 
-        Raises what became of it, and `TimeoutError` if it is not known yet.
+        Raises its error, and `TimeoutError` if the outcome is not known yet.
         """
         if not self._batch.is_settled and not wait_for(self._batch, timeout):
             raise TimeoutError("it is on its way")
@@ -50,7 +50,7 @@ class SyncSubmission:
     def add_done_callback(self, callback: Callable[["SyncSubmission"], None]) -> None:
         """Called on the client's thread, which it must not block; at once, if it is done.
 
-        What it raises is logged, as futures do it: nobody is there to hear of it.
+        Its errors are logged, as futures do it: no caller would see them.
         """
         is_called = threading.Lock()  # The first to acquire it calls.
 
@@ -67,7 +67,7 @@ class SyncSubmission:
 
 
 def wait_for(batch: Batch, timeout: float | None) -> bool:
-    """Whether it is settled. The other thread settles it first and then tells who waits."""
+    """Whether it is settled. The other thread settles it first and then wakes the waiters."""
     require_own_process()
     told = threading.Event()
     batch.waiters.append(told.set)
@@ -75,7 +75,7 @@ def wait_for(batch: Batch, timeout: float | None) -> bool:
 
 
 class SyncWriter(BelongsToProcess):
-    """As `Writer`; `submit` blocks while the window is full, `try_submit` raises `Overloaded`."""
+    """Like `Writer`; `submit` blocks while the window is full, `try_submit` raises `Overloaded`."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class SyncWriter(BelongsToProcess):
 
     @property
     def tally(self) -> Tally:
-        """What became of the records that were submitted, as far as it is known."""
+        """The outcomes of the submitted records, as far as they are known."""
         return self._gathering.tally
 
     @property
     def resumed_at(self) -> int:
-        """As that of `Writer`."""
+        """Like that of `Writer`."""
         return self._resumed.at
 
     @property
     def last_offset(self) -> Offset | None:
-        """As that of `Writer`."""
+        """Like that of `Writer`."""
         return self._resumed.last_offset
 
     def submit(
@@ -134,7 +134,7 @@ class SyncWriter(BelongsToProcess):
     ) -> SyncSubmission:
         """On its way without any flush, once there is room; its `result()` is its offset.
 
-        Raises `EntryTooLarge`, and what has ended the writer.
+        Raises `EntryTooLarge`, and the error that ended the writer.
         """
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
@@ -153,7 +153,7 @@ class SyncWriter(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> SyncSubmission:
-        """As `submit`, but raises `Overloaded` if there is no room now."""
+        """Like `submit`, but raises `Overloaded` if there is no room now."""
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
         gathering = self._gathering
@@ -168,7 +168,7 @@ class SyncWriter(BelongsToProcess):
         return SyncSubmission(batch, index)
 
     def flush(self) -> None:
-        """Waits until all that was submitted is durable. Raises what has ended the writer."""
+        """Waits until all that was submitted is durable. Raises the error that ended the writer."""
         with self._lock:
             last = self._gathering.last
         if last is not None:
@@ -192,7 +192,7 @@ class SyncWriter(BelongsToProcess):
             raise loss.error()
 
     async def drain(self) -> None:
-        """On the client's thread: refuses later submits; waits until it is known what became of the others."""
+        """On the client's thread: refuses later submits; waits until the outcomes of the others are known."""
         with self._lock:
             self._gathering.refuse_more()
             last = self._gathering.last
@@ -200,12 +200,12 @@ class SyncWriter(BelongsToProcess):
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
-        """Records that were not acknowledged, of which the caller has heard nothing; once."""
+        """Records that were not acknowledged, and not reported to the caller; once."""
         with self._lock:
             return take_loss(self._name, self._gathering)
 
     def warn_of_pending(self) -> None:
-        """Where a caller that is cancelled hears of no loss."""
+        """Where a cancelled caller sees no loss."""
         with self._lock:
             pending = self._gathering.pending
         on_ended(self._name, pending)
@@ -224,7 +224,7 @@ class SyncWriter(BelongsToProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What was submitted before an exception is sent, too; then the exception matters more."""
+        """Records submitted before an exception are sent, too; then the exception matters more."""
         try:
             self.close()
         except RollbookError as unacked:
@@ -240,7 +240,7 @@ class SyncWriter(BelongsToProcess):
             return self._gathering.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
-        """It is known what became of it."""
+        """Its outcome is known."""
         with self._has_changed:
             self._gathering.settle(batch)
             self._has_changed.notify_all()

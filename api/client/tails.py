@@ -1,8 +1,8 @@
 """`client.tails`: the tails of many logs, kept up to date, from all servers.
 
-Each server answers for some of the logs; one stream to each, and one picture of what they say together
-(`logservice/core/log_tails.py`). Messages name the servers, so that one that comes is listened to at once. A stream
-that breaks begins again; meanwhile what its server has said stays as it is, and `unreached` says why.
+Each server answers for some of the logs; one stream to each, and one merged state
+(`logservice/core/log_tails.py`). Messages name the servers, so that a new one is watched at once. A
+broken stream begins again; in the meantime its server's reports stay, and `unreached` says why.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rollbook.proto.errors import (
 )
 
 _MISSED_MAX: Final = 2  # Heartbeats; then a server is asked again.
-_ASK_AGAIN_S: Final = 1.0  # While no server of those that were named can be heard.
+_ASK_AGAIN_S: Final = 1.0  # While none of the named servers can be reached.
 _MESSAGE: Final = message_of(messages.Tails)
 
 AskServers = Callable[[], Awaitable[Iterable[str]]]
@@ -43,7 +43,7 @@ AskServers = Callable[[], Awaitable[Iterable[str]]]
 class TailsWatch:
     """Made by `Client.tails`. Close it, or use `async with`.
 
-    `known` is always what the servers have said until now: looking at it asks nobody.
+    `known` is always the reported state: reading it asks no server.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TailsWatch:
         config: LogClientConfig,
         ask_servers: AskServers,
     ) -> None:
-        self.unreached: dict[str, RollbookError] = {}  # Servers that cannot be heard, and why.
+        self.unreached: dict[str, RollbookError] = {}  # Servers that cannot be reached, and why.
         self._data = pack(request).SerializeToString()
         self._patience_s = _MISSED_MAX * request.heartbeat_ms / 1000
         self._channels, self._config, self._ask_servers = channels, config, ask_servers
@@ -62,25 +62,27 @@ class TailsWatch:
         self._has_news = asyncio.Event()
         self._was_complete = False
         self._failure: RollbookError | None = None
-        self._trouble: RollbookError | None = None  # No server says which servers there are.
+        self._trouble: RollbookError | None = None  # No server returns the list of servers.
         self._is_closed = False
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._meeting = self._loop.create_task(self._meet())
 
     @property
     def known(self) -> Mapping[LogName, messages.TailOfLog]:
-        """The tails of all logs that there are, as far as they are known."""
+        """The tails of all logs, as far as they are known."""
         return self._merged.known
 
     @property
     def is_complete(self) -> bool:
-        """All servers have said all that they know."""
+        """All servers have reported everything."""
         return self._merged.is_complete
 
     async def ready(self, timeout_s: float | None = None) -> Mapping[LogName, messages.TailOfLog]:
-        """Waits until all servers have said all that they know; `known`. `timeout_s`: by default that of the client.
+        """Waits until all servers have reported everything; returns `known`. `timeout_s`: by default that of the
+        client.
 
-        Raises `QuorumTimeout`, which names the servers that could not be heard. Cancelled, the watch goes on.
+        Raises `QuorumTimeout`, which names the servers that could not be reached. If it is
+        cancelled, the watch goes on.
         """
         try:
             async with asyncio.timeout(self._config.timeout_of(timeout_s)):
@@ -98,9 +100,10 @@ class TailsWatch:
         return self.known
 
     async def next(self, timeout_s: float | None = None) -> messages.Tails | None:
-        """What has changed since the last call, or all at first: once for each log. None: nothing has in that time.
+        """The changes since the last call, or everything at first: once for each log. None: nothing has in that
+        time.
 
-        Raises what has ended the watch. Cancelled, no news is lost: ask again.
+        Raises the error that ended the watch. If it is cancelled, no news is lost: ask again.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -124,7 +127,7 @@ class TailsWatch:
         return news
 
     async def aclose(self) -> None:
-        """Idempotent. Cancelled, it is closed all the same."""
+        """Idempotent. If it is cancelled, it is still closed."""
         self._is_closed = True
         self._has_news.set()
         tasks = [self._meeting, *self._streams.values()]
@@ -166,7 +169,7 @@ class TailsWatch:
         )
 
     async def _meet(self) -> None:
-        """Asks which servers there are as long as none of them can be heard."""
+        """Asks for the list of servers as long as none of them can be reached."""
         while True:
             if len(self.unreached) == len(self._streams):
                 try:

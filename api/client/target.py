@@ -1,4 +1,4 @@
-"""Which cluster a program means, and what it shows there: as it says, or as the shell would choose.
+"""A program's cluster, and its credentials there: as it says, or as the shell would choose.
 
 connect("log://…")      that one, with what `connect` is given, and nothing from the environment
 connect()               ROLLBOOK_SERVER with ROLLBOOK_TOKEN_FILE; else the context ROLLBOOK_CONTEXT, or the
@@ -36,7 +36,7 @@ class Target:
         insecure: bool,
         tls_name: str = "",
     ) -> "Target":
-        """By what a program says itself."""
+        """By the program's own arguments."""
         return replace(
             self,
             token=token or self.token,

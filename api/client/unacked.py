@@ -1,4 +1,4 @@
-"""What a client says of records that were submitted and are not acknowledged (PC1)."""
+"""A client's report about records that were submitted and are not acknowledged (PC1)."""
 
 import logging
 import warnings
@@ -17,7 +17,7 @@ _NEXT_STEP: Final = "read the end of the log before you submit them again"
 
 @dataclass(frozen=True, slots=True)
 class UnackedRecords:
-    """What one writer could not get acknowledged, of which its caller has seen no error."""
+    """Unacknowledged records of one writer whose caller has seen no error."""
 
     log: LogName
     tally: Tally
@@ -61,7 +61,7 @@ def error_of(losses: Iterable[UnackedRecords]) -> RecordsUnacked | None:
 
 
 def attach(error: RollbookError, to: BaseException) -> None:
-    """Where another exception is on its way and matters more: it carries the news along."""
+    """If another exception is being raised and matters more: it carries the report along."""
     _logger.warning("records_unacked: %s", error)
     to.add_note(f"{type(error).__name__}: {error}")
 

@@ -1,9 +1,8 @@
-"""One question, one answer: asked of the right server, and again where that does no harm.
+"""One request, one response: sent to the right server, and again where that does no harm.
 
-Every change that can be asked for may be repeated: made twice it is as if it had been made once. An answer
-that refuses it after an attempt whose end nobody heard of says therefore nothing for certain, and is
-raised as in doubt. Acquiring a log has a named attempt, so that a retry is
-not refused because of the first request.
+Every change that can be asked for may be repeated: made twice it is as if it had been made once. A
+refusal after an attempt with an unknown outcome therefore proves nothing, and is raised as in doubt.
+Acquiring a log has a named attempt, so that a retry is not refused because of the first request.
 """
 
 import asyncio
@@ -74,7 +73,7 @@ class Calls:
         connect_due = min(due, loop.time() + self._config.connect_s)
         pauses, is_doubtful = Pauses(self._config), False
         told_to_ask = (
-            ""  # What is for one server alone, and for no log, goes where any other one sends it.
+            ""  # A request for one server only, and for no log, is redirected like any other.
         )
         while True:
             if self.is_closed:
@@ -111,7 +110,7 @@ class Calls:
             await asyncio.sleep(pause_s)
 
     def _share_of(self, left_s: float) -> float:
-        """Of the time that is left, so that there is some for another attempt."""
+        """Of the remaining time, so that there is some for another attempt."""
         return max(left_s / 2, min(left_s, self._config.attempt_s), 0.001)
 
     async def try_once(
@@ -147,7 +146,7 @@ class Calls:
 
 
 def _packed(word: Any) -> bytes:
-    """Raises `InvalidRequest` for what a caller gave that no message holds."""
+    """Raises `InvalidRequest` for arguments that fit into no message."""
     try:
         data: bytes = pack(word).SerializeToString()
     except (OverflowError, TypeError, ValueError) as error:
@@ -156,12 +155,12 @@ def _packed(word: Any) -> bytes:
 
 
 def new_attempt() -> str:
-    """A name for asking for a writer epoch, however often that takes."""
+    """A name for one acquisition of a writer epoch, however often it is requested."""
     return os.urandom(_ATTEMPT_BYTES).hex()
 
 
 def answer_of(word: Any, data: bytes) -> Any:
-    """Raises `BadFrame` if it makes no sense."""
+    """Raises `BadFrame` if it is invalid."""
     try:
         return unpack(message_of(word).FromString(data), word)
     except (DecodeError, InvalidRequest) as error:

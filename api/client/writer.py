@@ -1,7 +1,7 @@
 """`log.writer()`: records one by one, sent in batches that grow by themselves.
 
-A batch is sent at once when nothing is in flight; what is submitted meanwhile gathers in the next one. So a
-lone record waits for nobody, and a flood travels in large batches.
+A batch is sent at once when nothing is in flight; later records gather in the next one. So a lone
+record does not wait, and a flood travels in large batches.
 """
 
 import asyncio
@@ -30,11 +30,12 @@ Begins = tuple[str, Callable[[], Awaitable[ProducerProgress]]]
 
 
 class Writer(BelongsToProcess):
-    """Appends in order and exactly once. Its first failure is its end: nothing is appended behind a
-    record that was not. `close` it, or use `async with`; else its client does when it is closed.
+    """Appends in order and exactly once. Its first failure ends it: no record is appended after
+    one that was not. `close` it, or use `async with`; else its client does when it is closed.
 
-    At most `window_bytes` and `window_batches` are on their way; `ready` waits for room, `submit` raises
-    `Overloaded` if there is none. One with a producer's name takes records after `begin`, which `async with` calls.
+    At most `window_bytes` and `window_batches` are in flight; `ready` waits for room, `submit` raises
+    `Overloaded` if there is none. One with a producer's name accepts records after `begin`, which `async
+    with` calls.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Writer(BelongsToProcess):
 
     @property
     def tally(self) -> Tally:
-        """What became of the records that were submitted, as far as it is known."""
+        """The outcomes of the submitted records, as far as they are known."""
         return self._gathering.tally
 
     @property
@@ -86,15 +87,16 @@ class Writer(BelongsToProcess):
         return self._resumed.last_offset
 
     async def begin(self) -> None:
-        """Asks the log how far the producer has come; older writers of its name are fenced. Idempotent.
+        """Asks the log how far the producer has come; older writers of its name are fenced.
+        Idempotent.
 
-        Raises `LogSealed`. Cancelled, they may be fenced.
+        Raises `LogSealed`. If it is cancelled, they may be fenced.
         """
         if self._begins is None:
             return
         name, ask = self._begins
         progress = await ask()
-        if self._begins is not None:  # Else another task was quicker.
+        if self._begins is not None:  # Otherwise another task was quicker.
             self._begins = None
             self._pipeline.producer = Producer(name, progress.epoch)
             self._resumed = Resumed(name, progress)
@@ -114,9 +116,10 @@ class Writer(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """On its way without any flush; awaiting it gives its offset.
+        """It is sent without any flush; awaiting it returns its offset.
 
-        Raises `Overloaded` if there is no room, `EntryTooLarge`, and what has ended the writer.
+        Raises `Overloaded` if there is no room, `EntryTooLarge`, and the error that ended the
+        writer.
         """
         if event_time is not None:
             event_time_us = event_time_us_of(event_time, event_time_us)
@@ -128,7 +131,8 @@ class Writer(BelongsToProcess):
         return Submission(gathering.newest, index)
 
     async def ready(self) -> None:
-        """Waits for room. Raises what has ended the writer. Cancelled, nothing was submitted."""
+        """Waits for room. Raises the error that ended the writer. If it is cancelled, nothing
+        was submitted."""
         while not self._gathering.has_room:
             self._raise_failure()
             turn: asyncio.Future[None] = self._loop.create_future()
@@ -145,7 +149,7 @@ class Writer(BelongsToProcess):
         event_time: datetime | None = None,
         event_time_us: int | None = None,
     ) -> Submission:
-        """`submit`, after waiting for room. Cancelled, it was not submitted."""
+        """`submit`, after waiting for room. If it is cancelled, it was not submitted."""
         while not self._gathering.has_room:
             await self.ready()
         return self.submit(
@@ -157,9 +161,9 @@ class Writer(BelongsToProcess):
         )
 
     async def flush(self) -> None:
-        """Waits until all that was submitted is durable. Raises what has ended the writer.
+        """Waits until all that was submitted is durable. Raises the error that ended the writer.
 
-        Cancelled, all of it is on its way still, and the writer takes more.
+        If it is cancelled, all of it is still being sent, and the writer accepts more.
         """
         if (last := self._gathering.last) is not None:
             await last.settled()
@@ -169,7 +173,8 @@ class Writer(BelongsToProcess):
         """Refuses later submits, waits like `flush`, and raises what has ended the writer, with the
         number of records in doubt, unless the caller has seen it before. Idempotent.
 
-        Cancelled, it ends at once: what was not acked by then is left in doubt, as its submissions say.
+        If it is cancelled, it ends at once: unacked records are left in doubt, as their submissions
+        say.
         """
         try:
             await self.drain()
@@ -182,24 +187,25 @@ class Writer(BelongsToProcess):
             raise loss.error()
 
     async def drain(self) -> None:
-        """Refuses later submits; waits until it is known what became of the others. Raises nothing.
+        """Refuses later submits; waits until the outcomes of the others are known. Raises
+        nothing.
 
-        Cancelled, they are on their way still.
+        If it is cancelled, they are still being sent.
         """
         self._gathering.refuse_more()
         if (last := self._gathering.last) is not None:
             await last.settled()
 
     def take_loss(self) -> UnackedRecords | None:
-        """Records that were not acknowledged, of which the caller has heard nothing; once."""
+        """Records that were not acknowledged, and not reported to the caller; once."""
         return take_loss(self._name, self._gathering)
 
     def warn_of_pending(self) -> None:
-        """Where a caller that is cancelled hears of no loss."""
+        """Where a cancelled caller sees no loss."""
         on_ended(self._name, self._gathering.pending)
 
     def end(self) -> None:
-        """At once: what is on its way is left to itself."""
+        """At once: records in flight are not waited for."""
         self._pipeline.close(ClientClosed("the writer was closed"))
         self._on_closed(self)
 
@@ -217,7 +223,7 @@ class Writer(BelongsToProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What was submitted before an exception is sent, too; then the exception matters more."""
+        """Records submitted before an exception are sent, too; then the exception matters more."""
         try:
             await self.close()
         except RollbookError as unacked:
@@ -232,7 +238,7 @@ class Writer(BelongsToProcess):
         return self._gathering.take(only_full=only_full)
 
     def on_settled(self, batch: Batch) -> None:
-        """It is known what became of it."""
+        """Its outcome is known."""
         self._gathering.settle(batch)
         self._offer_room()
 

@@ -1,7 +1,8 @@
 """The dashboard: pages of a cluster, rendered here, below `/dashboard`. DESIGN.md has the map.
 
-Its visitors are let in by a session's cookie; HTTP management knows tokens alone, so the pages ask for names
-themselves, and set the same `CALLER` for the same `Managing`. Pages call what the routes of management call.
+Its visitors are authenticated by a session's cookie; HTTP management accepts only tokens, so the pages
+authenticate themselves, and set the same `CALLER` for the same `Managing`. Pages call what the routes of
+management call.
 """
 
 import asyncio
@@ -87,12 +88,12 @@ _FILES: Final = (
 )
 _EVENTS: Final = "text/event-stream"
 _SIGNED_OUT: Final = b"event: signed-out\ndata: \n\n"
-_ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages lag behind more, and cost less.
+_ROUND_S: Final = 0.5  # At most 2 events a second. Longer: pages are staler, and cost less.
 _HEARTBEAT_ROUNDS: Final = 30
 _FIELDS_MAX: Final = 20
 _ANSWERS_MAX: Final = 200
 _ROUNDS_MAX: Final = 50  # Events of a page's size.
-_FRESH_S: Final = 2  # Longer: pages that are open cost the cluster less, and lag behind more.
+_FRESH_S: Final = 2  # Longer: open pages cost the cluster less, and are staler.
 _ONCE_CHARACTERS: Final = 48  # An idempotency key has 59 at most.
 _NAMELESS: Final = OwnProcess("this server")
 _NAMED: Final = ("/log", "/server")  # Pages of what has a name, not an id.
@@ -111,7 +112,7 @@ _STATES: Final = {
 
 
 class PageAdmin(ClusterAdmin, Protocol):
-    """What pages ask beside what the routes ask."""
+    """Further calls of pages, beside those of the routes."""
 
     async def log_servers(self) -> Sequence[Facts]:
         """By name."""
@@ -121,7 +122,7 @@ class PageAdmin(ClusterAdmin, Protocol):
 
 
 class _SignedOut(Exception):
-    """Nobody has signed in with this browser, or not any more."""
+    """This browser is not signed in, or not any more."""
 
 
 class Dashboard:
@@ -141,7 +142,8 @@ class Dashboard:
         is_behind_tls: bool = False,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`draw`: a new text that nobody can guess. `own`: the process that serves it. `is_behind_tls`: the browser speaks TLS."""
+        """`draw`: a new text that cannot be guessed. `own`: the process that serves it. `is_behind_tls`: the
+        browser speaks TLS."""
         self._admin = admin
         self._managing = managing
         self._operations = operations
@@ -239,7 +241,8 @@ class Dashboard:
         return session
 
     def _is_admitted(self, request: Request, session: Session) -> bool:
-        """Its token still means the same principal; then `CALLER` is set. Else the session ends."""
+        """Its token still means the same principal; then `CALLER` is set. Otherwise the session
+        ends."""
         if self._doorkeeper is None:
             CALLER.set(anybody(_peer_of(request)))
             return True
@@ -307,7 +310,8 @@ class Dashboard:
         return PageFrame(base, cluster["metadata"], session.secret, name, notes, page=page)
 
     async def _ask(self, visit: "_Visit", key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What is known: now, or while the store is away when it was last asked (DB3). Raises if nothing is."""
+        """The known facts: the present ones, or, while the store is unavailable, the last ones (DB3). Raises
+        if nothing is."""
         answer = await self._answers.ask(key, ask)
         if answer.problem is not None:
             known = f"This is what was known {answer.age_s} s ago."
@@ -326,7 +330,7 @@ class Dashboard:
         await self._answers.close()
 
     async def _follow(self, request: Request) -> Response:
-        """What changes on an open page, for as long as it is open (DB5)."""
+        """The changes of an open page, for as long as it is open (DB5)."""
         page = request.query_params.get("page", "")
         path, _, query = page.partition("?")
         path = path if path != "/" else ""
@@ -360,7 +364,7 @@ class Dashboard:
             if not self._sessions.holds(session) or not self._is_admitted(request, session):
                 yield _SIGNED_OUT
                 return
-            # Nothing on a live part tells sessions of one token apart.
+            # Nothing on a live part differs between sessions of one token.
             key = (page, session.token, session.principal, seen)
             render = partial(self._render_round, there, session, show, page, seen)
             seen, event = (await self._rounds.ask(key, render)).facts
@@ -381,7 +385,7 @@ class Dashboard:
         page: str,
         seen: PageState,
     ) -> tuple[PageState, bytes]:
-        """What a page that has `seen` has next, and the event that brings it there."""
+        """The next state of a page that has `seen`, and the event that brings it there."""
         frame = await self._frame(there, session, (), page)
         visit = _Visit(session, frame, seen.next_offset)
         try:
@@ -476,7 +480,7 @@ class Dashboard:
         return event_screens.events(rows, following, asked)
 
     async def _list_callbacks(self, _: Request, visit: "_Visit") -> Screen:
-        shows_urls = may_see_urls()  # What is remembered is shown to those who may see as much.
+        shows_urls = may_see_urls()  # Cached facts are shown to those who may see as much.
         rows = await self._ask(
             visit,
             f"callbacks {shows_urls}",
@@ -556,7 +560,7 @@ class Dashboard:
     async def _ensembles(
         self, visit: "_Visit", segments: Sequence[Facts]
     ) -> Mapping[int, Sequence[str]]:
-        """Where each segment lies, as far as it is known: bookies of its last fragment."""
+        """Where each segment is, as far as it is known: bookies of its last fragment."""
         found: dict[int, Sequence[str]] = {}
         for each in segments:
             ledger_id = each["ledger_id"]
@@ -564,7 +568,7 @@ class Dashboard:
             try:
                 ledger = await self._ask(visit, f"ledger {ledger_id}", ask)
             except RollbookError:
-                continue  # Deleted meanwhile, or the store is away.
+                continue  # Deleted in the meantime, or the store is unavailable.
             found[ledger_id] = ledger["fragments"][-1]["ensemble"] if ledger["fragments"] else ()
         return found
 
@@ -711,7 +715,8 @@ class Dashboard:
     def _act(
         self, do: Callable[[Request, Mapping[str, str]], Awaitable[tuple[str, str]]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Does it, and leads back to a page that says how it ended. `do` gives that page and what to say."""
+        """Does it, and redirects to a page that says how it ended. `do` returns that page and the
+        message."""
 
         async def serve(request: Request) -> Response:
             try:
@@ -839,7 +844,7 @@ class Dashboard:
         return _html(render(frame, screens.sign_in(frame, goes_on)), 200)
 
     async def _sign_in(self, request: Request) -> Response:
-        """A new session with a new id, whatever the browser brought."""
+        """A new session with a new id, whatever the browser sent."""
         if self._doorkeeper is None:
             return _led(PREFIX)
         fields = await _fields_of(request)
@@ -875,7 +880,7 @@ class _Visit:
         self._frame = frame
 
     def own(self, key: str) -> Hashable:
-        """Of an answer that is for this token alone: rights on logs are its own."""
+        """Of an answer for this token alone: it has rights on logs of its own."""
         return key, self.session.token
 
     def framed(self) -> PageFrame:
@@ -894,7 +899,7 @@ def _html(body: bytes, status: int) -> Response:
 
 
 def refused(error: RollbookError, status: int) -> Response:
-    """The page after a request that the server does not take."""
+    """The page after a request that the server rejects."""
     if isinstance(error, EntryTooLarge) and "limit" in error.ids:
         limit = f"{error.ids['limit'] // 1024} KiB"
         screen = screens.problem(
@@ -1004,7 +1009,7 @@ def _title_of(error: RollbookError) -> str:
 
 
 def _text_of(error: RollbookError, *names: str) -> str:
-    """`names`: they stay as they are, as those that the error and the session have."""
+    """`names`: they stay unchanged, like those of the error and the session."""
     text = error.message or (type(error).__doc__ or "").partition("\n")[0]
     caller = CALLER.get(None)
     known = (*names, *map(str, error.ids.values()), caller.principal.name if caller else "")

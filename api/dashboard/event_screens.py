@@ -1,4 +1,4 @@
-"""Screens of what happened in the cluster, and of the callbacks that it is sent to."""
+"""Screens of the cluster's events, and of the callbacks that get them."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -115,9 +115,9 @@ def log(
     *,
     is_news: bool = False,
 ) -> Screen:
-    """`asked`: name, from and format, as in the URL. `is_news`: the page has the records before these. `records`: None for those who may not read them, nor segments and cursors.
-    `plan`: of a truncation, or why there is none. `where`: the URLs
-    of a server and of its REST.
+    """`asked`: name, from and format, as in the URL. `is_news`: the page has the records before these.
+    `records`: None for callers who may not read them, nor segments and cursors. `plan`: of a truncation, or
+    why there is none. `where`: the URLs of a server and of its REST.
     """
     name, view = found["log"], Form(asked.get("format", Form.TEXT))
     shown: dict[str, Child] = {

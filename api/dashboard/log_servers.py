@@ -1,6 +1,6 @@
 """Logs as the pages see them: asked of log servers with the viewer's own token, so that its rights hold (DB4).
 
-One client for each token, the one that was used last at the end. What is asked has a deadline.
+One client for each token, the one that was used last at the end. Calls have a deadline.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Facts = dict[str, Any]
 RECORDS_SHOWN: Final = 50
 SEGMENTS_SHOWN: Final = 20
 LOGS_SHOWN: Final = 100
-_VALUE_BYTES: Final = 1000  # As much of a record is kept as is shown.
+_VALUE_BYTES: Final = 1000  # Only the shown part of a record is kept.
 _BYTES_READ_MAX: Final = 16 * 1024 * 1024  # Of records for one page.
 _CLIENTS_MAX: Final = 16
 _TIMEOUT_S: Final = 5.0
@@ -80,7 +80,7 @@ class LogServers:
                 raise ServerUnreachable(
                     "no log server is registered", next_step="start one: rollbook server log"
                 )
-            # gRPC takes a while to load, and many who have pages look at no log.
+            # gRPC takes a while to load, and many users of pages look at no log.
             await asyncio.to_thread(import_module, "rollbook.api.client.client")
             if (found := self._clients.get(token)) is None:
                 found = self._clients[token] = self._connected(addresses, token)
@@ -112,9 +112,7 @@ class LogServers:
             async with asyncio.timeout(_TIMEOUT_S + 1):
                 return await work(client)
         except ServerUnreachable:
-            self._let_go(
-                token
-            )  # Its servers may have left: the next one asks those that are there then.
+            self._let_go(token)  # Its servers may have left: the next client uses the present ones.
             raise
         except TimeoutError:
             raise QuorumTimeout("the log server did not answer in time") from None
@@ -122,7 +120,7 @@ class LogServers:
     # --- Looking ------------------------------------------------------------------------------
 
     async def logs(self, token: str, prefix: str, after: str) -> tuple[list[Facts], str]:
-        """Rows by name, and what `after` is for the next page; empty: there is none. Raises `InvalidRequest`."""
+        """Rows by name, and the `after` of the next page; empty: there is none. Raises `InvalidRequest`."""
 
         async def look(client: "Client") -> tuple[list[Facts], str]:
             from rollbook.api.client.positions import listed
@@ -251,7 +249,7 @@ class LogServers:
     async def append(
         self, token: str, name: str, value: bytes, key: bytes | None, once: str | None
     ) -> int:
-        """Its offset; of a repeat with the same `once`, the first one."""
+        """Its offset; for a repeat with the same `once`, the first one."""
 
         async def append(client: "Client") -> int:
             log = await client.open(name)
@@ -337,7 +335,7 @@ async def _last_segments(client: "Client", log: LogName) -> list[Facts]:
 
 
 def _row(name: LogName, state: Any) -> Facts:
-    """`state` may be why it is not known: the log was deleted since, or this token may not look at it."""
+    """`state` may be why it is not known: the log was deleted since, or this token may not read it."""
     if isinstance(state, BaseException):
         if not isinstance(state, Exception):
             raise state

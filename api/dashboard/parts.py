@@ -1,4 +1,4 @@
-"""What screens are made of: frame, tables, forms, and the line that says how to do the same in a shell."""
+"""The parts of screens: frame, tables, forms, and the line with the same command for a shell."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,12 +37,10 @@ class PageFrame:
     base: str  # `https://host:port`, as the browser has it.
     metadata: str
     secret: str  # Of the session; every form carries it.
-    principal: str  # Empty: nobody has to say a name here.
+    principal: str  # Empty: authentication is off.
     notes: Sequence[tuple[str, str]] = ()
-    banner: str = ""  # What is wrong with what is shown.
-    page: str = (
-        ""  # Its path below the dashboard, with its query; empty: it is followed by no stream.
-    )
+    banner: str = ""  # A problem of the shown facts.
+    page: str = ""  # Its path below the dashboard, with its query; empty: no stream follows it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Screen:
     rows: Rows | None = None  # Of a page that follows a log.
 
     def live_parts(self, frame: PageFrame) -> list[Live]:
-        """Those that the page's stream keeps up to date."""
+        """The parts that the page's stream updates."""
         shown = banner(frame.banner) if frame.banner else None
         return [live("banner", shown), *(each for each in self.parts if isinstance(each, Live))]
 
@@ -121,7 +119,7 @@ def _script(name: str) -> Html:
 
 
 def _stream(frame: PageFrame, seen: PageState) -> dict[str, str | bool | None]:
-    """htmx follows it; it goes on from what this page has."""
+    """htmx follows it, from the page's present state on."""
     return {
         "hx-sse:connect": f"{PREFIX}{with_query('/live', page=frame.page, have=str(seen))}",
         "hx-sse:close": "signed-out",
@@ -238,7 +236,7 @@ def form(
     hidden: Mapping[str, str] = {},
     fields: Sequence[Field] = (),
 ) -> Html:
-    """That acts: by POST, with the session's secret."""
+    """A form that acts: by POST, with the session's secret."""
     secret = {"secret": frame.secret, **hidden}
     parts = [
         *(hidden_input(name, value) for name, value in secret.items()),
@@ -252,7 +250,7 @@ def form(
 def search(
     path: str, fields: Sequence[Child], button: str = "Show", hidden: Mapping[str, str] = {}
 ) -> Html:
-    """That looks: by GET, so that its filters are in the URL."""
+    """A form that looks: by GET, so that its filters are in the URL."""
     submit = element("button", button, attributes={"type": "submit"})
     attributes = {"method": "get", "action": f"{PREFIX}{path}"}
     kept = [hidden_input(name, value) for name, value in hidden.items()]
@@ -287,7 +285,7 @@ def when(ms: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A dash for what is not there."""
+    """A dash for a missing value."""
     if value is None or value in ("", []):
         return "—"
     if isinstance(value, bool):

@@ -1,6 +1,7 @@
-"""Reads what log servers count, each two seconds, for the charts of the overview (DB7).
+"""Reads log servers' counters every two seconds, for the charts of the overview (DB7).
 
-Those of this process are read directly, others at their /metrics: with a token only where it can be shown.
+Those of this process are read directly, others at their /metrics: with a token only where it can be
+shown.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class Sampler:
         try:
             rows = await self._servers()
         except RollbookError:
-            rows = ()  # Those of this process are there all the same.
+            rows = ()  # Those of this process are present anyway.
         others = [row for row in rows if row["name"] not in self._own]
         answers = await asyncio.gather(*map(self._read, others))
         found = {name: await _counted(metrics) for name, metrics in self._own.items()}

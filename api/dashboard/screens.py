@@ -105,7 +105,7 @@ def _rates(samples: Samples) -> Html:
 
 
 def _samples(found: Sequence[Sample]) -> list[Html]:
-    """As `live.js` takes them."""
+    """As `live.js` expects them."""
     return [
         element("data", attributes={"value": json.dumps([each.time_s, *each.values])})
         for each in found
@@ -142,7 +142,7 @@ def bookies(rows: Sequence[Facts], next_after: str | None) -> Screen:
 
 
 def _left(row: Facts) -> Child:
-    """Of a bookie that drains: how far it is."""
+    """Of a draining bookie: how far it is."""
     total, left = row["ledgers_at_start"], row["ledgers_left"]
     if row["lifecycle"] != "draining" or total is None:
         return "—"
@@ -407,7 +407,7 @@ def recovery(frame: PageFrame, found: Facts, grants: Grants) -> Screen:
             ("PUT", "/recovery/delay", '{"delay_s": 300}'),
             ("PUT", "/recovery/rate", '{"bytes_per_s": 67108864}'),
         ],
-        is_live=not grants.may_manage(Duty.OPERATE),  # Nobody's half-typed number is thrown away.
+        is_live=not grants.may_manage(Duty.OPERATE),  # A half-typed number is not thrown away.
         at="/recovery",
     )
 

@@ -1,7 +1,8 @@
 """Answers that visitors share, so that fifty open pages cost the cluster as much as one does.
 
-Those who ask by the same key share an answer while it is fresh, and an answer that is on its way. An act of any of them
-ends both: what was asked before it may lack what it did. While the store is away the last answer is given, with its age (DB3).
+Callers with the same key share an answer while it is fresh, and an answer in progress. An act of any of them
+ends both: an earlier answer may lack its effect. While the store is away the last answer is given, with its
+age (DB3).
 """
 
 import asyncio
@@ -31,22 +32,23 @@ class _Question:
 
 class SharedAnswers:
     def __init__(self, now_ns: Callable[[], int], fresh_s: float, kept_max: int) -> None:
-        """`fresh_s`: larger: open pages cost less, and lag behind more. `kept_max`: answers."""
+        """`fresh_s`: larger: open pages cost less, and are staler. `kept_max`: answers."""
         self._now_ns = now_ns
         self._fresh_ns = int(fresh_s * _S)
         self._kept_max = kept_max
-        self._changed_ns = now_ns()  # When somebody acted here for the last time.
+        self._changed_ns = now_ns()  # The time of the last act here.
         self._known: OrderedDict[Hashable, Answer] = OrderedDict()
         self._asking: dict[Hashable, _Question] = {}
 
     def on_act(self) -> None:
-        """Somebody has changed something: who asks from now on sees it."""
+        """Something was changed: later callers see it."""
         self._changed_ns = self._now_ns()
 
     async def ask(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Answer:
-        """Raises what `ask` raises, unless the store is away and an older answer is known.
+        """Raises the errors of `ask`, unless the store is unavailable and an older answer is
+        known.
 
-        Cancelled, it leaves the question to those who wait for it too.
+        If it is cancelled, the call continues for its other waiters.
         """
         known = self._known.get(key)
         if known is not None and self._is_fresh(known):
@@ -64,7 +66,7 @@ class SharedAnswers:
         return Answer(facts, question.began_ns)
 
     async def close(self) -> None:
-        """Nobody waits any more."""
+        """There is no waiter any more."""
         asking = [each.answer for each in self._asking.values()]
         for each in asking:
             each.cancel()

@@ -1,7 +1,7 @@
 """Append streams: messages in, results out, each side at its own pace.
 
-Nothing is read while the service has as much of this stream in flight as it wants: gRPC then keeps
-the client from sending. A client that closes its side still gets the results of everything that it has sent.
+Nothing is read while the service has as much of this stream in flight as it wants: gRPC then keeps the
+client from sending. A client that closes its side still gets the results of everything that it has sent.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ async def serve_append_stream(
     stream = core.open_append_stream(relayed)
     sides: list[asyncio.Future[None]] = []
     try:
-        # It is let in: now the client may send. Sooner, a refusal would leave in doubt what met it on its way.
+        # It is let in: now the client may send. Sooner, a refusal would leave appends in flight in
+        # doubt.
         await context.send_initial_metadata(((LISTENS_KEY, "1"),))
         line = _AppendCall(stream, context)
         sides += (asyncio.ensure_future(side) for side in (line.listen(), line.answer()))
@@ -59,7 +60,7 @@ class _AppendCall:
         self._is_answered = asyncio.Event()
 
     async def listen(self) -> None:
-        """Until the client has closed its side, and has heard everything."""
+        """Until the client has closed its side, and has received everything."""
         while True:
             await self._stream.ready()
             data = await self._context.read()
@@ -85,7 +86,7 @@ class _AppendCall:
 
 
 async def _in_turns(appends: list[StreamAppend]) -> AsyncIterator[list[StreamAppend]]:
-    """All of them at once, unless they unpack to much: then others have their turn in between (LB3).
+    """All of them at once, unless they unpack to much: then other work runs in between (LB3).
 
     A message of a few hundred KiB can hold blocks that unpack to gigabytes, and each is unpacked to be checked.
     """

@@ -1,4 +1,4 @@
-"""Messages of append streams, for those who send appends to a server."""
+"""Messages of append streams, for senders of appends."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Where and to whom gRPC is served."""
+"""Where gRPC is served, and to whom."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,8 +1,8 @@
-"""Calls, heard and answered: each method of the table as gRPC wants to be given it.
+"""Receives and answers calls: each method of the table as gRPC wants it.
 
-Messages are parsed here and not by gRPC, so that what cannot be read is refused like anything else that
-is wrong. Whatever is raised becomes a status with its details; an unexpected error is logged and
-not shown to the peer.
+Messages are parsed here and not by gRPC, so that an unreadable one is refused like any other invalid
+request. Whatever is raised becomes a status with its details; an unexpected error is logged and not
+shown to the peer.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 
 _PATIENCE_S: Final = 60.0  # Of calls that come without a deadline.
 _TAKING_S: Final = 60.0  # A client that reads nothing for this long has to reconnect.
-_SHARE: Final = 0.95  # Of the time that is left: what is said later nobody hears.
+_SHARE: Final = 0.95  # Of the remaining time: a later response is never received.
 
 
 def handlers(
@@ -85,7 +85,7 @@ def _guarded(core: Guarded, serve: Handler, doorkeeper: Doorkeeper | None, metho
             failure = core.explained(error)
         except grpc.aio.BaseError:  # The client is gone.
             raise asyncio.CancelledError from None
-        except Exception as error:  # Where a call ends.
+        except Exception as error:  # The end of a call.
             logger.error("grpc_call_failed", method=method.name, exc_info=error)
             failure = RollbookError("something unexpected happened; the server's log says what")
         return await refuse(context, failure)
@@ -112,7 +112,7 @@ async def refuse(context: Context, error: RollbookError) -> NoReturn:
 
 
 def _relayed_to(relay: Relay | None, context: Context) -> str:
-    """Which other server the call is for; empty: for this one. Raises `ServerUnreachable`."""
+    """The other server that the call is for; empty: this one. Raises `ServerUnreachable`."""
     return relay.server_for(context.invocation_metadata()) if relay is not None else ""
 
 
@@ -157,7 +157,7 @@ def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
                 told = told_event(request, event)
                 del event  # A client that does not read holds one copy here, not three.
                 await _tell(context, told)
-                del told  # It was taken, and the next event may be some time.
+                del told  # It was read, and the next event may take some time.
         finally:
             waiting.cancel()
             await events.aclose()
@@ -166,8 +166,8 @@ def _watch(core: Guarded, method: Method, relay: Relay | None) -> Handler:
 
 
 async def _tell(context: Context, told: bytes) -> None:
-    """gRPC takes no more than the peer's window has room for; a client that reads nothing is disconnected. A
-    status would wait behind what it does not read.
+    """gRPC accepts no more than the peer's window has room for; a client that reads nothing is
+    disconnected. A status would wait behind the unread messages.
     """
     try:
         async with asyncio.timeout(_TAKING_S):

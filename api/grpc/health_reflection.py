@@ -1,7 +1,7 @@
 """Health and reflection.
 
-Everybody may ask whether a server serves. What lasts as long as its caller likes (`Health.Watch`,
-reflection) holds one of the calls that all share: it is for those whom the server knows, and counts
+Whether a server serves is open to all. Calls that last as long as their caller likes
+(`Health.Watch`, reflection) hold one of the shared calls: they are for known callers, and count
 among their streams.
 """
 

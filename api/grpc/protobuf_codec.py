@@ -1,7 +1,8 @@
 """Words of the service and messages of `rollbook.v1`, turned into each other.
 
-They are built alike, and so one translator does for all: a word's fields have the same names in its
-message, which is called like the word or, for a request, `…Request`. Absent means the word's default.
+They are built alike, so one translator is enough: a word's fields have the same names in its
+message, which is called like the word or, for a request, `…Request`. Absent means the word's
+default.
 
     Python                        protobuf
     int, str, bool, bytes, float  themselves; integers up to 2^63-1
@@ -14,7 +15,7 @@ message, which is called like the word or, for a request, `…Request`. Absent m
     ReadEvent                     message with a oneof, named after the classes
     RollbookError                 ErrorDetail (`status.py`)
 
-What has no place in a word (`records` instead of a block) is the business of the method it belongs to.
+Fields without a place in a word (`records` instead of a block) are handled by their method.
 """
 
 import re
@@ -66,7 +67,7 @@ def pack(word: Any) -> Any:
 
 
 def unpack(message: Message, word: Any) -> Any:
-    """Raises `InvalidRequest` where the message makes no sense."""
+    """Raises `InvalidRequest` if the message is invalid."""
     return _unpacker(word)(message)
 
 
@@ -77,13 +78,13 @@ def pack_event(event: Any) -> log_pb2.ReadEvent:
 
 
 def pack_records(event: Records) -> bytes:
-    """What `pack_event` gives, serialized, and nothing of it is copied more than once: an event of half a
-    MiB takes 5 µs to make, by way of messages 30.
+    """The result of `pack_event`, serialized, with nothing of it copied more than once: an event of
+    half a MiB takes 5 µs to make, by way of messages 30.
     """
     inner: list[bytes] = []
     for block in event.blocks:
         inner += (_BLOCK_TAG, pack_varint(len(block)), block)
-    if event.base_offset:  # Zero is what is absent.
+    if event.base_offset:  # Zero means absent.
         inner += (_BASE_OFFSET_TAG, pack_varint(event.base_offset))
     if event.next_offset:
         inner += (_NEXT_OFFSET_TAG, pack_varint(event.next_offset))
@@ -94,7 +95,7 @@ def _tag(message: type[Message], field: str, wire_type: int) -> bytes:
     return pack_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
 
 
-_NUMBER, _BYTES = 0, 2  # As protobuf calls wire types.
+_NUMBER, _BYTES = 0, 2  # By protobuf's wire types.
 _RECORDS_TAG: Final = _tag(log_pb2.ReadEvent, "records", _BYTES)
 _BLOCK_TAG: Final = _tag(log_pb2.Records, "blocks", _BYTES)
 _BASE_OFFSET_TAG: Final = _tag(log_pb2.Records, "base_offset", _NUMBER)
@@ -102,7 +103,7 @@ _NEXT_OFFSET_TAG: Final = _tag(log_pb2.Records, "next_offset", _NUMBER)
 
 
 def unpack_event(message: log_pb2.ReadEvent, kinds: Mapping[str, type]) -> Any:
-    """None is an event that nobody knew when this was written."""
+    """None is an event of a newer release."""
     name = message.WhichOneof("event")
     return unpack(getattr(message, name), kinds[name]) if name else None
 

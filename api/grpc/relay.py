@@ -1,15 +1,16 @@
-"""Calls that this server, the entry, relays to another one, for clients that cannot reach that one.
+"""Calls that this server, the entry, relays to another one, for clients that cannot reach that
+one.
 
     log-relay: HOST:PORT    from a client: the server that it wants, which is registered
     log-relayed: 1          from the entry: it goes no further (RY1)
 
-The entry judges each call as if it served it: rights, quotas and the audit are those of the caller (RY2). What it sends
-on bears the name of the servers, as all that they ask of each other. A call of one log is asked here first, and the
-owner that this server knows is asked if it is another one; what is about one server, and streams, go to the server that
-the client wants.
+The entry judges each call as if it served it: rights, quotas and the audit are those of the caller (RY2).
+Its own calls have the servers' name, like all calls between servers. A call of one log is answered here
+first, and by the owner that this server knows if it is another one; calls about one server, and streams, go
+to the server that the client names.
 
-An append stream is open once the owner's is. From then on whatever breaks is `ConnectionLost`, whose outcome is unknown
-(RY3): the client sends what was in flight again, under the same numbers.
+An append stream is open once the owner's is. From then on every break is `ConnectionLost`, whose outcome is
+unknown (RY3): the client sends everything in flight again, under the same numbers.
 """
 
 import asyncio
@@ -68,13 +69,13 @@ def is_relayed(metadata: Metadata) -> bool:
 
 
 def wanted_server(metadata: Metadata) -> str:
-    """The server that the client wants; empty: this one. What was relayed is never relayed again (RY1)."""
+    """The server that the client wants; empty: this one. A relayed call is never relayed again (RY1)."""
     wanted = next((str(value) for key, value in metadata or () if key == RELAY_KEY), "")
     return "" if is_relayed(metadata) else wanted
 
 
 def trusted(caller: AuthenticatedCaller) -> AuthenticatedCaller:
-    """The caller of a call that says that it was relayed: believed of an operator alone, as servers are (RY2)."""
+    """The caller of a call that claims to be relayed: trusted of an operator alone, as servers are (RY2)."""
     return replace(caller, is_relay=True) if caller.principal.grants.is_operator else caller
 
 
@@ -87,7 +88,7 @@ class Relay:
         self._streams = 0
 
     def server_for(self, metadata: Metadata) -> str:
-        """Which other server the call is for; empty: it is for this one. Raises `ServerUnreachable`."""
+        """The other server that the call is for; empty: this one. Raises `ServerUnreachable`."""
         wanted = wanted_server(metadata)
         if not wanted or (is_other := self._is_other_server(wanted)) is None:
             return ""
@@ -107,7 +108,8 @@ class Relay:
     async def follow(
         self, server: str, method: Method, caller: AuthenticatedCaller, _: Read, word: Any
     ) -> AsyncGenerator[Any, None]:
-        """The events of a stream of that server. Those with records stay as they came if nobody counts them."""
+        """The events of a stream of that server. Those with records stay as received if they are not
+        counted."""
         is_read = method is READ_STREAM
         stays_packed = is_read and not caller.account.reads.is_limited
         task = asyncio.current_task()
@@ -160,7 +162,7 @@ class Relay:
 
 
 class RelayedAppends:
-    """An append stream to another server: what is submitted is sent before more is read (RY4)."""
+    """An append stream to another server: submitted appends are sent before more is read (RY4)."""
 
     def __init__(self, call: Any, server: str) -> None:
         self._call, self._server = call, server
@@ -172,7 +174,7 @@ class RelayedAppends:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Raises what keeps it from being open; nothing was sent then."""
+        """Raises the error that keeps it from being opened; nothing was sent then."""
         try:
             async with asyncio.timeout(_GREETING_S):
                 if LISTENS_KEY not in (await self._call.initial_metadata() or ()):
@@ -221,7 +223,8 @@ class RelayedAppends:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _until_it_breaks(self, side: Awaitable[None]) -> None:
-        """Once it is open nobody knows what the owner has heard: the outcome of what is in flight is unknown (RY3)."""
+        """Once it is open it is not known what the owner has received: the outcome of everything in flight is
+        unknown (RY3)."""
         try:
             await side
         except InvalidRequest as error:
@@ -276,7 +279,7 @@ async def _end_of(call: Any) -> RollbookError:
 
 
 def _unpacked(data: bytes, method: Method) -> Any:
-    """None: an event that nobody knew when this was written."""
+    """None: an event of a newer release."""
     try:
         if method is READ_STREAM:
             return unpack_event(log_pb2.ReadEvent.FromString(data), EVENTS)
@@ -287,7 +290,7 @@ def _unpacked(data: bytes, method: Method) -> Any:
 
 @contextmanager
 def _explained(server: str) -> Iterator[None]:
-    """What keeps this server from being let in there is no fault of the caller."""
+    """An error that keeps this server from being authenticated there is no fault of the caller."""
     try:
         yield
     except Unauthorized as error:

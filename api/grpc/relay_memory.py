@@ -1,9 +1,10 @@
 """How many bytes relayed readers hold at a server, all together (RY4).
 
-An event is held from when it has come from the owner until the reader has taken it. Before the next one is asked for
-there has to be room for another one of its size; readers wait for it in turn. Room is made by those that use
-theirs least: a reader to which nothing came for a second gives its reservation back, and one that has not taken its
-event for a while is hung up on if others wait. It comes back where it was, as after any line that broke.
+An event is held from its arrival from the owner until the reader has taken it. Before the next one
+is requested there must be room for another one of its size; readers wait for it in turn. Those that
+use their room least give it up: a reader without an event for a second releases its reservation,
+and one that has not taken its event for a while is disconnected if others wait. It resumes at its
+position, as after any broken connection.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ _MIB: Final = 1024 * 1024
 BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
 _EVENT_BYTES: Final = 512 * 1024  # Of the first one, as long as nothing is known.
 _IDLE_S: Final = 1.0  # Then a reservation is given back. Less: events on their way are not counted on a busy machine.
-_LOOK_S: Final = 0.05  # How often the one whose turn it is looks for room.
+_LOOK_S: Final = 0.05  # How often the next reader checks for room.
 _TAKING_S: Final = 0.25  # Then a reader that takes nothing makes room for others.
 _AGAIN_MS: Final = 250
 
@@ -38,12 +39,13 @@ class RelayMemory:
         self.bytes = 0
         self.hung_up_on = 0
         self._bytes_max = bytes_max
-        self._shares: dict[Share, None] = {}  # That have a size; the oldest first.
+        self._shares: dict[Share, None] = {}  # Those that have a size; the oldest first.
         self._turn = asyncio.Lock()
         self._has_changed = asyncio.Event()
 
     async def reserve(self, share: Share) -> None:
-        """Returns when there is room for an event like its last one. Cancelled, nothing is reserved."""
+        """Returns when there is room for an event like its last one. If it is cancelled, nothing is
+        reserved."""
         if self._turn.locked() or not self._has_room(share.last_bytes):
             async with self._turn:
                 while not self._has_room(share.last_bytes):

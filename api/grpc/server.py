@@ -35,13 +35,14 @@ from rollbook.proto.runtime.tls import TlsFiles
 
 logger = structlog.get_logger()
 
-# Connection, streams included. Our client has a second one, for calls that wait: one of those with all that
-# they may have fills `calls_max`.
+# Connection, streams included. Our client has a second one, for calls that wait: one of those with
+# the maximum fills `calls_max`.
 CALLS_OF_ONE_MAX: Final = 2048
-# Of all connections, and not yet looked at: their memory may be lost to calls that are taken back at once, which
-# count for nothing else (100,000 of them were measured at 15 KiB each). Eight connections with all that they may have
-# fill it while the loop stands still. What is beyond hears CANCELLED, and cannot know that nothing was done: a
-# call that was begun, and whose server forgot it, hears the same.
+# Of all connections, and not yet handled: their memory may be lost to calls that are cancelled at
+# once, which count for nothing else (100,000 of them were measured at 15 KiB each). Eight
+# connections with the maximum fill it while the loop stands still. Further calls get CANCELLED, and
+# cannot know that nothing was done: a call that was begun, and whose server dropped it, gets the
+# same.
 _PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 _PENDING_MAX: Final = _PENDING_BYTES_MAX // (16 * 1024)
 _PING_MS: Final = 20_000
@@ -52,31 +53,34 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # What is beyond waits at the client.
-    ("grpc.http.overload_protection", 0),  # Else what has ended, too, counts for a while.
-    # What gRPC holds back for us; by default it hangs up on calls beyond a thousand, and says nothing.
+    ("grpc.max_concurrent_streams", CALLS_OF_ONE_MAX),  # Further ones wait at the client.
+    ("grpc.http.overload_protection", 0),  # Otherwise ended calls count for a while, too.
+    # What gRPC holds back for us; by default it disconnects calls beyond a thousand, without a
+    # message.
     ("grpc.server.max_pending_requests", _PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
-    ("grpc.so_reuseport", 0),  # Else two servers could listen on one port, and share its clients.
+    # Otherwise two servers could listen on one port, and share its clients.
+    ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.http2.settings_timeout", _HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    # No ping is one too many. Else the fourth in a row ends the connection, and each that was read with it ends it
-    # again: 5,000 cost five times what answering them does, 6 MB of them a quarter of a minute in which nobody is
-    # read. Who takes no answers is read no further.
+    # No number of pings is too large. Otherwise the fourth in a row ends the connection, and each
+    # that was read with it ends it again: 5,000 cost five times as much as answering them, 6 MB of
+    # them a quarter of a minute in which no connection is read. A client that reads no responses is
+    # not read any more.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 
 class GrpcServer:
-    """One that listens; `start` makes it."""
+    """A listening server; `start` makes it."""
 
     def __init__(self, server: grpc.aio.Server, servicer: Any, address: Address) -> None:
-        self.address = address  # With the real port, if 0 was asked for.
+        self.address = address  # With the real port, if 0 was requested.
         self._server = server
         self._health = servicer
 
@@ -88,7 +92,8 @@ class GrpcServer:
         doorkeeper: Doorkeeper | None = None,
         relay: Relay | None = None,
     ) -> "GrpcServer":
-        """`doorkeeper`: that of all doors; else one of its own, if it wants a token. `relay`: to other servers.
+        """`doorkeeper`: that of all doors; otherwise one of its own, if it requires a token. `relay`: to
+        other servers.
 
         Raises `BadConfig`.
         """
@@ -126,14 +131,14 @@ class GrpcServer:
         return started
 
     async def set_serving(self, *, is_serving: bool) -> None:
-        """What the health service says; calls are served all the same."""
+        """What the health service reports; calls are served all the same."""
         status = health_pb2.HealthCheckResponse
         current = status.SERVING if is_serving else status.NOT_SERVING
         for name in ("", *SERVICES):
             await self._health.set(name, current)
 
     async def close(self, grace_s: float = 2.0) -> None:
-        """Nothing new is taken; calls under way may end within the grace."""
+        """No new call is accepted; running calls may end within the grace."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -162,7 +167,7 @@ def _cannot_listen(address: Address) -> BadConfig:
 
 
 def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Files are looked at with each handshake, so that renewed certificates need no restart."""
+    """Files are checked with each handshake, so that renewed certificates need no restart."""
     seen = _read_all(files)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:

@@ -1,12 +1,12 @@
-"""Errors as gRPC tells them, both ways.
+"""Errors as gRPC reports them, both ways.
 
 A call that fails has the status of `proto/errors.py` and these trailers:
 
     grpc-status-details-bin       StatusDetails (google.rpc.Status) with one ErrorDetail
     log-owner, log-owner-epoch    of NOT_OWNER, for programs that read no details
 
-Heard again it is the error that was raised, with its ids; what a reason newer than the listener leaves
-of it is its outcome. No trailer is ever longer than `_DETAIL_BYTES_MAX`: whatever does not fit is left
+The client raises the error that the server raised, with its ids; of a reason that it does not
+know the outcome is left. No trailer is ever longer than `_DETAIL_BYTES_MAX`: the rest is left
 out, since a peer refuses headers that are too long as a whole.
 """
 
@@ -111,7 +111,7 @@ def text_of(error: RollbookError) -> str:
 def error_of_call(
     status: grpc.StatusCode, text: str, trailers: Iterable[tuple[str, Any]] | None
 ) -> RollbookError:
-    """What a server said, or what gRPC itself says when no server of ours did."""
+    """What a server reported, or gRPC itself when no server of ours did."""
     for key, value in trailers or ():
         if key == DETAILS_KEY:
             try:
@@ -125,7 +125,7 @@ def error_of_call(
 
 
 def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
-    """What one call of it ended with. Who asked for no change knows that none was made."""
+    """What one call of it ended with. A call without a change knows that none was made."""
     found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
     if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
         found.outcome = Outcome.NOT_APPLIED
@@ -133,7 +133,7 @@ def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
 
 
 def hung_up() -> ConnectionLost:
-    """For a `CancelledError` that gRPC raises where the peer, and not the task, was cancelled.
+    """For a `CancelledError` that gRPC raises when the peer, and not the task, was cancelled.
 
     Re-raises it if it is the task's own.
     """
@@ -146,7 +146,7 @@ def hung_up() -> ConnectionLost:
 def _said_by_grpc(status: grpc.StatusCode, text: str) -> RollbookError:
     kind = _BY_STATUS.get(status, ConnectionLost)
     if status is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.search(text):
-        kind = ServerUnreachable  # Else it may have heard of the call.
+        kind = ServerUnreachable  # Otherwise it may have received the call.
     elif status is grpc.StatusCode.DEADLINE_EXCEEDED:
         text = LATE  # Whichever end saw it first.
     elif status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:

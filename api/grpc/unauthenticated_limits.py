@@ -1,9 +1,9 @@
-"""What strangers get of gRPC: no call that all share is held open by them.
+"""gRPC's limits for unauthenticated callers: they hold none of the shared calls open.
 
-gRPC waits for a message before it asks us, and a message may never come. So who shows no token that is known
-is refused by what comes before it. A certificate is known only once the call is there: it is served
-as if messages were to follow each other, and the caller is checked before the first. Health, which is open to all, is
-answered in places of its own.
+gRPC waits for a message before it calls us, and a message may never come. So a caller without a
+known token is refused by the preceding metadata. A certificate is known only once the call is
+there: it is served as if messages were to follow each other, and the caller is checked before
+the first. Health, which is open to all, has its own limit.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ class Strangers(grpc.aio.ServerInterceptor):
         )
 
     def _after_a_look(self, serve: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """The handler checks again: when the message comes, which may be days later, a caller that was
-        known may not be so any more.
+        """The handler checks again: when the message comes, which may be days later, a known caller
+        may no longer be one.
         """
 
         async def look_and_serve(requests: AsyncIterator[Any], context: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Records for those who frame no blocks: `AppendRequest.records`, and whatever is asked for `as_records`.
+"""Records for clients that frame no blocks: `AppendRequest.records`, and whatever is asked for
+`as_records`.
 
-A block of theirs is framed here, and blocks are taken apart here. All else passes as it is.
+Their blocks are framed here, and unpacked here. Everything else passes unchanged.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""A line for what holds up others when many do it at once: one piece at a time, and then everybody else.
+"""A queue for work that delays others when many do it at once: one piece at a time, and then
+everything else.
 
 a piece    of all who are in line is done, and then the loop goes round for others: some times, or for a
            moment if that takes longer. What a burst costs is the same, but a request that is served in as many
@@ -10,14 +11,14 @@ patience   ends a wait, for those who hold something meanwhile
 import asyncio
 from typing import Final
 
-_REST_S: Final = 0.002  # On a loop with work its rounds would take long.
+_REST_S: Final = 0.002  # On a busy loop its rounds would take long.
 
 
 class AdmissionQueue:
     def __init__(self, rounds: int) -> None:
         """`rounds`: of the loop, for each piece."""
         self._rounds = rounds
-        self._rounds_left = 0  # 0: nobody has just gone.
+        self._rounds_left = 0  # 0: none has just left.
         self._rests_until = 0.0
         self._waiting: dict[asyncio.Future[None], None] = {}
 
@@ -57,5 +58,5 @@ class AdmissionQueue:
 
 
 def _let_go(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # Who was cancelled just now leaves by himself.
+    if not turn.done():  # A caller that was cancelled just now leaves by itself.
         turn.set_result(None)

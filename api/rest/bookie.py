@@ -1,8 +1,8 @@
 """A bookie's admin pages: what it is doing, and the few operations that it offers.
 
-What BookKeeper's admin server answers is answered at the same place with the same names, in
-camelCase, but always as JSON, with problems where that one has texts, and with an operation to ask
-after where that one starts something and forgets it. What it does not have is in snake_case.
+Paths of BookKeeper's admin server have the same names here, in camelCase, but always return
+JSON, with problems where that one has texts, and with an operation to query where that one
+starts something and forgets it. What it does not have is in snake_case.
 
 The bookie is handed in as a `BookieAdmin`; nothing is decided here. Every operation goes to the
 audit: who requested it, what it was, and how it ended.
@@ -64,7 +64,7 @@ from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
 
 logger = structlog.get_logger()
 
-# Load balancers and orchestrators ask these, and show no token.
+# Load balancers and orchestrators read these, and show no token.
 OPEN_PATHS: Final = ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready")
 _PAGE_MAX: Final = 1_000
 
@@ -170,8 +170,8 @@ class AdminServer:
         more_stats: Mapping[str, object] = {},
         doorkeeper: Doorkeeper | None = None,
     ) -> "AdminServer":
-        """`more_stats`: of what else runs in the process, by part. `doorkeeper`: by default one that knows the token
-        alone. Raises `BadConfig`.
+        """`more_stats`: of the other parts of the process, by part. `doorkeeper`: by default one that knows
+        the token alone. Raises `BadConfig`.
         """
         operations = RunningOperations()
         doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
@@ -411,7 +411,7 @@ def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRo
                 return await work()
 
         with act(method, only_begins=True, **about) as begun:
-            # Then it was started by another caller, as that one wanted it.
+            # Then it was started by another caller, with that one's options.
             begun["joins"] = operations.is_running(kind)
             operation = operations.start(kind, work_to_its_end)
             begun["operation"] = operation.id

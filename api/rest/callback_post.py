@@ -26,8 +26,8 @@ URL_MAX: Final = 2_000
 DEADLINE_S: Final = 10.0
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 _HEAD_MAX: Final = 8 * 1024
-_INTERIM_MAX: Final = 4  # Answers 1xx before the one that counts.
-_READ_MAX: Final = 64 * 1024  # Of the body, which nobody looks at.
+_INTERIM_MAX: Final = 4  # 1xx responses before the final one.
+_READ_MAX: Final = 64 * 1024  # Of the body, which is ignored.
 _READ_S: Final = 0.3
 _RESOLVERS: Final = 16
 _URL: Final = re.compile(
@@ -60,12 +60,12 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """It names this machine; whatever resolves to it without such a name is refused."""
+        """It names this machine; other names that resolve to it are refused."""
         return is_loopback(self.name)
 
     @property
     def origin(self) -> str:
-        """For those who may not see the rest, which may have a secret."""
+        """For callers who may not see the rest, which may have a secret."""
         usual = 443 if self.scheme == "https" else 80
         port = "" if self.port == usual else f":{self.port}"
         return f"{self.scheme}://{self.host}{port}"
@@ -102,7 +102,7 @@ def parse_target(url: str) -> Target:
 
 
 def origin_of(url: str) -> str:
-    """For the audit; what is no URL is shown cut short."""
+    """For the audit; an invalid URL is shown cut short."""
     try:
         return parse_target(url).origin
     except InvalidRequest:
@@ -153,7 +153,8 @@ def _problem_of_literal(target: Target) -> str | None:
 
 
 def problem_of_address(target: Target, text: str) -> str | None:
-    """None: it may be connected to. The name that this address was resolved from may belong to anybody."""
+    """None: connecting to it is allowed. The name that this address was resolved from may belong
+    to anybody."""
     try:
         address: _Address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -182,14 +183,14 @@ class CallbackPost:
         resolve: Resolve | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """`ca_file`: who signs receivers' certificates, in place of those that the system trusts. Raises `BadConfig`."""
+        """`ca_file`: the CAs of receivers' certificates, instead of the system's. Raises `BadConfig`."""
         check_hosts(hosts)
         self._hosts = tuple(hosts)
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(_RESOLVERS, "callback-dns")
         self._resolving: dict[str, asyncio.Future[Sequence[str]]] = {}
         self._resolve = resolve or self._ask_the_system
-        self._tls: ssl.SSLContext | None = None  # To read what the system trusts takes a while.
+        self._tls: ssl.SSLContext | None = None  # Reading the system's CAs takes a while.
         if ca_file:
             try:
                 self._tls = trusting_context(ca_file)
@@ -249,7 +250,7 @@ class CallbackPost:
         return Answer(status, None if 200 <= status < 300 else f"it answered {status}")
 
     async def _address_of(self, target: Target) -> str:
-        """Resolved once: what is checked is what is connected to."""
+        """Resolved once: the checked address is the connected one."""
         try:
             ipaddress.ip_address(target.name)
             found: Sequence[str] = [target.name]
@@ -263,7 +264,7 @@ class CallbackPost:
         return found[0]
 
     async def _ask_the_system(self, host: str, port: int) -> Sequence[str]:
-        """One question for each host at a time: a name that does not resolve holds one thread."""
+        """One look-up for each host at a time: a name that does not resolve holds one thread."""
         loop = asyncio.get_running_loop()
         if (asked := self._resolving.get(host)) is None:
             asked = self._resolving[host] = loop.run_in_executor(
@@ -297,7 +298,7 @@ def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
 
 
 async def _status_of(reader: asyncio.StreamReader) -> int:
-    """Raises `ValueError` for what is not HTTP."""
+    """Raises `ValueError` for invalid HTTP."""
     for _ in range(_INTERIM_MAX + 1):
         head = await reader.readuntil(b"\r\n\r\n")
         found = _STATUS.match(head)
@@ -309,7 +310,8 @@ async def _status_of(reader: asyncio.StreamReader) -> int:
 
 
 async def _read_politely(reader: asyncio.StreamReader) -> None:
-    """Some receivers log an error if nobody takes their answer. Its status counts, whatever comes of this."""
+    """Some receivers log an error if their response is not read. Its status counts, whatever
+    follows."""
     left = _READ_MAX
     with suppress(TimeoutError, OSError, ValueError):
         async with asyncio.timeout(_READ_S):

@@ -1,8 +1,8 @@
 """The body of a request in chunks, without its framing (RFC 9112 §7.1).
 
-h11 makes an event of each chunk, for 20 µs: of twenty bodies whose chunks have a byte that was a tenth of a
-second for everybody else. Here a slice of a body is one piece, whatever it is framed in, and a chunk costs less
-than a microsecond. What a body may have of framing is bounded as well:
+h11 makes an event of each chunk, for 20 µs: twenty bodies with chunks of one byte took a tenth
+of a second from all others. Here a slice of a body is one piece, whatever its framing, and a
+chunk costs less than a microsecond. The framing of a body is bounded as well:
 
     small chunks   bounded; they are counted as they are framed, not as they arrive
     a size         has few digits, and few bytes of extensions, which mean nothing here
@@ -12,7 +12,7 @@ than a microsecond. What a body may have of framing is bounded as well:
 import re
 from typing import Final
 
-CHUNK_BYTES_MIN: Final = 32  # A line of JSON has as much. Of smaller ones a body may have
+CHUNK_BYTES_MIN: Final = 32  # A line of JSON is as large. Of smaller ones a body may have
 SMALL_CHUNKS_MAX: Final = 1024
 TRAILERS_MAX: Final = 100
 _TRAILERS_BYTES_MAX: Final = 16 * 1024
@@ -37,7 +37,7 @@ class Chunks:
 
     def __init__(self) -> None:
         self.is_over = False
-        self.rest = b""  # What came behind the body, once it is over.
+        self.rest = b""  # The bytes after the body, once it is over.
         self.trailers: list[bytes] = []  # Its lines, then.
         self._held = b""  # Less than a whole size, or than all trailers.
         self._missing = 0  # Of the chunk that is being read.
@@ -45,7 +45,7 @@ class Chunks:
         self._is_in_trailers = self._is_in_chunk = False
 
     def take(self, data: bytes) -> bytes:
-        """What of the body is in it. Raises `BadChunks`."""
+        """The part of the body in it. Raises `BadChunks`."""
         assert not self.is_over
         data, self._held = self._held + data, b""
         found: list[bytes] = []
@@ -58,7 +58,7 @@ class Chunks:
                 at += len(part)
                 continue
             begin = at
-            if self._is_in_chunk:  # Behind it there is an end of line.
+            if self._is_in_chunk:  # An end of line follows it.
                 if not b"\r\n".startswith(data[at : at + 2]):
                     raise BadChunks("a chunk is longer than its size")
                 begin += 2
@@ -77,7 +77,7 @@ class Chunks:
         return b"".join(found)
 
     def _small_ones(self, sent: re.Match[bytes]) -> list[bytes]:
-        """As most are framed, and all there: counted in C, before they cost anything."""
+        """The usual case, complete: counted in C, before they cost anything."""
         chunks = _SMALL_ONE.findall(sent[0])
         self._count_small(len(chunks))
         return [chunk[chunk.index(b"\n") + 1 : -2] for chunk in chunks]

@@ -181,7 +181,7 @@ class ClusterAdmin(Protocol):
 
 
 class _LedgerPart(Convertor[str]):
-    """Of a path: neither with a verb behind it nor `bad`, so that these have no methods but their own."""
+    """Of a path: neither with a verb behind it nor `bad`, so that these have only their own methods."""
 
     regex = "(?!bad$)[^/:]+"
 
@@ -246,7 +246,7 @@ def make_app(
     app.include_router(_ledger_acts(admin, managing), prefix=_PREFIX)
     app.include_router(_lasting_acts(admin, managing, operations), prefix=_PREFIX)
     app.include_router(_recovery_acts(admin, managing), prefix=_PREFIX)
-    # They take what stands below from this module.
+    # They use what is below from this module.
     from rollbook.api.rest.bookkeeper_paths import as_bookkeeper
     from rollbook.api.rest.cluster_events import callbacks, events
     from rollbook.api.rest.cluster_upkeep import bookie_pages, cookies, ledger_ends
@@ -459,7 +459,7 @@ def _bookie_acts(
 
 
 def begun_answer(operation: Operation) -> Response | None:
-    """Where to ask after one that goes on."""
+    """Where to query one that continues."""
     if operation.ended_ms is not None:
         return None
     where = {"location": f"{_PREFIX}/operations/{operation.id}"}
@@ -467,7 +467,7 @@ def begun_answer(operation: Operation) -> Response | None:
 
 
 class BookieActs:
-    """Of routes and of pages: who may, the audit, and what is waited for."""
+    """Of routes and of pages: rights, the audit, and waiting."""
 
     def __init__(
         self, admin: ClusterAdmin, managing: Managing, operations: RunningOperations
@@ -534,7 +534,7 @@ class BookieActs:
         self._managing.require(duty, method)
         if self._operations.is_running(kind):
             with self._managing.act(duty, method, only_begins=True, joins=True, **about):
-                pass  # The one that runs ends in the name of its first caller.
+                pass  # The running one ends in the name of its first caller.
 
         async def work_to_its_end() -> Facts:
             with self._managing.act(duty, method, **about):

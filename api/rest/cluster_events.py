@@ -72,7 +72,7 @@ def may_see_urls() -> bool:
 
 
 class CallbackActs:
-    """Of routes and of pages: who may, and the audit. A URL is in the audit as its origin."""
+    """Of routes and of pages: rights, and the audit. A URL is in the audit as its origin."""
 
     def __init__(self, admin: ClusterAdmin, managing: Managing) -> None:
         self._admin = admin

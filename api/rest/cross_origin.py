@@ -1,11 +1,13 @@
-"""Which pages of other origins may use this server from a browser (CORS), and the headers that tell the browser so.
+"""Which pages of other origins may use this server from a browser (CORS), and the headers that tell the browser
+so.
 
     a named origin    its pages may do what any client may: they show a token where the server asks for one
     `*`               pages of every origin may read, where no token is asked for; they change nothing
     any other         the browser hands its page nothing, and a request that changes something is refused
 
-An origin is compared as a whole. A browser asks first (a preflight: OPTIONS, without a token), and is answered before
-anything else looks at the request. Responses never allow credentials: no cookie and no certificate of a browser's user counts.
+An origin is compared as a whole. A browser asks first (a preflight: OPTIONS, without a token), and is
+answered before anything else handles the request. Responses never allow credentials: no cookie and no
+certificate of a browser's user counts.
 """
 
 import re
@@ -71,7 +73,7 @@ class CrossOrigin:
         return origin in self._named
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
-        """The answer to a browser that asks for its page; None: that is not what this request is."""
+        """The answer to a browser that asks for its page; None: it is another request."""
         origin, wanted = headers.get("origin", ""), headers.get(_ASKED_METHOD, "")
         if method != "OPTIONS" or not wanted or not self._may_read(origin):
             return None

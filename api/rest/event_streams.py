@@ -6,7 +6,7 @@
                                                                   comes back gets no more than it was promised
     application/x-ndjson   {"event": KIND, "next_offset": NEXT, …}
 
-What those who do not take it cost is bounded, however many they are:
+The cost of clients that do not read them is bounded, however many they are:
 
     unsent     an event tells a piece of the log, of 16 KiB or one record (`record_slices.py`), and is
                written, `_SLICE_BYTES` at a time, when all before it has left
@@ -17,7 +17,7 @@ What those who do not take it cost is bounded, however many they are:
     reading    followers that are behind read in turns, a few at a time (`owner_routing.py`)
     showing    that a client reads anything: until then others come in before each piece of much (`new_reader_pacing.py`)
 
-Connections that take nothing at all are hung up on (`server.py`). What goes wrong once an answer has
+Connections that read nothing at all are closed (`server.py`). An error after a response has
 begun is its last event.
 """
 
@@ -70,7 +70,7 @@ _HEADERS: Final = {
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
     kind: str
-    start: Offset  # Where to go on if it is not sent,
+    start: Offset  # Where to continue if it is not sent,
     next_offset: Offset  # and if it is.
     facts: bytes  # An object, as JSON.
 
@@ -80,7 +80,7 @@ class _TooSlow(Exception):
 
 
 class Follow(Response):
-    """One that has begun: its first event is there."""
+    """One that has begun: its first event has come."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Follow(Response):
         end: Offset | None = None,
         uid: str = "",
     ) -> None:
-        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops. `uid`: of
-        the log; empty where nobody resumes.
+        """`again`: the events from an offset on. `end`: where the tail was, if that is where it stops. `uid`:
+        of the log; empty if no client resumes.
         """
         super().__init__(media_type=kind, headers=_HEADERS)
         if uid:
@@ -136,7 +136,7 @@ class Follow(Response):
             return  # An answer that is not ended is hung up on.
         except RollbookError as error:
             await send(_body(self._write("error", None, dumped(problem_of(error)))))
-        except Exception as error:  # Where a request ends.
+        except Exception as error:  # The end of a request.
             logger.error("http_request_failed", path=path, exc_info=error)
             problem = problem_of(surprise("GET"))
             await send(_body(self._write("error", None, dumped(problem))))
@@ -156,7 +156,7 @@ class Follow(Response):
             is_much = _is_much(event)
             event = None
             while (piece := next(telling, None)) is not None:
-                if is_much:  # News of a log that grows wait for nobody.
+                if is_much:  # News of a growing log do not wait.
                     await self._newcomer.wait()
                 resumes_at = await self._tell_piece(piece, send)
                 stands = piece.next_offset if resumes_at is None else resumes_at
@@ -166,7 +166,7 @@ class Follow(Response):
                 del piece
                 telling.close()
                 await self._let_go()
-                await send(_body(b""))  # When what was unsent is taken.
+                await send(_body(b""))  # When the unsent bytes are read.
                 self._events = self._again(resumes_at)
                 break
             if is_last:
@@ -176,7 +176,7 @@ class Follow(Response):
             event = await anext(self._events, None)
 
     async def _tell_piece(self, piece: StreamEvent, send: Send) -> Offset | None:
-        """Where to go on when the client reads again; None: it does. Raises `_TooSlow`."""
+        """Where to continue when the client reads again; None: it does. Raises `_TooSlow`."""
         next_offset = None if piece.kind == "tails" else piece.next_offset  # They begin again.
         text = self._write(piece.kind, next_offset, piece.facts)
         if not await _send_text(text[:_SLICE_BYTES], send):
@@ -208,7 +208,7 @@ class Follow(Response):
 
 
 def is_end(event: Any) -> bool:
-    """Of a log's tail: it moves no more."""
+    """Of a log's tail: it does not move any more."""
     return isinstance(event, LogTail) and event.is_sealed
 
 

@@ -1,7 +1,7 @@
 """Asking another log server, for a client that cannot be sent there: one attempt, over gRPC.
 
-What is shown to it (token, certificate) is read again when its files change; calls that are under way end
-on the connections on which they began.
+Its credentials (token, certificate) are read again when their files change; calls in progress end on
+the connections on which they began.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ logger = structlog.get_logger()
 
 
 class _ChannelSet:
-    """Connections that show the same."""
+    """Connections with the same credentials."""
 
     def __init__(self, channels: Channels) -> None:
         self.channels = channels
@@ -40,7 +40,8 @@ class GrpcPeers:
         options: Sequence[tuple[str, int]] = (),
         shows: Metadata = (),
     ) -> None:
-        """`look`: changes when what `security` reads does. `options`, `shows`: as of `Channels`. Raises `BadConfig`."""
+        """`look`: changes when the files of `security` do. `options`, `shows`: as of `Channels`.
+        Raises `BadConfig`."""
         self._security, self._look = security, look
         self._options, self._shows = options, shows
         self._seen = look()
@@ -82,7 +83,7 @@ class GrpcPeers:
 
 
 async def _end_if_unused(old: _ChannelSet) -> None:
-    """Else the last of its calls does."""
+    """Otherwise the last of its calls does."""
     if not old.calls:
         await to_its_end(old.channels.close())
 

@@ -43,8 +43,8 @@ _PAGE: Final = """<!doctype html>
 def add_index(
     app: FastAPI, dashboard: Callable[[], str] | None = None, *, asks_for_tokens: bool = False
 ) -> None:
-    """`dashboard`: the URL that a browser is sent to; empty: there is none yet. `asks_for_tokens`: `/` is open to
-    everybody, so that it does not say which version this is.
+    """`dashboard`: the URL to which a browser is redirected; empty: there is none yet. `asks_for_tokens`:
+    `/` is open to everybody, so it does not have the version.
     """
 
     @app.get("/v1", include_in_schema=False)

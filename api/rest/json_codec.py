@@ -10,8 +10,8 @@
     Mapping, tuple of pairs       object
     a dataclass                   object, with its field names
 
-What a client says is checked field by field: what is missing, unknown or of another type is reported with
-its name. What a value may be beyond its type its word decides.
+A client's input is checked field by field: a missing or unknown field, or one of another type,
+is reported with its name. Limits of a value beyond its type are checked by its word.
 """
 
 import base64
@@ -50,7 +50,7 @@ def to_json(word: Any) -> Json:
 
 
 def from_json(data: Any, word: Any, **given: Any) -> Any:
-    """`given`: the fields that the request says elsewhere. Raises `InvalidRequest`."""
+    """`given`: the fields that the request has elsewhere. Raises `InvalidRequest`."""
     if not isinstance(data, dict):
         raise InvalidRequest(f"the body has to be an object, not {_kind_of(data)}")
     return _reader(word, frozenset(given))(data, given)
@@ -254,7 +254,7 @@ def _has_default(field: "Field[Any]") -> bool:
 
 
 def schema_of(word: Any, *, without: tuple[str, ...] = (), is_said: bool = False) -> Json:
-    """`is_said`: by a client, who may leave out what has a default and nothing else."""
+    """`is_said`: by a client, who may leave out fields with a default and no others."""
     hints = get_type_hints(word)
     kept = [each for each in fields(word) if each.name not in without]
     found: Json = {
@@ -340,7 +340,7 @@ _EXAMPLES: Final[Json] = {
 
 
 def example_of(word: Any, *, without: tuple[str, ...] = ()) -> Json:
-    """Of the types that its schema says; what a reader would expect to see, where names tell."""
+    """Of the types in its schema; typical values, where names suggest them."""
     hints = get_type_hints(word)
     found: Json = {}
     for each in fields(word):

@@ -102,7 +102,7 @@ def _logs(door: Door, routes: APIRouter) -> None:
         for start in range(0, len(page.logs), _STATES_AT_ONCE):
             if (
                 start and loop.time() >= due
-            ):  # The first ones are returned, or no request would come to the end.
+            ):  # The first ones are returned, otherwise no request would end.
                 next_page = str(page.logs[start - 1])
                 break
             states += await states_of(page.logs[start:][:_STATES_AT_ONCE], how, due)
@@ -119,7 +119,8 @@ def _logs(door: Door, routes: APIRouter) -> None:
                 found.append(to_json(state))
             elif not isinstance(state, RollbookError):
                 raise state
-            elif not isinstance(state, Missing):  # Who lists logs wants to know of the others, too.
+            # A caller that lists logs wants to know of the others, too.
+            elif not isinstance(state, Missing):
                 found.append({"log": str(log), "error": problem_of(state)})
         return found
 

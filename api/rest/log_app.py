@@ -29,14 +29,14 @@ BOUNDS: Final = Bounds(
     body_bytes=8 * _MIB,  # A batch of 5 MiB, as JSON.
     bodies_bytes=64 * _MIB,
     answers_bytes=64 * _MIB,
-    unsent_bytes=1,  # Nothing is written before all that was is taken.
+    unsent_bytes=1,  # Nothing is written before all earlier bytes are read.
     may_stream=True,
 )
 _RETRY_S: Final = 1
 
 
 class RestServer:
-    """One that listens; `start` makes it."""
+    """A listening server; `start` makes it."""
 
     def __init__(self, http: HttpServer, door: Door) -> None:
         self._http = http
@@ -55,9 +55,10 @@ class RestServer:
         shown: MetricsPage | None = None,
         dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
-        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of all doors;
-        else one of its own, if it wants a token. `shown`: at /metrics. `dashboard`: the URL that browsers which ask for
-        `/` are sent to; empty: there is none yet. Raises `BadConfig`.
+        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of
+        all doors; otherwise one of its own, if it requires a token. `shown`: at /metrics.
+        `dashboard`: the URL to which browsers at `/` are redirected; empty: there is none yet. Raises
+        `BadConfig`.
         """
         doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)

@@ -71,7 +71,8 @@ _FOR_EVER: Final = "max-age=31536000, immutable"
 _ASKED_FOR: Final = "no-cache"  # Kept, and used once the server has said that it is still the same.
 _KINDS: Final = (RAW, JSON, NDJSON, BLOCK)
 _READ_KINDS: Final = (SSE, NDJSON, BLOCK, JSON)
-_ALL_KINDS: Final = (JSON, BLOCK, NDJSON, SSE)  # Who takes anything has an answer that ends.
+# A client that reads anything gets a response that ends.
+_ALL_KINDS: Final = (JSON, BLOCK, NDJSON, SSE)
 _KINDS_IN: Final = {
     **{kind: (kind,) for kind in _READ_KINDS},
     "*/*": _ALL_KINDS,
@@ -81,7 +82,7 @@ _KINDS_IN: Final = {
 
 
 class _BeforeVerb(StringConvertor):
-    """A name has no colon: what follows one is a verb, and not of a log with that name."""
+    """A name has no colon: the part after one is a verb, not part of a log's name."""
 
     regex = "[^/:]+"
 
@@ -342,7 +343,7 @@ def tail_headers(tail: messages.LogTail) -> dict[str, str]:
 
 
 async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Response:
-    """The batch that a body holds, or why nobody can tell."""
+    """The batch in a body, or why it is invalid."""
     kind = media_type(request)
     if kind not in _KINDS:
         advice = f"say Content-Type: {', '.join(_KINDS)}"
@@ -355,14 +356,14 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
 
 
 def _accepted(accept: str) -> str | None:
-    """The one that is wanted most, of equals the first; None if none is known. `q=0` is not wanted.
+    """The most wanted one, of equals the first; None if none is known. `q=0` is not wanted.
 
-    How much one is wanted says the narrowest that it is in: `application/json;q=0, */*` is not JSON.
+    The narrowest range that has it decides its weight: `application/json;q=0, */*` is not JSON.
     """
     said: dict[str, float] = {}
     for each in accept.split(","):
         wanted, _, parameters = each.partition(";")
-        if each.strip():  # A list may have empty elements, which say nothing.
+        if each.strip():  # A list may have empty elements, which mean nothing.
             said.setdefault(wanted.strip().lower(), _quality(parameters))
     if not said:
         return JSON

@@ -1,4 +1,4 @@
-"""The HTTP pages of a server that has nothing to show but its metrics."""
+"""The HTTP pages of a server that has only metrics."""
 
 from typing import Final
 

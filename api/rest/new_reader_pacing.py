@@ -1,14 +1,15 @@
 """Paces new readers until they have shown that they read what they are sent.
 
-Much can lie about untaken: what the systems at both ends have room for. A client that reads nothing is sent that
-much before it shows, as JSON, and when twenty such clients come at once others wait for all of it. So
+Much can be unread: the buffers of the systems at both ends. A client that reads nothing is sent that
+much before it is noticed, as JSON, and when twenty such clients come at once others wait for all of
+it. So
 
     a piece    at a time is what newcomers are sent, all of them together (`admission_queue.py`)
     no more    is a newcomer a client that was sent more than can be buffered: it reads, as fast as it likes
     again      is a follower one if it then reads nothing for a while: room was made for as much. A range ends;
                each request for one starts as a newcomer
 
-What one waits in all is less than a turn (`reader_turns.py`): no turn is over before its first event is sent.
+The total wait is less than a turn (`reader_turns.py`): no turn is over before its first event is sent.
 """
 
 import asyncio
@@ -18,11 +19,11 @@ from rollbook.api.rest.admission_queue import AdmissionQueue
 
 ROUNDS: Final = 4  # An append is served in about 16, but for its waits.
 _UNTAKEN_BYTES_MAX: Final = 256 * 1024  # 200,000 over Linux's loopback, with `_UNSENT_BY_SYSTEM`.
-_WAITS_S_MAX: Final = 0.25  # Of one newcomer: a loop that is slower is held up by something else.
+_WAITS_S_MAX: Final = 0.25  # Of one new client: a slower loop has other causes.
 
 
 class Newcomer:
-    """The pacing of one client, while it is a newcomer."""
+    """The pacing of one client, while it is new."""
 
     def __init__(self, line: AdmissionQueue) -> None:
         self._line = line

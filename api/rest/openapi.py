@@ -1,4 +1,5 @@
-"""What OpenAPI says of a route: bodies and answers from the words, failures from the table of errors."""
+"""OpenAPI's description of a route: bodies and answers from the words, failures from the table of
+errors."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ Errors = Sequence[type[RollbookError]]
 
 ANYWHERE: Final[Errors] = (
     *(InvalidRequest, NoSuchLog, LogDeleted),
-    LogReplaced,  # Without a uid, too: one that is deleted and made again while it is asked for.
+    LogReplaced,  # Without a uid, too: a log that is deleted and created again during the request.
     *(QuorumTimeout, Overloaded),
 )
 AT_OWNER: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, OwnerLost, LogSealed)
@@ -132,7 +133,7 @@ def described(
     body_required: bool = True,
     more: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
-    """`says`: the word that the body is, but for what the path says. `more`: other good answers."""
+    """`says`: the word of the body, except what is in the path. `more`: other good answers."""
     responses: dict[int | str, Any] = {**describe_problems(*errors)}
     responses[status] = {"description": "Done."}
     if answer is not None:

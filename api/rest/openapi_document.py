@@ -1,8 +1,8 @@
-"""What OpenAPI says of every operation alike: who may ask, what each refusal looks like, headers, examples.
+"""OpenAPI's description of what all operations share: authentication, refusals, headers, examples.
 
-Made from the table of errors and from the two tables below; routes say only what is theirs. A header whose
-name ends in `?` there may be missing; every other one comes with each such answer. What is left out of a request
-is left out: no header and no field of a query can be null.
+Made from the table of errors and from the two tables below; routes say only what is theirs. A
+header whose name ends in `?` there may be missing; every other one comes with each such answer. An
+omitted value is left out: no header and no field of a query can be null.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -40,14 +40,14 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     "append": ("Location", "Log-Next-Offset", "Log-Epoch"),
     "read": (
         *("Log-Head?", "Log-Tail?", "Log-First-Offset?", "Log-Next-Offset?", "Log-Up-To-Date?"),
-        *("Log-Sealed?", "Log-Uid?"),  # What goes on has the last one of them.
+        *("Log-Sealed?", "Log-Uid?"),  # A response that continues has the last one of them.
     ),
     "read_record": (
         *("ETag", "Log-Offset", "Log-Timestamp-Us", "Log-Uid"),
         *("Log-Key?", "Log-Meta-*?", "Log-Event-Time-Us?", "Log-Omitted?"),
     ),
     **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
-    "get_tail": tuple(f"{name}?" for name in _OF_TAILS),  # Nor has what is watched.
+    "get_tail": tuple(f"{name}?" for name in _OF_TAILS),  # Nor has a watched one.
     "ensure_log": ("ETag", "Location?", "Log-Uid"),
     **dict.fromkeys(("get_log", "update_log"), ("ETag", "Log-Uid")),
     **dict.fromkeys(("get_cursor", "commit_cursor"), ("ETag",)),

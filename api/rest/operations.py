@@ -1,4 +1,4 @@
-"""What was asked for over HTTP and takes its time: it runs in the background, and can be asked after."""
+"""Lasting requests over HTTP: they run in the background, and can be queried."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ class Operation:
     ended_ms: int | None = None
     result: dict[str, Any] | None = None
     problem: dict[str, Any] | None = None
-    error: RollbookError | None = None  # That the problem was made of.
+    error: RollbookError | None = None  # The error that the problem was made of.
 
     def describe(self) -> dict[str, Any]:
         state = "failed" if self.problem else "running" if self.ended_ms is None else "done"
@@ -45,8 +45,8 @@ class Operation:
 
 
 class RunningOperations:
-    """Each has an id to ask after. The last hundred are remembered; those that only look are forgotten first, and
-    none is forgotten while it runs.
+    """Each has an id to ask after. The last hundred are remembered; those that only look are forgotten first,
+    and none is forgotten while it runs.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class RunningOperations:
     def start(
         self, kind: str, work: Callable[[], Awaitable[Facts]], *, is_look: bool = False
     ) -> Operation:
-        """The one that runs already, if there is one of this kind. Raises `Overloaded`."""
+        """The running one, if there is one of this kind. Raises `Overloaded`."""
         if running := self._running.get(kind):
             return running[0]
         alike = sum(each.is_look == is_look for each, _ in self._running.values())
@@ -87,7 +87,8 @@ class RunningOperations:
         *,
         is_look: bool = False,
     ) -> Operation:
-        """Started or joined, and waited for that long: it may still be running. Raises what it ended in."""
+        """Started or joined, and waited for that long: it may still be running. Raises the error that it
+        ended with."""
         operation = self.start(kind, work, is_look=is_look)
         _, task = self._running[kind]
         await asyncio.wait([task], timeout=patience_s)
@@ -129,7 +130,7 @@ class RunningOperations:
 
     async def close(self) -> None:
         """Each operation ends, and its end is logged."""
-        await asyncio.sleep(0)  # What is cancelled before its first step never runs, nor ends.
+        await asyncio.sleep(0)  # A task cancelled before its first step never runs, nor ends.
         for _, task in list(self._running.values()):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -1,8 +1,9 @@
-"""Between routes and the service core: deadlines, and whom to ask instead.
+"""Between routes and the service core: deadlines, and which server to ask instead.
 
-What this server does not own is asked for elsewhere: the client is sent to the owner (307, `Location`), or
-the server asks the owner over gRPC, if the request has `Log-Forward: auto` or the owner has no HTTP. What can
-be done neither way is a 503 for now, `Log-Forward: never` included.
+A request for a log of another server is answered by that one: the client is redirected to the
+owner (307, `Location`), or the server asks the owner over gRPC, if the request has `Log-Forward:
+auto` or the owner has no HTTP. If neither is possible it is a 503 for now, `Log-Forward: never`
+included.
 """
 
 import asyncio
@@ -41,10 +42,10 @@ class Asking:
 
     timeout_ms: int = TIMEOUT_MS
     forward: Forward | None = None
-    uid: str = ""  # Of the log that is meant; empty: of whichever has the name.
+    uid: str = ""  # Of the intended log; empty: of whichever has the name.
 
     def of(self, word: Any) -> Any:
-        """The word, of that log. Raises `InvalidRequest` if the word says another one."""
+        """The word, of that log. Raises `InvalidRequest` if the word names another one."""
         said = getattr(word, "uid", self.uid)
         if said == self.uid or not self.uid:
             return word
@@ -57,7 +58,7 @@ class Peers(Protocol):
     """Other log servers."""
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
-        """Raises what it answers, and what keeps it from answering."""
+        """Raises its errors, and those that keep it from answering."""
 
 
 class Door:
@@ -78,7 +79,7 @@ class Door:
     ) -> Any:
         """The answer's word, within its time and `more_ms`. Raises `RollbookError`.
 
-        `due`: when that time is over, for a request that asks for more than one word.
+        `due`: when that time is over, for a request that needs more than one word.
         """
         method, word = BY_REQUEST[type(word)], asking.of(word)
         if due is None:
@@ -101,11 +102,12 @@ class Door:
             raise self._core.late(method) from None
 
     async def begun(self, asked: ReadStream, asking: Asking) -> ReadStream:
-        """Of the log that has the name now, and with an end that is taken once, where the log ends now: the log is read in turns, and again when the client
-        reads again, and a log that grows as fast would never have an end.
+        """Of the log that has the name now, and with an end that is fixed once, the present end of the log: the
+        log is read in turns, and again when the client reads again, and a log that grows as fast would never
+        end.
 
-        A read that begins at the tail, or some records before it, begins where the tail was then. The head is found by reading:
-        by then there may be another, which is nobody's failure.
+        A read that begins at the tail, or some records before it, begins where the tail was then. The head is
+        found by reading: by then there may be another, which is no failure.
         """
         wanted = FindOffset(asked.log, asked.start, asked.uid)
         found: FoundOffset = await self.ask(wanted, asking)
@@ -142,7 +144,7 @@ class Door:
         )
 
     async def close(self) -> None:
-        """Ends what would go on for ever; clients resume elsewhere."""
+        """Ends a response that would go on for ever; clients resume elsewhere."""
         followers = list(self.followers)
         for each in followers:
             each.cancel()

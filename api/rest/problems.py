@@ -48,7 +48,7 @@ _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
 
-# What the framework says by a number only.
+# Errors that the framework reports by a number only.
 _BY_STATUS: Final[dict[int, type[RollbookError]]] = {
     401: Unauthorized,
     403: Unauthorized,
@@ -80,7 +80,7 @@ def problem_of(
     status: int | None = None,
     fields: Sequence[Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """As JSON; what is empty is left out."""
+    """As JSON; empty values are left out."""
     title = (type(error).__doc__ or "").partition("\n")[0]
     code = type(error).code
     found = {
@@ -107,14 +107,14 @@ def response_of(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     problem = problem_of(error, status=status, fields=fields)
-    told = {"cache-control": "no-store", **(headers or {})}  # A 404 is cached where nobody says so.
+    told = {"cache-control": "no-store", **(headers or {})}  # A 404 without headers is cached.
     if wait_ms := retry_after_ms(error):
         told.setdefault("retry-after", str(-(-wait_ms // 1000)))
     return JSONResponse(problem, problem["status"], headers=told, media_type=MEDIA_TYPE)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it, and of bounded length."""
+    """As JSON can express it, and of bounded length."""
     match value:
         case bool() | int() | float() | None:
             return value
@@ -153,7 +153,7 @@ def _described(status: int, *errors: type[RollbookError]) -> dict[str, Any]:
 def new_app(
     title: str, description: str, version: str, open_paths: Collection[str] = ()
 ) -> FastAPI:
-    """Without pages that fetch their scripts from elsewhere, and with problems."""
+    """Without pages that load their scripts from elsewhere, and with problems."""
     app = FastAPI(
         title=title,
         description=description,
@@ -169,7 +169,7 @@ def new_app(
 
 
 def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
-    """Every way in which a request can fail ends in a problem, and OpenAPI says so."""
+    """Every failure of a request ends in a problem, and OpenAPI says so."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _add_problems(app: FastAPI, open_paths: Collection[str]) -> None:
 
 
 def _tell_of_problems(document: dict[str, Any]) -> None:
-    """Instead of the framework's own answer to what it cannot read."""
+    """Instead of the framework's own answer to unreadable requests."""
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
@@ -228,7 +228,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed(request: Request) -> str:
-    """By all routes of this path; the framework tells those of one."""
+    """Of all routes of this path; the framework names those of one."""
     routes = request.app.routes
     return ", ".join(
         method

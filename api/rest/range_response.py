@@ -1,7 +1,7 @@
-"""A range of records as one JSON object, which is made a piece at a time, as it is taken.
+"""A range of records as one JSON object, which is made a piece at a time, as it is read.
 
-10,000 records are a megabyte, and JSON of them takes 20 ms: made at once it would hold up everybody, for
-one who may not take any of it. So
+10,000 records are a megabyte, and JSON of them takes 20 ms: made at once it would delay all others,
+for a client that may not read any of it. So
 
     a piece    (`record_slices.py`) is made when what is before it was let out, but for what a connection may have
                unsent, so that one is ahead at most; and the loop goes round between any two
@@ -35,7 +35,7 @@ from rollbook.logservice.messages import ReadAnswer
 
 logger = structlog.get_logger()
 
-_TEXT_BYTES: Final = 8 * PIECE_BYTES  # As JSON a byte is six at most, `\u0001`.
+_TEXT_BYTES: Final = 8 * PIECE_BYTES  # As JSON a byte takes at most six, `\u0001`.
 
 
 class RangeResponse(Response):
@@ -47,7 +47,7 @@ class RangeResponse(Response):
         encoding: Encoding,
         headers: dict[str, str],
     ) -> None:
-        """`end`: of what is wanted of it."""
+        """`end`: of the wanted part."""
         super().__init__(headers=headers, media_type=JSON)
         del self.headers["content-length"]
         blocks = wanted(answer.blocks, answer.first_offset, end)
@@ -91,7 +91,7 @@ class RangeResponse(Response):
             await send(_body(text, more=not is_all))
             if is_all:
                 return
-            await asyncio.sleep(0)  # What there is room for is sent without a wait.
+            await asyncio.sleep(0)  # As much as there is room for is sent without a wait.
             await self._newcomer.wait()
             try:
                 text, is_all = self._next_text(b",")
@@ -101,7 +101,7 @@ class RangeResponse(Response):
                 return
 
     def _next_text(self, before: bytes) -> tuple[bytes, bool]:
-        """With what is behind the records, if these are the last."""
+        """With the text after the records, if these are the last."""
         piece = next(self._pieces, None)
         if piece is None:
             return before.removeprefix(b",") + self._rest, True

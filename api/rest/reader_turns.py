@@ -25,11 +25,11 @@ Stand = Callable[[Position], Awaitable[Progress]]
 class ReaderTurns:
     """Followers that are behind read in turns. A turn holds some runs of records in memory, sent and read ahead.
 
-    First come, first served; a waiting follower has no reader, hence nothing in memory, and gets with
-    each heartbeat its position (RL3). A turn begins when something is to be read, for a follower that waits
-    for it just then: one that is being sent something keeps its place. It ends when enough is sent, when it
-    has taken long, or when nothing is asked for at once: a follower that waits for a bookie, or for its quota, holds
-    nobody up.
+    First come, first served; a waiting follower has no reader, hence nothing in memory, and gets
+    with each heartbeat its position (RL3). A turn begins when there is something to read, for a
+    follower that waits for it: one that is being sent something keeps its place. It ends when enough
+    is sent, when it has taken long, or when nothing is needed at once: a follower that waits for a
+    bookie, or for its quota, delays no other.
     """
 
     def __init__(self, count: int = TURNS) -> None:
@@ -39,7 +39,8 @@ class ReaderTurns:
     async def take(
         self, watch: Callable[[Through], Events], stand: Stand, stands: Offset | None = None
     ) -> Events:
-        """The events of a `watch` that reads through what it is given. `stand`: where a position is.
+        """The events of a `watch` that reads through its argument. `stand`: the place of a
+        position.
 
         `stands`: the position of a follower that resumes.
         """
@@ -53,7 +54,7 @@ class ReaderTurns:
                 async for event in events:
                     yield event
                     turn.on_told(_size_of(event))
-                    del event  # It may be some time until it has the next turn.
+                    del event  # It may take some time until it has the next turn.
         finally:
             turn.give_up()
 
@@ -88,8 +89,8 @@ class ReaderTurns:
 async def _in_turns(
     turn: "_ReaderTurn", read: Read, asked: ReadStream, stand: Stand, stands: Offset | None
 ) -> Events:
-    """A follower that has caught up needs no turn: what it waits for is in nobody's memory yet. Once it has its
-    position, what cannot be opened for now is tried again, as long as its position is known at least.
+    """A follower that has caught up needs no turn: the next records are in no memory yet. Once it has
+    its position, a failed open is retried, as long as its position is known at least.
     """
     heartbeat_s, misses = asked.heartbeat_ms / 1000, 0
     is_behind = True
@@ -105,7 +106,7 @@ async def _in_turns(
                         stands = progress.position
                         yield progress
             is_opening = events is None
-            if events is None:  # From there, wherever the log has come to meanwhile.
+            if events is None:  # From there, wherever the log's end is by now.
                 events = read(asked if stands is None else asked.resumed_at(stands))
             try:
                 event = await anext(events, None)
@@ -191,7 +192,8 @@ class _ReaderTurn:
         return self._waiting is not None
 
     def try_continue(self) -> bool:
-        """Continue the turn, or begin it if nobody else waits for one; returns whether it is on."""
+        """Continues the turn, or begins it if no other follower waits for one; returns whether
+        it is on."""
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
@@ -206,7 +208,7 @@ class _ReaderTurn:
         return self._timer is not None
 
     async def race(self, doing: Awaitable[T]) -> T | None:
-        """What comes of it; None: it was given up for the turn."""
+        """Its result; None: it was given up for the turn."""
         try:
             async with asyncio.timeout(None) as self._waiting:
                 self._turns.enter(self)
@@ -245,7 +247,7 @@ class _ReaderTurn:
             self._turns.release()
 
     def give_up(self) -> None:
-        """It, or the place in the queue: at once, so that no cancellation comes between."""
+        """The turn, or the place in the queue: at once, so that no cancellation comes between."""
         self._turns.leave(self)
         self.end()
 

@@ -8,7 +8,8 @@ A client that appends names a body's format by its media type:
     application/x-ndjson           one record to a line: one atomic batch
     application/vnd.rollbook.batch a block as `logservice/core/record_block.py` frames it, untouched
 
-A record is an object, and the names of its fields say how they are written, so that nothing is guessed:
+A record is an object, and the names of its fields say how they are encoded, so that nothing is
+guessed:
 
     data | data_b64 | json         the value: text, base64, or any JSON, kept as compact JSON text
     key | key_b64                  may be left out
@@ -44,7 +45,7 @@ KEY_HEADER: Final = "log-key"
 EVENT_TIME_HEADER: Final = "log-event-time-us"
 META_HEADER: Final = "log-meta-"
 
-# Each of these is an object of some sixty bytes when it is parsed, for two bytes that were sent.
+# Each of these is an object of some sixty bytes when it is parsed, for two received bytes.
 _BRACKETS_MAX: Final = 500_000
 
 parse_json: Final = partial(from_json, allow_inf_nan=False, cache_strings="keys")
@@ -193,7 +194,7 @@ def _key(record: dict[str, Any]) -> bytes | None:
 
 
 def _bytes(record: dict[str, Any], name: str) -> bytes | None:
-    """None if it is a key, and is not there or null."""
+    """None if it is a key, and is missing or null."""
     value = record.get(name)
     if value is None and not name.startswith("data"):
         return None
@@ -230,7 +231,7 @@ def _event_time(record: dict[str, Any]) -> int | None:
 
 def records_json(records: Sequence[Record], encoding: Encoding) -> bytes:
     """An array, as `dumped` would have it, in a third of its time."""
-    if encoding is Encoding.JSON:  # Of numbers each writer has a form of its own.
+    if encoding is Encoding.JSON:  # Each writer has its own form of numbers.
         return dumped([record_json(record, encoding) for record in records])
     if encoding is Encoding.AUTO and (told := _texts_told(records)) is not None:
         return told
@@ -238,7 +239,8 @@ def records_json(records: Sequence[Record], encoding: Encoding) -> bytes:
 
 
 def _texts_told(records: Sequence[Record]) -> bytes | None:
-    """Those of values alone, all of them text, as most are: each is decoded where it is written."""
+    """Those of values alone, all of them text, the usual case: each is decoded where it is
+    written."""
     plain = [
         {"offset": offset, "timestamp_us": timestamp_us, "data": value}
         for offset, value, key, headers, timestamp_us, event_time_us in records

@@ -1,4 +1,4 @@
-"""Records in pieces: a few at a time are made into JSON, and no more are taken apart meanwhile.
+"""Records in pieces: a few at a time are made into JSON, and no more are unpacked meanwhile.
 
 a piece    has `PIECE_BYTES` of values, keys and headers, and a record more at most, each of them counted as
            `_FRAME_BYTES` besides: 256 empty ones, or a large one, whose JSON nobody can make in part
@@ -27,13 +27,13 @@ class Piece(NamedTuple):
 def pieces(
     blocks: Sequence[bytes], start: Offset, end: Offset, encoding: Encoding
 ) -> Iterator[Piece]:
-    """Raises what is wrong with a block when it comes to it."""
+    """Raises a block's error when it comes to it."""
     held: list[Record] = []
     room, told_below = PIECE_BYTES, start
     rest = wanted(blocks, start, end)
     rest.reverse()
     del blocks
-    while rest:  # What was sent is not kept.
+    while rest:  # Sent pieces are not kept.
         block = Block(rest.pop())
         index = max(start - block.base_offset, 0)
         last = min(end - block.base_offset, block.count)
@@ -50,21 +50,21 @@ def pieces(
 
 
 def _made(start: Offset, next_offset: Offset, held: list[Record], encoding: Encoding) -> Piece:
-    """What is held is not any more: a piece may wait for long."""
+    """Held bytes are released: a piece may wait for long."""
     piece = Piece(start, next_offset, records_json(held, encoding))
     held.clear()
     return piece
 
 
 def wanted(blocks: Sequence[bytes], start: Offset, end: Offset) -> list[bytes]:
-    """Those that have any of it; they are in order. There can be one for each record."""
+    """Those with any of it; they are in order. There can be one for each record."""
     first = bisect_right(blocks, start, key=lambda block: span_of(block)[1])
     behind = bisect_left(blocks, end, key=lambda block: span_of(block)[0])
     return list(blocks[first:behind])
 
 
 def _run(block: Block, index: int, last: int, room: int) -> tuple[int, int]:
-    """Up to which record there is room, the one that fills it included, and what that takes."""
+    """The last record that fits, the one that fills it included, and its size."""
 
     def size_up_to(behind: int) -> int:
         return block.bytes_before(behind) - before + (behind - index) * _FRAME_BYTES

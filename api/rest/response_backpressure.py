@@ -19,10 +19,11 @@ from rollbook.api.rest.problems import response_of
 from rollbook.proto.errors import Overloaded
 
 Hold = Callable[[int], bool]
-"""Says how much an answer holds by now; whether it may, and whether anybody is there to take it."""
+"""Reports how much an answer holds by now; returns whether it may, and whether the client still
+reads."""
 
 HOLD: Final = "rollbook.hold"  # In a request's scope: its `Hold`.
-_SLICE_BYTES: Final = 64 * 1024  # What is not more than that is not counted.
+_SLICE_BYTES: Final = 64 * 1024  # Smaller amounts are not counted.
 _PATIENCE_S: Final = 0.25
 _RETRY_MS: Final = 1000
 
@@ -42,30 +43,30 @@ class Untaken:
         return self.bytes + size <= self._bytes_max
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """What `app` answers, within these bounds."""
+        """The response of `app`, within these bounds."""
         answer = _Answer(self, send)
         try:
             await app({**scope, HOLD: answer.hold}, receive, answer.send)
         finally:
             self.bytes -= answer.held_bytes
-        if answer.is_refused:  # Said when nothing is held: this may have to wait, too.
+        if answer.is_refused:  # Reported when nothing is held: this may have to wait, too.
             busy = Overloaded("too many answers are not taken", retry_after_ms=_RETRY_MS)
             await response_of(busy)(scope, receive, send)
 
 
 class _Answer:
-    """One. What the application has of it is all there, and it says so (`Content-Length`), or it says what it holds."""
+    """One. The application's part is complete, and it says so (`Content-Length`), or it reports what it holds."""
 
     def __init__(self, room: Untaken, send: Send) -> None:
         self.held_bytes = 0
         self.is_refused = False  # Before any of it was sent.
-        self._is_cut = False  # Of an answer that stays unfinished the connection is closed.
+        self._is_cut = False  # The connection of an unfinished response is closed.
         self._has_begun = False
         self._room = room
         self._send = send
 
     def hold(self, size: int) -> bool:
-        """Who has begun, and may not hold more, is cut."""
+        """A response that has begun, and may not hold more, is cut."""
         if self.is_refused or self._is_cut:
             return False
         more = size - self.held_bytes
@@ -115,7 +116,7 @@ class _Answer:
 
 
 async def send_within(message: Message, send: Send, patience_s: float) -> bool:
-    """Else nothing of it was sent: who sends waits first, then writes."""
+    """Otherwise nothing of it was sent: the sender waits first, then writes."""
     try:
         async with asyncio.timeout(patience_s):
             await send(message)

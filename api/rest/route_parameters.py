@@ -1,4 +1,5 @@
-"""What routes take from paths, queries and headers, said once: parsed here, described to OpenAPI."""
+"""The parameters of routes in paths, queries and headers, defined once: parsed here, described to
+OpenAPI."""
 
 from dataclasses import replace
 from typing import Annotated, Final

@@ -1,9 +1,10 @@
 """HTTP on the loop of the server that it belongs to: uvicorn's protocol, within bounds.
 
 uvicorn's own server is left out: it takes over the signals of the process, and ends it when it
-cannot listen. What stays is owned: `close` ends the listener, the connections and the requests.
+cannot listen. Every exchange has an owner: `close` ends the listener, the connections and the
+requests.
 
-Nobody gets much without having shown the token:
+Without the token a client gets little:
 
     connections    are bounded, and handshakes. A new one takes the place of one that has
                    been idle for longest, if there is one, and is closed otherwise
@@ -71,18 +72,16 @@ _CONNECTIONS_MAX: Final = 64
 _HEAD_BYTES_MAX: Final = 16 * 1024
 _HEADERS_MAX: Final = 100
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
-_QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked for.
+_QUERY_FIELDS_MAX: Final = 1024  # As many owners may be asked.
 _SLICE_BYTES: Final = 16 * 1024  # Read in a turn, and parsed at a time.
-_PLAIN_BYTES: Final = (
-    128 * 1024
-)  # Read in a turn of what is not looked at: turns cost more than bytes.
+_PLAIN_BYTES: Final = 128 * 1024  # Discarded bytes in a turn: turns cost more than bytes.
 _BODY_BYTES_MAX: Final = 64 * 1024
 _EXCHANGE_S: Final = (
-    30.0  # From a connection's start, or its last answer, to the next answer taken.
+    30.0  # From a connection's start, or its last answer, to the end of the next answer.
 )
 _BODY_S: Final = 10.0
 _HANDSHAKE_S: Final = 5.0
-_ROUNDS_OF_REQUEST: Final = 16  # In about as many an append is served, but for its waits.
+_ROUNDS_OF_REQUEST: Final = 16  # About the time that an append takes, without its waits.
 _FIRST_WAITS_S_MAX: Final = 0.25  # However many come.
 _LINGER_S: Final = 1.0  # Or until a body of the largest size was read:
 _FORGOTTEN_EVERY_S: Final = 0.01  # then read and discard this much at a time.
@@ -90,8 +89,8 @@ _KEEP_ALIVE_S: Final = 5
 _BACKLOG: Final = 32
 _IDLE_LOOKED_AT: Final = 8  # Of those that may have to make room.
 _RETRY_MS: Final = 1000
-# Bytes of a connection that its client has no room for. Left to itself the system takes megabytes, so that
-# a client that reads nothing is sent a large part of a log.
+# Bytes of a connection that its client has no room for. By default the system takes megabytes, so
+# that a client that reads nothing is sent a large part of a log.
 _UNSENT_BY_SYSTEM: Final = 64 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ONCE: Final = frozenset(
@@ -102,20 +101,20 @@ _ONCE: Final = frozenset(
 )
 _ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # A client may know several.
 _ONCE_PREFIXES: Final = ("log-", "producer-")
-_MANY: Final = "log"  # Of the fields of queries the only one that is a list.
+_MANY: Final = "log"  # The only list among the fields of queries.
 _NAMES: Final = "certificate_names"  # In the state that a connection hands to its requests.
 _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What all of them together may have of a server. These suit one for its operators."""
+    """The share of all of them together in a server. These suit one for its operators."""
 
     connections: int = _CONNECTIONS_MAX
     backlog: int = _BACKLOG
     body_bytes: int = _BODY_BYTES_MAX
-    bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX  # Of all requests that are served.
-    answers_bytes: int = 16 * 1024 * 1024  # Of large ones that are being taken.
+    bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX  # Of all requests in service.
+    answers_bytes: int = 16 * 1024 * 1024  # Of large ones that are being read.
     unsent_bytes: int = 64 * 1024  # Before the sender of a response has to wait.
     may_stream: bool = False  # An exchange has no deadline as long as it gets on.
 
@@ -143,10 +142,10 @@ class HttpConfig:
 
 
 class HttpServer:
-    """One that listens; `start` makes it."""
+    """A listening server; `start` makes it."""
 
     def __init__(self, server: asyncio.Server, state: ServerState, address: Address) -> None:
-        self.address = address  # With the real port, if 0 was asked for.
+        self.address = address  # With the real port, if 0 was requested.
         self._server = server
         self._state = state
 
@@ -184,7 +183,8 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         settings.load()
-        # What fails in a request has been logged as an event, and strangers' nonsense is worth none.
+        # A request's failure has been logged as an event, and invalid input of unknown clients is
+        # not worth one.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         loop, state, crowd = asyncio.get_running_loop(), ServerState(), _Crowd(bounds)
 
@@ -216,7 +216,7 @@ class HttpServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # Lets them hear of it.
+        await asyncio.sleep(0)  # Lets them know.
 
 
 class _Crowd:
@@ -248,12 +248,12 @@ class _Crowd:
                 self.leave(connection)
                 connection.transport.abort()
                 return True
-            self.on_answered(connection)  # Others are looked at next time.
+            self.on_answered(connection)  # Others are checked next time.
         return False
 
 
 class _Parser(h11.Connection):
-    """h11's, which refuses what would hold up the loop before it has looked at it."""
+    """h11's, which refuses input that would block the loop before it is parsed."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _HEAD_BYTES_MAX)
@@ -273,14 +273,14 @@ class _Parser(h11.Connection):
 
     @property
     def is_in_plain_body(self) -> bool:
-        """Nothing in it is looked at."""
+        """Nothing in it is parsed."""
         return self.their_state is h11.SEND_BODY and not self._is_chunked
 
     def receive_data(self, data: bytes) -> None:
         self._unparsed += data
 
     def next_event(self) -> Any:
-        """A slice at a time, so that what is ahead can be looked at before each event."""
+        """A slice at a time, so that the next bytes can be checked before each event."""
         while (event := self._next_of_slice()) is h11.NEED_DATA and self._unparsed:
             super().receive_data(bytes(self._unparsed[:_SLICE_BYTES]))
             del self._unparsed[:_SLICE_BYTES]
@@ -312,7 +312,7 @@ class _Parser(h11.Connection):
 
 
 class _ChunkReader:
-    """What h11 reads such a body with."""
+    """Used by h11 to read such a body."""
 
     def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
         self._chunks = Chunks()
@@ -340,7 +340,7 @@ class _ChunkReader:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, with a bound on how many there are and on how long one exchange takes."""
+    """uvicorn's, with a bound on their number and on the time of one exchange."""
 
     _watchdog: asyncio.TimerHandle | None = None
     _unsent = -1  # When the watchdog last looked.
@@ -361,7 +361,8 @@ class _Connection(H11Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """A request is being served, or waits for others; part of a head is none, nor is a byte now and then."""
+        """A request is being served, or waits for others; part of a head does not count, nor does a byte now
+        and then."""
         return self.is_serving or (self._next is not None and self._parser.has_head)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn's.
@@ -379,14 +380,15 @@ class _Connection(H11Protocol):
         self._is_answered = True
         super().on_response_complete()
         self._is_answered = False
-        if not self.transport.is_closing():  # Else the answer has to be taken before the deadline.
+        # Otherwise the answer has to be read before the deadline.
+        if not self.transport.is_closing():
             self._watch()
 
     def handle_events(self) -> None:
-        """A connection that was answered begins at once. A connection's first request, and those that were sent before an
-        answer, stand in one line: many can come in one go, and others are served in between.
+        """A connection that was answered begins at once. A connection's first request, and those that were
+        sent before an answer, wait in one queue: many can come in one go, and others are served in between.
         """
-        if self._next is not None:  # With what comes meanwhile.
+        if self._next is not None:  # With later bytes.
             return
         if self._is_answered and self._parser.has_more:
             self._wait_in_line(self._serve_next())
@@ -443,7 +445,7 @@ class _Connection(H11Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Closed with something unread, the system would take back what was answered."""
+        """If it were closed with unread bytes, the system would discard the answer."""
         self._unheard = self._crowd.bounds.body_bytes
         self._unset_keepalive_if_required()
         if self.is_serving:
@@ -467,7 +469,7 @@ class _Connection(H11Protocol):
         self._unheard -= len(data)
         if self._unheard < 0:
             self.transport.abort()
-        else:  # Who is forgotten can wait: twenty who sent a megabyte each held up others.
+        else:  # A forgotten client can wait: twenty that sent a megabyte each delayed others.
             self.flow.pause_reading()
             self.loop.call_later(_FORGOTTEN_EVERY_S, self.flow.resume_reading)
 
@@ -488,7 +490,7 @@ class _Connection(H11Protocol):
 
 
 class Guard:
-    """Lets through what is allowed, with its whole body at hand."""
+    """Passes allowed requests on, with their whole body."""
 
     def __init__(
         self,
@@ -532,7 +534,7 @@ class Guard:
                 response = self._response_of(refused, scope["path"])
                 await _refuse(response, scope, receive, send, self._bounds.body_bytes, waits=waits)
             except _Gone:
-                pass  # What came of the body is not what was meant.
+                pass  # The received body is not the intended one.
             else:
                 told = _told_at_once(body, receive)
                 if preflight is not None:
@@ -625,14 +627,14 @@ class Guard:
 
 @dataclass(slots=True)
 class _Held:
-    """What a request has of what all bodies may have."""
+    """A request's share of the bytes of all bodies."""
 
     bytes: int = 0
     is_read: bool = False  # A client that asked whether to send it was asked to.
 
 
 class _Gone(Exception):
-    """The client, before it had said all."""
+    """The client left before the end of its request."""
 
 
 class _Refused(Exception):
@@ -647,9 +649,9 @@ class _Refused(Exception):
 async def _refuse(
     response: Response, scope: Scope, receive: Receive, send: Send, unheard: int, *, waits: bool
 ) -> None:
-    """What is left of the request, up to `unheard`, is read for a moment: see `_Connection._linger`.
+    """The rest of the request, up to `unheard`, is read for a moment: see `_Connection._linger`.
 
-    `waits`: the client asked whether to send it at all, so nothing comes any more unless some of it is there.
+    `waits`: the client asked whether to send it at all, so nothing more comes unless some of it is here.
     """
 
     async def send_but_the_end(message: Message) -> None:
@@ -689,7 +691,7 @@ def _check_path(scope: Scope) -> None:
 
 
 def _check_said_once(scope: Scope, headers: Headers) -> None:
-    """Refuse a header that is sent twice: a proxy in between may have taken the other value."""
+    """Refuses a header that is sent twice: a proxy in between may have used the other value."""
     once = _ONCE if scope["method"] in _LOOKING else _ONCE_IN_CHANGES
     _check_no_two(name for name in headers if name in once or name.startswith(_ONCE_PREFIXES))
     if query := scope["query_string"]:  # Its names as routes read them, without escapes.

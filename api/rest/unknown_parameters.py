@@ -1,9 +1,9 @@
-"""A word that a route does not know is refused and not passed over: it may have been a condition, misspelt.
+"""An unknown word is refused and not skipped: it may have been a condition, misspelt.
 
 query      every field
 headers    `Log-*` and `Producer-*`. All others are those of HTTP, and of proxies in between
 
-What a route knows are the parameters that it declares; `Log-Meta-*` stands for all names that begin so. Probes
+A route knows the parameters that it declares; `Log-Meta-*` stands for all names with that prefix. Probes
 have no conditions, and may be requested with any headers that a prober sends.
 """
 

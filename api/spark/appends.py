@@ -1,9 +1,9 @@
-"""Appends a batch to a log exactly once, by what the log itself says of it.
+"""Appends a batch to a log exactly once, by what the log itself has of it.
 
-A cursor of the query's marks the last batch that is in the log as a whole. A process that commits for the first time
-reads the headers of the blocks after it: those that bear this query's producer and this batch's epoch are there already,
-and only the rest is appended (SK6). So no memory of producers is needed; it catches what another process of
-the same query appends meanwhile.
+A cursor of the query marks the last batch that is in the log as a whole. A process that commits for the
+first time reads the headers of the blocks after it: those that bear this query's producer and this batch's
+epoch are there already, and only the rest is appended (SK6). So no memory of producers is needed; it detects
+what another process of the same query appends meanwhile.
 """
 
 import json
@@ -61,7 +61,7 @@ class MicroBatch:
 
 
 class LogSink:
-    """One log, and what a batch has for it."""
+    """One log, and a batch's rows for it."""
 
     def __init__(self, channel: Channel, name: str, batch: MicroBatch, codec: Codec) -> None:
         self._channel, self._name, self._batch, self._codec = channel, name, batch, codec
@@ -71,9 +71,7 @@ class LogSink:
         self._records_max = config.batch_records_max
         self._key = (channel.access.endpoint, self._log.uid, batch.query)
         self._first = self._end = -1  # Of the batch, in the log.
-        self._sent: dict[
-            int, Future[messages.AppendAck]
-        ] = {}  # By number, those that are on their way.
+        self._sent: dict[int, Future[messages.AppendAck]] = {}  # By number, those in flight.
 
     def append(self, rows: Rows) -> None:
         """All of the batch is in the log when it returns. Raises `SinkReplayDiverged`."""
@@ -131,14 +129,14 @@ class LogSink:
         runs = cut(start, len(rows), rows.size, self._bytes_max, self._records_max)
         try:
             for index, (first, last) in enumerate(runs):
-                if index:  # The log has taken one, so that it takes those after it.
+                if index:  # The log has accepted one, so it accepts the following ones.
                     self._send_ahead(rows, runs[index : index + _AHEAD], seq)
                 seq = self._append_block(rows, first, last, seq) + 1
         finally:
             self._await_sent()
 
     def _append_block(self, rows: Rows, first: int, last: int, seq: int) -> int:
-        """Its number: 0 where the log has forgotten the producer, and what it has of the batch is known."""
+        """Its number: 0 if the log has forgotten the producer, and its part of the batch is known."""
         while True:
             try:
                 ack = self._sent_before(seq) or self._append_alone(rows, first, last, seq)
@@ -167,7 +165,7 @@ class LogSink:
                 self._sent[number] = thread.submit(log.append_block(block))
 
     def _sent_before(self, seq: int) -> messages.AppendAck | None:
-        """None: it was not, or it failed, and then it goes again, alone."""
+        """None: it was not, or it failed, and then it is sent again, alone."""
         sent = self._sent.pop(seq, None)
         try:
             return None if sent is None else sent.result()
@@ -200,7 +198,7 @@ class LogSink:
         return found, _ref_of(found[-1]).seq if found else -1
 
     def _is_same(self, block: Block, rows: Rows, start: int) -> bool:
-        """By the checksum of the block that would be written; else record by record."""
+        """By the checksum of the block that would be written; otherwise record by record."""
         end = start + block.count
         if end > len(rows):
             return False
@@ -234,7 +232,7 @@ class LogSink:
                 cursor.commit(mark.end, blob=_blob_of(mark), may_rewind=True)
             except (
                 RollbookError
-            ) as error:  # The batch is in the log: only looking for it takes longer.
+            ) as error:  # The batch is in the log: only the search for it takes longer.
                 _logger.warning("mark_not_moved: %s of %s: %s", cursor, self._name, error)
         _whole[self._key] = number
 

@@ -6,10 +6,11 @@
     PATH/_steps/                                           steps that were begun: intents, and files on their way
     PATH/log=ns%2Flog/date=2026-01-31/FIRST-NEXT-ID.parquet
 
-A step has three parts, and can be killed in each of them. Its files are written and synced under `_steps`, which nothing
-reads. An intent names all of them. Then they are moved to their places, and the intent becomes the
-manifest, by a link that fails if there is one. The next export completes an intent that it finds (SA4), and deletes
-other files under `_steps`. The folder has one path for the driver and all executors.
+A step has three parts, and can be killed in each of them. Its files are written and synced under
+`_steps`, which no reader uses. An intent names all of them. Then they are moved to their places, and the
+intent becomes the manifest, by a link that fails if there is one. The next export completes an intent
+that it finds (SA4), and deletes other files under `_steps`. The folder has one path for the driver and
+all executors.
 """
 
 import fcntl
@@ -70,7 +71,7 @@ class Archive:
     def manifests(
         self, log: str, on_damaged: Callable[[str, RollbookError], None] | None = None
     ) -> list[Manifest]:
-        """`on_damaged`: takes the name of a manifest that cannot be read, and why; the others are returned.
+        """`on_damaged`: gets the name of an unreadable manifest, and why; the others are returned.
 
         Raises `ArchiveDamaged`, `UnsupportedVersion` without it.
         """
@@ -125,9 +126,11 @@ class Archive:
             yield
 
     def complete(self) -> list[Manifest]:
-        """What was begun: steps whose files were all written count, and the files of others go (SA4).
+        """Unfinished steps: those whose files were all written count, and the files of others are
+        deleted (SA4).
 
-        So do those of a step whose records another export has archived first, from a machine without this lock.
+        So are those of a step whose records another export has archived first, from a machine without this
+        lock.
         """
         found = []
         with unwritable():
@@ -158,7 +161,8 @@ class Archive:
                     os.unlink(self._at(target))
 
     def publish(self, manifest: Manifest, moves: Mapping[str, str]) -> None:
-        """`moves`: from where each file is, to where the manifest says. It counts when this returns.
+        """`moves`: from where each file is, to where the manifest says. It counts when this
+        returns.
 
         Raises `ArchiveHeld`, `ArchiveUnwritable`.
         """
@@ -224,7 +228,7 @@ def _quoted(log: str) -> str:
 
 
 def require_name(log: str) -> None:
-    """Raises `BadConfig`: file systems take no longer name of a folder."""
+    """Raises `BadConfig`: file systems have no longer names of folders."""
     if len(_FOLDER) + len(_quoted(log)) > _NAME_BYTES_MAX:
         raise BadConfig(
             f"{log} cannot be archived: its folder would have a name of"
@@ -234,17 +238,17 @@ def require_name(log: str) -> None:
 
 
 def place_of(log: str, day: str, first: int, end: int, piece: int) -> str:
-    """Where a file belongs, below the archive."""
+    """A file's place below the archive."""
     return f"{_FOLDER}{_quoted(log)}/date={day}/{first:020}-{end:020}-{piece:016x}.parquet"
 
 
 def drop_folder(path: str) -> None:
-    """Of a step that is done; if it stays, the next export deletes it."""
+    """Of a finished step; if it stays, the next export deletes it."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def sizes_in(archive: Archive, paths: Iterable[str]) -> dict[str, int]:
-    """Of the files that are there."""
+    """Of the existing files."""
     found = {}
     for path in paths:
         try:
@@ -264,7 +268,7 @@ def _sync_folder(folder: str) -> None:
 
 @contextmanager
 def unwritable(what: str = "the archive") -> Iterator[None]:
-    """What the system refuses is one error, with the file."""
+    """A refusal by the system is one error, with the file."""
     try:
         yield
     except OSError as error:

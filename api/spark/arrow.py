@@ -1,7 +1,7 @@
-"""Blocks as Arrow batches, without a look at a record.
+"""Blocks as Arrow batches, without unpacking a record.
 
-The sections of a block are buffers as Arrow lays them out, so a column is made of them as they are, also of a part
-of a block. Small blocks are merged, for an Arrow batch costs about 100 µs in Spark whatever it holds.
+The sections of a block are buffers in Arrow's layout, so a column is made of them unchanged, also of a part of
+a block. Small blocks are merged, for an Arrow batch costs about 100 µs in Spark whatever it holds.
 """
 
 from array import array
@@ -65,7 +65,7 @@ class Batches:
         yield self._made(columns, rows)
 
     def _made(self, columns: list[Any], rows: int) -> "pa.RecordBatch":
-        if not columns:  # `count()` asks for no column.
+        if not columns:  # `count()` needs no column.
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 

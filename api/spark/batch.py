@@ -79,7 +79,7 @@ def read_task(
 
 
 class BatchReader(DataSourceReader):
-    """`spans`: what was pinned at `load()`; None: now is early enough."""
+    """`spans`: fixed at `load()`; None: now is early enough."""
 
     def __init__(
         self, options: SourceOptions, schema: StructType, spans: tuple[Span, ...] | None
@@ -96,7 +96,7 @@ class BatchReader(DataSourceReader):
             return [TaskPartition(task) for task in planned(self._options, spans, logs)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Spark makes a partition of its own where there is none to read."""
+        """Spark makes an empty partition if there is none."""
         spans = partition.spans if isinstance(partition, TaskPartition) else ()
         options = self._options
         return read_task(options.access, self._schema, spans, options.fails_on_data_loss)

@@ -1,7 +1,8 @@
 """One client for each process and way to the servers, and calls that are repeated.
 
-Spark repeats nothing that fails on the driver: an exception there ends the query. So calls that may be repeated
-are repeated here. A worker process is used for many tasks; its client stays open from one to the next.
+Spark repeats nothing that fails on the driver: an exception there ends the query. So calls that may be
+repeated are repeated here. A worker process is used for many tasks; its client stays open from one to the
+next.
 """
 
 import os
@@ -26,7 +27,7 @@ _making: Final = threading.Lock()
 
 
 class Channel:
-    """What drivers and tasks ask the servers through."""
+    """The connection of drivers and tasks to the servers."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -42,11 +43,11 @@ class Channel:
         )
 
     def ask(self, word: Any) -> Any:
-        """Any word of `rollbook.logservice.messages` that may be asked twice."""
+        """Any word of `rollbook.logservice.messages` that may be repeated."""
         return self.patiently(lambda: self.client.ask(word))
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Repeats what failed for a while, as often as the options say."""
+        """Repeats passing failures, as often as the options say."""
         access, began_s = self.access, time.monotonic()
         for attempt in range(access.retries + 1):
             try:
@@ -82,7 +83,7 @@ def _token_of(access: Access) -> str:
 
 
 def _file(path: str) -> str:
-    """A path on this machine, or the name of a file that Spark has brought here."""
+    """A path on this machine, or the name of a file that Spark has distributed."""
     if not path or os.path.exists(path):
         return path
     from pyspark import SparkFiles

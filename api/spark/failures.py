@@ -1,4 +1,4 @@
-"""How errors are shown in Spark: as text, which is all that Spark passes on of them."""
+"""How errors are shown in Spark: as text, because Spark passes on nothing else."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _SHOWN: Final = re.compile(r"RollbookFailure: ([A-Z][A-Z_]+): ([^\n]+)")
 
 
 class RollbookFailure(Exception):
-    """Begins with the reason of what happened, in capitals; ends with what to do."""
+    """Begins with the reason, in capitals; ends with the next step."""
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def shown_in_spark() -> Iterator[None]:
 
 @contextmanager
 def told_by_spark() -> Iterator[None]:
-    """On the driver: what a task raised is raised as the error it was there."""
+    """On the driver: a task's error is raised as the error it was there."""
     try:
         yield
     except Exception as error:

@@ -33,7 +33,7 @@ from rollbook.proto.errors import (
 )
 
 _logger: Final = logging.getLogger("rollbook.spark")
-_AHEAD: Final = 4  # Spans whose first records are on their way while those before them are read.
+_AHEAD: Final = 4  # Spans whose first records are being fetched while the previous ones are read.
 
 
 class _Reading:
@@ -121,7 +121,7 @@ class _Reading:
         self.position = max(self.position, end)
 
     def _named(self, error: RollbookError) -> RollbookError:
-        """With the log, what was to be read of it, and what there is."""
+        """With the log, the requested range, and the existing one."""
         span, point = self.span, Point(self.span.uid, self.position)
         if isinstance(error, NoSuchLog | LogDeleted):
             return deleted(span.log, point)

@@ -1,4 +1,4 @@
-"""Rows of Spark as columns of a log, and columns as blocks, without a look at a record."""
+"""Rows of Spark as columns of a log, and columns as blocks, without unpacking a record."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _BLOCK_BYTES: Final = 512  # Of directory and paddings, at most.
 
 
 def check_columns(schema: StructType, log: str) -> None:
-    """Of what is to be written; `log`: the option. Raises `BadConfig`."""
+    """Of the rows to be written; `log`: the option. Raises `BadConfig`."""
     found = {field.name: field.dataType for field in schema.fields}
     for name, kind in found.items():
         if name not in _TAKES:
@@ -115,7 +115,7 @@ class Rows:
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
     def size(self, start: int, end: int) -> int:
-        """What a block of these rows takes, at most."""
+        """A block's size for these rows, at most."""
         count = end - start
         size = _BLOCK_BYTES + _bytes_in(self._column("value"), start, end) + 4 * (count + 1)
         key = self._column("key")

@@ -1,4 +1,4 @@
-"""How far queries are behind their logs, by what Spark reports of their progress."""
+"""How far queries are behind their logs, by Spark's reports of their progress."""
 
 import json
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ class RollbookListener(StreamingQueryListener):
         self._gauges.seconds.labels(query).set(progress.batchDuration / 1000)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing: the lag is what it was."""
+        """Nothing: the lag is unchanged."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         query = self._names.pop(str(event.id), str(event.id))

@@ -20,7 +20,7 @@ from rollbook.logservice.ids import (
 )
 from rollbook.proto.errors import BeyondTail, LogDataLoss, NoSuchLog
 
-_SEGMENTS_S: Final = 60.0  # For so long their means are good enough.
+_SEGMENTS_S: Final = 60.0  # For this long their means are good enough.
 
 
 class Logs:
@@ -112,7 +112,7 @@ class Logs:
 
 
 def require_some(selection: Selection, known: Iterable[str]) -> None:
-    """Of logs that are named each one. Raises `NoSuchLog`."""
+    """Each one of named logs. Raises `NoSuchLog`."""
     there = dict.fromkeys(known)
     missing = [name for name in selection.names if name not in there]
     if missing:

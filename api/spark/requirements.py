@@ -1,4 +1,4 @@
-"""What this package needs beside Rollbook, checked once, so that there is one error that says what to install."""
+"""The dependencies of this package beside Rollbook, checked once, so that one error says what to install."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final

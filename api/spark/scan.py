@@ -1,8 +1,10 @@
-"""What pipelines read: ranges of logs and files of archives, each as a piece whose records are counted and hashed.
+"""What pipelines read: ranges of logs and files of archives, each as a piece whose records are counted and
+hashed.
 
-Workers give Spark the offset and value of every record, since `xxhash64` is Spark's, and after the records of a piece
-one row of facts about it. With a folder they write the records to files on the way, so that what is hashed is what is
-written. A failed task may leave a file: only what Spark has taken as a result is named by a manifest.
+Workers pass the offset and value of every record to Spark, since `xxhash64` is Spark's, and after
+the records of a piece one row of facts about it. With a folder they also write the records to
+files, so that the hashed bytes are the written ones. A failed task may leave a file: only files
+in a result accepted by Spark are named by a manifest.
 """
 
 import io
@@ -58,7 +60,7 @@ Piece = tuple[int, Span | FilePiece]
 
 
 class Measured(NamedTuple):
-    """Of one piece: what Spark has counted and hashed, and what the worker says."""
+    """Of one piece: Spark's counts and hashes, and the worker's report."""
 
     piece: int
     records: int
@@ -174,14 +176,14 @@ def _facts(piece: int, facts: Mapping[str, Any]) -> "pa.RecordBatch":
 
 
 class _Sequence:
-    """That records follow each other, in offsets and in time: seen by block, at no cost of a record."""
+    """Records follow each other, in offsets and in time: seen by block, at no cost of a record."""
 
     def __init__(self, at: int) -> None:
         self.first = self.next = at
         self.first_us = self.last_us = 0
 
     def fault(self, part: Slice) -> str:
-        """Empty: `part` goes on where the last one ended."""
+        """Empty: `part` continues where the last one ended."""
         at, time_us = part.block.base_offset + part.first, part.block.timestamp_us
         expected, last_us = self.next, self.last_us
         self.next = at + part.rows
@@ -198,7 +200,7 @@ class _Sequence:
 
 
 class _Output:
-    """One file on its way. What it holds is known when it is closed."""
+    """One file being written. Its contents are known when it is closed."""
 
     def __init__(self, folder: str, log: str, uid: str, part: Slice) -> None:
         self.piece = int.from_bytes(os.urandom(8), "big") >> 1
@@ -314,7 +316,7 @@ class _Checked(io.RawIOBase):
             os.close(folder)
 
     def close(self) -> None:
-        """By pyarrow, too, which does not know that the file is to be synced."""
+        """Used by pyarrow, too, which does not know that the file will be synced."""
 
     def drop(self) -> None:
         self._file.close()
@@ -344,10 +346,10 @@ def written(channel: Channel, spans: Sequence[Span], folder: str) -> Iterator["p
 
 
 def _span_rows(channel: Channel, number: int, span: Span) -> Iterator["pa.RecordBatch"]:
-    """What is wrong with it is a fact, too, so that all other pieces are looked at.
+    """Its defect is a fact, too, so that all other pieces are checked.
 
-    `lost`: which of its records are damaged or gone. `unread`: why it could not be read to its end, which says
-    nothing of its records.
+    `lost`: which of its records are damaged or gone. `unread`: why it could not be read to its end, which
+    proves nothing about its records.
     """
     sequence, batches = _Sequence(span.start), Batches(_HASHED)
     faults: list[str] = []
@@ -441,5 +443,5 @@ def measure(
 
 
 def folder_of(path: str, run: str) -> str:
-    """Where the files of a run are until they count."""
+    """The place of a run's files until they count."""
     return os.path.join(path, STEPS, run)

@@ -1,4 +1,4 @@
-"""What a program calls with its SparkSession."""
+"""The functions for a program's SparkSession."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ def register(spark: Any) -> None:
 
 
 def read(spark: Any, *, archive: Any = None, **options: Any) -> Any:
-    """A DataFrame over logs as they are now. The options are those of `format("rollbook")`.
+    """A DataFrame over the logs' present records. The options are those of `format("rollbook")`.
 
-    `archive`: the folder that `rollbook spark export` wrote: the table has what was archived and what was not, each record
+    `archive`: the folder that `rollbook spark export` wrote: the table has archived and other records, each
     once.
     """
     register(spark)

@@ -1,7 +1,9 @@
-"""Writing rows to logs: tasks bring columns into shape, and the driver appends them when Spark commits the batch.
+"""Writing rows to logs: tasks bring columns into shape, and the driver appends them when Spark commits the
+batch.
 
-A task may run twice, at the same time or after a failure. So it appends nothing; what it hands to the driver is
-appended if Spark takes it. `abort` comes also after a commit that took effect, and undoes nothing.
+A task may run twice, at the same time or after a failure. So it appends nothing; its result is
+appended if Spark accepts it. `abort` comes also after a commit that took effect, and undoes
+nothing.
 """
 
 import hashlib
@@ -28,7 +30,7 @@ from rollbook.logservice.core.record_block import Codec
 from rollbook.proto.errors import BadConfig, EntryTooLarge, InvalidRequest
 
 _logger: Final = logging.getLogger("rollbook.spark")
-# Names of Spark's, which it promises nobody: tests/spark/test_session.py sees that they are there.
+# Internal names of Spark: tests/spark/test_session.py checks that they exist.
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 
@@ -144,11 +146,11 @@ class StreamSink(DataSourceStreamArrowWriter):
             _commit(self._options, messages, batch)
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """What was appended stays: the batch is written again, and found."""
+        """Appended rows stay: the batch is written again, and found."""
         _logger.warning("batch_aborted: %d", batchId)
 
     def _name(self) -> str:
-        """Where Spark names no query: of its checkpoint."""
+        """If Spark names no query: of its checkpoint."""
         if not self._checkpoint:
             raise InvalidRequest(
                 "neither a query id nor a checkpointLocation is known to this sink"

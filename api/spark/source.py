@@ -47,7 +47,7 @@ class RollbookSource(DataSource):
                 self._spans = spans_of(options)
         except (
             RollbookFailure
-        ) as failure:  # Nothing to a stream, whose checkpoint may be well beyond.
+        ) as failure:  # Does not affect a stream, whose checkpoint may be well beyond.
             self._refusal = str(failure)
         return schema_of(options.columns)
 

@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Live:
-    """What the source's process keeps from batch to batch. None of it has to survive."""
+    """The state of the source's process from batch to batch. None of it has to survive."""
 
     def __init__(
         self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "TailCache"
@@ -171,7 +171,7 @@ class _Live:
         return idle_wait_s(logs) if given is None else given
 
     def unpacked(self, offset: dict[str, Any]) -> BatchEnd | None:
-        """With thousands of logs it takes a while, and Spark mostly hands back what it got last."""
+        """With thousands of logs it takes a while, and Spark usually passes back the last one."""
         if self._last is None or self._last[0] != offset:
             found = unpack(offset)
             if found is None:

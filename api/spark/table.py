@@ -61,7 +61,7 @@ def _spans_as_text(spans: Sequence[Span]) -> str:
 
 
 def table(spark: Any, path: str, given: Mapping[str, str]) -> Any:
-    """A DataFrame over what is archived and what is not, as of now."""
+    """A DataFrame over archived and other records, as of now."""
     with shown_in_spark():
         options = source_options(values_of(given, os.environ))
         options.require_for("batch")
@@ -80,7 +80,8 @@ def table(spark: Any, path: str, given: Mapping[str, str]) -> Any:
 
 
 def parts_of(options: SourceOptions, archive: Archive) -> list[Parts]:
-    """Manifests are read before the tails, so that what is archived meanwhile is read from the log."""
+    """Manifests are read before the tails, so records archived in the meantime are read from the
+    log."""
     for look in range(_LOOKS):
         chains = archive.chains(options.selection.covers)
         tails = _tails(options)
@@ -118,7 +119,7 @@ def _tails(options: SourceOptions) -> dict[str, TailPoint]:
 
 
 def _offset(log: str, wanted: StartPositions, *, at_latest: int | None) -> int | None:
-    """As `divide` takes it. Times mean all of it here: Spark compares them."""
+    """In the form for `divide`. Times mean all of it here: Spark compares them."""
     position: Position = wanted.of(log)
     match position:
         case AtOffset(offset):

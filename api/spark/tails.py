@@ -1,8 +1,9 @@
-"""Where the logs of a selection begin and end: kept up to date by the servers, so that a trigger asks nobody.
+"""Where the logs of a selection begin and end: kept up to date by the servers, so that a trigger makes no
+request.
 
-What the servers send opens no log. Two things need a question all the same: a log that no server speaks of at the moment
-may be on its way from one to another, and is gone only if that is said of it; and the tail of a log whose owner died may
-be further on, which its next owner finds.
+Servers' updates open no log. Two things need a request all the same: a log that no server reports at the
+moment may be moving from one to another, and is gone only if a server says so; and the tail of a log whose
+owner died may be further on, which its next owner finds.
 """
 
 import re
@@ -18,7 +19,7 @@ from rollbook.logservice import messages
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import LogDeleted, NoSuchLog
 
-_INEXACT_S: Final = 10.0  # How often the owner of a log is looked for whose tail may be further on.
+_INEXACT_S: Final = 10.0  # How often the owner of a log is looked up whose tail may be further on.
 _ASKED_MAX: Final = 20  # Of these, in one trigger.
 _NAMESPACE: Final = re.compile(r"[a-z0-9_-]+/(?![?*{])")  # At the start of a pattern: itself.
 _LITERAL: Final = re.compile(r"\\.|\[\^?\]?[^]]*\]")  # An escaped character, or a class of some.
@@ -41,10 +42,10 @@ class TailCache:
         self._channel, self._selection = channel, selection
         self._watch: SyncTailsWatch | None = None
         self._known: dict[str, TailPoint] = {}
-        self._inexact: dict[str, float] = {}  # Since when each is, or when it was asked for.
+        self._inexact: dict[str, float] = {}  # Since when each is, or when it was requested.
 
     def ask(self) -> dict[str, TailPoint]:
-        """Of every log of the selection that exists, as of now: nothing that was acknowledged before is beyond."""
+        """Of every existing log of the selection, as of now: nothing that was acknowledged before is beyond."""
         self.close()
         watch = self._watch = self._opened()
         self._known, self._inexact = {}, {}
@@ -54,7 +55,8 @@ class TailCache:
         return dict(self._known)
 
     def wait(self, known: Points, wait_s: float) -> dict[str, TailPoint]:
-        """The same as soon as a log has more than is known, or another log appears or goes; after `wait_s` at the latest."""
+        """The same as soon as a log has more than is known, or another log appears or disappears; after `wait_s`
+        at the latest."""
         if self._watch is None:
             return self.ask()
         due_s = time.monotonic() + wait_s
@@ -99,7 +101,7 @@ class TailCache:
                 self._inexact.setdefault(name, time.monotonic())
 
     def _stale(self) -> list[str]:
-        """Logs whose owner is to be looked for again."""
+        """Logs whose owner must be looked up again."""
         before_s = time.monotonic() - _INEXACT_S
         return [name for name, at_s in self._inexact.items() if at_s < before_s][:_ASKED_MAX]
 

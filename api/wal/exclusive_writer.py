@@ -1,7 +1,7 @@
-"""`ExclusiveWriter`: a log's writer epoch, taken, kept up, given back.
+"""`ExclusiveWriter`: a log's writer epoch, acquired, renewed, released.
 
-The epoch is what decides; the lease on it only tells others when they may take it without being rude. So a
-writer that could not renew for a while goes on, unless somebody has taken its place.
+The epoch decides; the lease only tells others when they may take it without disturbing. So a
+writer that could not renew for a while goes on, unless another one has taken its place.
 
 A writer waits for its turn for as long as it takes, also while the log cannot be served at all: that is
 logged once, as a warning of `logging`.
@@ -36,7 +36,7 @@ from rollbook.proto.errors import (
     WriterHeld,
 )
 
-logger = logging.getLogger("rollbook.wal")  # What every program has; structlog is a server's.
+logger = logging.getLogger("rollbook.wal")  # Every program has it; structlog is a server's.
 
 LEASE_S: Final = 1.0
 _RENEWALS: Final = 3  # In the time of a lease.
@@ -44,14 +44,14 @@ _FAILURES_TOLD: Final = 3  # Fewer are any change of the log's owner.
 
 
 def is_passing(error: RollbookError) -> bool:
-    """Whether asking again is of use, also of what may have been done before."""
+    """Whether a retry is of use, also of a request that may have been applied."""
     return isinstance(error, Unavailable | OutcomeUnknown | OwnerFenced)
 
 
 class ExclusiveWriter:
-    """Appends as the only one who may, from `async with` to its end, or until somebody fences it.
+    """Appends as the only writer, from `async with` to its end, or until another one fences it.
 
-    All that was acked before lies below `fence`, and nobody's record comes between its own.
+    All earlier acks are below `fence`, and no other writer's record comes between its own.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class ExclusiveWriter:
         mode: AcquireMode | str = AcquireMode.WAIT,
         lease_s: float = LEASE_S,
     ) -> None:
-        """`mode`: `"wait"` until nobody else is, `"steal"`, `"fail"` with `WriterHeld`."""
+        """`mode`: `"wait"` until there is no other writer, `"steal"`, `"fail"` with
+        `WriterHeld`."""
         if lease_s <= 0:
             raise BadConfig("lease_s has to be above 0")
         self.holder = holder
         self.epoch: WriterEpoch
         self.fence: Offset
-        self.failure: RollbookError | None = None  # Why it is no writer any more.
+        self.failure: RollbookError | None = None  # Why it is no longer the writer.
         self.on_lost: Callable[[], None] = lambda: None  # Called then.
         self._log = log
         self._mode = AcquireMode(mode)
@@ -85,12 +86,12 @@ class ExclusiveWriter:
         return self
 
     async def ready(self) -> None:
-        """Waits for room. Raises what has ended it."""
+        """Waits for room. Raises the error that ended it."""
         self._check()
         await self._writer.ready()
 
     def submit(self, value: bytes) -> Submission:
-        """As `Writer.submit`; `StaleEpoch` if it was fenced."""
+        """Like `Writer.submit`; `StaleEpoch` if it was fenced."""
         self._check()
         return self._writer.submit(value)
 
@@ -100,7 +101,7 @@ class ExclusiveWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What was submitted is sent; then somebody else may be the writer, at once.
+        """Submitted records are sent; then another one may be the writer, at once.
 
         Raises as `Writer.close` when records were not acknowledged and the caller has seen no error.
         """
@@ -125,13 +126,13 @@ class ExclusiveWriter:
             await asyncio.gather(self._renewing, return_exceptions=True)
 
     def end(self) -> None:
-        """At once: what is on its way is left to itself."""
+        """At once: records in flight are not waited for."""
         self._renewing.cancel()
         self._writer.end()
 
     async def _acquire(self) -> WriterGrant:
         pauses, told, failures = Pauses(LogClientConfig()), set[str](), 0
-        attempt = new_attempt()  # Else a writer that lost the answer would wait for itself.
+        attempt = new_attempt()  # Otherwise a writer that lost the response would wait for itself.
         while True:
             try:
                 return await self._log.acquire_writer(

@@ -52,15 +52,15 @@ from rollbook.proto.errors import (
 
 T = TypeVar("T")
 Told = Callable[[WriterEpoch, Any], None]
-"""What was made of a record, and under which epoch it was written."""
+"""The result of a record, and its epoch."""
 
 SNAPSHOT_EVERY: Final = 10_000
 
 
 class State(Protocol):
-    """Yours. It sees the same calls in the same order everywhere, so that it is the same everywhere: it asks no clock,
-    no chance and nobody else, and is quick. A command that makes no sense has a result, too; an
-    exception ends the replica.
+    """Yours. It sees the same calls in the same order in every replica, so it must be deterministic: no
+    clock, no randomness, no other input, and quick. An invalid command has a result, too; an exception ends
+    the replica.
     """
 
     def apply(self, command: bytes) -> Any: ...
@@ -86,7 +86,7 @@ class StateMachine:
         """
         self.name = LogName.parse(name)
         self.holder = holder
-        self.failure: RollbookError | None = None  # Why it does nothing any more.
+        self.failure: RollbookError | None = None  # Why it has stopped.
         self.checkpoint_failure: RollbookError | None = (
             None  # Of the last one that began by itself.
         )
@@ -120,7 +120,8 @@ class StateMachine:
         return self._client.config.timeout_s
 
     async def __aenter__(self) -> Self:
-        """Makes the log unless it exists; the state is restored when this returns, and follows."""
+        """Creates the log unless it exists; the state is restored when this returns, and
+        follows."""
         name = f"{self.name}{SUFFIX}"
         self._log = await self._open(str(self.name), name)
         if self._log.config.writer_mode is not WriterMode.EXCLUSIVE:
@@ -156,13 +157,13 @@ class StateMachine:
         return state.writer_holder
 
     async def read(self, query: Callable[[], T]) -> T:
-        """What `query` finds in a state that has every command that was acknowledged before."""
+        """The result of `query` on a state that has every command that was acknowledged before."""
         await self.barrier()
         return query()
 
     async def barrier(self) -> None:
-        """Returns when all is applied that was acked to anybody before. Raises what stopped the
-        replica, and `ReaderStalled`.
+        """Returns when everything is applied that was acked before. Raises the error that
+        stopped the replica, and `ReaderStalled`.
         """
         tail = await self._barrier.tail()
         try:
@@ -174,7 +175,7 @@ class StateMachine:
             raise ReaderStalled(log=self.name, position=self.applied, tail=tail) from None
 
     async def checkpoint(self) -> bool:
-        """A snapshot of what is applied now; what lies before the one before is truncated.
+        """A snapshot of the present state; records before the previous one are truncated.
 
         False: another replica was faster.
         """
@@ -187,7 +188,7 @@ class StateMachine:
         return await self._snapshots.write(data, applied, epoch, before)
 
     def check(self) -> None:
-        """Raises what stopped it."""
+        """Raises the error that stopped it."""
         if self.failure is not None:
             raise again(self.failure, Outcome.NOT_APPLIED) from self.failure.__cause__
 
@@ -211,7 +212,7 @@ class StateMachine:
     def _ask(self, question: Callable[..., T], *arguments: bytes) -> T:
         try:
             return question(*arguments)
-        except Exception as error:  # It is not ours; what it left behind nobody knows.
+        except Exception as error:  # It is not ours; its remains are not known.
             failure = InvalidRequest(
                 f"the state raised {type(error).__name__}: {error}", offset=self.applied
             )
@@ -259,7 +260,7 @@ class StateMachine:
             self._following = asyncio.create_task(self._follow())
 
     async def stop_following(self) -> None:
-        """When it returns nobody but a term changes the state."""
+        """When it returns only a term changes the state."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -272,7 +273,8 @@ class StateMachine:
             self._fail(error)
 
     async def replay(self, end: Offset | None, told: Told | None = None) -> None:
-        """Applies what is confirmed, up to `end`, or until the log is sealed. However long it takes.
+        """Applies confirmed records, up to `end`, or until the log is sealed. However long it
+        takes.
 
         A caller that wants each record gets `Truncated` if only a snapshot is left of some.
         """
@@ -303,8 +305,8 @@ class StateMachine:
     # --- Snapshots ----------------------------------------------------------------------------
 
     async def _open(self, name: str, beside: str) -> Log:
-        """Made with as many copies as the server gives a log of which nothing is said, such as the one for the
-        snapshots: it knows how many bookies there are. Both at once cannot be asked for.
+        """Made with the server's default number of copies, like the log for the snapshots: the server knows
+        how many bookies there are. Both at once cannot be asked for.
         """
         try:
             return await self._client.open(name)
@@ -324,7 +326,7 @@ class StateMachine:
                 mark, snapshot = newest
                 data = await self._snapshots.load(snapshot)
             except RollbookError as error:
-                # Truncated: newer ones were written meanwhile.
+                # Truncated: newer ones were written in the meantime.
                 if not isinstance(error, Truncated) and not is_passing(error):
                     raise
                 await asyncio.sleep(pauses.next_s(error, is_known=False))
@@ -338,9 +340,7 @@ class StateMachine:
     async def _checkpoint(self) -> None:
         try:
             await self.checkpoint()
-        except (
-            RollbookError
-        ) as error:  # The log grows; it is tried again when as much has come again.
+        except RollbookError as error:  # The log grows; it is tried again after the same amount.
             self.checkpoint_failure = error
         else:
             self.checkpoint_failure = None

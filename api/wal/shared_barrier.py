@@ -1,7 +1,7 @@
-"""One question for many readers: where the log ends now.
+"""One request for many readers: where the log ends now.
 
-An answer is good for all callers that asked before the request was sent. So one question is under way at a time, and
-all who come meanwhile share the next one.
+An answer is good for all callers that asked before the request was sent. So one request is in flight at a time,
+and all later callers share the next one.
 """
 
 import asyncio
@@ -42,6 +42,6 @@ class SharedBarrier:
 
 
 def _look_at(task: "asyncio.Task[Offset]") -> None:
-    """Perhaps nobody waits for it any more."""
+    """Perhaps it has no waiter any more."""
     if not task.cancelled():
         task.exception()

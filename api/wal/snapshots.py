@@ -40,7 +40,7 @@ class Snapshots:
     async def write(
         self, data: bytes, applied: Offset, epoch: WriterEpoch, before: Mark | None
     ) -> bool:
-        """Makes it the newest, unless `before` no longer is; then nothing counts of it (WK6)."""
+        """Makes it the newest, unless `before` no longer is; then nothing of it counts (WK6)."""
         pieces, token = await self._open_pieces(), os.urandom(8).hex()
         async with pieces.writer() as writer:
             sent = [await writer.send(each, key=token.encode()) for each in pieces_of(data)]
@@ -64,5 +64,5 @@ class Snapshots:
 async def _truncate(log: Log, before: Offset) -> None:
     try:
         await log.truncate(before)
-    except Guarded:  # A mark of somebody else's; next time, perhaps.
+    except Guarded:  # A mark of another writer; next time, perhaps.
         pass

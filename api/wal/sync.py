@@ -71,7 +71,7 @@ class ExclusiveWriter(_Entered):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """As its twin; records that still wait for room are sent, too."""
+        """Like its twin; records that still wait for room are sent, too."""
         wait(self._pending.copy())
         if self._failed:
             _logger.warning("records_unacked: %d of %s", self._failed, self._writer.holder)
@@ -89,12 +89,12 @@ class ExclusiveWriter(_Entered):
 
     @property
     def fence(self) -> Offset:
-        """Below it is all that there will ever be of those who wrote before."""
+        """All records of earlier writers are below it."""
         return self._writer.fence
 
     @property
     def failure(self) -> RollbookError | None:
-        """What has ended it; None: nothing has."""
+        """The error that ended it; None: nothing has."""
         return self._writer.failure
 
     def append(self, value: bytes) -> Offset:
@@ -102,7 +102,7 @@ class ExclusiveWriter(_Entered):
         return self.submit(value).result()
 
     def submit(self, value: bytes) -> "Future[Offset]":
-        """On its way, behind all that this thread has submitted before."""
+        """It is sent after all that this thread has submitted before."""
         future = self._thread.submit(self._append(value))
         self._pending.add(future)
         future.add_done_callback(self._on_done)
@@ -143,7 +143,7 @@ class StateMachine(_Entered):
 
     @property
     def failure(self) -> RollbookError | None:
-        """What has ended it; None: nothing has."""
+        """The error that ended it; None: nothing has."""
         return self._machine.failure
 
     def lead(self, mode: AcquireMode | str = AcquireMode.WAIT) -> "Term":

@@ -22,7 +22,7 @@ class _Waiter:
     result: "asyncio.Future[Any]"
 
     def tell(self, result: Any) -> None:
-        if not self.result.done():  # Else nobody waits any more.
+        if not self.result.done():  # Otherwise there is no waiter any more.
             self.result.set_result(result)
 
     def fail(self, error: RollbookError) -> None:
@@ -63,7 +63,7 @@ class Term:
         return self._rules.over is not None
 
     async def __aenter__(self) -> Self:
-        """Waits for its turn, then until all that was ever acked is in the state."""
+        """Waits for its turn, then until all acked records are in the state."""
         machine, writer = self._machine, self._writer
         machine.begin(self)
         try:
@@ -83,7 +83,8 @@ class Term:
         return self
 
     async def propose(self, command: bytes) -> Any:
-        """What `apply` made of it, when it is durable. Cancelled, it may be applied or not.
+        """The result of `apply`, when it is durable. If it is cancelled, it may be applied or
+        not.
 
         An error's `outcome` says whether it is, or ever will be.
         """
@@ -106,7 +107,7 @@ class Term:
             return self._rules.over
 
     async def __aexit__(self, *_: object) -> None:
-        """What was proposed is answered; then another one may lead, at once. This one follows."""
+        """Proposed commands are answered; then another one may lead, at once. This one follows."""
         self._is_given_up = True
         self._changed.set()
         try:
@@ -133,16 +134,16 @@ class Term:
         try:
             rules.on_over(await self._serve())
             await self._settle()
-        finally:  # Cancelled, it was not waited for.
+        finally:  # If it is cancelled, it was not waited for.
             rules.on_over(_given_up())
-            self._writer.end()  # So each that still waits has ended somehow.
+            self._writer.end()  # So each remaining waiter has ended somehow.
             for waiter in rules.take_rest():
                 waiter.fail(waiter.failure())
         assert rules.over is not None
         return rules.over
 
     async def _serve(self) -> RollbookError:
-        """Applies what is acked, in order, until that is over."""
+        """Applies acked records, in order, until that is over."""
         rules, writer = self._rules, self._writer
         while True:
             waiter = rules.oldest
@@ -165,7 +166,7 @@ class Term:
             waiter.tell(result)
 
     async def _settle(self) -> None:
-        """Tells those who wait what became of it, if that can be known (WK5)."""
+        """Gives the waiters their outcomes, if they can be known (WK5)."""
         rules, below = self._rules, self._rules.settled_below()
         assert rules.over is not None
         if rules.oldest is None or below is None:

@@ -1,4 +1,5 @@
-"""Decides who takes next from an account in debt: the longest waiting stream, one at a time.
+"""Decides which stream takes next from an account in debt: the longest waiting one, one at a
+time.
 
 A stream that is away, because its client reads nothing, is passed over and keeps its place.
 """

@@ -1,7 +1,7 @@
-"""When a file that was changed may be taken: not while it is half-written (AF1).
+"""When a changed file may be loaded: not while it is half-written (AF1).
 
-A file that is replaced in place (`cp`, an editor) is empty for a moment, then half there, and half an access
-file may be one that grants without its `deny`. So a change is taken
+A file that is replaced in place (`cp`, an editor) is empty for a moment, then half there, and
+half an access file may be one that grants without its `deny`. So a change is loaded
 
     at once         if the file says that it is complete, by its last line, `# end`; one that had that line keeps having to
                     have it. A token is too short to be written in parts
@@ -9,7 +9,7 @@ file may be one that grants without its `deny`. So a change is taken
                     moved to its name, which is how a file is replaced whole
     never           if it is empty, or could not be read twice alike
 
-and until then what was there before stays in force.
+and until then the earlier contents stay in force.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ REPLACED_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file as it was read, and that it was the same before and after."""
+    """A file's contents, if it was the same before and after the read."""
 
     inode: int
     changed_wall_ns: int  # By the file system.
@@ -31,23 +31,24 @@ class ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not yet: the reason, and when to look again (ns; None: when the file has changed)."""
+    """Not yet: the reason, and when to check again (ns; None: when the file has changed)."""
 
     reason: str
     again_ns: int | None = None
 
 
 class FileSettling:
-    """Of one file; `in_force` is what was last taken."""
+    """Of one file; `in_force` is what was last loaded."""
 
     def __init__(self, in_force: ReadFile, *, is_token: bool = False) -> None:
         self.in_force = in_force
         self._is_token = is_token
         self._changed: ReadFile | None = None
-        self._since_ns = 0  # When it was first seen as it is now.
+        self._since_ns = 0  # When it was first seen in its present state.
 
     def on_seen(self, seen: ReadFile | None, now_ns: int, wall_ns: int) -> Wait | None:
-        """None: it is taken, and in force. `seen`: None if it could not be read, or not twice alike."""
+        """None: it is loaded, and in force. `seen`: None if it could not be read, or not twice
+        alike."""
         if seen is None:
             self._changed = None
             return Wait("it cannot be read, or was being written", now_ns)
@@ -67,7 +68,7 @@ class FileSettling:
             return Wait(f"its last line is not `{END.decode()}`, as it was: it is half-written")
         is_in_place = seen.inode == self.in_force.inode
         settles_ns = IN_PLACE_NS if is_in_place else REPLACED_NS
-        if wall_ns - seen.changed_wall_ns >= settles_ns:  # It was written while nobody asked.
+        if wall_ns - seen.changed_wall_ns >= settles_ns:  # It was written between two checks.
             return None
         due_ns = self._since_ns + settles_ns
         if now_ns >= due_ns:

@@ -1,6 +1,7 @@
-"""Who may do what to which log: the one rule, for every door.
+"""Who may do what to which log: the only rule, for every door.
 
-A principal has a list of logs for each right, and one of logs that it may never touch, whatever else is said:
+A principal has a list of logs for each right, and one of logs that it may never access, whatever the
+others say:
 
     read     read, follow, find offsets, segments, journal; make cursors and move them
     append   append; be a log's exclusive writer
@@ -8,12 +9,12 @@ A principal has a list of logs for each right, and one of logs that it may never
 
     ns/log   this one      ns/a*   those of ns whose name begins so      ns/*   all of ns      *   all
 
-What is said nowhere is refused, and no right implies another. Any right on a log shows its tail, its state
-and its owner. Servers and their limits are shown to everybody who is somebody; what a server counts, and
-draining it, is for those who administer all logs; `monitor` shows what it counts, and no more. `operate` is
-for bookies and repair (`Duty`): it includes `monitor`, and gives no right on any log but in the dashboard (`may_steer`). A list of
-logs tells of those on which one has a right, and what one has no right on is refused in the same words
-whether it exists or not.
+What is not granted is refused, and no right implies another. Any right on a log shows its tail,
+its state and its owner. Servers and their limits are visible to every authenticated caller; a
+server's counters, and draining it, are for those who administer all logs; `monitor` shows the
+counters, and no more. `operate` is for bookies and repair (`Duty`): it includes `monitor`, and
+gives no right on any log except in the dashboard (`may_steer`). A list of logs shows those on
+which the caller has a right; others are refused in the same words whether they exist or not.
 """
 
 import re
@@ -31,7 +32,7 @@ EVERY_LOG: Final = "*"
 
 
 class Duty(Enum):
-    """What a principal may do with the cluster itself, over HTTP management and in the dashboard."""
+    """A principal's duties for the cluster itself, over HTTP management and in the dashboard."""
 
     LOOK = "monitor"
     OPERATE = "operate"  # Drain, audit, pause repairs, set their pace, verify and recover ledgers.
@@ -54,7 +55,7 @@ class Grants:
     append: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    monitor: bool = False  # May see what servers count, names of logs included.
+    monitor: bool = False  # May see servers' counters, names of logs included.
     operate: bool = False  # May act on bookies and repair; includes `monitor`.
 
     def __post_init__(self) -> None:
@@ -106,9 +107,9 @@ class VisibleLogs:
 
 
 def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
-    """Of the list of a namespace, or of all if it is empty, whose names begin so. None: anywhere.
+    """Of the list of a namespace, or of all if it is empty, with this prefix. None: anywhere.
 
-    So a list costs what is visible in it, and not what there is.
+    So a list costs as much as its visible part, and not as all logs.
     """
     patterns = {*grants.read, *grants.append, *grants.admin}
     if EVERY_LOG in patterns:
@@ -136,7 +137,7 @@ def shown_by(grants: Grants, namespace: str, prefix: str) -> VisibleLogs | None:
 
 
 def narrowed(grants: Grants, asked: messages.WatchTails) -> messages.WatchTails:
-    """To names and prefixes below which there is something visible. What is denied in them is still to be left out."""
+    """Reduced to names and prefixes with something visible. Denied names in them must still be left out."""
     if grants.shows_all:
         return asked
     logs = dict.fromkeys(log for log in asked.logs if is_visible(grants, str(log)))
@@ -176,7 +177,7 @@ _READS: Final = (Right.READ,)
 _APPENDS: Final = (Right.APPEND,)
 _ADMINS: Final = (Right.ADMIN,)
 
-# Of the log that a word names; one of them will do.
+# Of the log that a word names; one of them is enough.
 _ON_ITS_LOG: Final[dict[type, tuple[Right, ...]]] = {
     messages.Append: _APPENDS,
     messages.Bind: _APPENDS,
@@ -218,9 +219,9 @@ _FOR_OPERATORS: Final = (messages.DrainServer, messages.GetServerStats)
 
 
 def rights_for(word: Any) -> tuple[Right, ...]:
-    """On the log that the word names; one of them will do. None: the word is of no log."""
+    """On the log that the word names; one of them is enough. None: the word is about no log."""
     if type(word) is messages.CommitCursor and word.is_protected is not None:
-        return _ADMINS  # It holds others' truncation back, or lets go what somebody waits for.
+        return _ADMINS  # It prevents others' truncation, or ends such a prevention.
     return _ON_ITS_LOG.get(type(word), ())
 
 

@@ -9,8 +9,9 @@
     append_bytes_per_s = 10_000_000             quotas: core/quotas.py
     streams = 100
 
-A token is 32 random bytes or as good as that, and of those the file has only the SHA-256: a reader of
-the file cannot authenticate with it. It is looked up by its digest, so that no time tells how much of a guess was right.
+A token is 32 random bytes or equally strong, and the file has only its SHA-256: a reader of the file
+cannot authenticate with it. It is looked up by its digest, so that the time does not show how much of
+a guess was right.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ProvenPrincipal:
-    """Whom a token or a certificate showed, and until when that is so."""
+    """The principal of a token or a certificate, and until when that holds."""
 
     principal: Principal
     expires_us: int | None = None
@@ -99,7 +100,7 @@ class Principals:
         return found if any(is_his) else None
 
     def by_certificate(self, names: Collection[str]) -> ProvenPrincipal | None:
-        """The first that is somebody's."""
+        """The first name that belongs to a principal."""
         return next((s for name in names if (s := self._by_certificate.get(name))), None)
 
 
@@ -151,7 +152,7 @@ def _token(said: Any) -> HashedToken:
 
 
 def _time_us(said: Any) -> int:
-    if getattr(said, "tzinfo", None) is None:  # No time at all, or one without its zone.
+    if getattr(said, "tzinfo", None) is None:  # An invalid time, or one without its zone.
         raise BadConfig("a token expires at a time with its zone: 2027-01-31T00:00:00Z")
     return int(said.timestamp() * 1_000_000)
 

@@ -1,9 +1,10 @@
-"""How much a principal may take: rates that are held on average, and streams at a time.
+"""How much a principal may take: average rates, and streams at a time.
 
-A rate is one time: up to when what was taken is paid for. Taking is free while that is not in the future; an
-unused second is kept, and no more. A caller that takes more at once than it has goes into debt, and waits, so
-that over any `t` seconds nobody gets more than `rate * (t + 1)` and what was under way: one take, or as many
-calls and events of streams as were admitted before the first of them had reported how much it took.
+A rate is one time: up to when everything taken is paid for. Taking is free while that is not in
+the future; an unused second is kept, and no more. A caller that takes more at once goes into
+debt, and waits, so that over any `t` seconds it gets at most `rate * (t + 1)` and what was in
+progress: one take, or all calls and events of streams that were admitted before the first of
+them had reported its amount.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ _STREAMS_AGAIN_MS: Final = 1000  # Nobody knows when one ends.
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """None: as much as there is."""
+    """None: unlimited."""
 
     append_records_per_s: int | None = None
     append_bytes_per_s: int | None = None
@@ -53,7 +54,7 @@ class Rate:
 
 
 class Meter:
-    """Records and bytes that go one way."""
+    """Records and bytes in one direction."""
 
     def __init__(self, records_per_s: int | None, bytes_per_s: int | None) -> None:
         self._records = Rate(records_per_s) if records_per_s else None
@@ -82,13 +83,13 @@ class Meter:
 
 
 class Account:
-    """What one principal has taken, through whichever door."""
+    """What one principal has taken, through all doors."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
         self.appends = Meter(quotas.append_records_per_s, quotas.append_bytes_per_s)
         self.reads = Meter(quotas.read_records_per_s, quotas.read_bytes_per_s)
-        self.line = FairQueue()  # Of who reads and waits off what was read.
+        self.line = FairQueue()  # Of a reader that waits until its reads are paid for.
         self.streams = 0
 
     @contextmanager

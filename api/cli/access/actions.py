@@ -1,6 +1,7 @@
-"""What `rollbook access` does: it reads the file as a server does, and replaces it whole, with what is added.
+"""What `rollbook access` does: it reads the file as a server does, and replaces it whole, with the change.
 
-A server that reads it meanwhile sees the old file or the new one; its last line, `# end`, says that it is whole (AF1).
+A server that reads it meanwhile sees the old file or the new one; its last line, `# end`, shows that it is
+complete (AF1).
 """
 
 import json
@@ -67,7 +68,7 @@ def add(path: str, name: str, days: int | None, **what: Any) -> None:
 
 
 def remove(path: str, names: Sequence[str], yes: bool) -> None:
-    """Raises `BadConfig` if one is not there, or its section is not found; then nothing has changed."""
+    """Raises `BadConfig` if one is missing, or its section is not found; then nothing has changed."""
     there = read(path)
     for name in names:
         _require_known(path, there, name)
@@ -131,7 +132,8 @@ def _require_known(path: str, there: Principals, name: str) -> Principal:
 
 
 def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
-    """What stands before the principal's section, that, and what stands after it. Raises `BadConfig`."""
+    """The text before the principal's section, the section, and the text after it. Raises
+    `BadConfig`."""
     heads = [*_HEAD.finditer(text)]
     for head, following in zip(heads, [*heads[1:], None], strict=True):
         with suppress(tomllib.TOMLDecodeError, AttributeError):
@@ -166,7 +168,8 @@ def _end_of_values(text: str, start: int, stop: int) -> int:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """While another command changes a file of this folder, this one waits: else one would undo the other."""
+    """While another command changes a file of this folder, this one waits: otherwise one would undo the
+    other."""
     try:
         import fcntl
     except ImportError:  # On Windows, where no server reads such a file.
@@ -188,9 +191,9 @@ def _rewrite(
     *,
     tokens: int | None,
 ) -> None:
-    """Replaces the file by one in which these principals alone have changed. Raises `BadConfig`.
+    """Replaces the file by one in which only these principals have changed. Raises `BadConfig`.
 
-    `tokens`: as many are known of each of them then; None: they are gone.
+    `tokens`: how many of each are known then; None: they are gone.
     """
     with open(path, encoding="utf-8") as file:
         text = change(file.read())
@@ -210,7 +213,8 @@ def _rewrite(
 
 
 def _replace(path: str, section: str, text: str | None = None) -> None:
-    """By a file of the same mode and owner. `text`: in place of what is there. Raises `OSError`."""
+    """With a file of the same mode and owner. `text`: replaces the present contents. Raises
+    `OSError`."""
     path = os.path.realpath(path)
     there, found = "", None
     with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
@@ -290,4 +294,4 @@ def _value(value: Any) -> str:
             return f"{{ {', '.join(f'{key} = {_value(each)}' for key, each in value.items())} }}"
         case datetime():
             return f"{value:%Y-%m-%dT%H:%M:%SZ}"
-    return json.dumps(value, ensure_ascii=False)  # But for surrogates, TOML says it alike.
+    return json.dumps(value, ensure_ascii=False)  # Except for surrogates, TOML writes it alike.

@@ -43,14 +43,14 @@ _COPIES: Final = ("copies", "acks", "ensemble")
 SETTINGS: Final = frozenset(
     (*_AGES, *_SIZES, *_COUNTS, *_COPIES, "exclusive", "degraded_segments", "labels", "description")
 )
-_KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; less of them deletes records.
+_KEEPING: Final = ("retention_age_s", "retention_bytes")  # Fields; smaller values delete records.
 _TOGETHER: Final = frozenset(("record_bytes_max", "batch_bytes_max"))  # One bounds the other.
 
 
 def apply(
     access: LogAccess, path: str, dry_run: bool, yes: bool, anyway: bool, output: str
 ) -> None:
-    """All of the file makes sense before anything is done; then log by log."""
+    """All of the file is checked before anything is done; then log by log."""
     wanted = read_spec(path)
     shortened: list[str] = []
 
@@ -88,7 +88,7 @@ def _bookies_of(quorum: Quorum) -> int:
 
 
 def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
-    """Fields of the configuration, by log. Raises `BadConfig`, with what to do."""
+    """Fields of the configuration, by log. Raises `BadConfig`, with the next step."""
     found: dict[LogName, dict[str, Any]] = {}
     where = ""  # The file's own errors name it.
     try:
@@ -104,14 +104,14 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
 
 
 def fields_of(table: Any) -> dict[str, Any]:
-    """Of the configuration: those that the settings of one log say. Raises `InvalidRequest`, `BadConfig`."""
+    """Of the configuration: the fields in the settings of one log. Raises `InvalidRequest`, `BadConfig`."""
     if not isinstance(table, dict):
         raise BadConfig("no table")
     found = dict(_field_of(key, value) for key, value in table.items() if key not in _COPIES)
     counts = [_number(key, table[key]) if key in table else None for key in _COPIES]
     if any(counts):
         found["quorum"] = quorum_of(*counts)
-    # What no log can be is found before any is looked at.
+    # Impossible settings are found before any log is read.
     (LogConfig if found.keys() >= _TOGETHER else ConfigValues)(**found)
     return found
 
@@ -119,7 +119,7 @@ def fields_of(table: Any) -> dict[str, Any]:
 def _field_of(key: str, value: Any) -> tuple[str, Any]:
     if key not in SETTINGS:
         advice = did_you_mean(key, SETTINGS, f"known: {', '.join(sorted(SETTINGS))}")
-        if isinstance(value, dict):  # To TOML a dot begins a table within the table.
+        if isinstance(value, dict):  # In TOML a dot begins a table within the table.
             advice = 'name the log in quotes, such as [logs."orders.v2"]'
         raise BadConfig(f"there is no setting {key[:SHOWN]!r}", next_step=advice)
     if value == UNBOUNDED and (field := _AGES.get(key, key)) in _KEEPING:
@@ -209,7 +209,7 @@ def set_log(
     shortened: list[str] = []
 
     async def plan(client: Client) -> dict[str, Any]:
-        await client.ask(messages.GetLog(name))  # Nothing is made here.
+        await client.ask(messages.GetLog(name))  # Nothing is created here.
         await require_bookies(client, wanted.get("quorum"), anyway or dry_run)
         return await _plan(client, name, wanted, shortened)
 

@@ -39,8 +39,8 @@ def group(access: "LogAccess", **how: Any) -> None:
     counts  copies ensemble acks roll_entries dedupe_batches batch_records_max
     others  exclusive = true, degraded_segments = false, labels, description
 
-    Retention is given up by "none". What the file does not name is left alone: other logs, and other settings.
-    `raw` is what was made or changed.
+    Retention is given up by "none". What the file does not name is left alone: other logs, and
+    other settings. `raw` is what was created or changed.
     """
     from rollbook.api.cli.apply import actions as apply_work
 

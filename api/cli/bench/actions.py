@@ -1,4 +1,4 @@
-"""What `rollbook bench append|read|tail` do: make logs, put them under load, say what was measured, delete them."""
+"""What `rollbook bench append|read|tail` do: create logs, put them under load, report, delete them."""
 
 import asyncio
 import os
@@ -41,8 +41,8 @@ _BURST_BYTES: Final = 4 * _MIB
 _WINDOW_BYTES_IN_ALL: Final = 128 * _MIB
 _WARM_UP_S: Final = 1.0
 _TICK_S: Final = 0.1
-_ARRIVAL_S_MAX: Final = 30.0  # Of what was acked, at those who follow.
-_STAMP: Final = struct.Struct("<q")  # When it was due; 0: nobody measures.
+_ARRIVAL_S_MAX: Final = 30.0  # Of acked records, at the followers.
+_STAMP: Final = struct.Struct("<q")  # When it was due; 0: not measured.
 
 
 # --- The commands -------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ _STAMP: Final = struct.Struct("<q")  # When it was due; 0: nobody measures.
 
 @dataclass(frozen=True)
 class Load:
-    """What is appended to each of the logs."""
+    """The records for each of the logs."""
 
     size: int
     writers: int
@@ -211,7 +211,7 @@ async def _append_all(
 
 
 def _burst_records(size: int, records: int) -> int:
-    """One record of each is timed: of few records as many as make a percentile."""
+    """One record of each is timed: of few records enough for a percentile."""
     return max(1, min(_BURST_RECORDS, records // _BURSTS_MIN, _BURST_BYTES // max(1, size)))
 
 
@@ -312,7 +312,7 @@ def _run(
 
 @asynccontextmanager
 async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
-    """At a cluster of its own, unless one is named."""
+    """On a cluster of its own, unless one is named."""
     if access.server:
         yield access
         return
@@ -327,7 +327,7 @@ async def _somewhere(access: LogAccess) -> AsyncIterator[LogAccess]:
 
 @asynccontextmanager
 async def new_logs(client: Client, count: int, keep: bool) -> AsyncIterator[Sequence[Log]]:
-    """None of them is left, however it ends: also what was on its way to be made then is waited for."""
+    """None of them is left, however it ends: also creations in progress are waited for."""
     prefix = f"bench-{secrets.token_hex(4)}"
     openings: dict[str, asyncio.Task[Log]] = {}
 
@@ -350,7 +350,7 @@ def _may_be_there(opening: asyncio.Task[Log]) -> bool:
 
 
 async def _delete(client: Client, names: Sequence[str]) -> None:
-    """What cannot be deleted is said: it is no reason to forget why the bench ended."""
+    """A failed deletion is reported: it is no reason to hide why the bench ended."""
 
     async def delete(name: str) -> None:
         try:
@@ -385,7 +385,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 @contextmanager
 def _ticking(label: str, seconds: float) -> Iterator[None]:
-    """A bar that goes with the time, since nobody counts records while they are measured."""
+    """A bar by time, since records are not counted while they are measured."""
     with bar(label, int(seconds / _TICK_S)) as advance:
 
         async def tick() -> None:
@@ -418,5 +418,5 @@ class _Cost:
 
 
 def _names(logs: Sequence[Log], keep: bool) -> dict[str, Any]:
-    """Of those that are there afterwards; else how many there were."""
+    """Of those found afterwards; otherwise of their known number."""
     return {"logs": [str(log.name) for log in logs] if keep else len(logs)}

@@ -1,4 +1,4 @@
-"""What puts a client of named logs under load, and measures it. `rollbook bench` and the project's own benchmarks
+"""Puts a client of named logs under load, and measures it. `rollbook bench` and the project's own benchmarks
 share it.
 """
 
@@ -19,12 +19,12 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class Clock(Protocol):
-    """Says when it is over, and wants to know how long some of the appends took."""
+    """Says when it is over, and measures some of the appends."""
 
     def goes_on(self, sent: int) -> bool: ...
 
     def sample(self) -> Callable[[Any], None]:
-        """To be called when what is appended now is acked."""
+        """To be called when the present append is acked."""
 
 
 class Stopwatch:
@@ -47,7 +47,7 @@ class Stopwatch:
         self._end_ns = time.perf_counter_ns() + round(seconds * _NS_PER_S)
 
     def goes_on(self, sent: int, due_ns: int = 0) -> bool:
-        """What is due only after the end is not waited for."""
+        """Records due after the end are not waited for."""
         if self._on_sent is not None:
             self._on_sent(sent - self._told)
             self._told = sent
@@ -64,10 +64,10 @@ class Stopwatch:
 async def flood(
     writer: Writer, burst: Sequence[bytes], clock: Clock, first: int | None = None
 ) -> int:
-    """Appends bursts, record by record, as fast as goes. How many were acked, which is all.
+    """Appends bursts, record by record, as fast as possible. How many were acked, which is all.
 
-    It looks at every ack. `first`: the offset of the first record, where nobody else writes; then all others
-    have to follow. Of each burst the last record is timed.
+    It checks every ack. `first`: the offset of the first record, if this is the only writer;
+    then all others have to follow. Of each burst the last record is timed.
     """
     under_way: deque[list[Submission]] = deque()
     sent = acked = 0
@@ -124,7 +124,7 @@ async def in_turn(writer: Writer, values: Sequence[bytes], clock: Stopwatch, in_
 
 @dataclass(frozen=True, slots=True)
 class SendSchedule:
-    """When which record is due: it is not put off by late ones before it."""
+    """When which record is due: late ones before it do not postpone it."""
 
     start_ns: int
     interval_ns: float

@@ -73,7 +73,7 @@ class Where:
 
     @property
     def flags(self) -> str:
-        """As they would be typed once more."""
+        """As they would be typed again."""
         typed: tuple[tuple[str, str | None], ...] = (
             *(("http", self.http), ("token-file", self.token_file), ("ca-file", self.ca_file)),
             *(("tls-certificate", self.tls_certificate), ("tls-key", self.tls_key)),

@@ -1,6 +1,6 @@
-"""The flags that say which bookie is meant; `server/bookie_settings.py` makes settings of them.
+"""The flags that select a bookie; `server/bookie_settings.py` makes settings of them.
 
-Nothing is imported here but click: every `--help` comes by.
+Only click is imported here: every `--help` loads this.
 """
 
 from collections.abc import Callable

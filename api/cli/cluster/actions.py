@@ -1,4 +1,4 @@
-"""What `rollbook cluster` does, on the metadata store that a URL names."""
+"""What `rollbook cluster` does, on the metadata store of a URL."""
 
 import asyncio
 import random
@@ -19,13 +19,13 @@ from rollbook.proto.runtime.metastore import COMMAND_TIMEOUT_S, open_metadata_st
 
 T = TypeVar("T")
 
-_TIMEOUT_S: Final = 5.0  # Of one request: somebody waits for the answer.
+_TIMEOUT_S: Final = 5.0  # Of one request: a person waits for the answer.
 
 
 def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> dict[str, Any]:
-    """The facts of the new cluster, or with `if_missing` those of the one that is there. Raises `ClusterExists`.
+    """The facts of the new cluster, or with `if_missing` those of the existing one. Raises `ClusterExists`.
 
-    One that is there with another layout than the one asked for is refused in any case.
+    An existing one with another layout than requested is refused in any case.
     """
     place = parse_url(url)
     hint = Layout(place.layout.value) if place.layout else None
@@ -54,7 +54,7 @@ def make_cluster(url: str, layout: str | None, *, if_missing: bool = False) -> d
 
 
 def look_at_cluster(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What it is; its bookies."""
+    """The cluster's facts; its bookies."""
     place = parse_url(url)
 
     async def look(store: MetadataStore) -> tuple[Cluster, bool, list[dict[str, Any]]]:
@@ -128,7 +128,7 @@ def parse_url(text: str) -> MetadataUrl:
 async def _with_store(
     url: MetadataUrl, use: Callable[[MetadataStore], Awaitable[T]], *, create: bool = False
 ) -> T:
-    """A command serves nobody else: an embedded store that nobody owns it uses alone, briefly."""
+    """A command serves no others: it uses an embedded store without an owner alone, briefly."""
     try:
         async with await open_metadata_store(
             url,

@@ -27,7 +27,7 @@ class _Deadlines(Protocol):
 
 
 class CallbackAdmin:
-    """`look` and `act` put a deadline on what is asked of the metadata store."""
+    """`look` and `act` put a deadline on calls of the metadata store."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CallbackAdmin:
     async def create(
         self, url: str, kinds: Sequence[str], bookie: str | None, principal: str
     ) -> Facts:
-        """With its secret, which nobody is shown again. Raises `InvalidRequest`, `Overloaded`."""
+        """With its secret, which is never shown again. Raises `InvalidRequest`, `Overloaded`."""
         require_allowed(parse_target(url), self._hosts)
         if bookie is not None:
             bookie = str(parse_bookie_id(bookie))
@@ -105,7 +105,7 @@ class CallbackAdmin:
         return await self._look(self._known(read()))
 
     async def test(self, callback_id: str) -> Facts:
-        """Sends one event, once, and waits for what comes of it. Raises `Missing`, `OutcomeUnknown`."""
+        """Sends one event, once, and waits for the result. Raises `Missing`, `OutcomeUnknown`."""
         token, now_ms = secrets.token_hex(8), self._now_ms()
         event = Event(
             f"test@{token}", EventKind.TEST, now_ms, "", text="Somebody asked for this test."
@@ -129,7 +129,7 @@ class CallbackAdmin:
             ) from None
 
     async def _facts(self, callback: Callback, shows_urls: bool) -> Facts | None:
-        """None: it was deleted meanwhile."""
+        """None: it was deleted in the meantime."""
         try:
             rows, waiting = await self._nodes.rows(callback.id)
         except Missing:

@@ -1,4 +1,5 @@
-"""What `rollbook cluster health` finds: who is registered in the metadata, and who can be reached.
+"""What `rollbook cluster health` finds: the members in the metadata, and which of them can be
+reached.
 
 healthy       bookies suffice for all copies of a new log, every member can be reached, none is missing
 degraded      it works, and somebody should look: one is down, read-only, draining, unreachable, its clock is
@@ -28,7 +29,7 @@ CODES: Final = {"healthy": 0, "degraded": 8, "unavailable": 5}
 
 
 def look_at_health(url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The verdict; everybody, one row each."""
+    """The verdict; all members, one row each."""
 
     found = run_on_store(url, find_members)
     return judge(found), found
@@ -53,7 +54,8 @@ def judge(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     serving = sum(each["state"] in ("serving", "draining") for each in servers)
     degraded = sum(each.get("logs_degraded", 0) for each in servers)
     lost = sum(each.get("segments_lost", 0) for each in servers)
-    # What a new log has is a setting of its server. A cluster of bookies alone is judged by the default.
+    # A new log's defaults are a setting of its server. A cluster of bookies alone is judged by the
+    # default.
     acks = max((each.get("acks", 0) for each in servers), default=0) or DEFAULT_QUORUM.ack
     ensemble = max((each.get("ensemble", 0) for each in servers), default=0)
     ensemble = ensemble or DEFAULT_QUORUM.ensemble
@@ -125,7 +127,7 @@ def _state_of(record: ServerRecord) -> str:
 
 
 async def check_reachable(address: str | None) -> bool:
-    """Somebody listens there; who that is, is not asked."""
+    """The port is open; who listens there is not checked."""
     if not address:
         return False
     place = parse_address(address, "the address")

@@ -301,7 +301,8 @@ class ClusterAdmin:
         return {"bookie": str(bookie), "text": text, "version": node.stat.version}
 
     async def put_cookie(self, name: str, text: str, version: int | None) -> Facts:
-        """From exactly that version; None: there is none yet. Raises `LifecycleConflict` while the bookie is in use."""
+        """From exactly that version; None: there is none yet. Raises `LifecycleConflict` while the bookie is in
+        use."""
         bookie = parse_bookie_id(name)
         try:
             cookie = unpack_cookie(text.encode())
@@ -333,7 +334,7 @@ class ClusterAdmin:
         return await self._walk(delete(), f"ask GET /api/v1/cookies/{bookie} whether it is there")
 
     async def generate_cookie(self, name: str, directories: Mapping[str, Sequence[str]]) -> Facts:
-        """As that bookie would write it; nothing is kept."""
+        """As that bookie would write it; nothing is stored."""
         cookie = Cookie(
             parse_bookie_id(name),
             journal_dirs=tuple(directories["journal_dirs"]),
@@ -352,9 +353,9 @@ class ClusterAdmin:
     async def ask_pages(
         self, name: str, method: str, path: str, body: Mapping[str, Any] | None
     ) -> Any:
-        """What the bookie answers at the address that it registered, and at no other.
+        """The bookie's response at the address that it registered, and at no other.
 
-        Raises what it answers, `Missing` where it has no pages, `BookieUnreachable`.
+        Raises its errors, `Missing` if it has no pages, `BookieUnreachable`.
         """
         bookie = parse_bookie_id(name)
         _row_of(await self.bookies(), bookie)
@@ -400,10 +401,10 @@ class ClusterAdmin:
         bookie: str | None = None,
         short: bool | None = None,
     ) -> tuple[list[Facts], int | None]:
-        """Rows with ids above `after`, and what `after` is for the next page; None: there is none.
+        """Rows with ids above `after`, and the `after` of the next page; None: there is none.
 
-        A page may have fewer rows than `limit`, even none, and another one after it: the number of ledgers that are
-        read for a page is bounded (MG3). `short`: a ledger that is marked, since it lacks copies.
+        A page may have fewer rows than `limit`, even none, and a next one: the number of ledgers that are read
+        for a page is bounded (MG3). `short`: a ledger that is marked, since it lacks copies.
         """
         return await self._look(self._page(after, limit, state, bookie, short))
 
@@ -440,7 +441,7 @@ class ClusterAdmin:
         try:
             return await self._ledgers.metadata(ledger_id)
         except (NoSuchLedger, BadMetadata):
-            return None  # Deleted meanwhile; `recovery` counts those that cannot be read.
+            return None  # Deleted in the meantime; `recovery` counts unreadable ones.
 
     async def ledger(self, ledger_id: int) -> Facts:
         """With its fragments, its mark, and why its last repair failed. Raises `NoSuchLedger`."""
@@ -583,7 +584,7 @@ class ClusterAdmin:
     # --- Operations ---------------------------------------------------------------------------
 
     async def operations(self, after: str, limit: int) -> tuple[list[Facts], str | None]:
-        """Those that last, the newest first. `after`: the last one of the page before."""
+        """Lasting ones, newest first. `after`: the last one of the previous page."""
         found = [each.operation for each in await self._look(self._operations.list())]
         ids = [each.id for each in found]
         begins = ids.index(after) + 1 if after in ids else 0
@@ -621,7 +622,7 @@ class ClusterAdmin:
         return await self._look(self._operations.read(id_of_key(principal, key))) if key else None
 
     async def _checked(self, kind: str, about: Facts, *, is_new: bool) -> Facts:
-        """What would be refused is refused at once, and not in the operation."""
+        """A request that would be refused is refused at once, and not in the operation."""
         if "ledger_id" in about and is_new:
             await self._look(self._ledgers.metadata(about["ledger_id"], fresh=True))
         if kind == "recover" and is_new:
@@ -655,7 +656,7 @@ class ClusterAdmin:
         return about
 
     async def cancel(self, operation_id: str) -> Facts:
-        """One that runs is stopped soon after. Raises `Missing`, `OperationEnded`."""
+        """A running one is stopped soon after. Raises `Missing`, `OperationEnded`."""
         now_ms = self._clock.wall_us() // 1000
         if await self._look(self._operations.read(operation_id)) is None:
             raise _no_operation(operation_id)
@@ -681,7 +682,7 @@ class ClusterAdmin:
         self, wanted: Mapping[str, str], after: str, limit: int
     ) -> tuple[list[Facts], str | None]:
         """As this server saw them. Raises `Missing` if it does not know `after`."""
-        self._require_store()  # What happens meanwhile is seen later.
+        self._require_store()  # Later changes are seen later.
         kind = wanted.get("kind")
         which = Wanted(EventKind(kind) if kind else None, wanted.get("bookie"), wanted.get("log"))
         page = await self._events.page(which, after, limit)
@@ -704,7 +705,7 @@ class ClusterAdmin:
         self, question: Coroutine[Any, Any, T], deadline_s: float | None = _LOOK_S
     ) -> T:
         """Raises `MetadataUnavailable` for whatever keeps the store from answering: to ask again does no harm."""
-        with closing(question):  # It is never begun while the store is away.
+        with closing(question):  # It is never begun while the store is unavailable.
             self._require_store()
             try:
                 async with asyncio.timeout(deadline_s):
@@ -717,7 +718,7 @@ class ClusterAdmin:
                 ) from error
 
     async def _walk(self, change: Coroutine[Any, Any, T], find_out: str) -> T:
-        """One that reads all ledgers first: it takes as long as that."""
+        """One that reads all ledgers first: it takes that long."""
         return await self._act(change, find_out, None)
 
     async def _act(

@@ -1,4 +1,4 @@
-"""What each operation that lasts does: by the functions that the shell's commands call.
+"""The work of each lasting operation: by the functions that the shell's commands call.
 
 verify            {"ledger_id": 7}
 recover           {"ledger_id": 7}
@@ -29,7 +29,7 @@ _PROBLEMS_SHOWN = 20
 
 
 def kinds_of(ledgers: Ledgers, worker: WorkerConfig, name: str) -> dict[str, OperationKind]:
-    """`name` stands in the locks of ledgers that are repaired."""
+    """`name` is in the locks of ledgers that are repaired."""
     store, cluster = ledgers.store, ledgers.cluster
     departures = Departures(store, cluster, SystemClock(), random.SystemRandom())
     drain = DrainOperation(departures, PresenceNodes(store, cluster))

@@ -1,7 +1,8 @@
-"""`rollbook cluster info` and `health` without the metadata store: what a log server knows, and who can be reached from here.
+"""`rollbook cluster info` and `health` without the metadata store: what a log server knows, and which members
+can be reached from here.
 
-A log server knows the log servers, how many bookies take new records, and what has failed for it lately; it does not know
-bookies that nobody has asked for anything.
+A log server knows the log servers, how many bookies accept new records, and what has failed for it lately; it
+does not know bookies that it has not used.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from rollbook.proto.quorum import Quorum
 
 
 def look_at_cluster(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What it is; its log servers."""
+    """The cluster's facts; its log servers."""
 
     async def look(client: Client) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         servers, limits = await client.servers(), await client.limits()
@@ -32,7 +33,7 @@ def look_at_cluster(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, A
 
 
 def look_at_health(access: LogAccess) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The verdict; the log servers, and what is away."""
+    """The verdict; the log servers, and what is unavailable."""
 
     async def look(client: Client) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         servers, limits, outage = await asyncio.gather(
@@ -84,7 +85,7 @@ def verdict(
 
 
 def _quorum_of(limits: messages.ServiceLimits) -> Quorum:
-    """Of a new log. A server that does not say needs one bookie at least."""
+    """Of a new log. A server that does not say so needs at least one bookie."""
     return limits.quorum or Quorum(1, 1, 1)
 
 

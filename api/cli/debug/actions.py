@@ -1,4 +1,5 @@
-"""What `rollbook debug bundle` gathers: JSON by subject, and metrics, in one archive that its owner alone may read."""
+"""What `rollbook debug bundle` gathers: JSON by subject, and metrics, in one archive that its owner alone may
+read."""
 
 import asyncio
 import io
@@ -33,7 +34,7 @@ _LIBRARIES: Final = ("grpcio", "protobuf", "kazoo", "structlog", "fastapi", "uvi
 
 
 class _Archive:
-    """Its owner's alone, and gone if it does not become whole. It must not be there."""
+    """Readable only by its owner, and removed if it is not completed. It must not be there."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -54,7 +55,7 @@ class _Archive:
             with self._file:
                 if failed is None:
                     self._tar.close()
-        except BaseException:  # The disk is full, or somebody has had enough.
+        except BaseException:  # The disk is full, or the user interrupts.
             os.unlink(self._path)
             raise
         if failed is not None:
@@ -62,7 +63,7 @@ class _Archive:
 
 
 class _Gathering:
-    """By subject; `missing` is what could not be had, and why. Pages go into the archive as they come."""
+    """By subject; `missing` has what was unavailable, and why. Pages go into the archive as they come."""
 
     def __init__(self, archive: _Archive) -> None:
         self.found: dict[str, Any] = {}
@@ -161,7 +162,7 @@ class _Gathering:
     # ------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """What is not written yet."""
+        """The rows that are not written yet."""
         found = {**self.found, "about": _about(), "missing": self.missing}
         for subject, facts in sorted(found.items()):
             text = json.dumps(facts, indent=2, default=_plain)
@@ -179,15 +180,15 @@ def bundle(
         try:
             access.run(lambda client: gathering.servers(client, names, logs_max))
         except RollbookError as error:
-            # The metadata is asked also where servers refuse, for then somebody may well want help.
+            # The metadata is read also if servers refuse, because then help may well be needed.
             if not metadata or isinstance(
                 error, BadConfig
-            ):  # Nobody else is there, or what was typed is wrong.
+            ):  # There is no other server, or the input is wrong.
                 raise
             gathering.miss("servers", error)
         if metadata:
             gathering.cluster(metadata.url, access)
-        else:  # As was wanted: nothing is missing.
+        else:  # As requested: nothing is missing.
             gathering.found["cluster"] = {"metadata": "none: --metadata URL, or that of a context"}
         gathering.write()
     click.echo(path)
@@ -197,7 +198,7 @@ def bundle(
 
 
 def _metadata_of(access: LogAccess, url: str | None) -> Metadata | None:
-    """What is meant by other commands, but that nobody has to say it here, and that a server which is named may be of
+    """The same targets as other commands, except that none must be named here, and that a named server may be of
     another cluster than the context in use. Raises `BadConfig`, `InvalidRequest`."""
     called = click.get_current_context()
     is_named = bool(url) and named_of(called, "url")[0]

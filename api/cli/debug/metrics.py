@@ -1,8 +1,8 @@
-"""The `/metrics` of everybody in the metadata, for a bundle.
+"""The `/metrics` of all members in the metadata, for a bundle.
 
-To a log server is shown what any command would show it, where that is not read on the way, and only if the server
-that was asked knows it: the metadata may be another cluster's. To a bookie nothing is shown, for its pages for probes
-want nothing. Redirections are not followed.
+A log server gets the same token as from any command, except one that would be read on the way, and only
+if the asked server knows it: the metadata may be another cluster's. A bookie gets no token, because its
+pages for probes need none. Redirections are not followed.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ScrapeTarget:
 
     @property
     def wants(self) -> str:
-        """What it is to be started with to have some."""
+        """The flag that it needs at its start to have some."""
         return "--rest" if self.server_id else "--http"
 
 
@@ -76,9 +76,9 @@ async def gather(
     known: Collection[str],
     keep: Callable[[str, bytes], None],
 ) -> dict[str, RollbookError]:
-    """Hands to `keep` what those who have pages say, by name, as it comes: no more than `_AT_ONCE` pages are held.
-    Why others of these say nothing, or not all of it, by name. `known`: ids of log servers of the cluster that
-    the token is for."""
+    """Passes the pages of those who have any to `keep`, by name, as they come: no more than `_AT_ONCE`
+    pages are held. Why others of these have none, or not all of it, by name. `known`: ids of log servers
+    of the cluster that the token is for."""
     places = [each for each in places if each.url]
     free = asyncio.Semaphore(_AT_ONCE)
     missing: dict[str, RollbookError] = {
@@ -104,7 +104,7 @@ async def gather(
 async def _fetch(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes:
     """Raises `RollbookError`."""
     try:
-        async with asyncio.timeout(_PATIENCE_S):  # However slowly it says a line.
+        async with asyncio.timeout(_PATIENCE_S):  # However slowly it sends a line.
             return await _page(place, access, is_known)
     except TimeoutError as error:
         raise ServerUnreachable(f"{place.url} takes longer than {_PATIENCE_S:g} s") from error
@@ -140,7 +140,7 @@ async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes
 
 
 class _Wire:
-    """Both sides of HTTP as bytes: how they travel is asyncio's, which can give up between any two of them."""
+    """Both sides of HTTP as bytes: their transport is asyncio's, which can give up between any two of them."""
 
     def __init__(self) -> None:
         self.said = b""

@@ -1,4 +1,4 @@
-"""What the clients of `rollbook demo` do: append and look at every ack, read and look at every record.
+"""The clients of `rollbook demo`: they append and check every ack, read and check every record.
 
 Record number N has to get offset N: so a reader can check each record.
 """
@@ -30,12 +30,12 @@ def require(holds: bool, promise: str, **ids: Any) -> None:
 
 
 def make_records(count: int) -> list[bytes]:
-    """Of no pattern: they cannot be compressed, and none can be taken for another."""
+    """Without a pattern: they cannot be compressed, and none equals another."""
     return [hashlib.shake_128(number.to_bytes(8)).digest(RECORD_BYTES) for number in range(count)]
 
 
 class Appending:
-    """Submits record after record through one writer, and watches their acks as they come."""
+    """Submits record after record through one writer, and checks their acks as they come."""
 
     def __init__(self, writer: Writer, records: Sequence[bytes]) -> None:
         self.acked = 0
@@ -48,7 +48,7 @@ class Appending:
         self.longest_gap_s = 0.0  # Between two acks, since it was reset.
 
     async def watch(self) -> None:
-        """For ever. Raises what became of a record that was not appended."""
+        """For ever. Raises the error of a record that was not appended."""
         while True:
             offset = await (await self._pending.get())
             require(offset == self.acked, "acks are in order", told=offset, expected=self.acked)
@@ -68,7 +68,7 @@ class Appending:
         return took
 
     async def at_speed(self, count: int) -> float:
-        """As fast as goes. How long all of them took."""
+        """As fast as possible. How long all of them took."""
         begun_s = time.monotonic()
         for _ in range(count):
             if not self._writer.has_room:

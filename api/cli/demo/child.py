@@ -2,8 +2,8 @@
 
     python -m rollbook.api.cli.demo.child server bookie …
 
-Its standard input is a pipe that nobody writes to. However the demo ends, the pipe ends with it, and so
-does this process.
+Its standard input is a pipe that is never written to. However the demo ends, the pipe ends with it,
+and so does this process.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The cluster of `rollbook demo`: three bookies and two log servers, each a process of its own.
 
-They share one directory: the embedded metadata store, whichever of them serves it, the bookies' files, and
-what each process had to say (`NAME.log`).
+They share one directory: the embedded metadata store, whichever of them serves it, the bookies' files,
+and each process's output (`NAME.log`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rollbook.proto.runtime.metastore import open_metadata_store
 
 BOOKIES: Final = ("bk-1", "bk-2", "bk-3")
 LOG_SERVERS: Final = ("log-1", "log-2")
-_SMALL: Final = {  # Five processes on a laptop, with little to keep.
+_SMALL: Final = {  # Five processes on a laptop, with little to store.
     "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(32 << 20),
     "ROLLBOOK_STORAGE_QUEUED_BYTES_MAX": str(16 << 20),
     "ROLLBOOK_STORAGE_INDEX_BYTES_MAX": str(16 << 20),
@@ -47,7 +47,7 @@ class DemoCluster:
         url = MetadataUrl.parse(self.url)
         async with await open_metadata_store(url, create=True) as store:
             await initialise(store, url.ledgers_root, random.SystemRandom())
-        # Each loads its code while the others do: on its own it would not be quicker.
+        # Each loads its code while the others do: alone it would be no faster.
         await asyncio.gather(*map(self.start_bookie, BOOKIES), *map(self._start_log, LOG_SERVERS))
 
     async def start_bookie(self, name: str) -> None:

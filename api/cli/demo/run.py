@@ -1,9 +1,10 @@
-"""What `rollbook demo` shows: the main job, with real processes and real kills, everything verified.
+"""What `rollbook demo` shows: the main job, with real processes and real kills, everything
+verified.
 
-Three bookies and two log servers share an embedded metadata store. A writer appends, exactly once, and a
-tail reads along. A bookie is killed and comes back; the server that owns the log is killed, and the other
-one takes over. Then the log is read back, truncated and sealed, and every copy of every entry is looked
-at. What takes too long has failed.
+Three bookies and two log servers share an embedded metadata store. A writer appends, exactly
+once, and a tail reads along. A bookie is killed and comes back; the server that owns the log is
+killed, and the other one takes over. Then the log is read back, truncated and sealed, and every
+copy of every entry is checked. A step that takes too long has failed.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _CONFIG: Final = LogConfig(roll_bytes=1 << 20)  # Many segments, so that some ca
 _CLIENT: Final = LogClientConfig(timeout_s=60, silences_max=12)  # However slow the machine is.
 _NAME: Final = "demo"
 _BOOKIE: Final = "bk-2"
-_PATIENCE_S: Final = 180.0  # With a machine that has much else to do.
+_PATIENCE_S: Final = 180.0  # With a machine that has much other work.
 
 
 def run_demo() -> None:
@@ -121,7 +122,7 @@ async def _append(cluster: DemoCluster, client: Client, log: Log, records: Seque
 async def _append_through(
     group: asyncio.TaskGroup, appending: Appending, kill: Callable[[], Awaitable[str]]
 ) -> None:
-    """Half of what is appended at a pace; early on somebody is killed."""
+    """Half of the records are appended at a pace; early on a process is killed."""
     before = appending.acked
     paced = group.create_task(appending.at_pace(AT_PACE // 2, PER_SECOND))
     await appending.reach(before + AT_PACE // 8)

@@ -1,13 +1,14 @@
 """A whole cluster in this process: the metadata in one file, bookies, one log server, recovery.
 
-Everything lies below one directory, and is found there again:
+Everything is below one directory, and is found there again:
 
     metadata.db              the embedded store
     bk-1/journal, ledgers    each bookie's files
     LOCK                     who runs it
 
-A bookie goes by its name, so it may listen on another port in each life: where its usual one is taken
-it takes a free one. Bookies that are there from before are started, too, whatever is asked for.
+A bookie is known by its name, so it may listen on another port in each life: if its usual one is
+in use it takes a free one. Bookies that are there from before are started, too, whatever is asked
+for.
 """
 
 import os
@@ -56,14 +57,14 @@ from rollbook.recovery.stats import PART
 BOOKIES_MAX: Final = 16
 DASHBOARD_PORT: Final = 7500
 _MIB: Final = 1024 * 1024
-_LEASE_S: Final = 30.0  # There is no other server to take over while this machine is held up.
+_LEASE_S: Final = 30.0  # No other server could take over while this machine is busy.
 _HOST: Final = "127.0.0.1"
 _NAME: Final = re.compile(r"bk-([1-9][0-9]?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What each part may take of memory and disk."""
+    """The memory and disk limits of each part."""
 
     journal_file_bytes: int
     index_bytes: int
@@ -84,7 +85,7 @@ class LocalCluster:
     dashboard: str = ""  # Its URL; empty: HTTP management was not asked for.
 
     async def failed(self) -> BaseException:
-        """What makes it impossible for a bookie to go on."""
+        """The error that makes it impossible for a bookie to go on."""
         return await first_of(*(bookie.failed() for bookie in self.bookies.values()))
 
 
@@ -97,12 +98,12 @@ async def local_cluster(
     http: str = "",
     callback_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[LocalCluster]:
-    """All of it serves. `folder` is an absolute path; `server.metadata` is not looked at. `http`: where management
+    """All of it serves. `folder` is an absolute path; `server.metadata` is ignored. `http`: where management
     and the dashboard are served, with the certificate and the tokens of the log server. `callback_hosts`: where
     callbacks may be sent.
 
-    Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of ours,
-    and what keeps a part from starting.
+    Raises `DirectoryInUse` if another process runs it, `BadConfig` if that can be no directory of
+    ours, and the errors of parts that cannot start.
     """
     machine = RealMachine(SystemDisk(sizes.page_cache_bytes))
     async with AsyncExitStack() as stack:
@@ -181,7 +182,7 @@ async def _dashboard(
         knows_callers=bool(server.access_file),
     )
     doorkeeper = Doorkeeper.of(server.token_file, server.access_file)
-    # It asks the log server of this process, whose own certificate it believes.
+    # It asks the log server of this process, whose own certificate it trusts.
     log_tls = LogTls(bool(tls), tls.certificate if tls else "")
     own = Metrics()
     own.add(LOG_PART, logs.stats)
@@ -201,7 +202,8 @@ async def _dashboard(
 def dashboard_address(http: str, server: LogServerConfig) -> Address:
     """Where management and the dashboard listen.
 
-    Raises `BadConfig` if it is none, or if it is off loopback without TLS and a token: `insecure` is for logs (MG2).
+    Raises `BadConfig` if it is invalid, or if it is off loopback without TLS and a token: `insecure` is for logs
+    (MG2).
     """
     address = parse_address(http, "--http", default_host=_HOST, default_port=DASHBOARD_PORT)
     is_locked = server.tls_certificate and (server.token_file or server.access_file)
@@ -217,7 +219,8 @@ def dashboard_address(http: str, server: LogServerConfig) -> Address:
 async def _open_bookie(
     machine: RealMachine, folder: str, url: str, number: int, sizes: Sizes
 ) -> Bookie:
-    """It looks for a free port, and listens a while later: somebody else may have taken it meanwhile."""
+    """It looks for a free port, and listens a while later: another process may have taken it in the
+    meantime."""
     settings = _bookie_settings(folder, url, number, sizes)
     try:
         return await Bookie.open(machine, await open_metadata_store(url), settings)
@@ -229,7 +232,8 @@ async def _open_bookie(
 
 
 def _end_told(error: BaseException) -> None:
-    """Who runs a whole cluster looks at errors as `main` tells them, which does not come to it here."""
+    """A program that runs a whole cluster handles errors as `main` prints them, which is not used
+    here."""
     if isinstance(error, RollbookError):
         explain_error(error)
     end_process(error)
@@ -280,7 +284,7 @@ def _log_settings(url: str, bookies: int, server: LogServerConfig, sizes: Sizes)
 
 
 def usual_or_free(usual: Address) -> Address:
-    """With port 0 if somebody listens there: then the system picks one."""
+    """With port 0 if another process listens there: then the system picks one."""
     try:
         require_free(usual)
     except BadConfig:
@@ -289,7 +293,7 @@ def usual_or_free(usual: Address) -> Address:
 
 
 def require_free(address: Address) -> None:
-    """Raises `BadConfig` if nobody could listen there now; another process may take it before we do."""
+    """Raises `BadConfig` if the port is not free now; another process may take it before we do."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         with socket.socket(found[0][0], socket.SOCK_STREAM) as trial:

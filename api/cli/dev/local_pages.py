@@ -1,4 +1,5 @@
-"""The admin pages of a bookie in this process, called without a network. Who may is judged as for any caller."""
+"""The admin pages of a bookie in this process, called without a network. Rights are checked as for any
+caller."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +20,7 @@ class LocalPages:
         self._app = app
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        """Raises what the bookie answers."""
+        """Raises the bookie's errors."""
         status, media_type = 0, ""
         answer = bytearray()
 

@@ -47,7 +47,7 @@ def run_dev(
     log_level: str,
     rest_origin: tuple[str, ...] = (),
 ) -> None:
-    """For people: it says where things are, and what to do with them."""
+    """For people: where things are, and what to do with them."""
     configure_logs(level=log_level, as_json=False)
     folder = _folder(data)
     where = _on_this_machine("--listen", listen, DEFAULT_PORT)
@@ -64,7 +64,7 @@ def run_dev(
 
 
 def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
-    """Raises `BadConfig`: it has no locks for the doors of a house that others come to."""
+    """Raises `BadConfig`: it has no access control for doors that are open to others."""
     text = typed or str(usual_or_free(Address(_HOST, usual_port)))
     address = parse_address(text, flag, default_host=_HOST, default_port=usual_port)
     if not is_loopback(address.host):
@@ -78,7 +78,7 @@ def _on_this_machine(flag: str, typed: str | None, usual_port: int) -> str:
 
 
 def _folder(data: str) -> str:
-    """Raises `BadConfig`: an unset variable of a script is not meant to be where it stands."""
+    """Raises `BadConfig`: an unset variable of a script does not mean the current directory."""
     if not data:
         raise BadConfig("--data is empty", next_step="say --data DIR; where you are is `--data .`")
     return os.path.abspath(data)
@@ -110,7 +110,7 @@ async def _serve(
 ) -> None:
     async with local_cluster(data, bookies, config, sizes, http, callback_hosts) as cluster:
         calm_collector()
-        with suppress(OSError):  # Nobody has to listen.
+        with suppress(OSError):  # No program has to read it.
             say(cluster)
             sys.stdout.flush()
         raise await cluster.failed()

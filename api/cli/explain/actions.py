@@ -1,4 +1,4 @@
-"""What `rollbook explain` tells, put together from what any log server knows."""
+"""What `rollbook explain` shows, put together from what any log server knows."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ _SEGMENT_COLUMNS: Final = ("segment_id", "ledger_id", "state", "from", "to", "by
 
 @dataclass(frozen=True)
 class _Found:
-    """What could be had in time; what could not is None, or empty."""
+    """The parts that were available in time; others are None, or empty."""
 
     state: messages.LogState | None
     tail: messages.LogTail | None
@@ -64,9 +64,9 @@ def explain_log(access: LogAccess, log: str, output: str) -> None:
 
 
 class Look:
-    """Asks for each part by itself, and, if something is away, all servers for the parts that are missing: within a
-    second. What is away keeps no part from being shown but its own. Nothing that is asked opens a log. If nothing is
-    away what is missing is waited for.
+    """Asks for each part by itself, and, if something is away, all servers for the parts that are missing:
+    within a second. An unavailable part does not keep the others from being shown. No request opens a log.
+    If nothing is unavailable, missing parts are waited for.
     """
 
     def __init__(self, client: Client, log: LogName, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ class Look:
                 tail = tail or other_tail
                 pairs = zip(parts, others, strict=True)
                 parts = [part if part is not None else other for part, other in pairs]
-        elif None in parts:  # All is there, and slow.
+        elif None in parts:  # Everything is available, but slow.
             parts = [
                 part if part is not None else await self._client.ask(word)
                 for word, part in zip(self._parts, parts, strict=True)
@@ -109,7 +109,8 @@ class Look:
         )
 
     async def _parts_at(self, server: str | None) -> tuple[messages.LogTail | None, list[Any]]:
-        """The tail, if the log has an owner, and the other parts; each is None if it could not be had in time."""
+        """The tail, if the log has an owner, and the other parts; each is None if it was not available in
+        time."""
         due_s = time.monotonic() + _PART_S
         asked = [asyncio.ensure_future(self._ask(word, _PART_S, server)) for word in self._parts]
 
@@ -131,7 +132,7 @@ class Look:
         return tail
 
     async def _ask(self, word: Any, timeout_s: float, server: str | None = None) -> Any:
-        """None: it could not be had. Raises what is no failure, such as `NoSuchLog`."""
+        """None: it was not available. Raises errors that are no failures, such as `NoSuchLog`."""
         timeout_s = min(timeout_s, self._timeout_s)
         try:
             return await self._client.ask(word, timeout_s=timeout_s, server=server)

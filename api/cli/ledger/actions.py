@@ -105,7 +105,7 @@ def facts_of_ledger(stored: StoredLedger) -> dict[str, Any]:
 
 
 def facts_as_bookkeeper(stored: StoredLedger) -> dict[str, Any]:
-    """By the names that BookKeeper's HTTP server gives them; without the password."""
+    """By the names of BookKeeper's HTTP server; without the password."""
     metadata, quorum = stored.metadata, stored.metadata.quorum
     return {
         "ledger_id": metadata.ledger_id,

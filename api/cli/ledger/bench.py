@@ -57,7 +57,7 @@ def measure(
 async def _measure_appends(
     writer: LedgerWriter, size: int, window: int, seconds: float
 ) -> dict[str, Any]:
-    """`window` entries on their way, in tens; the first second warms up and does not count."""
+    """`window` entries in flight, in tens; the first second warms up and does not count."""
     payload = os.urandom(size)
     together = max(1, window // 10)
     latencies = new_latencies()

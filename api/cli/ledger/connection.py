@@ -1,4 +1,4 @@
-"""How `rollbook ledger` comes to a cluster, and how it shows what it found there."""
+"""How `rollbook ledger` connects to a cluster, and how it shows what it finds there."""
 
 import asyncio
 import os
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 _SHARES: Final = 1000
 _HEX: Final = "hex:"
-_SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # That a file may have.
+_SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # Allowed in a file.
 
 
 @dataclass(frozen=True)
 class Access:
-    """How to come to the cluster."""
+    """How to connect to the cluster."""
 
     metadata: Metadata
     config_file: str | None
@@ -124,7 +124,7 @@ def print_bytes(data: bytes) -> None:
 
 @contextmanager
 def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """On a terminal only, never among the answer, and not where nobody knows how much there is."""
+    """On a terminal only, never within the output, and not if the total is unknown."""
     hidden = not length or not sys.stderr.isatty()
     with click.progressbar(
         length=max(1, length), label=label, file=sys.stderr, hidden=hidden
@@ -134,7 +134,7 @@ def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that says how much is done, and of how much."""
+    """A bar for work that reports how much is done, and of how much."""
     with bar(label, _SHARES) as advance:
         shown = 0
 

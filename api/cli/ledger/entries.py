@@ -64,7 +64,7 @@ def append_input(
             click.echo(f"interrupted: ledger {writer.ledger_id} ends at {last_entry}", err=True)
             raise
         except RollbookError as error:
-            # What is confirmed stays: from there on it can be said again.
+            # Confirmed entries stay: the command can be repeated from there.
             confirmed = writer.last_add_confirmed
             error.ids = {"ledger_id": writer.ledger_id, "last_confirmed": confirmed, **error.ids}
             raise
@@ -160,7 +160,7 @@ async def _runs(
 
 
 class _Printer:
-    """Entries as they come, whatever the dress."""
+    """Entries as they come, in any output format."""
 
     def __init__(self, output: str, frame: str) -> None:
         self._output = output

@@ -26,8 +26,8 @@ async def require_no_part(
     instead: str,
     may_insist: bool = True,
 ) -> None:
-    """Raises `PartOfLog`; `instead` is what to do with logs, with `{0}` for the name of one and `{1}` for its path
-    in HTTP. `may_insist`: the caller has an option that names the log.
+    """Raises `PartOfLog`; `instead` is the alternative for logs, with `{0}` for the name of one and `{1}` for
+    its path in HTTP. `may_insist`: the caller has an option that names the log.
     """
     nodes = LogNodes(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
     for ledger_id in ledger_ids:

@@ -1,4 +1,4 @@
-"""What `rollbook log` does to logs as a whole; `log_records` does what is about their records."""
+"""What `rollbook log` does to logs as a whole; `log_records` is about their records."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from rollbook.proto.errors import InvalidRequest, LogExists, NotEnoughBookies
 from rollbook.proto.printable import harmless
 from rollbook.proto.quorum import Quorum
 
-# Of retention: as it is of a new log, and not of one that is there with a bound.
+# Of retention: as of a new log, and not of an existing one with a bound.
 UNBOUNDED: Final = "none"
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TAIL_COLUMNS: Final = ("log", "head", "tail", "last", "sealed", "exact", "owner")
@@ -45,7 +45,7 @@ def create_log(access: LogAccess, log: str, output: str, anyway: bool, **setting
     wanted = settings_of(**settings)
 
     async def make(client: Client) -> messages.LogState:
-        """What is not named is as the server has it."""
+        """Fields that are not named have the server's defaults."""
         name = LogName.parse(log)
         await require_bookies(client, wanted.get("quorum"), anyway)
         config = ConfigValues(**wanted) if wanted else None
@@ -103,7 +103,7 @@ def settings_of(
 
 
 def quorum_of(copies: int | None, acks: int | None, ensemble: int | None) -> Quorum:
-    """What is not said follows from what is."""
+    """Values that are not given follow from those that are."""
     count = copies or max(acks or 0, min(3, ensemble or 3))
     return Quorum(ensemble or count, count, acks or count // 2 + 1)
 
@@ -126,7 +126,7 @@ async def require_bookies(client: Client, quorum: Quorum | None, anyway: bool) -
 
 
 def seconds_in(text: str) -> int:
-    """Raises `InvalidRequest`: a part of a second would be lost, and 500ms of grace be none."""
+    """Raises `InvalidRequest`: a fraction of a second would be lost, and 500ms of grace be 0."""
     seconds, lost = divmod(parse_age_us(text), 1_000_000)
     if lost:
         raise InvalidRequest(f"{text!r} is not a whole number of seconds")
@@ -144,7 +144,7 @@ def bytes_in(text: str) -> int:
 
 
 def in_order(labels: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """As servers tell them: named in another order they are the same."""
+    """As servers return them: in another order they are the same."""
     return tuple(sorted(labels))
 
 
@@ -215,7 +215,7 @@ def _facts(state: messages.LogState) -> dict[str, Any]:
 
 
 def shown_setting(value: Any) -> Any:
-    """As it is said in JSON."""
+    """As in JSON."""
     if isinstance(value, Quorum):
         return {"ensemble": value.ensemble, "write": value.write, "ack": value.ack}
     if isinstance(value, WriterMode):
@@ -286,7 +286,7 @@ def truncate_log(
         )
 
         async def truncate(client: Client) -> messages.TruncateAnswer:
-            """What was agreed to, wherever the tail is now."""
+            """The confirmed position, wherever the tail is now."""
             opened = await client.open(log)
             return await opened.truncate(planned.new_head, force_roll=force_roll)
 

@@ -1,4 +1,4 @@
-"""How commands come to log servers."""
+"""How commands connect to log servers."""
 
 import asyncio
 import shlex
@@ -37,11 +37,11 @@ _NAMED: Final = (
     *("context", "server", "token_file"),
     *("tls_authorities", "tls_certificate", "tls_key", "tls_name"),
 )
-_CONNECT_S: Final = 1.5  # Nobody who types waits longer to hear that there is no server.
+_CONNECT_S: Final = 1.5  # A user waits no longer to learn that there is no server.
 
 
 class _WaitNotice:
-    """Says on stderr what a command waits for."""
+    """Reports on stderr what a command waits for."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -53,7 +53,7 @@ class _WaitNotice:
         elif outage.obstacles:
             text = f"{outage.cause} · {outage.next_step}"
         else:
-            return  # It takes long for no reason that is known.
+            return  # It takes long for no known reason.
         if text != self._said:
             self._said = text
             click.echo(f"waiting: {harmless(text)}", err=True)
@@ -134,7 +134,8 @@ class LogAccess:
                 return "start one with `rollbook dev`, or say where one is: --server URL"
 
     def _other_server(self, url: str) -> str:
-        """A server that is typed comes before every context but one that is typed, too; then it gives nothing."""
+        """A typed server takes precedence over every context but a typed one, too; then the context gives
+        nothing."""
         flags = f"--server {url}"
         for name in _NAMED:
             is_unused = name.startswith("tls_") and url.startswith("log://")
@@ -146,7 +147,7 @@ class LogAccess:
 
     @contextmanager
     def advising(self, log: str = "") -> Iterator[None]:
-        """What to type next, with the flags that were given."""
+        """The next command, with the given flags."""
         flags = self.flags
         steps: dict[type[RollbookError], str] = {
             LogDeleted: f"rollbook log undelete {log}{flags}, or rollbook log create {log}{flags} for a new one",

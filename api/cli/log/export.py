@@ -1,4 +1,5 @@
-"""What `rollbook log export` and `import` do. Either may be ended anywhere, and is run again: it goes on where it was.
+"""What `rollbook log export` and `import` do. Either may be ended anywhere, and is run again: it continues where
+it was.
 
 An import appends each block at the offset that it expects, so nothing is there twice, whatever was lost on the way: the target has
 the records of the file and no others.
@@ -108,7 +109,7 @@ def _whole_part(file: BinaryIO, origin: ExportedLog) -> tuple[int | None, int | 
 
 
 def _blocks_of(batch: RecordBatch) -> Iterator[tuple[bytes, int, int]]:
-    """Whole blocks as they are; of a block that the batch has a part of, that part."""
+    """Whole blocks unchanged; of a block that is partly in the batch, that part."""
     for block in batch.blocks:
         start = max(block.base_offset, batch.base_offset)
         end = min(block.next_offset, batch.next_offset)
@@ -155,7 +156,7 @@ def import_log(
 async def _append_all(
     log: Log, file: BinaryIO, tail: int, on_progress: Callable[[int, int], None]
 ) -> int:
-    """What the log has not; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
+    """The records that the log lacks; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
     size = os.fstat(file.fileno()).st_size
     producer = os.urandom(PRODUCER_ID_BYTES)
     first: int | None = None
@@ -182,7 +183,7 @@ async def _append_all(
 
 
 async def _require_same(log: Log, frame: Frame, first: int) -> None:
-    """The log's records at the end of what was there are those of the file. Raises `OffsetMismatch`."""
+    """The log's last records from before are those of the file. Raises `OffsetMismatch`."""
     start = frame.first_offset - first
     has = [_content(each) async for each in log.read(start, start + frame.records)]
     if has != [_content(each) for each in Block(frame.block).records()]:

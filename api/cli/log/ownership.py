@@ -1,4 +1,4 @@
-"""What commands do about who has a log: its writer, its server, and what every reader of it gets."""
+"""What commands do about a log's writer, its server, and what all its readers get."""
 
 import shlex
 import time
@@ -29,7 +29,7 @@ def show_writer(access: LogAccess, log: str, output: str) -> None:
     name = LogName.parse(log)
 
     async def ask(client: Client) -> dict[str, Any]:
-        """At the owner: nobody else knows."""
+        """At the owner: no other server knows."""
         owners = await client.lookup([str(name)])
         address = owners[0].address if owners and owners[0].is_owner else None
         state: messages.LogState = await client.ask(messages.GetLog(name), server=address)
@@ -157,7 +157,7 @@ def drain_server(access: LogAccess, server_id: str, resume: bool, wait: bool, ou
 
 
 def verify_log(access: LogAccess, log: str, output: str) -> None:
-    """Reads it as a program would: each block's checksum, each offset in its turn, up to a barrier."""
+    """Reads it as a program would: each block's checksum, each offset in turn, up to a barrier."""
 
     async def read(client: Client) -> dict[str, Any]:
         opened = await client.open(log)

@@ -8,8 +8,8 @@ r"""How a record is written where its reader says so: `rollbook log read orders 
     %k{hex}  %k{base64}  %v{hex}  %v{base64}      for what would not survive as it is
     \n  \t  \r  \0  \\                            and nothing comes behind a record that is not said
 
-Bytes of records and of the format are written unchanged. Only on a terminal control characters of a record are
-shown as `\x1b`: the writer of a record must not control the reader's terminal.
+Bytes of records and of the format are written unchanged. Control characters of a record are shown as `\x1b`
+on a terminal only: the writer of a record must not control the reader's terminal.
 """
 
 import base64

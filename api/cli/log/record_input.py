@@ -1,4 +1,4 @@
-"""How records come from standard input and go to standard output: framed, or as JSON."""
+"""Reads records from standard input and writes them to standard output: framed, or as JSON."""
 
 import asyncio
 import base64
@@ -54,7 +54,7 @@ class Cutter:
         return entries
 
     def end(self) -> list[bytes]:
-        """What the end of the input ends, too."""
+        """The end of the input also ends these."""
         if self._frame == "len32" and self._rest:
             raise InvalidRequest(f"the input ends {len(self._rest)} bytes into an entry")
         return [bytes(self._rest)] if self._rest or self._frame == "whole" else []
@@ -68,7 +68,8 @@ class InputRecord(NamedTuple):
 
 
 def record_of_json(line: bytes) -> InputRecord:
-    """As `log read -o ndjson` writes one; its offset and its time are those of another log. Raises `InvalidRequest`."""
+    """As `log read -o ndjson` writes one; its offset and its time are those of another log. Raises
+    `InvalidRequest`."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -155,7 +156,7 @@ def _unpacked(text: Any, where: str) -> bytes:
 
 
 def input_bytes() -> int:
-    """0 if nobody knows."""
+    """0 if it is not known."""
     status = os.fstat(sys.stdin.fileno())
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
@@ -180,7 +181,7 @@ async def standard_input() -> AsyncIterator[bytes]:
                 asyncio.run_coroutine_threadsafe(putting, loop).result()
             except (RuntimeError, CancelledError):
                 putting.close()
-                return  # Nobody listens any more: the loop is closed, or is about to be.
+                return  # The loop is closed, or will be: there is no reader any more.
             if not chunk or isinstance(chunk, OSError):
                 return
 

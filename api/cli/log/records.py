@@ -51,9 +51,7 @@ _BATCH_RECORDS: Final = (
     500  # Of numbered batches: never changed, since the same input has the same batches.
 )
 _BATCH_BYTES: Final = 128 * 1024
-_INTERRUPTED_S: Final = (
-    2.0  # Longer: fewer records in doubt, and a longer wait for who pressed Ctrl-C.
-)
+_INTERRUPTED_S: Final = 2.0  # Longer: fewer records in doubt, and a longer wait after Ctrl-C.
 
 
 def append_input(
@@ -98,7 +96,7 @@ def append_input(
 
 
 def _each_has(key: str | None, headers: Sequence[str], event_time: str | None) -> InputRecord:
-    """What the options say of each record. Raises `InvalidRequest`."""
+    """The options for each record. Raises `InvalidRequest`."""
     pairs: dict[str, bytes] = {}
     for each in headers:
         name, equals, value = each.partition("=")
@@ -147,7 +145,7 @@ class _Source:
 
 
 async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEpoch:
-    """It stays the writer, so that no older one comes back; another one is fenced only if that was asked for."""
+    """It stays the writer, so that no older one comes back; another one is fenced only on request."""
     require_exclusive(log, flags)
     try:
         return (await log.acquire_writer(holder, "steal" if steal else "fail")).writer_epoch
@@ -161,7 +159,7 @@ async def _epoch_for(log: Log, holder: str, steal: bool, flags: str) -> WriterEp
 
 
 async def _append_all(writer: Writer, source: _Source, log: str) -> Submission | None:
-    """The first record. However it ends early, the error says how many records are acknowledged, and which may be."""
+    """The first record. If it ends early, the error says how many records are acknowledged, and which may be."""
     first: Submission | None = None
     try:
         with _cancelled_by_sigterm(), source.bar(log) as advance:
@@ -198,7 +196,7 @@ def _counted(error: RollbookError, tally: Tally) -> RollbookError:
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """As SIGINT does it."""
+    """Like SIGINT."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -268,7 +266,8 @@ class _Numbered:
         self._is_sent = False  # The batch; before that, its records are in this process only.
 
     def give_up(self, *, is_unknown: bool) -> None:
-        """Counts the records of the last batch. `is_unknown`: what was sent may have been appended."""
+        """Counts the records of the last batch. `is_unknown`: the records that were sent may have
+        been appended."""
         if is_unknown and self._is_sent:
             self.tally.in_doubt = len(self._batch)
         else:
@@ -281,7 +280,7 @@ class _Numbered:
             await self.send()
 
     async def send(self) -> None:
-        """What has gathered, as one batch."""
+        """The gathered records, as one batch."""
         if not self._batch:
             return
         values, keys, headers, times = zip(*self._batch, strict=True)
@@ -303,7 +302,7 @@ class _Numbered:
             error.message = f"a program appends as producer {self._producer!r}"
             error.next_step = "give --producer another name, or append with that program"
             raise
-        except DuplicateTooOld:  # It is there, and the log does not know any more where.
+        except DuplicateTooOld:  # The log has the record, and no longer knows where.
             self.repeated += len(self._batch)
             self._expected = None
         else:
@@ -373,7 +372,7 @@ def _say_skipped(gap: Gap) -> None:
 
 
 class _Printer:
-    """Records as they come, whatever the dress."""
+    """Records as they come, in any output format."""
 
     def __init__(self, output: str, frame: str, write: Write | None) -> None:
         self._output = output

@@ -22,7 +22,7 @@ from rollbook.recovery.possible_losses import DoubtsPage
 
 _MIB: Final = 1024 * 1024
 _PATH: Final = "/api/v1/bookie/doubts"
-_RANGES: Final = 1000  # That are settled with one request.
+_RANGES: Final = 1000  # Settled with one request.
 _WAITING: Final = 5
 _LOST: Final = 7
 _ACCEPTED: Final = re.compile(r"(\d{1,19})(?::(\d{1,19})-(\d{1,19}))?")
@@ -134,7 +134,7 @@ def heal_bookie(
 
 
 def accepted_of(texts: Sequence[str]) -> dict[int, list[EntryRange]]:
-    """What `--accept-loss` says, by ledger. Raises `InvalidRequest`."""
+    """The contents of `--accept-loss`, by ledger. Raises `InvalidRequest`."""
     found: dict[int, list[EntryRange]] = {}
     for text in texts:
         match = _ACCEPTED.fullmatch(text)
@@ -203,7 +203,7 @@ def _text(entries: EntryRange) -> str:
 
 
 def summary(healing: Healing, dry_run: bool) -> str:
-    """One sentence: is the bookie whole, and what was done for it."""
+    """One sentence: whether the bookie is whole, and what was done for it."""
     counts = healing.ledgers
     total, bookie = counts.total(), healing.bookie
     done = _count(healing.entries, "entry", "entries")

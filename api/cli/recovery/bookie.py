@@ -79,7 +79,7 @@ def recover_bookies(
 
 
 def require_absent(ledgers: Ledgers, bookies: Sequence[BookieId]) -> None:
-    """A bookie that takes entries would get new ones while it is emptied."""
+    """A bookie that accepts entries would get new ones while it is emptied."""
     for bookie in bookies:
         if bookie in ledgers.live().writable:
             raise InvalidRequest(

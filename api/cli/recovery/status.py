@@ -29,8 +29,8 @@ from rollbook.recovery.tasks import (
     RateOrder,
 )
 
-COUNT_MAX: Final = 10_000  # Marks that `status` counts; a walk over more of them would take long.
-_ASKS: Final = parse_bookie_id("command")  # It only asks who leads.
+COUNT_MAX: Final = 10_000  # Marks that `status` counts; a walk over more would take long.
+_ASKS: Final = parse_bookie_id("command")  # It only reads who leads.
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
 _CHECK_COLUMNS: Final = (
     *("check", "is_running", "ledgers", "marked", "undecided", "unknown", "unreadable"),
@@ -130,7 +130,7 @@ async def read_tasks(
             }
             try:
                 if (found := await tree.read(ledger_id)) is None:
-                    continue  # It was done meanwhile.
+                    continue  # It was done in the meantime.
                 row["bookies"] = list(found.mark.missing)
                 row["since"] = _as_time(found.mark.marked_ms)
             except BadMetadata as error:
@@ -264,7 +264,7 @@ def _stewards(store: MetadataStore, cluster: Cluster) -> Election:
 
 
 async def _missing(store: MetadataStore, cluster: Cluster) -> list[BookieId]:
-    """Those that a cookie names and that are not registered, and those that the auditor misses."""
+    """Those named by a cookie and not registered, and those that the auditor misses."""
     missing = {row["id"] for row in await list_bookies(store, cluster) if row["state"] == "down"}
     for each in await PresenceNodes(store, cluster).list():
         missing.update(map(BookieId, each.audit.get("missing", ())))

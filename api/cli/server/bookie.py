@@ -64,13 +64,13 @@ def run_bookie(flags: Mapping[str, Any]) -> None:
 
 
 class StorageFailed(Exception):
-    """What was not acknowledged by then may be lost; a new start finds out."""
+    """Unacknowledged requests may be lost; a new start finds out."""
 
 
 def _recovery_settings(file: BookieFile, settings: Settings) -> "RecoverySettings | None":
     if not settings.bookie.with_recovery:
         return None
-    from rollbook.api.cli.server.recovery import recovery_of_bookie  # Only who wants it loads it.
+    from rollbook.api.cli.server.recovery import recovery_of_bookie  # Loaded only on demand.
 
     return recovery_of_bookie(file, settings)
 
@@ -90,7 +90,8 @@ async def _recovery(
     machine: RealMachine,
     stats: "RecoveryStats | None",
 ) -> AsyncIterator[str]:
-    """The parts of a recovery server, with a session of their own; gives their name for people."""
+    """The parts of a recovery server, with a session of their own; returns their name for
+    people."""
     if settings is None:
         yield ""
         return
@@ -111,7 +112,7 @@ async def _recovery(
 
 
 async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" = None) -> None:
-    """Until it is cancelled; raises what made it impossible to go on."""
+    """Until it is cancelled; raises the error that made it impossible to go on."""
     _require_safe(settings.bookie)
     tls = (
         SocketTransport(server_tls=server_context(_tls_files(settings.bookie), TLS_OF_BOOKIES))
@@ -150,7 +151,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
             logger.error(
                 "bookie_failed", bookie=bookie_id, reason=str(error) or type(error).__name__
             )
-        # Else `main` explains it, once.
+        # Otherwise `main` explains it, once.
         if is_of_storage:
             raise StorageFailed from error
         raise
@@ -160,7 +161,7 @@ async def serve_bookie(settings: Settings, recovery: "RecoverySettings | None" =
 
 
 def _within_limits(settings: Settings) -> Settings:
-    """With no more connections than the system gives files for: the store needs some, too."""
+    """With at most as many connections as the system has files for: the store needs some, too."""
     server = settings.server
     allowed = allow_open_files(server.connections_max + _OTHER_FILES)
     connections = max(1, allowed - _OTHER_FILES)
@@ -181,7 +182,7 @@ def _say_ready(bookie: Bookie, http: Address | None, parts: str) -> None:
 async def _admin_pages(
     bookie: Bookie, machine: RealMachine, recovery: "RecoveryStats | None"
 ) -> AsyncIterator[Address | None]:
-    """Where operators can ask; None if nowhere."""
+    """The address of its HTTP; None if there is none."""
     config = bookie.config.bookie
     if not config.http:
         yield None
@@ -213,7 +214,7 @@ def _tls_files(config: BookieConfig) -> TlsFiles:
 
 
 def _require_safe(config: BookieConfig) -> None:
-    """What everybody can reach must ask who is there; who is registered must be reachable."""
+    """A port open to all must authenticate; a registered address must be reachable."""
     listen, advertised, _ = addresses_of(config)
     tls_listen = tls_address_of(config)
     require_reachable([each for each in (listen, tls_listen) if each], advertised)

@@ -1,4 +1,4 @@
-"""A bookie's settings, and what it runs on: what commands about one load once they are called."""
+"""A bookie's settings, and its machine: what commands about one load once they are called."""
 
 import asyncio
 import os
@@ -104,7 +104,8 @@ def http_address_of(config: BookieConfig) -> Address:
 
 
 def _advertising(config: BookieConfig) -> BookieConfig:
-    """One that binds every address is found by its host's name, unless another one is given."""
+    """One that binds every address is registered under its host's name, unless another one is
+    given."""
     for setting in ("listen", "tls_listen"):
         text = getattr(config, setting)
         if text and not config.advertise:
@@ -136,12 +137,12 @@ _OF_DIRECTORIES: Final = {
 @dataclass(frozen=True, slots=True)
 class BookieFile:
     tables: Mapping[str, Mapping[str, Any]]
-    said_by: Mapping[str, str] = field(default_factory=dict)  # Of what has other names there.
-    path: str | None = None  # Where all is as the tables have it.
+    said_by: Mapping[str, str] = field(default_factory=dict)  # Of settings with other names there.
+    path: str | None = None  # If all is as in the tables.
 
 
 def read_bookie_config(path: str) -> BookieFile:
-    """TOML if its name says so, else Java's properties."""
+    """TOML by its suffix, otherwise Java's properties."""
     if path.endswith(".toml"):
         return BookieFile(read_config_file(path, (*_SECTIONS, *RECOVERY_SECTIONS)), path=path)
     text = read_config_text(path)
@@ -154,7 +155,7 @@ def read_bookie_config(path: str) -> BookieFile:
     places = {
         key: f"{key} in {path} line {line}"
         for key, line in lines_of_keys(text).items()
-        if properties[key].strip()  # Else it says nothing.
+        if properties[key].strip()  # Otherwise it says nothing.
     }
     with telling_who_said(places):
         translated = translate(properties, address_of_this_host)
@@ -202,7 +203,7 @@ def _listed_in_environ(variable: str) -> list[str]:
 
 
 async def open_store(config: BookieConfig, *, serve: bool) -> MetadataStore:
-    """`serve`: if the store is embedded, this process may be the one that serves the others."""
+    """`serve`: if the store is embedded, this process may be its owner and serve the others."""
     url = MetadataUrl.parse(config.metadata)
     if url.backend is Backend.MEMORY:
         raise BadConfig(
@@ -238,7 +239,7 @@ async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable
 
 @contextmanager
 def advising(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Commands that errors recommend can be typed as they stand."""
+    """Commands that errors recommend can be typed unchanged."""
     try:
         yield
     except RollbookError as error:

@@ -65,7 +65,7 @@ HTTP_PART: Final = 0.4  # Of the connections that its doors may have; the rest i
 _LEDGER: Final = ClientConfig(explicit_lac_idle_ms=30_000)
 _LAC: Final = "ledger.explicit_lac_idle_ms"
 _NAME_CHARACTERS_MAX: Final = 200
-_GRACE_S: Final = 1.0  # For the last answers, once all logs are handed over.
+_GRACE_S: Final = 1.0  # For the last responses, after all logs are handed over.
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,9 @@ class RunningLogServer:
 def log_server(
     settings: LogSettings, *, serves_store: bool, dashboard: Callable[[], str] | None = None
 ) -> AbstractAsyncContextManager[RunningLogServer]:
-    """It serves, and is registered; at the end it hands its logs over, if that goes quickly.
+    """It serves, and is registered; at the end it hands its logs over, if that is quick.
 
-    `serves_store`: if the metadata store is embedded, this process may be the one that serves it. `dashboard`: see
+    `serves_store`: if the metadata store is embedded, this process may be its owner. `dashboard`: see
     `RestServer`.
     """
     start = partial(_log_server, settings, serves_store=serves_store, dashboard=dashboard)
@@ -212,7 +212,7 @@ async def _log_server(
             config=settings.service,
         )
         shown = ShownToPeers(config)
-        if serves_store:  # Else all of its cluster is in this process.
+        if serves_store:  # Otherwise all of its cluster is in this process.
             report_untrusted(config, advertised.host)
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
@@ -223,13 +223,13 @@ async def _log_server(
         stack.push_async_callback(relayed.close)
         relay = Relay(relayed, partial(_is_other_server, server))
         grpc_config = _grpc_config(config, listen)
-        # Of all doors, so that quotas are.
+        # Of all doors, so that quotas are, too.
         doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
         grpc = await GrpcServer.start(service, grpc_config, doorkeeper, relay)
         stack.push_async_callback(grpc.close, _GRACE_S)
         http = ""
         if config.rest:
-            # FastAPI and Prometheus' library, for those who want it.
+            # FastAPI and Prometheus' library, only on demand.
             from rollbook.api.cli.server.log_rest import metrics_of, serve_rest
 
             metrics = metrics_of(stack, service, config)

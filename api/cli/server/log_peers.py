@@ -1,4 +1,4 @@
-"""What a log server shows to other log servers, of which it is a client."""
+"""A log server's credentials as a client of other log servers."""
 
 import os
 import ssl
@@ -18,7 +18,7 @@ from rollbook.proto.runtime.tls import TlsFiles, client_context, server_context,
 
 logger = structlog.get_logger()
 
-_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # What gRPC trusts if nothing else is named.
+_ROOTS: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # What gRPC trusts by default.
 
 
 def authorities_of_peers(config: LogServerConfig) -> str:
@@ -29,8 +29,9 @@ def authorities_of_peers(config: LogServerConfig) -> str:
 def report_untrusted(config: LogServerConfig, host: str) -> None:
     """Logs an error if a server with these settings would refuse this one's certificate.
 
-    Log servers of a cluster have the same settings, so what refuses this certificate refuses those of the others, too: then
-    none of them relays. Nothing else shows that before a client needs a relay.
+    Log servers of a cluster have the same settings, so whatever refuses this certificate refuses
+    those of the others, too: then none of them relays. Nothing else shows that before a client
+    needs a relay.
     """
     if not config.tls_certificate or is_loopback(host):
         return
@@ -63,7 +64,7 @@ def _why_refused(config: LogServerConfig, name: str) -> str:
 
 
 class ShownToPeers:
-    """Servers are clients of each other, with what they are servers with."""
+    """Servers are clients of each other, with their servers' certificates."""
 
     def __init__(self, config: LogServerConfig) -> None:
         """Raises `BadConfig`."""
@@ -86,7 +87,8 @@ class ShownToPeers:
         )
 
     def look(self) -> object:
-        """Another value when what `security` returns may be another one. A file that is empty for a moment changes nothing (AF1)."""
+        """It changes when the result of `security` may change. A file that is empty for a moment changes nothing
+        (AF1)."""
         token = b""
         if self._token is not None:
             self._token.look(time.monotonic_ns(), time.time_ns())

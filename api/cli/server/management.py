@@ -1,4 +1,4 @@
-"""HTTP management and the dashboard beside a recovery server, or without one: loaded by those alone that are given `--http`."""
+"""HTTP management and the dashboard beside a recovery server, or without one: loaded only with `--http`."""
 
 import asyncio
 import secrets
@@ -101,5 +101,5 @@ async def management(
 
 
 def audit_of(doorkeeper: Doorkeeper | None) -> Audit:
-    """Where nobody is asked for a name the audit accounts for nobody: it follows the level of the log."""
+    """Without authentication the audit names no principal: it follows the level of the log."""
     return doorkeeper.audit if doorkeeper else Audit(time.monotonic_ns, heeds_level=True)

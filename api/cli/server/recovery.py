@@ -68,28 +68,24 @@ class RecoveryServerConfig:
     """Where it finds its cluster, and which parts it runs."""
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
-    name: str = ""  # It stands in votes and locks; by default the host's name.
+    name: str = ""  # It is in votes and locks; by default the host's name.
     no_auditor: bool = False
     no_worker: bool = False
-    bookie_token_file: str = (
-        ""  # Of bookies' admin pages, where those in doubt are asked and healed.
-    )
-    bookie_ca_file: str = (
-        ""  # Who signs the certificates of those pages; then they are asked by HTTPS.
-    )
+    bookie_token_file: str = ""  # Of bookies' admin pages, for reading and healing doubts.
+    bookie_ca_file: str = ""  # The CAs of those pages' certificates; then they are read over HTTPS.
     tls_authorities: str = (
-        ""  # A file; who signs bookies' certificates. Empty: they are spoken to in the clear.
+        ""  # A file; the CAs of bookies' certificates. Empty: they are spoken to in the clear.
     )
     tls_certificate: str = ""  # A file; shown to bookies that want one.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     http: str = ""  # Serves management, the dashboard and metrics over HTTP; empty: nowhere.
     only_http: bool = False  # Neither votes nor works: for clusters with BookKeeper's autorecovery.
-    http_token_file: str = ""  # Who shows this token over HTTP may do everything.
-    access_file: str = ""  # Who may do what over HTTP: `rollbook access`.
+    http_token_file: str = ""  # Callers that show this token over HTTP may do everything.
+    access_file: str = ""  # Rights over HTTP: `rollbook access`.
     http_tls_certificate: str = ""  # A file; HTTP speaks TLS with it.
     http_tls_key: str = ""  # A file; empty: it is in the certificate's.
-    # A file; who signs log servers' certificates. Empty: the dashboard speaks to them in the clear, and shows
-    # tokens to this machine alone.
+    # A file; the CAs of log servers' certificates. Empty: the dashboard contacts them in the clear,
+    # and shows tokens to this machine only.
     log_tls_authorities: str = ""
     # The name in the certificates of log servers. Empty: the one that each advertises.
     log_tls_name: str = ""
@@ -98,9 +94,7 @@ class RecoveryServerConfig:
     )
     # Hosts that callbacks may be sent to, each with a port or without. Empty: callbacks cannot be made.
     callback_hosts: tuple[str, ...] = ()
-    callback_ca_file: str = (
-        ""  # Who signs receivers' certificates, in place of those that the system trusts.
-    )
+    callback_ca_file: str = ""  # The CAs of receivers' certificates, instead of the system's.
     # Shows metrics off loopback without TLS and token. Management is never served like that.
     insecure: bool = False
     log_level: str = "info"  # debug, info, warning or error.
@@ -213,7 +207,7 @@ def _file_of(path: str) -> BookieFile:
 def recovery_of_bookie(file: BookieFile, settings: Settings) -> RecoverySettings:
     """Of a recovery server in a bookie's process: its file may have the sections of one, too. Raises `BadConfig`.
 
-    Where [recovery] does not say how bookies are spoken to, they are as this one is.
+    If [recovery] does not say how bookies are contacted, this section does.
     """
     bookie = settings.bookie
     _, _, bookie_id = addresses_of(bookie)
@@ -263,7 +257,7 @@ def _check_server(config: RecoveryServerConfig) -> None:
 
 
 def _require_locked(config: RecoveryServerConfig) -> None:
-    """Off loopback management takes TLS and a token (MG2)."""
+    """Off loopback management requires TLS and a token (MG2)."""
     has_lock = config.http_tls_certificate or config.http_token_file or config.access_file
     if _is_local_or_locked(config) or (config.insecure and not has_lock):
         return
@@ -307,7 +301,7 @@ async def _serve(settings: RecoverySettings) -> None:
 
 @asynccontextmanager
 async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIterator[str]:
-    """What is served over HTTP, and where, for people: without locks off loopback, metrics and nothing else."""
+    """What is served over HTTP, and where, for people: off loopback without access control only metrics."""
     config = settings.server
     if not config.http:
         yield ""
@@ -371,10 +365,10 @@ def recovery_server(
     doubts_of: DoubtsOf = lambda _: None,
     stats: RecoveryStats | None = None,
 ) -> AbstractAsyncContextManager[RecoveryServer]:
-    """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be the one
-    that serves it. `doubts_of`: of bookies of this process; others are asked over their admin pages.
+    """It runs within the context. `serves_store`: if the metadata store is embedded, this process may be its
+    owner. `doubts_of`: of bookies of this process; others are asked over their admin pages.
 
-    Raises what the server or the context ends in; a group only if both have failed.
+    Raises the error that ends the server or the context; a group only if both have failed.
     """
     start = partial(
         _recovery_server,

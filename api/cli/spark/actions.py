@@ -175,7 +175,7 @@ def _reporting(
     except BaseException as error:
         report.error = _why(error)
         bar.close()
-        with suppress(RollbookError):  # Such as a full disk, of which the first error says enough.
+        with suppress(RollbookError):  # Such as a full disk, where the first error is enough.
             pages.write(report, report_folder)
         raise
     bar.close()
@@ -187,7 +187,7 @@ def _reporting(
 
 
 def _why(error: BaseException) -> str:
-    """Without the stack of Java that Spark adds to what it raises."""
+    """Without the Java stack that Spark adds to its errors."""
     if isinstance(error, RollbookError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -233,7 +233,8 @@ def _show(report: Report, page: str, output: str) -> None:
 
 
 class _Bar:
-    """On a terminal only, and never among the answer. Between two steps it shows how far Spark's tasks are."""
+    """On a terminal only, and never among the answer. Between two steps it shows the progress of Spark's
+    tasks."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._is_shown = kind, sys.stderr.isatty()

@@ -14,9 +14,9 @@ doubt; only an acknowledgement does.
     in doubt for longer than the log remembers it
     it may be retried                                 sends all batches again, from the oldest on
 
-To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So one that
-is in doubt is repeated only for as long as the log surely remembers it (`may_repeat`). When a writer ends, a batch in
-doubt fails with outcome unknown, every other one with outcome not applied.
+To a log that has forgotten the producer a batch 0 that is repeated is new, and would be appended twice. So one
+that is in doubt is repeated only for as long as the log surely remembers it (`may_repeat`). When a writer ends,
+a batch in doubt fails with outcome unknown, every other one with outcome not applied.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ from rollbook.proto.errors import (
 
 
 class SentBatch(Protocol):
-    """What the rules look at of a batch."""
+    """A batch as the rules see it."""
 
     seq: int  # Its number; the first one of an epoch has 0.
     first_sent_at: float
@@ -47,7 +47,7 @@ class AfterError(Enum):
 
 
 def after_error(error: RollbookError, flight: Iterable[SentBatch], *, is_named: bool) -> AfterError:
-    """What to do about an error of the oldest batch. `is_named`: the log gives the producer its epochs."""
+    """What to do about an error of the oldest batch. `is_named`: the log assigns the producer's epochs."""
     is_in_doubt = any(each.is_doubtful for each in flight)
     if not is_named and begins_epoch(error, is_in_doubt=is_in_doubt):
         return AfterError.BEGIN_EPOCH
@@ -70,7 +70,7 @@ def outlives_memory(oldest: SentBatch, again_s: float, memory_s: float) -> bool:
 def results_at_end(
     error: RollbookError, flight: Sequence[SentBatch], *, is_refusal: bool
 ) -> list[RollbookError]:
-    """What each batch fails with when its writer ends. `is_refusal`: `error` is the log's answer to the oldest."""
+    """Each batch's error when its writer ends. `is_refusal`: `error` is the log's answer to the oldest."""
     found: list[RollbookError] = []
     for index, each in enumerate(flight):
         is_answer = is_refusal and index == 0
@@ -86,12 +86,12 @@ def outcome_at_end(flight: Iterable[SentBatch]) -> Outcome:
 
 
 def may_retry(error: RollbookError) -> bool:
-    """Of what may be repeated without harm: an append with its producer, a question."""
+    """For requests that may be repeated without harm: an append with its producer, a read."""
     return error.retryable or isinstance(error, OutcomeUnknown | OwnerFenced)
 
 
 def is_forgotten(error: RollbookError) -> bool:
-    """Whether the log knows nothing of the producer, so that it takes batch 0 only."""
+    """Whether the log does not know the producer, so that it accepts batch 0 only."""
     return isinstance(error, ProducerGap) and error.ids.get("expected") == 0
 
 
@@ -114,7 +114,7 @@ def in_doubt(error: RollbookError) -> RollbookError:
 
 
 def again(error: RollbookError, outcome: Outcome) -> RollbookError:
-    """The same for somebody else: each gathers a traceback of its own."""
+    """The same for another caller: each gathers a traceback of its own."""
     copy = error.copy()
     copy.outcome = outcome
     copy.retryable = error.retryable and outcome is Outcome.NOT_APPLIED

@@ -1,7 +1,8 @@
-"""What an open page has, and what it lacks: a stream's events and their ids (DB5).
+"""An open page's contents, and what it lacks: a stream's events and their ids (DB5).
 
-An id is `digest.digest…;next`: one digest for each live part as the page has it, and the offset after its newest record.
-A page that comes back with it is sent the parts that are not as it has them, and the records from that offset on.
+An id is `digest.digest…;next`: one digest for each live part as the page has it, and the offset after its
+newest record. A page that comes back with it is sent the parts that differ, and the records from that offset
+on.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """What a page has."""
+    """A page's contents."""
 
     digests: tuple[str, ...] = ()
     next_offset: int | None = None
@@ -71,7 +72,7 @@ class PageState:
 
 
 def event_for(seen: PageState, parts: Sequence[Live], rows: Rows | None) -> tuple[PageState, bytes]:
-    """What the page has after it, and the event; empty: it lacks nothing."""
+    """The page's contents after it, and the event; empty: it lacks nothing."""
     now = PageState.of(parts, rows)
     known = seen.digests if len(seen.digests) == len(parts) else ("",) * len(parts)
     changes = [

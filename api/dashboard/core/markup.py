@@ -1,7 +1,7 @@
 """HTML as values: every text is escaped where it is put in, so that no page can forget it (DB1).
 
-Names of bookies, labels and reasons come from anybody. What no reader could see in them (control characters, marks
-that turn the direction of text) is shown by its number, and what is long is cut.
+Names of bookies, labels and reasons come from anybody. Invisible characters (control characters, marks that
+turn the direction of text) are shown by their numbers, and long texts are cut.
 """
 
 import re
@@ -19,7 +19,7 @@ _ESCAPES: Final = str.maketrans(
 
 
 class Html:
-    """What is markup already. Made by `element`, `block` and `live` alone."""
+    """Text that is markup already. Made by `element`, `block` and `live` alone."""
 
     __slots__ = ("text",)
 
@@ -31,7 +31,7 @@ Child: TypeAlias = str | int | float | Html | Iterable["Child"] | None
 
 
 def shown(value: str, length_max: int = TEXT_MAX) -> str:
-    """As a person can read it: cut, and with nothing that cannot be seen."""
+    """As a person can read it: cut, and without invisible characters."""
     cut = (
         value if len(value) <= length_max else f"{value[:length_max]}… ({len(value):,} characters)"
     )

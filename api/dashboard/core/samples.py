@@ -1,4 +1,4 @@
-"""The past that the overview draws: what /metrics said each two seconds, kept for 15 minutes as rates (DB7)."""
+"""The history on the overview: what /metrics said every two seconds, kept for 15 minutes as rates (DB7)."""
 
 import re
 from collections import deque
@@ -20,14 +20,14 @@ _SOURCES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one process has counted since its start."""
+    """The counters of one process since its start."""
 
     counters: Mapping[str, float]
     buckets: Mapping[float, float]  # By upper bound in seconds: appends that took no longer.
 
     @classmethod
     def parse(cls, text: str) -> "Counted":
-        """Of Prometheus' text; what is not wanted, or makes no sense, is left out."""
+        """Of Prometheus' text; unwanted and invalid lines are left out."""
         counters: dict[str, float] = {}
         buckets: dict[float, float] = {}
         for name, bound, value in _LINE.findall(text):
@@ -41,7 +41,7 @@ class Counted:
         return cls(counters, buckets)
 
     def since(self, before: "Counted") -> "Counted":
-        """Of a process that was started again since: all that it counted."""
+        """Of a process that was restarted since: all of its counts."""
         is_same = all(
             self.counters.get(name, 0) >= count for name, count in before.counters.items()
         )
@@ -56,18 +56,18 @@ class Counted:
 @dataclass(frozen=True, slots=True)
 class Sample:
     time_s: int  # Since 1970.
-    values: tuple[float | None, ...]  # As `SERIES`; None: nobody said.
+    values: tuple[float | None, ...]  # As in `SERIES`; None: not reported.
 
 
 @dataclass(slots=True)
 class Samples:
-    problem: str = ""  # Why the newest one lacks what it lacks.
+    problem: str = ""  # Why the newest one is incomplete.
     _kept: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT))
     _before: dict[str, Counted] = field(default_factory=dict)
     _before_s: float = 0.0
 
     def add(self, time_s: float, found: Mapping[str, Counted]) -> None:
-        """`found`: by source. One that was not there before says nothing yet."""
+        """`found`: by source. A new one says nothing yet."""
         passed_s = time_s - self._before_s
         both = [name for name in list(found)[:_SOURCES_MAX] if name in self._before]
         steps = [found[name].since(self._before[name]) for name in both]

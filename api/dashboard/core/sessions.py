@@ -1,7 +1,7 @@
 """Who has signed in to the dashboard: the rule alone. Tokens stay in this memory (DB2).
 
-A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal is not what it
-was. Its id is drawn here, never taken from a request, and drawn again at sign-in. Forms carry its secret.
+A session ends after 12 hours, after 30 minutes without a request, at sign-out, and when its principal has
+changed. Its id is drawn here, never taken from a request, and drawn again at sign-in. Forms carry its secret.
 """
 
 import hmac
@@ -21,7 +21,7 @@ _S: Final = 1_000_000_000
 class Session:
     id: str = field(repr=False)
     secret: str = field(repr=False)  # Every form has it.
-    token: str = field(repr=False)  # Empty: nobody has to say a name here.
+    token: str = field(repr=False)  # Empty: authentication is off.
     principal: Principal | None
     began_ns: int
     seen_ns: int
@@ -33,16 +33,16 @@ class Session:
 
 class Sessions:
     def __init__(self, now_ns: Callable[[], int], draw: Callable[[], str]) -> None:
-        """`draw`: a new text that nobody can guess."""
+        """`draw`: a new text that cannot be guessed."""
         self._now_ns = now_ns
         self._draw = draw
-        self._by_id: dict[str, Session] = {}  # The one that was seen last is the last.
+        self._by_id: dict[str, Session] = {}  # The most recently used one is the last.
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def begin(self, token: str, principal: Principal | None) -> Session:
-        """The one that was idle for longest makes room."""
+        """The one that was idle for longest is removed."""
         while len(self._by_id) >= SESSIONS_MAX:
             del self._by_id[next(iter(self._by_id))]
         now_ns = self._now_ns()
@@ -51,7 +51,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, *, stays_idle: bool = False) -> Session | None:
-        """`stays_idle`: asked for by a page itself, and not by anybody at it."""
+        """`stays_idle`: requested by a page itself, not by its user."""
         session = self._by_id.pop(session_id, None)
         if session is None:
             return None
@@ -63,7 +63,7 @@ class Sessions:
         return session
 
     def holds(self, session: Session) -> bool:
-        """A stream that goes on is no sign of anybody: it keeps no session from ending."""
+        """An open stream is no sign of a user: it keeps no session from ending."""
         return self._by_id.get(session.id) is session and not self._is_over(session)
 
     def _is_over(self, session: Session) -> bool:

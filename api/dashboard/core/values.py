@@ -37,8 +37,8 @@ class Form(StrEnum):
 
 
 def value_in(form: Form, value: bytes, size: int) -> str:
-    """`value`: as much of it as is shown; `size`: of all of it. What is not of that form is shown as text, or else
-    as hex.
+    """`value`: the part that is shown; `size`: of all of it. Other values are shown as text, or otherwise as
+    hex.
     """
     rest = f"… ({size:,} bytes)" if size > len(value) else ""
     if form is Form.HEX:
@@ -123,12 +123,12 @@ def _is_plain_name(name: str) -> bool:
 
 
 def _is_label(name: str, value: Any) -> bool:
-    """It names what another value of the same object is."""
+    """It names the kind of another value of the same object."""
     return name.lower() in _LABELS and isinstance(value, str) and _is_secret(value)
 
 
 def _masked_text(text: str) -> str:
-    """Line by line. What goes on after a secret is hidden, too."""
+    """Line by line. Text after a secret is hidden, too."""
     shown: list[str] = []
     base, is_due, is_within = 0, False, False  # Of the last secret.
     in_key, in_body = False, False

@@ -1,8 +1,9 @@
-"""What an archive holds of a log: files of records, and the manifests that make them count.
+"""An archive's contents for a log: files of records, and the manifests that make them count.
 
-A manifest names the files of one run of offsets, and what is in each of them. A file that no manifest names is
-nothing (SA1). The manifests of a log follow each other without a hole: the archive ends where the last one does, and
-there the next export begins (SA2). A log that was deleted and created again has another uid, and another archive.
+A manifest names the files of one run of offsets, and the contents of each of them. A file that no manifest
+names is nothing (SA1). The manifests of a log follow each other without a hole: the archive ends where the
+last one does, and there the next export begins (SA2). A log that was deleted and created again has another
+uid, and another archive.
 """
 
 import json
@@ -120,7 +121,8 @@ def unsigned(xor: int) -> int:
 
 
 def manifest_of(log: str, uid: str, first: int, end: int, files: Iterable[File]) -> Manifest:
-    """Of files that hold exactly these records: no hole, no record twice (SA1). Raises `ArchiveDamaged`.
+    """Of files that hold exactly these records: no hole, no record twice (SA1). Raises
+    `ArchiveDamaged`.
 
     Spark may run a task a second time, and both files may be reported. They hold the same records, and one is taken.
     """

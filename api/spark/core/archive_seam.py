@@ -44,7 +44,7 @@ def divide(
     *,
     is_strict: bool = True,
 ) -> Parts:
-    """`start`: None is the first record that there is; -1 the tail. `end`: None is the tail.
+    """`start`: None is the first existing record; -1 the tail. `end`: None is the tail.
 
     Raises `LogReplaced`, `LogDataLoss`, `BeyondTail`.
     """

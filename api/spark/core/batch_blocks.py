@@ -1,9 +1,9 @@
-"""How a batch of rows becomes blocks of a log, and how a batch that is written again is distinguished from another one.
+"""How a batch of rows becomes blocks of a log, and how a repeated batch is distinguished from another one.
 
-The rows of a batch have one order: that of its partitions, and within each that of its rows. They are cut into as few
-blocks as the log's limits allow, by nothing but their sizes (SK5). Block `seq` of batch `epoch` has these as its producer's
-numbers. The log is the truth about what was written: the blocks of a batch that it has must hold the first rows of the
-batch (SK6); the rest is appended after them.
+The rows of a batch have one order: that of its partitions, and within each that of its rows. They are cut into
+as few blocks as the log's limits allow, by nothing but their sizes (SK5). Block `seq` of batch `epoch` has these
+as its producer's numbers. The log is the truth about what was written: its blocks of a batch must hold the first
+rows of the batch (SK6); the rest is appended after them.
 """
 
 from collections.abc import Callable, Sequence

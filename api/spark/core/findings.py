@@ -1,4 +1,4 @@
-"""What an audit finds: how what was counted and hashed differs from what should be there."""
+"""An audit's findings: how counts and hashes differ from what they should be."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Content(NamedTuple):
 def judge_file(
     log: str, file: File, content: Content, size: int, crc: int, faults: Sequence[str]
 ) -> list[Finding]:
-    """One file, as it is now, beside what its manifest says. `size`: -1 if it cannot be opened."""
+    """The present state of one file, beside its manifest. `size`: -1 if it cannot be opened."""
 
     def found(kind: str, what: str) -> Finding:
         return Finding(log, file.first, file.next, kind, f"{file.path}: {what}")
@@ -73,11 +73,11 @@ def _differs(one: Content, other: Content, where: str) -> str:
 
 
 class Mirrored(NamedTuple):
-    """What a mirror has of one range of its source; by the offsets that its records name."""
+    """A mirror's part of one range of its source; by the offsets that its records name."""
 
     records: int
     xor: int
-    shift_least: int  # By how much its own offsets are above those of the source:
+    shift_least: int  # The difference of its own offsets to those of the source:
     shift_most: int  # the same for all, if records are in order and none is missing or repeated.
 
 

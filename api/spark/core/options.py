@@ -1,7 +1,7 @@
 """The options of the data source `rollbook`: one table, by which all of them are checked.
 
-Spark hands them over as text under names of any case. An option that is unknown, that contradicts another one,
-or that has no valid value is refused with its name, its value and what is accepted.
+Spark hands them over as text under names of any case. An option that is unknown, that contradicts another
+one, or that has no valid value is refused with its name, its value and what is accepted.
 """
 
 import json
@@ -55,7 +55,7 @@ _INSTEAD: Final = {
 
 class Option(NamedTuple):
     name: str
-    accepts: str  # What a value has to be, for people.
+    accepts: str  # The valid values, for people.
     parse: Callable[[str], Any]
     reads: str = ""  # Who takes it: `b` batch reads, `s` streams.
     writes: bool = False
@@ -322,7 +322,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which logs: these, those whose names begin so, or those whose names match."""
+    """Which logs: these, those with this prefix, or those whose names match."""
 
     names: tuple[str, ...] = ()
     prefix: str = ""
@@ -409,7 +409,7 @@ def access_of(values: Mapping[str, Any]) -> Access:
 
 
 def source_options(values: Mapping[str, Any]) -> SourceOptions:
-    """Raises `BadConfig` for what contradicts itself."""
+    """Raises `BadConfig` for contradictions."""
     _require_taken(values, "reads", lambda option: bool(option.reads))
     chosen = [name for name in _SELECTS if name in values]
     if len(chosen) != 1:

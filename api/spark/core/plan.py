@@ -1,4 +1,4 @@
-"""What a trigger reads, and which tasks read it: functions of their arguments and of nothing else.
+"""What a trigger reads, and which tasks read it: pure functions of their arguments.
 
 A replayed batch is planned again, perhaps by another process. The same range, segments and limits give the same
 tasks, and whatever the limits, tasks and their spans are in the order of logs and offsets: a plan that keeps rows
@@ -53,9 +53,11 @@ Task = tuple[Span, ...]
 
 
 def share(limit: int, backlogs: Mapping[str, int], turn: int = 0) -> dict[str, int]:
-    """How much of `limit` each log gets: the same for all, and what some do not need is for the others.
+    """How much of `limit` each log gets: the same for all, and what some do not need is shared by
+    the others.
 
-    Below one for each log they take turns: `turn` grows by what was granted, so that every log's turn comes.
+    Below one for each log they take turns: `turn` grows by what was granted, so that every log has its
+    turn.
     """
     names = sorted(name for name, backlog in backlogs.items() if backlog > 0)
     granted = dict.fromkeys(names, 0)
@@ -99,7 +101,7 @@ def next_ends(
 
 
 def record_bytes_of(segments: Sequence[Segment]) -> int:
-    """What a record of a log takes, by the last segments that have some."""
+    """The size of a record of a log, by its last segments with records."""
     recent = [each for each in segments if each.records > 0][-2:]
     records = sum(each.records for each in recent)
     return max(sum(each.bytes for each in recent) // records, 1) if records else RECORD_BYTES

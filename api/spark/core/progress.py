@@ -1,14 +1,15 @@
-"""How far a stream is: what Spark keeps of it in its checkpoint, and how it goes on.
+"""A stream's progress: what Spark keeps of it in its checkpoint, and how it continues.
 
     {"v": 1, "start": "latest"}                                      before the first batch
     {"v": 1, "from": {"ns/log": [uid, first]},                       the end of a batch: the logs that it reads,
              "logs": {"ns/log": [uid, next]}}                        each from where, and where all logs end
 
-Spark asks for the initial offset twice, and again after a crash in the first batch. So it is what the options say,
-which never changes; the first end resolves it, and has the start of its batch beside it, in Spark's own
-checkpoint (SK1). Every end has, since logs may appear in any batch; what it does not read it has once, so that idle
-logs cost little. A uid tells a log from another one that was created
-later under its name: offsets of the one mean other records in the other (SK2).
+Spark asks for the initial offset twice, and again after a crash in the first batch. So it is what
+the options say, which never changes; the first end resolves it, and has the start of its batch
+beside it, in Spark's own checkpoint (SK1). Every end has it, since logs may appear in any batch;
+logs without new records are in it once, so that idle logs cost little. A uid distinguishes a log
+from another one that was created later under its name: offsets of the one mean other records in the
+other (SK2).
 """
 
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ def unpack(offset: Mapping[str, Any]) -> BatchEnd | None:
 
 
 def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
-    """The logs of which there is news: all others are where the last batch ended. In order."""
+    """The logs with news: all others are where the last batch ended. In order."""
     found = [
         name
         for name, tail in tails.items()
@@ -111,7 +112,8 @@ def moved(known: Points, tails: Mapping[str, TailPoint]) -> list[str]:
 
 
 def idle_wait_s(logs: int) -> float:
-    """How long a trigger without records waits for some: so long that an idle query takes 2 % of a processor at most.
+    """How long a trigger without records waits for some: so long that an idle query takes at most 2 % of a
+    processor.
 
     Spark takes about 16 ms for each trigger, and 8 ms more for each thousand of logs.
     """
@@ -119,7 +121,7 @@ def idle_wait_s(logs: int) -> float:
 
 
 class Beginning(NamedTuple):
-    """Where the next batch starts, and what it has to leave out for that."""
+    """Where the next batch starts, and what it must leave out for that."""
 
     starts: dict[str, Point]
     losses: list[RollbookError]

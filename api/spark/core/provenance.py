@@ -1,4 +1,4 @@
-"""How a mirrored record says where it comes from: three headers, as text."""
+"""A mirrored record's origin: three headers, as text."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ class RecordOrigin(NamedTuple):
 
 
 def origin_of(headers: Mapping[str, bytes]) -> RecordOrigin | None:
-    """Of a record; None: it is no mirrored one."""
+    """Of a record; None: it is not a mirrored one."""
     try:
         log, at, uid = headers[LOG].decode().partition("@")
         return RecordOrigin(log, uid, int(headers[OFFSET])) if at else None

@@ -1,4 +1,5 @@
-"""Whether logs, archives and mirrors hold what they should: every record once, in order, with the bytes that were written.
+"""Whether logs, archives and mirrors hold what they should: every record once, in order, with the bytes that
+were written.
 
 a log by itself       dense, in order, times that do not go back, by segment
 an archive            each file as it was written (size, CRC-32C), as its manifest says (count, xor), and no hole between them
@@ -44,7 +45,7 @@ _TURNS: Final = 3  # For what retention truncates while it is read.
 
 @dataclass(frozen=True)
 class _Look:
-    """A piece to be measured, and what to say of it. `file`: of the archive; None: a range of the log."""
+    """A piece to be measured, and its description. `file`: of the archive; None: a range of the log."""
 
     log: str
     what: Span | FilePiece
@@ -54,7 +55,7 @@ class _Look:
 
 class Audit:
     def __init__(self, way: Way | None, archive: Archive | None, report: Report) -> None:
-        """`way`: None looks at the archive alone."""
+        """`way`: None checks the archive alone."""
         self._way, self._archive, self._report = way, archive, report
         self._looks: list[_Look] = []
 
@@ -91,7 +92,7 @@ class Audit:
         return chains, tails
 
     def _chains(self, selection: Selection, findings: list[Finding]) -> dict[str, Chain | None]:
-        """Also of damaged archives: what is wrong with them is found, and the rest is looked at."""
+        """Also of damaged archives: their defects are found, and the rest is checked."""
         if self._archive is None:
             return {}
         assert self._archive.id
@@ -142,7 +143,8 @@ class Audit:
     def _plan_ranges(self, log: str, chain: Chain | None, tail: TailPoint) -> None:
         """By file where the archive has the same records, by segment where it has not.
 
-        Of a file over the head or the tail of the log the rest is read by itself: a manifest has no hash of a part.
+        Of a file across the head or the tail of the log the rest is read by itself: a manifest has no hash of a
+        part.
         """
         both = chain.files_in(tail.head, tail.tail) if chain else ()
         row = self._report.logs[log]
@@ -208,7 +210,7 @@ class Audit:
 
 
 def rest_of(span: Span, found: Measured, now: TailPoint | None) -> Span:
-    """What is to be read again since the log was truncated while it was read: truncation is not damage."""
+    """Pieces to be read again since the log was truncated while it was read: truncation is not damage."""
     facts = found.facts
     if not (facts.get("lost") or facts.get("unread")) or facts.get("faults"):
         return span
@@ -243,7 +245,7 @@ def ranges_of(way: Way, log: str, start: int, end: int) -> list[tuple[int, int]]
 def audit_mirror(
     spark: Any, way: Way, to: Way, log: str, target: str, report: Report, on_progress: Progress
 ) -> None:
-    """By segment of the source: what the mirror has of it, from its head on and up to where the mirror is."""
+    """By segment of the source: the mirror's part of it, from its head on and up to where the mirror is."""
     tails = way.tails(Selection(names=(log,)))
     require_some(Selection(names=(log,)), tails)
     tail = tails[log]

@@ -1,4 +1,4 @@
-"""What all pipelines have: how they reach servers, which logs they mean, and how they say how far they are."""
+"""What all pipelines share: how they reach servers, which logs they mean, and how they report progress."""
 
 import re
 import time
@@ -46,7 +46,7 @@ def selection_of(names: Sequence[str]) -> Selection:
 
 
 def _pattern_of(names: Sequence[str]) -> str:
-    """One namespace is outside of the alternatives, so that only its logs are asked for."""
+    """One namespace is outside of the alternatives, so that only its logs are requested."""
     wanted: dict[str, list[str]] = {}
     for name in names:
         namespace, _, log = (name if "/" in name else f"default/{name}").partition("/")
@@ -61,7 +61,7 @@ def _pattern_of(names: Sequence[str]) -> str:
 
 @dataclass
 class Report:
-    """What a pipeline has done, for `report.json` and its page."""
+    """The results of a pipeline, for `report.json` and its page."""
 
     kind: str
     began_s: float = field(default_factory=time.time)

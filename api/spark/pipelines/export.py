@@ -2,9 +2,9 @@
 
     wanted ─► plan.py: ranges and tasks ─► scan.py: files under _steps ─► archive.py: manifest ─► cursor
 
-The archive itself says how far it is, so there is no checkpoint to lose. A cursor moves only over records that a
-manifest names (SA5), so retention and truncation leave what is not archived. A log is protected from its first
-export on: the cursor is made at its head before its first record is read.
+The archive itself has its progress, so there is no checkpoint to lose. A cursor moves only over records that
+a manifest names (SA5), so retention and truncation leave what is not archived. A log is protected from its
+first export on: the cursor is made at its head before its first record is read.
 """
 
 import json
@@ -67,9 +67,9 @@ class Export:
         self._chains: dict[str, Chain | None] = {}
 
     def run(self, on_progress: Progress) -> None:
-        """All that is there now. Logs that cannot be exported hold up no others.
+        """All that exists now. Logs that cannot be exported hold up no others.
 
-        Raises `ArchiveUnwritable` at once; what is wrong with one log, such as `LogReplaced`, at the end.
+        Raises `ArchiveUnwritable` at once; an error of one log, such as `LogReplaced`, at the end.
         """
         for manifest in self._archive.complete():
             _logger.info("step_completed: %s up to %d", manifest.log, manifest.next)

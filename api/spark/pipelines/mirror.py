@@ -1,8 +1,9 @@
 """A log into another one, also of another cluster: each record once, with headers that say where it comes from.
 
-A stream from the source to the sink, which is exactly-once by its checkpoint. With a new checkpoint the mirror itself
-says where to start: after the source record that its last record names. A lost checkpoint loses and repeats nothing
-(SA6). A mirror whose records were all truncated cannot say it, and needs the checkpoint that it had.
+A stream from the source to the sink, which is exactly-once by its checkpoint. With a new checkpoint the mirror
+itself says where to start: after the source record that its last record names. A lost checkpoint loses and
+repeats nothing (SA6). A mirror whose records were all truncated cannot say it, and needs the checkpoint that it
+had.
 """
 
 from typing import Any, Final
@@ -64,7 +65,7 @@ def mirror(
     on_progress: Progress,
     every_s: float = 0.0,
 ) -> None:
-    """`every_s`: on and on, with a batch so often; 0: what is there now."""
+    """`every_s`: continuously, with a batch this often; 0: what exists now."""
     register(spark)
     uid, start = start_of(way, to, log, target, has_checkpoint=_has_begun(spark, checkpoint))
     stream = (

@@ -1,8 +1,8 @@
 """An archive back into a log: every archived record once, in order, however often it is begun.
 
-Each file of the archive is a batch of the sink, by its place in the archive: what the log has of it is found by the producer's
-numbers, and the rest is appended (SK6). Records keep value, key, headers and event time; the server gives them
-its time, and offsets from where the log ends.
+Each file of the archive is a batch of the sink, by its place in the archive: the log's part of it is
+found by the producer's numbers, and the rest is appended (SK6). Records keep value, key, headers and
+event time; the server assigns its time, and offsets from the end of the log.
 """
 
 import hashlib

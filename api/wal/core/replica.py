@@ -1,9 +1,9 @@
 """Which records are in a state, and which one comes next.
 
-A state is what its commands make of it: each record of the log, once, in the order of the log (WK1).
-Only what a reader is shown, or what was acked, is a record of the log. Its writers follow one
-another: behind a record of one epoch none of an older one comes (WK2). So a leader knows, and
-a replica checks, that nobody slipped in.
+A state is what its commands make of it: each record of the log, once, in the order of the log
+(WK1). Only a record that readers see, or that was acked, is a record of the log. Its writers
+follow one another: after a record of one epoch none of an older one comes (WK2). So a leader
+knows, and a replica checks, that no other writer came in between.
 """
 
 from rollbook.logservice.ids import FIRST_OFFSET, NO_WRITER_YET, Offset, WriterEpoch

@@ -8,11 +8,11 @@ the log, at the first offset that is not in it, whose blob is JSON:
     first, next     where its pieces are in the other log, perhaps among those of others
     token, length, crc32c
 
-The mark is moved by compare-and-set from the version that was read before the snapshot was begun. So of
-two replicas that write at once one does it in vain, and pieces lie in the order of marks (WK6).
+The mark is moved by compare-and-set from the version that was read before the snapshot was begun. So
+of two replicas that write at once one does it in vain, and pieces are in the order of marks (WK6).
 
-Then both logs are truncated up to the snapshot before: a replica that has begun to restore that one has
-time to finish, for as long as it takes until yet another one is written.
+Then both logs are truncated up to the previous snapshot: a replica that has begun to restore that
+one has time to finish, until yet another one is written.
 """
 
 import json
@@ -32,7 +32,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where one is, and what it has to be."""
+    """A snapshot's place and its checks."""
 
     epoch: WriterEpoch
     first: Offset

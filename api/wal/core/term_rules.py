@@ -9,8 +9,8 @@
   log, since nobody else can write under this epoch. Anything else is the end of the term.
 - Over, it takes and applies nothing any more, whatever comes; all waiting calls fail (WK4).
 - A fenced leader need not say "unknown". Of what waits, a front part is in the log, in its order,
-  and no other record bears this epoch; nothing is put behind the next writer's fence. So a replay up to
-  there tells for each whether it was appended, with its result, or never will be (WK5).
+  and no other record bears this epoch; nothing is put behind the next writer's fence. So a replay up
+  to there shows for each whether it was appended, with its result, or never will be (WK5).
 """
 
 from collections import deque
@@ -44,7 +44,8 @@ class TermRules(Generic[W]):
         self._waiting.append(waiter)
 
     def on_acked(self, offset: Offset, applied: Offset) -> W:
-        """Whose command is to be applied now. Raises `BadFrame` if another record was in between."""
+        """The proposer of the command to be applied now. Raises `BadFrame` if another record was
+        in between."""
         assert self.over is None
         if offset != applied:
             raise BadFrame("somebody wrote under our epoch", expected=applied, told=offset)
@@ -55,7 +56,7 @@ class TermRules(Generic[W]):
             self.over = error
 
     def settled_below(self) -> Offset | None:
-        """What is not in the log below it never will be. None: nobody knows such a place."""
+        """A command that is not in the log below it never will be. None: no such place is known."""
         match self.over:
             case StaleEpoch(ids={"current_epoch": int(epoch), "fenced_at": int(fence)}):
                 return Offset(fence) if epoch > self.epoch else None
@@ -64,7 +65,7 @@ class TermRules(Generic[W]):
         return None
 
     def on_replayed(self, epoch: WriterEpoch) -> W | None:
-        """Whose command a record is that was read back after the end."""
+        """The proposer of a record that was read back after the end."""
         assert self.over is not None
         return self._waiting.popleft() if epoch == self.epoch and self._waiting else None
 
