@@ -51,6 +51,7 @@ from rollbook.api.rest.operations import Facts, Operation, RunningOperations
 from rollbook.api.rest.settings_models import OwnProcess
 from rollbook.logservice.ids import LogName
 from rollbook.proto.errors import (
+    BookieFailed,
     EntryTooLarge,
     InvalidRequest,
     Missing,
@@ -630,6 +631,8 @@ class Dashboard:
             )
         except Missing:
             return f"It shows no pages here: {process_screens.NO_PAGES}."
+        except BookieFailed:  # Its answer is none of ours.
+            return "Its own pages do not show this: it is a Java bookie, or of an earlier release."
         except (RollbookError, ValueError) as error:
             return _text_of(error) if isinstance(error, RollbookError) else _sentence(str(error))
 

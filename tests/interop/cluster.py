@@ -75,7 +75,7 @@ class Bookie:
     ) -> None:
         self._cluster = cluster
         self._more_settings = settings
-        self._make = make
+        self.make = make
         self._folder = folder
         self._port = free_port()
         self._life: Child | None = None
@@ -118,7 +118,7 @@ class Bookie:
         assert not self.is_running
         self._last_standing = self.standing
         self._configure(read_only=read_only)
-        if self._make is Make.ROLLBOOK:
+        if self.make is Make.ROLLBOOK:
             command = [*ROLLBOOK, "server", "bookie", "--config", str(self.config_path)]
             self._life = self._cluster.children.start(*command, log=self.log_path)
         else:
@@ -169,7 +169,7 @@ class Bookie:
         """In good order, as SIGTERM asks for."""
         assert self._life is not None
         self._life.terminate()
-        assert self._life.wait(PATIENCE_S) == (0 if self._make is Make.ROLLBOOK else _JVM_STOPPED)
+        assert self._life.wait(PATIENCE_S) == (0 if self.make is Make.ROLLBOOK else _JVM_STOPPED)
 
     def _configure(self, *, read_only: bool) -> None:
         settings: dict[str, object] = {

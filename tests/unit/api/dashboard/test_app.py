@@ -28,7 +28,7 @@ from rollbook.api.rest.cluster import OPEN_PATHS, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.api.rest.server import HttpConfig, HttpServer
 from rollbook.api.rest.settings_models import OwnProcess
-from rollbook.proto.errors import BookieUnreachable, InvalidRequest, Missing
+from rollbook.proto.errors import BookieFailed, BookieUnreachable, InvalidRequest, Missing
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.recovery.core.events import Event, EventKind
@@ -333,6 +333,10 @@ async def test_each_process_shows_its_settings_and_metrics(there: Site, browser:
             "— It shows no pages here: it was started without --http, or is a Java bookie.",
         ),
         ("unreachable", "— Nobody answers there."),
+        (
+            "java",
+            "— Its own pages do not show this: it is a Java bookie, or of an earlier release.",
+        ),
         ("nonsense", "— It does not show its settings as Rollbook does."),
     ],
 )
@@ -341,6 +345,8 @@ async def test_a_bookie_that_shows_no_settings_has_a_dash_and_why(
 ) -> None:
     if said == "missing":
         there.cluster.raises = Missing("it shows none")
+    elif said == "java":
+        there.cluster.raises = BookieFailed("the answer was 404: <html>")
     elif said == "unreachable":
         there.cluster.raises = BookieUnreachable("nobody answers there")
     else:
