@@ -132,7 +132,7 @@ def addresses_of(config: BookieConfig) -> tuple[Address, Address, BookieId]:
 
 
 def tls_address_of(config: BookieConfig) -> Address | None:
-    """Where it listens behind TLS. Raises `BadConfig`."""
+    """Its address with TLS. Raises `BadConfig`."""
     if not config.tls_listen:
         return None
     found = parse_address(config.tls_listen, "tls_listen", default_host=EVERY_ADDRESS)
@@ -306,7 +306,7 @@ class Bookie:
 
     @property
     def tls_address(self) -> Address | None:
-        """Where others find it behind TLS."""
+        """Its advertised address with TLS."""
         if self._tls_listener is None:
             return None
         is_told = self.config.bookie.advertise
@@ -403,7 +403,8 @@ class Bookie:
                 self.membership.want(self._standing)
 
     async def _follow_sessions(self, session: SessionId) -> None:
-        """A store may be put back under a bookie that runs: it loses its session by that. Raises `OlderMetadata`."""
+        """A store may be restored from a copy under a running bookie, which loses its session then. Raises
+        `OlderMetadata`."""
         async for _ in self._store.session_events():
             while self._store.session not in (session, NO_SESSION):
                 found = self._store.session

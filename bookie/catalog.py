@@ -472,7 +472,8 @@ async def _next_turn() -> None:
 
 
 def _merge(copies: Sequence[_Copy | None]) -> Catalog:
-    """What the copies say together. Raises `DataLost` if both lack something that was durable."""
+    """The merged contents of both copies. Raises `DataLost` if both lack something that was
+    durable."""
     catalog = Catalog()
     bodies: dict[int, bytes] = {}
     last_synced = 0

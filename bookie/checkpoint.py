@@ -1,4 +1,4 @@
-"""A filled journal file becomes an entry log, and the mark moves behind it.
+"""A filled journal file becomes an entry log, and the mark moves after it.
 
 Either it is adopted: its footer is written after its END, its name linked into a ledger
 directory; or its entries are written to a new log, sorted by ledger and entry

@@ -50,7 +50,7 @@ from rollbook.proto.tasks import to_its_end
 logger = structlog.get_logger()
 
 _CACHE_BYTES: Final = 16 * 1024 * 1024
-_ROOM_BYTES: Final = 64 * 1024  # Left free beside a new log.
+_ROOM_BYTES: Final = 64 * 1024  # Kept free beside a new log.
 _ENTRY_COST_BYTES: Final = 256  # Handling one entry costs as much as copying this many bytes.
 _LEDGERS_PER_STEP: Final = 16
 _RESTS: Final = 4.0  # Times as long as its steps took: checkpoints want their share, too.
@@ -243,7 +243,7 @@ class Compactor:
         for each in victims[1:]:
             if batch.is_full:
                 break
-            await self._give_way()  # What one costs grows with the number of all logs.
+            await self._give_way()  # The cost of one grows with the number of all logs.
             if batch.has_room_for(each, room) and not await self._hides(batch, each):
                 batch.add(each)
         return batch

@@ -72,8 +72,8 @@ class StorageConfig:
     # writes take longer, each for longer. 0, none: for file systems that never write in place.
     zeros_ahead_bytes: int = 256 * 1024
     # The newest data is kept in the page cache for readers. Larger: readers that are this far
-    # behind do not wait for the disk; but writing to memory that was not used before takes up to
-    # four times as long on a virtual machine. 0: as the system likes.
+    # behind do not wait for the disk; but writing to fresh memory takes up to four times as long on
+    # a virtual machine. 0: the system decides.
     page_cache_bytes: int = 512 * MIB
 
     def __post_init__(self) -> None:

@@ -7,9 +7,9 @@ others wait in a queue for a lane. There is no task, future or log line for a fr
 A response stays in its pieces until the client reads it: it is passed on piece by piece, as far
 as the system accepts it, and never copied as a whole.
 
-What is held for the client is counted (`core/memory_budget.py`): a connection at its limit is not read
-from, and nothing is made for it. Bytes that are no message close the connection; there is no answer to
-them.
+What is held for the client is counted (`core/memory_budget.py`): a connection at its limit is not
+read from, and nothing is made for it. Bytes that are no message close the connection without an
+answer.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ class GarbageState:
     outcome: str  # Of the last run: "", "done", "braked", "failed" or "off".
     reason: str  # Why it failed.
     ended_ms: int  # Wall time of the last run; 0 for never.
-    ledgers: int  # That were compared in the last complete scan.
+    ledgers: int  # Those compared in the last complete scan.
     suspects: int  # How many of them metadata did not name,
     agreed: int  # and on how many two scans agree: they are deleted after the quarantine.
     deleted: int  # Since the start.
@@ -81,8 +81,8 @@ class Garbage:
     async def collect(self, *, force: bool = False) -> GarbageState:
         """One scan, and its consequences together with the earlier ones.
 
-        `force` lets go at once of all that two scans agree on, however many they are. A failed
-        scan is recorded in the state. Raises `OSError` if the disk is full, `BookieFailed`.
+        `force` deletes all that two scans agree on at once, however many they are. A failed scan
+        is recorded in the state. Raises `OSError` if the disk is full, `BookieFailed`.
         """
         async with self._turn:
             began_ns = self._clock.monotonic_ns()

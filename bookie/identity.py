@@ -287,7 +287,7 @@ class Identity:
             incarnation = found.stamps[0].incarnation
             old_below = await self._draw_ledger_id()
             ledgers, doubted = await self._ledgers_in_doubt(old_below, on_progress)
-            # A start, too: else another copy might go on as if nothing had happened.
+            # A start, too: otherwise another copy might go on as if nothing had happened.
             record = self._draw_record(incarnation, found.next_start)
             await self._stamp_all(record, MembershipState.WRITING_OFF)
         except BaseException:

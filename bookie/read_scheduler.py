@@ -61,7 +61,7 @@ class LoopBudget:
     async def come(self) -> int:
         """Wait until there is time for a step. Returns how many bytes the step may have."""
         async with self._line:
-            while not self.check_time():  # noqa: ASYNC110  An event would be heard of a turn later.
+            while not self.check_time():  # noqa: ASYNC110  An event would be noticed a turn later.
                 await asyncio.sleep(0)
         return self.step_bytes
 

@@ -185,7 +185,7 @@ class RecordFile:
         return range(first, self._end_of_stretch(at))
 
     def _end_of_stretch(self, at: int) -> int:
-        """Of the one with record `at`: number of the first record behind it, or that others fetch."""
+        """Of the one with record `at`: number of the first record after it, or that others fetch."""
         next_at = (self.records[at] // _STRETCH_BYTES + 1) * _STRETCH_BYTES
         end = bisect_left(self.records, next_at, at)
         for fetch in self._fetches:
@@ -215,8 +215,8 @@ class RecordFile:
             self._fetches.remove(fetch)
 
     async def bodies_from(self, first: int) -> list[bytes | None]:
-        """Of record number `first` and some behind it, None for damaged ones: those in memory, or
-        what one short read brings.
+        """Of record number `first` and some after it, None for damaged ones: those in memory, or
+        those of one short read.
 
         None of it is kept: a walk through a whole file would push out everything else.
         """

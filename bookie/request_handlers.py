@@ -72,7 +72,7 @@ _BATCH_ENTRY_HEAD_BYTES: Final = 4
 # The entries that come with the end of a long poll, in a turn of other work.
 _FOLLOWING_MAX: Final = 256
 _FOLLOWING_BYTES_MAX: Final = 64 * 1024
-_BATCH_IDS_MAX: Final = 16 * 1024  # That are looked at for one request,
+_BATCH_IDS_MAX: Final = 16 * 1024  # Those examined for one request,
 _BATCH_STEPS_IN_A_ROW: Final = 64  # and gaps that are skipped before other work runs.
 _BATCH_STEP_BYTES_MIN: Final = 64 * 1024  # However little memory there is.
 _BATCH_STEP_ENTRIES: Final = 512  # Of one, that are made before other work runs.
@@ -112,7 +112,7 @@ class Answers:
         return None
 
     async def in_time(self, request: Request, making: Making, news_ms: int | None = None) -> Reply:
-        """`news_ms`: it is a long poll, and that is when its wait came to a good end."""
+        """`news_ms`: it is a long poll, and that is when its wait ended with news."""
         try:
             if isinstance(request, Read) and request.piggyback and not request.fence:
                 return await self._piggyback(request, news_ms)

@@ -24,7 +24,7 @@ from rollbook.proto.wire.messages import (
     WriteLac,
 )
 
-if TYPE_CHECKING:  # It stands on this.
+if TYPE_CHECKING:  # It depends on this.
     from rollbook.bookie.connection import Connection
 
 _KINDS: Final[dict[type[Request], str]] = {
@@ -61,7 +61,7 @@ class Shared:
     ordinary: Lane
     urgent: Lane
     writers: StepQueue  # Of answers that take several turns,
-    hurried: StepQueue  # and those of them behind whose answer acks wait.
+    hurried: StepQueue  # and those of them with acks waiting behind their answer.
     buffer: memoryview  # All connections receive into it, and empty it at once.
     unfinished: "Deadlines[Connection]"  # In the middle of a request.
     kept_waiting: "Deadlines[Connection]"  # In the middle of a request for the rest of which there is no room.

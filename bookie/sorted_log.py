@@ -173,7 +173,7 @@ class NewLog:
         self.log = log
         self.extents = extents
         self.records = records
-        self.doubts: list[tuple[int, int, int]] = []  # What it should hold, and does not.
+        self.doubts: list[tuple[int, int, int]] = []  # Entries that it should hold, and does not.
 
 
 class SortedLog:

@@ -353,7 +353,7 @@ class _Boot:
             if header is None:
                 return None
             record = RecordReader(contents, header.file_id).at(FILE_HEADER_BYTES)
-            if record is None:  # Empty, as a rule; else its first head is damaged.
+            if record is None:  # Usually empty; otherwise its first head is damaged.
                 if await is_blank_from(file, FILE_HEADER_BYTES):
                     self._blank.add(number)
                     return None

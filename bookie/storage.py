@@ -156,7 +156,7 @@ class Storage:
         `locks` are the result of `lock_directories`, if the caller has them; they are released
         with the store.
 
-        Raises `BadConfig` if there is no store, `DataLost` if files are missing that were durable,
+        Raises `BadConfig` if there is no store, `DataLost` if durable files are missing,
         `DirectoryInUse`, `WrongCluster`, `OSError`.
         """
         cache = Cache(ByteCache(config.cache_bytes))

@@ -44,7 +44,7 @@ class SurplusState:
     outcome: str  # Of the last look: "", "done" or "failed".
     reason: str  # Why it failed.
     ended_ms: int  # Wall time of the last look; 0 for never.
-    ledgers: int  # That were looked at.
+    ledgers: int  # Those examined.
     # Of these metadata names this bookie for none: they are dropped if the next look agrees.
     surplus: int
     surplus_bytes: int  # Of their entries.

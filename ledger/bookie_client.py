@@ -67,7 +67,7 @@ _TICK_S: Final = 0.02  # A deadline is noticed at most this late.
 _LAST_CHANCE_S: Final = 5.0  # The wait for any response after a caller has given up.
 
 _ledger_id_of: Final = attrgetter("ledger_id")
-# What answers it, and what the answer repeats of it.
+# The reply class, and the fields of the request that the reply repeats.
 _ECHOED: Final[dict[type[Request], tuple[type[Reply], Callable[[object], object]]]] = {
     Read: (ReadReply, attrgetter("ledger_id", "entry_id")),
     BatchRead: (BatchReadReply, attrgetter("ledger_id", "first_entry")),
@@ -112,11 +112,12 @@ class _PendingRequest:
 
 
 class AddSink(Protocol):
-    """Who adds to a ledger. None of these is called from within a call of the channel's own."""
+    """The writer that adds to a ledger. None of these is called during a call of the channel's
+    own."""
 
     def on_add_replies(self, channel: "AddChannel", replies: AddReplies) -> None:
         """A whole batch, synchronously from where bytes are received. May name entries twice, or
-        ones that were never sent, if the bookie is no good.
+        ones that were never sent, if the bookie is faulty.
         """
 
     def on_channel_open(self, channel: "AddChannel") -> None:
@@ -131,8 +132,8 @@ class AddSink(Protocol):
 class AddChannel:
     """The adds of one ledger to one bookie, in the words of the client's protocol version.
 
-    Frames are written in order and stay so as long as the connection lasts. No other channel hears
-    their replies, not even a later one of the same ledger.
+    Frames are written in order and stay so as long as the connection lasts. No other channel
+    gets their replies, not even a later one of the same ledger.
     """
 
     __slots__ = (
@@ -175,8 +176,8 @@ class AddChannel:
     def queued_bytes(self) -> int:
         """Handed over and not yet taken by the kernel.
 
-        What lies in front of the socket counts for each of its ledgers: at most 512 KiB, and the
-        rest of one frame.
+        Bytes in front of the socket count for each of its ledgers: at most 512 KiB, and the rest
+        of one frame.
         """
         client = self._client
         return 0 if client is None else self.waiting_bytes + client.unsent_bytes
@@ -197,8 +198,8 @@ class AddChannel:
             self._client.complain(waited_s)
 
     def close(self) -> None:
-        """Idempotent; no more replies are heard. What was written is sent all the same, as far as
-        the connection lasts and 16 MiB of such remains do not wait already.
+        """Idempotent; no more replies are passed on. Adds that were written are still sent, as
+        long as the connection lasts and less than 16 MiB of such adds wait already.
         """
         if not self.is_closed:
             self.is_closed = True
@@ -273,7 +274,7 @@ class BookieClient(asyncio.BufferedProtocol):
         self._channels: dict[LedgerId, AddChannel] = {}
         self._owed: dict[LedgerId, int] = {}
         self._settling: asyncio.Future[None] | None = None  # A caller waits until none are.
-        # What waits to be sent.
+        # The frames that wait to be sent.
         self._outbox = Outbox()
         self._gathered: list[bytes] = []  # In front of it: small adds of this turn of the loop.
         self._gathered_bytes = 0
@@ -527,7 +528,7 @@ class BookieClient(asyncio.BufferedProtocol):
                 self._end(reply.error("it refuses adds", bookie=self.bookie))
             elif answer.txn_id is None:
                 raise BadFrame(f"a {type(reply).__name__} that nobody asked for")
-            # Else its caller has given up.
+            # Otherwise its caller has given up.
         elif call.future.done():
             self._given_up -= call.is_given_up
         elif not _is_reply_to(call.request, reply):

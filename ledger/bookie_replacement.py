@@ -1,6 +1,6 @@
 """Replaces bookies that have failed: one change of the ensemble after the other (WR3).
 
-What a change is, and why its steps come in this order, is in `core/ensemble_change.py`.
+The steps of a change, and the reasons for their order, are in `core/ensemble_change.py`.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ _MOMENT_S: Final = 1e-6
 
 
 class Caller(Protocol):
-    """What is needed of `Bookies`."""
+    """The part of `Bookies` that is used here."""
 
     async def call(
         self,

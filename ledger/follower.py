@@ -31,8 +31,8 @@ from rollbook.proto.metadata import Fragment
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import Read, ReadReply, Reply
 
-_POLL_S: Final = 1.0  # What a quiet bookie is asked to wait.
-_GRACE_S: Final = 1.0  # What an answer may take beyond that.
+_POLL_S: Final = 1.0  # How long a quiet bookie is asked to wait.
+_GRACE_S: Final = 1.0  # The additional time for a response.
 _SECOND_OPINION_S: Final = 0.1
 _PAUSE_S_MIN: Final = 0.002  # Before a member that did not wait is polled again; doubled.
 _HEARTBEAT_S: Final = 1.0  # With the time of a poll, the longest time without any news.

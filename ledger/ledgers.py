@@ -151,7 +151,7 @@ class Ledgers:
 
     @property
     def store(self) -> MetadataStore:
-        """For what else the cluster keeps there, such as its logs."""
+        """For the cluster's other data there, such as its logs."""
         return self._store
 
     # --- Ledgers ------------------------------------------------------------------------------
@@ -281,9 +281,9 @@ class Ledgers:
         """Its writer, if there is one, is stopped first (LG1); bookies give the space back later.
 
         Forced, it is deleted though its writer could not be stopped: that one goes on for a
-        while, in vain. Raises `NoSuchLedger`, and as `open_recover`. If it is cancelled, the
-        ledger may be in recovery, its writer stopped, or gone: do it again, and `NoSuchLedger`
-        says that it was done.
+        while without effect. Raises `NoSuchLedger`, and as `open_recover`. If it is cancelled,
+        the ledger may be in recovery, its writer stopped, or gone: do it again, and
+        `NoSuchLedger` says that it was done.
         """
         ledger_id = parse_ledger_id(ledger_id)
         for _ in range(_RACES_MAX):

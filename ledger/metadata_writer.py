@@ -1,6 +1,6 @@
 """The open end of a ledger in its metadata: moved and closed by compare-and-set, by its only writer.
 
-What is to be decided about metadata that was found is in `core/ensemble_change.py`.
+The decisions about the metadata that was read are in `core/ensemble_change.py`.
 """
 
 import asyncio

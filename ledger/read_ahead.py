@@ -149,7 +149,7 @@ class EntryStream(AsyncIterator[Entry]):
     def _on_read(self, task: "asyncio.Task[list[Entry]]") -> None:
         del self._tasks[task]
         if not task.cancelled():
-            task.exception()  # It was read ahead in vain, if the reader does not get there.
+            task.exception()  # It was read ahead for nothing, if the reader does not get there.
 
     def _learn(self, entries: list[Entry]) -> None:
         """Larger entries count at once, smaller ones by and by."""

@@ -277,7 +277,7 @@ class LedgerReader:
         """Entries from `start` on as they are confirmed; ends after the last of a closed ledger.
 
         Raises `EntryUnavailable` when no bookie has responded for `tail_silence_s_max`: it never
-        waits silently for entries that cannot come. To know meanwhile how far it is, use
+        waits silently for entries that cannot come. To know in the meantime how far it is, use
         `follow`. A wait for the next one that is cancelled loses nothing.
         """
         return EntryTail(self.follow(start))

@@ -7,9 +7,9 @@
     metadata   IN_RECOVERY ──► CLOSED at that entry    with whatever bookies were replaced (FR6)
 
 The last change is made to the very metadata that recovery began with. If another client closed
-the ledger meanwhile, its end counts; if fragments changed, the answers may be about the wrong
-bookies, and recovery starts again (FR7). Two recoveries of one ledger are safe, and so is one
-that dies anywhere.
+the ledger in the meantime, its end counts; if fragments changed, the answers may be about the
+wrong bookies, and recovery starts again (FR7). Two recoveries of one ledger are safe, and so is
+one that dies anywhere.
 """
 
 import asyncio
@@ -229,9 +229,9 @@ class _Attempt:
     async def fence(self, *, asks_lac: bool = False) -> LacSurvey:
         """Until no entry can be confirmed without a fenced bookie (FR1).
 
-        A fence's answer has the LAC that came with the last entry. A resting writer may have sent
-        all of them a higher one since. One is asked for it beside the fence, which saves writing
-        entries once more.
+        A fence's answer has the LAC that came with the last entry. A resting writer may have
+        sent all of them a higher one since. One member is asked for it together with the fence,
+        which saves writing entries again.
         """
         survey = LacSurvey(self._quorum, EntryId(self._first_entry - 1))
         if asks_lac and self._bookies.protocol_version == v3.VERSION:

@@ -1,4 +1,5 @@
-"""What waits to be sent on one connection: two queues, and the rest of a frame that has begun.
+"""Frames that wait to be sent on one connection: two queues, and the rest of a frame that has
+begun.
 
 High priority goes first, before all frames that have not begun. It is taken in chunks of a
 bounded size: small frames together and large ones cut.

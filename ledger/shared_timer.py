@@ -45,8 +45,8 @@ class Ticker:
         self._due.clear()
 
     def _tick(self, number: int) -> None:
-        """After a standstill the missed time is not made up for: responses that came meanwhile are
-        read before the next tick.
+        """After a standstill the missed time is not made up for: responses that came in that
+        time are read before the next tick.
         """
         del self._timers[number]
         loop = asyncio.get_running_loop()

@@ -220,7 +220,7 @@ class SyncReader(ClosedByWith):
             while entries := self._thread.run(stream.next_run()):
                 yield from entries
         finally:
-            self._thread.start(stream.aclose)  # Who waits: perhaps the garbage collector.
+            self._thread.start(stream.aclose)  # The waiter may be the garbage collector.
 
     def tail(self, start: int = FIRST_ENTRY) -> Iterator[Entry]:
         for news in self.follow(start):

@@ -22,7 +22,7 @@ class TickFlush:
         self._is_due = False
 
     def hand_out(self, step: _Step) -> None:
-        """Once, before its results and all else are written."""
+        """Once, before its results and everything else are written."""
         self._hand_outs.append(step)
         self._plan()
 

@@ -163,7 +163,7 @@ class LedgerWriter:
 
     @property
     def failure(self) -> RollbookError | None:
-        """What stopped the writer permanently."""
+        """The error that stopped the writer permanently."""
         return self._failure
 
     @property
@@ -252,8 +252,8 @@ class LedgerWriter:
     async def flush(self) -> None:
         """Returns when all that was appended before is confirmed.
 
-        Raises `AppendUnsettled` if that will not happen, else the error that stopped the writer.
-        Cancelling it leaves nothing behind.
+        Raises `AppendUnsettled` if that will not happen, otherwise the error that stopped the
+        writer. Cancelling it leaves nothing behind.
         """
         if self._failure is not None:
             raise self._ending()
@@ -281,7 +281,7 @@ class LedgerWriter:
         ledger may then still be open, for recovery to close.
 
         If it is cancelled, it goes on to its end, which is bounded by deadlines, before it
-        raises. Again: the same outcome. If it is stopped meanwhile, it raises what `flush`
+        raises. Again: the same outcome. If it is stopped in the meantime, it raises what `flush`
         would.
         """
         if self._closing is None:
@@ -360,7 +360,7 @@ class LedgerWriter:
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
         slot = self._slots.get(channel)
         if slot is None:
-            return  # It is no longer of the ensemble.
+            return  # It is no longer in the ensemble.
         pipeline = self._pipeline
         if replies.error is not None:
             self._on_refused(slot, replies.error, replies.entry_ids)
@@ -703,7 +703,7 @@ class LedgerWriter:
         await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     def _refusal(self) -> RollbookError:
-        """Of what has not begun. A new one each time, since it gathers a traceback."""
+        """Of a change that has not begun. A new one each time, since it gathers a traceback."""
         failure = self._failure
         if failure is None:
             return LedgerClosed("its writer was closed", ledger_id=self.ledger_id)

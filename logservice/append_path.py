@@ -46,7 +46,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import FIRST_ENTRY, EntryId, LedgerId
 
 _UNCERTAIN_MAX: Final = 20_000  # Pending appends and barriers; the ledgers accept fewer appends.
-_SNAPSHOT_ENTRIES: Final = 1024  # A replay is no longer than this,
+_SNAPSHOT_ENTRIES: Final = 1024  # A replay is at most this long,
 _SNAPSHOT_BYTES: Final = 8 * 1024 * 1024  # or this, unless snapshots would be a larger part of
 _SNAPSHOT_SHARE: Final = 16  # the log than one byte in this many.
 _AGAIN_S: Final = 0.01  # For a barrier that found no room.
@@ -62,7 +62,7 @@ _Item = tuple[Tell | None, object, _Kept | None]
 """The waiter's callback, its result, and a block for readers."""
 
 _TAIL: Final = object()  # The result is the tail at the moment at which the item is settled.
-_BARRIER: Final = object()  # Nobody waits: it is the entry that was written for barriers.
+_BARRIER: Final = object()  # No caller waits: it is the entry that was written for barriers.
 
 
 class SegmentWriter:
@@ -192,11 +192,12 @@ class Order:
     def append(
         self, block: bytes, info: BlockInfo, condition: Condition | None, tell: Tell
     ) -> bool:
-        """Decided at once, False if it is refused. Yes or no, `tell` hears of it when all that the
-        answer rests on is settled: the ack, what refuses it, or `OwnerLost` or `AppendUnsettled`: it
-        may be in the log. That may be before this returns.
+        """Decided at once, False if it is refused. Accepted or refused, `tell` gets the result
+        when all that it depends on is settled: the ack, the refusal, or `OwnerLost` or
+        `AppendUnsettled`: it may be in the log. That may be before this returns.
 
-        Raises `Overloaded`, and `OwnerChanging` if this is no owner any more: nothing was done.
+        Raises `Overloaded`, and `OwnerChanging` if this is no longer the owner: nothing was
+        done.
         """
         self.use()
         try:
@@ -308,7 +309,7 @@ class Order:
         while (writing := self.writing) is not None:
             with suppress(RollbookError):  # Then the append will say so.
                 await writing.writer.ready(entries, block_bytes)
-            self.use()  # The log may have been given up meanwhile.
+            self.use()  # The log may have been given up in the meantime.
             if writing is self.writing:
                 return
 

@@ -16,7 +16,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class LogServerConfig:
-    """Who and where it is."""
+    """Its name and addresses."""
 
     metadata: str  # The URL of the cluster: zk://host,host/ledgers or sqlite:///path.
     listen: str = "127.0.0.1:7400"  # Of gRPC. Port 0 picks a free one.
@@ -30,8 +30,8 @@ class LogServerConfig:
     tls_certificate: str = ""  # A file, with its chain; empty: in the clear.
     tls_key: str = ""  # A file; empty: it is in the certificate's.
     tls_authorities: str = ""  # A file; clients must show a certificate that these have signed.
-    # A file; the CAs of other log servers' certificates. Empty: tls_authorities, else those that
-    # the machine trusts.
+    # A file; the CAs of other log servers' certificates. Empty: tls_authorities, or those that the
+    # machine trusts.
     peer_authorities: str = ""
     # The name in the certificates of other log servers. Empty: the one that each advertises.
     tls_name: str = ""

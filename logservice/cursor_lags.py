@@ -45,7 +45,7 @@ class HasTail(Protocol):
 
 
 class Owners(Protocol):
-    """A log server, as far as this concerns it."""
+    """The parts of a log server that are used here."""
 
     @property
     def owned_logs(self) -> Sequence[LogName]: ...
@@ -141,7 +141,7 @@ class CursorLags:
         return not self._is_closed and (task is None or task.done())
 
     async def _look(self) -> None:
-        """What fails leaves what was known."""
+        """A failure leaves what was known."""
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout_at(self._look_again_s):
                 for log in self._in_turn():
@@ -150,7 +150,7 @@ class CursorLags:
                     self._cursors[log] = await self._cursors_of(log, self._beyond)
 
     async def _read_passed(self) -> None:
-        """What fails leaves what was known."""
+        """A failure leaves what was known."""
         while self._passed:
             log = next(iter(self._passed))
             tail = self._passed.pop(log)

@@ -30,8 +30,8 @@ from typing import Final, NewType, Self, SupportsIndex
 from rollbook.proto.errors import InvalidRequest
 
 Offset = NewType("Offset", int)
-OwnerEpoch = NewType("OwnerEpoch", int)  # 0: nobody has owned the log yet.
-WriterEpoch = NewType("WriterEpoch", int)  # 0: nobody has been its exclusive writer yet.
+OwnerEpoch = NewType("OwnerEpoch", int)  # 0: the log has had no owner yet.
+WriterEpoch = NewType("WriterEpoch", int)  # 0: it has had no exclusive writer yet.
 SegmentId = NewType("SegmentId", int)  # Counts the segments of a log's life, from 0; never reused.
 LogUid = NewType(
     "LogUid", bytes

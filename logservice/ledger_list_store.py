@@ -162,7 +162,7 @@ class ListKeeper:
     async def _after(self, error: RollbookError, races: int) -> int:
         """A pause before the next attempt: another writer may be quicker again and again.
 
-        A change that the list itself forbids fails. A store that is away is no race.
+        A change that the list itself forbids fails. An unavailable store is no race.
         """
         if not isinstance(error, MetadataConflict):
             return 0

@@ -61,8 +61,9 @@ class ConfigValues:
     batch_records_max: int = 10_000
     """The most records that are appended in one batch."""
     tail_cache_bytes: int = 128 * MIB
-    """How much of the log's end its owner keeps in memory at most: readers are served from there, at twice
-    the speed. What all logs of a server keep together is bounded by its `tail_memory_bytes`."""
+    """How much of the log's end its owner keeps in memory at most: readers are served from
+    there, at twice the speed. The total of all logs of a server is bounded by its
+    `tail_memory_bytes`."""
     delete_grace_s: int = 86_400
     """How long a log that is deleted keeps its ledgers."""
     degraded_segments: bool = True

@@ -211,11 +211,11 @@ class LogNodes:
         return StoredLog(name, unpack_log_node(node.value)[0], node.stat.version)
 
     async def watch(self, name: LogName) -> Watch:
-        """Tells of every change of the list from now on."""
+        """Reports every change of the list from now on."""
         return await self._store.watch(self.path(name))
 
     async def watch_all(self) -> Watch:
-        """Tells of every change of any list, and of nodes below them: `log_of` says which log an event is about."""
+        """Reports every change of any list, and of nodes below them: `log_of` says which log an event is about."""
         return await self._store.watch(self.root, recursive=True)
 
     def log_of(self, path: str) -> LogName | None:
@@ -511,11 +511,11 @@ class LogNodes:
         raise MetadataConflict("its cursors are made again and again", log=str(stored.name))
 
     async def store_time_us(self) -> int:
-        """What time it is for the metadata store. Raises what a write raises."""
+        """The metadata store's time. Raises what a write raises."""
         return (await self._store.set(self.root, b"")).modified_ms * 1000
 
     async def read_witness(self) -> Witness | None:
-        """What the servers have lived through. None: no server has reported yet."""
+        """The time in which servers were present. None: no server has reported yet."""
         node = await read_surely(self._store, self._witness_path)
         return None if node is None else Witness.unpack(node.value)
 
@@ -702,7 +702,7 @@ class LogNodes:
     async def _op_of_counts(
         self, log: LogName, principal: str, *, is_gone: bool = False
     ) -> Op | None:
-        """Counts one more, or one less. None where there is no folder yet. Raises `InvalidRequest` (CB1)."""
+        """Counts one more, or one less. None if there is no folder yet. Raises `InvalidRequest` (CB1)."""
         path = f"{self.path(log)}/{CURSORS}"
         node = await read_surely(self._store, path)
         if node is None:

@@ -60,7 +60,7 @@ class Laps:
         self._since = self._loop.time()
 
     def on_done(self, step: str) -> None:
-        """What was done more than once is added up."""
+        """The times of repeated steps are added up."""
         now = self._loop.time()
         self.ms[step] = round(self.ms.get(step, 0.0) + (now - self._since) * 1000, 1)
         self._since = now
@@ -79,7 +79,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What was found at the end of a log."""
+    """The state found at the end of a log."""
 
     kept: Sequence[Ended]
     discarded: Sequence[Ended]

@@ -71,7 +71,8 @@ class Membership:
         on_session_lost: Callable[[], None],
         on_store: Callable[[bool], None],
     ) -> None:
-        """`store` has a session that is the lease. `on_store` hears whether it answers, when that changes."""
+        """`store` has a session that is the lease. `on_store` is called when the store stops or begins to
+        respond."""
         self._on_store = on_store
         self.generation = 0  # Changes with the servers that can be suggested.
         self._store = store
@@ -80,7 +81,7 @@ class Membership:
         self._on_session_lost = on_session_lost
         self._record: ServerRecord | None = None  # What others should see of this one.
         self._told: ServerRecord | None = None  # What they see, if that is certain.
-        self._maybe_seen: ServerRecord | None = None  # What was written last, as far as is known.
+        self._maybe_seen: ServerRecord | None = None  # The last written record, as far as is known.
         self._lives: dict[ServerId, _Life] = {}
         self._servers: dict[str, ServerRecord] = {}
         self._suggestions = Suggestions(())

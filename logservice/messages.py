@@ -72,7 +72,7 @@ class Append:
     log: LogName
     block: bytes  # As `core/record_block.py` frames it: one atomic batch.
     condition: Condition | None = None
-    uid: str = ""  # Of the log that is meant, as `LogTail` has it: else `LogReplaced`. Empty: any.
+    uid: str = ""  # Of the intended log, as in `LogTail`: otherwise `LogReplaced`. Empty: any.
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class AppendStream(Protocol):
         cancelled one takes none."""
 
     async def close(self) -> None:
-        """The client is gone. What was submitted goes on, and its results are dropped."""
+        """The client is gone. Submitted appends go on, and their results are dropped."""
 
 
 class CoreStream(AppendStream, Protocol):
@@ -329,7 +329,7 @@ class LogTail:
     tail: Offset
     is_sealed: bool
     timestamp_us: int  # Of the last record; 0 if there is none, or it cannot be looked up.
-    owner: str  # Address; empty: nobody at present.
+    owner: str  # Address; empty: none at present.
     owner_epoch: OwnerEpoch
     uid: str = ""  # 32 hexadecimal digits, drawn as the log is created.
     # The ledger that the tail is in, and its last entry that the owner has confirmed. None: the owner does not write it.
@@ -377,13 +377,13 @@ class TailOfLog:
     # may be beyond it, since another server owns the log, or its owner died. Its next owner finds
     # them.
     is_exact: bool
-    owner: str  # Address; empty: nobody at present.
+    owner: str  # Address; empty: none at present.
     owner_epoch: OwnerEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """What has changed since the message before."""
+    """The changes since the previous message."""
 
     tails: tuple[TailOfLog, ...] = ()  # New ones, and those that have changed.
     gone: tuple[LogName, ...] = ()  # Deleted, or left to other servers.
@@ -426,7 +426,7 @@ class TruncateAnswer:
 
     old_head: Offset
     new_head: Offset
-    records: int  # That are readable no more.
+    records: int  # Those that are no longer readable.
     segments: tuple[SegmentId, ...]  # Whose ledgers are deleted.
     freed_bytes: int
     kept_bytes: int  # Below the head, in a segment that holds others, too.
@@ -537,7 +537,7 @@ class Done:
 
 # --- Cursors and marks ------------------------------------------------------------------------
 
-NO_CURSOR: int = -1  # As an expected version: there is no such cursor yet.
+NO_CURSOR: int = -1  # As an expected version: the cursor does not exist yet.
 
 
 @dataclass(frozen=True, slots=True)
@@ -722,7 +722,7 @@ class RollLog:
 
 @dataclass(frozen=True, slots=True)
 class RollLogAnswer:
-    segment_id: SegmentId  # That is written now.
+    segment_id: SegmentId  # The written one.
 
 
 class SegmentState(Enum):

@@ -92,7 +92,7 @@ async def find_offset_at(
 async def _first_record(
     ledger: LedgerReader, timestamp_us: int, last_entry: EntryId
 ) -> Offset | None:
-    """Behind any number of control entries: their base offset is that of the record to come."""
+    """After any number of control entries: their base offset is that of the next record."""
     entry_id = await find_entry(
         ledger, lambda block: block.timestamp_us >= timestamp_us, last_entry
     )

@@ -7,7 +7,7 @@ maker may be about to list it: the list is bumped first, and then the maker is t
 Age alone is never a reason; young ledgers are only left for the next time, so that no server is
 disturbed.
 
-What other applications keep in the cluster has no such metadata and is not looked at.
+Data of other applications in the cluster has no such metadata and is ignored.
 """
 
 from collections.abc import Mapping

@@ -158,7 +158,7 @@ class Owner:
 
     @property
     def failure(self) -> RollbookError | None:
-        """Why this is no owner any more."""
+        """Why this is no longer the owner."""
         return self._order.failure
 
     @property
@@ -205,7 +205,7 @@ class Owner:
         return self._memory.record_us
 
     def on_dated(self, record_us: int) -> None:
-        """That one was looked for."""
+        """The time of that record was looked up."""
         self._memory.record_us = max(self._memory.record_us, record_us)
 
     @property
@@ -328,7 +328,7 @@ class Owner:
         self._order.require()
         try:
             async with asyncio.timeout(_PROOF_S):
-                if self._memory.is_sealed:  # Behind a seal nobody puts anything.
+                if self._memory.is_sealed:  # After a seal nothing is appended.
                     await self._order.until_settled()
                 else:
                     await self._order.barrier()

@@ -31,7 +31,7 @@ Listener = Callable[[LogTail], None]
 
 _HOPS_MAX: Final = 3  # A log may be handed over while its owner is asked.
 _WAIT_MS: Final = 5000  # At the owner, for the log to grow.
-_GRACE_S: Final = 1.0  # What the answer may take beyond that.
+_GRACE_S: Final = 1.0  # The additional time for the response.
 _INTERVAL_S: Final = (
     0.01  # Between two questions. Longer: fewer calls, and later news of a busy log.
 )

@@ -133,7 +133,8 @@ class LogReader:
         address that it returns; empty if it is not known. `tails`: what the owner reports,
         wherever it is.
 
-        `skips_truncated`: truncated records are reported as a gap; else reading ends with it.
+        `skips_truncated`: truncated records are reported as a gap; otherwise reading ends with
+        it.
         """
         self.name: Final = name
         self._uid = uid
@@ -176,8 +177,8 @@ class LogReader:
         return max(tail - self._trail.next_offset, 0)
 
     async def next(self, due: float | None = None) -> ReadEvent:
-        """The next event; `Progress` when it is due, by default after a heartbeat, and there is none.
-        Behind the last one: that one again.
+        """The next event; `Progress` when it is due, by default after a heartbeat, and there is
+        none. After the last one: that one again.
 
         Raises `Truncated`, `NoSuchLog`, `LogDeleted`, `LogReplaced`, `DataLost`, and raises it
         again. If it is cancelled, nothing is lost: the same event comes next time.
@@ -198,7 +199,8 @@ class LogReader:
                 is_over = not await self._take_from_ledgers(due)
             if is_over and not self._ready:
                 progress = await self._progress()
-                if not self._ready:  # A step that was running may have read records meanwhile.
+                # A step that was running may have read records in the meantime.
+                if not self._ready:
                     return progress
         self._idle = self._loop.call_later(_IDLE_S, self._rest)
         return self._ready.popleft()
@@ -562,7 +564,7 @@ class LogReader:
     # --- Resting ----------------------------------------------------------------------------
 
     def _rest(self) -> None:
-        """Nobody asks at present: nothing is read ahead."""
+        """The reader does not ask at present: nothing is read ahead."""
         self._resting = self._loop.create_task(self._drop_what_is_ahead())
 
     async def _drop_what_is_ahead(self) -> None:

@@ -44,7 +44,7 @@ _ALL_LEDGERS: Final = LogName(
 _CLOCKS_APART_US_MAX: Final = 300 * 1_000_000
 _NAME_KEPT_US: Final = 60 * 1_000_000  # Of a deleted log that has no ledgers any more.
 _OPEN_DEADLINE_S: Final = 30.0
-_PAUSE_S: Final = 0.05  # Between logs that nobody owns, which takes 2 % of a processor at most.
+_PAUSE_S: Final = 0.05  # Between ownerless logs, which takes 2 % of a processor at most.
 
 
 class LogOwner(Protocol):
@@ -59,7 +59,7 @@ class LogOwner(Protocol):
 
 
 class LogKeeper(Protocol):
-    """A log server, as far as this concerns it."""
+    """The parts of a log server that are used here."""
 
     @property
     def owned_logs(self) -> Sequence[LogName]: ...

@@ -56,7 +56,7 @@ async def _make_ledger(context: OwnerContext, stored: StoredLog, quorum: Quorum)
 
 
 async def drop_ledger(context: OwnerContext, writer: LedgerWriter) -> None:
-    """It was not listed, and nobody has written it. What is left behind is found by its metadata."""
+    """It was not listed and never written. An abandoned ledger is found by its metadata."""
     await writer.stop()
     with suppress(RollbookError):
         await context.ledgers.delete(writer.ledger_id, is_forced=True)

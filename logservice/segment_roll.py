@@ -208,7 +208,7 @@ class Succession:
     # --- Closing ------------------------------------------------------------------------------
 
     async def close_last(self) -> None:
-        """The segment that is written, after all that is in it; there is no other one."""
+        """The written segment, after all its records; there is no other one."""
         order, writing = self._order, self._order.writing
         assert writing is not None
         await self._close_ledger(writing)

@@ -1,8 +1,8 @@
 """Which logs this server owns, and what happens to requests for others.
 
-`core/ownership.py` says who may take a log. A request for a log that is being opened or handed over here waits
-for that. A log that is handed over is closed first and its list says that nobody owns it, so the next owner has
-nothing to recover, and no append fails: each is asked for again there (SV3).
+`core/ownership.py` says who may take a log. A request for a log that is being opened or handed over here
+waits for that. A log that is handed over is closed first and its list names no owner, so the next owner has
+nothing to recover, and no append fails: each is requested again there (SV3).
 
 When the session that shows others that this server lives is over, its owners are dropped with
 whatever they have not confirmed; logs are opened again on request (SV4).
@@ -64,7 +64,7 @@ logger = structlog.get_logger()
 
 _HAND_OVER: Final = "handed over to"
 _LOOK_S: Final = 5.0
-_CLOCK_NEWS_US: Final = 1_000_000  # A clock that has moved by less is no news to the others.
+_CLOCK_NEWS_US: Final = 1_000_000  # A smaller change of the clock is not reported to the others.
 _COMPARE_S: Final = 20.0  # Between two comparisons of its clock with the others'.
 _UNOPENED_MAX: Final = 100_000
 _LOST_MAX: Final = 100_000
@@ -260,8 +260,8 @@ class LogServer:
         """The owner, opened if this server should have the log, by its name alone if no preference is heeded.
 
         Raises `NotOwner` with whom to ask, `OwnerChanging`, `NoSuchLog`, `LogDeleted`,
-        `LogReplaced` if the log has another `uid`, and what keeps a log from being opened; all
-        of it before anything was done. If it is cancelled, an opening goes on.
+        `LogReplaced` if the log has another `uid`, and errors that keep a log from being opened;
+        all of it before anything was done. If it is cancelled, an opening goes on.
         """
         owner = await self._owner_of(name, due, heeds_preference)
         if uid and owner.uid != uid:
@@ -361,7 +361,7 @@ class LogServer:
             refuses = await self._peers.check_dead(owner.address)
             wait_ns = self._patience.wait_ns(name, self.clock.monotonic_ns())
             claim = claim_on_living(listed, refuses=refuses, wait_ns=wait_ns)
-        if claim.releases:  # It could not be let go of in order.
+        if claim.releases:  # It could not be released in order.
             seen = await self.nodes.change(name, partial(released_by, server_id=self.server_id))
         if claim.needs_suggestion:
             judged = listed if heeds_preference else listed.with_preferred_server("")
@@ -400,8 +400,8 @@ class LogServer:
 
     def is_nobodys(self, name: LogName, listed: LedgerList) -> bool:
         """Whether no owner would use this list after it has been changed. A server that opens it
-        meanwhile sees the change. As far as this server can tell, which knows no others while it
-        starts.
+        in the meantime sees the change. As far as this server can tell, which knows no others
+        while it starts.
         """
         if self._context is None or self.find(name) is not None or name in self._closings:
             return False
@@ -644,7 +644,7 @@ class LogServer:
                 logger.info("clock_not_compared", reason=error.code.reason)
 
     async def _on_clock_compared(self) -> None:
-        """Lets go of all logs if this clock is not believed (CK1)."""
+        """Releases all logs if this clock is not trusted (CK1)."""
         await self._tell_clock()
         if not self.clock.is_odd:
             await self.nodes.beat(self.clock.wall_us())

@@ -1,7 +1,7 @@
 """The log service without any transport: one method for each thing that can be asked (`messages.py`).
 
 Appends, seals, truncations and writer epochs are decided by a log's owner; another server raises
-`NotOwner`, with whom to ask. Everything else any server answers.
+`NotOwner`, with whom to ask. Everything else is answered by any server.
 """
 
 import asyncio
@@ -116,12 +116,12 @@ T = TypeVar("T")
 
 CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-# For what lies beyond the tail as it is known here: its ack may be on its way.
+# For a position beyond the tail that is known here: its ack may be on its way.
 _ARRIVAL_S: Final = 1.0
 _REVIVE_S: Final = (
     5.0  # A reader waits for the log to be opened; longer, it is opened in the background.
 )
-_ASK_S: Final = 1.0  # What an owner may take to say where its log ends.
+_ASK_S: Final = 1.0  # The time that an owner has to report the end of its log.
 _DETAIL_S: Final = 1.0  # For details that a response omits if bookies do not report them by then.
 _LOST_LOOK_S: Final = (
     0.5  # For whether segments are there: a store that is away must not hold up who lists them.
@@ -243,7 +243,7 @@ class Service:
         tail, doubt = await self._look_for_tail(request.log)
         await self._require_life(request.log, tail.uid, uid)
         if doubt is not None and not found.blocks:
-            raise doubt  # That there are no records is for the owner to say (RL6).
+            raise doubt  # Only the owner can say that there are no records (RL6).
         return words.ReadAnswer(
             *(found.blocks, found.base_offset, found.next_offset),
             *(tail.head, max(tail.tail, found.next_offset), tail.is_sealed),
@@ -462,8 +462,9 @@ class Service:
         )
 
     async def _dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
-        """With the time of its last record, if it can be had soon, else as it is: it may lie before all that an
-        owner remembers, or behind entries without a record. Time is left to answer.
+        """With the time of its last record, if it is quickly found, otherwise as it is: that record may be
+        older than all that an owner remembers, or followed by entries without a record. Time is left to
+        answer.
         """
         if is_dated(tail):
             return tail
@@ -482,8 +483,8 @@ class Service:
         return (await self._look_for_tail(log))[0]
 
     async def _look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
-        """The tail; and what kept this server from asking the owner for it: then it is as the bookies know it, and
-        the last block that was acknowledged may lie beyond.
+        """The tail; and the error that kept this server from asking the owner for it: then it is the bookies'
+        tail, and the last acknowledged block may be beyond it.
         """
         try:
             return await self._certain_tail(log), None
@@ -706,7 +707,7 @@ class Service:
             answer = await owner.truncate(before)
         finally:
             await owner.close("room was made on full bookies")
-        with suppress(RollbookError):  # What is left is deleted by the next owner.
+        with suppress(RollbookError):  # The rest is deleted by the next owner.
             await delete_discarded(self._ledgers, self._nodes, await self._read(request.log))
         return answer
 
@@ -1003,8 +1004,8 @@ class Service:
         )
 
     async def _tail_told(self, name: LogName, listed: LedgerList, due: float) -> Offset:
-        """As an owner elsewhere or the bookies say, if soon; else where the last closed segment ends. Opens the
-        log nowhere.
+        """As reported by an owner elsewhere or the bookies, if soon; otherwise the end of the last closed
+        segment. Opens the log nowhere.
         """
         owner = listed.owner
         is_elsewhere = owner is not None and owner.server_id != self.server.server_id
@@ -1141,7 +1142,7 @@ class Service:
 
 
 class _TailsOf:
-    """What the owner of one log says, for its readers here."""
+    """The reports of one log's owner, for its readers here."""
 
     def __init__(
         self,

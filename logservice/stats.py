@@ -40,7 +40,7 @@ _NS_PER_S: Final = 1e9
 
 
 class AppendLaps:
-    """When an append came to each of its stages; times are those of the loop."""
+    """When an append reached each of its stages; times are those of the loop."""
 
     __slots__ = ("began_s", "came_s", "taken_s")
 

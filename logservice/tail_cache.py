@@ -20,7 +20,7 @@ from typing import Final
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
 
-_BLOCK_BYTES: Final = 200  # What a block costs besides its bytes.
+_BLOCK_BYTES: Final = 200  # The memory of a block besides its bytes.
 # A log keeps what it has beyond one of these shares while no other log needs it.
 _SHARES: Final = 16
 _DROP_AT: Final = 64  # Dropped blocks that are still in the list; then it is cut.
@@ -32,7 +32,7 @@ _OLDEST: Final = attrgetter("oldest")
 
 
 class TailMemory:
-    """What the caches of all logs of a server may hold together."""
+    """The bound of the caches of all logs of a server together."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -40,7 +40,7 @@ class TailMemory:
         self._share_bytes = bytes_max // _SHARES
         self.added = 0  # Bytes ever: a block is as old as there were few when it came.
         self._caches = OrderedDict[TailCache, None]()  # By when each was added to.
-        self._large: dict[TailCache, None] = {}  # Who has more than its share.
+        self._large: dict[TailCache, None] = {}  # Logs that have more than their share.
 
     def on_added(self, cache: "TailCache", count: int) -> None:
         self.bytes += count
@@ -72,7 +72,7 @@ class TailCache:
         self.end: RollbookError | None = None  # Why nothing follows any more.
         self.on_grown: Callable[[], None] | None = None  # While tails are watched.
         self._memory = memory
-        self.bytes = 0  # Of what is here.
+        self.bytes = 0  # Of the cached blocks.
         self._kept: list[_Kept] = []
         self._dropped = 0  # How many at the beginning of the list were dropped.
         self._waiting: dict[asyncio.Future[None], None] = {}

@@ -70,7 +70,7 @@ class TailDirectory:
         self._waiting: dict[asyncio.Future[None], None] = {}  # Watchers that have been sent all.
         self._tasks: list[asyncio.Task[None]] = []
         self._grown: dict[LogName, None] = {}  # Owned here, and not in the table yet.
-        self._unread: dict[LogName, None] = {}  # Their lists are to be read, the oldest first.
+        self._unread: dict[LogName, None] = {}  # Their lists will be read, the oldest first.
         self._listed: dict[LogName, None] = {}  # Those of them that a scan has found.
         self._doubtful: dict[LogName, LedgerList] = {}  # Bookies may know more.
         self._work = asyncio.Event()

@@ -147,7 +147,7 @@ async def delete_discarded(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog)
 
 
 async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: LedgerId) -> bool:
-    """Whether it is gone, or is none of this log's."""
+    """Whether it is gone, or belongs to another log."""
     try:
         found = await ledgers.metadata(ledger_id, fresh=True)
         if dict(found.metadata.custom).get(LEDGER_OF_LOG) != uid.hex().encode():
@@ -183,7 +183,8 @@ async def delete_log(
     etag: str = "",
     owned_by: OwnerEpoch | None = None,
 ) -> StoredLog:
-    """From here on nobody reads or writes it. Its ledgers are kept until then; another log may have its name.
+    """From here on it is neither read nor written. Its ledgers are kept until then; another log may have
+    its name.
 
     `owned_by`: the caller informs that owner, or it is gone. An owner that comes between would not know, and
     go on acking. Deleted before, it stays as it was. Raises `Guarded` if there are marks,
@@ -219,7 +220,7 @@ async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
     """For a deleted log: a server that still believes it owns the log, cut off from the list, acks nothing any more.
 
     It cannot have gone on to another ledger, since that would have to be listed. Raises
-    `QuorumTimeout` if too few bookies can be heard; the log stays deleted.
+    `QuorumTimeout` if too few bookies respond; the log stays deleted.
     """
 
     async def fence(ledger_id: LedgerId) -> None:

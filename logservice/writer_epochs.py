@@ -1,7 +1,7 @@
 """Exclusive writers of a log: epochs that are granted, renewed, released (LS8).
 
-An epoch is an entry of the log, so it fences at a place in the order, and outlives owners. The lease on
-it only tells others when they may take it without being rude.
+An epoch is an entry of the log, so it fences at a place in the order, and outlives owners. The lease
+on it only tells others when they may take it without disturbing.
 """
 
 import asyncio

@@ -57,7 +57,7 @@ class Quorum:
         return (slot - entry_id) % self.ensemble < self.write
 
     def is_acked(self, entry_id: EntryId, copies: Slots) -> bool:
-        """Copies outside the write set protect nobody and do not count."""
+        """Copies outside the write set do not count."""
         return (copies & self.write_mask(entry_id)).bit_count() >= self.ack
 
     def is_absent(self, entry_id: EntryId, negatives: Slots) -> bool:

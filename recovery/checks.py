@@ -78,7 +78,7 @@ class CheckState:
 
     is_running: bool = False
     completed_ms: int | None = None
-    ledgers: int = 0  # That were looked at.
+    ledgers: int = 0  # Those checked.
     marked: int = 0
     undecided: int = 0  # A registered bookie did not respond: they are checked again.
     unknown: int = 0  # A bookie doubts its copies itself.
@@ -307,8 +307,8 @@ class Checks:
         gate: Gate,
         judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
-        """Whether every registered member was heard each time. Marks copies that are short or bad both
-        times (AU7)."""
+        """Whether every registered member responded each time. Marks copies that are short or bad
+        both times (AU7)."""
         metadata = await self._read(ledger_id, state)
         if metadata is None:
             return True
@@ -321,7 +321,8 @@ class Checks:
                 return True
             second = await judge(metadata)
             live = self._ledgers.live()
-            for each in first.to_mark:  # Who fell silent in between has still to be looked at.
+            # A ledger with a member that became silent in between must be checked again.
+            for each in first.to_mark:
                 is_heard = is_heard and each not in second.silent and live.find(each) is not None
             to_mark = [
                 each

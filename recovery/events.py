@@ -83,7 +83,7 @@ class _Part:
 
 
 class ClusterEvents:
-    """`run` it; everything else may be asked at any time."""
+    """`run` it; all other methods may be called at any time."""
 
     def __init__(
         self,

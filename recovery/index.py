@@ -53,7 +53,7 @@ OnChange = Callable[[LedgerId, Shape], None]
 
 
 class LedgerIndex:
-    """`run` keeps it; everything else may be asked at any time."""
+    """`run` updates it; all other methods may be called at any time."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class Task:
     doubted: tuple[EntryRange, ...]  # By itself,
     is_wholly_doubted: bool  # and as everything is.
     includes_all: bool  # In doubt or not.
-    accepted: Sequence[EntryRange]  # What may be given up.
+    accepted: Sequence[EntryRange]  # Entries that may be given up.
 
     @property
     def ranges(self) -> tuple[EntryRange, ...]:

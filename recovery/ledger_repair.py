@@ -60,7 +60,7 @@ from rollbook.recovery.core.plan import (
 logger = structlog.get_logger()
 
 _ROUNDS_MAX: Final = 20  # With writers and others that change the ledger in the meantime.
-_TARGETS_MAX: Final = 3  # That are tried for one seat.
+_TARGETS_MAX: Final = 3  # Those tried for one seat.
 _NOTHING_BAD: Final[BadRanges] = {}
 _LOST_FOR_CERTAIN: Final = (CopyState.MISSING, CopyState.BAD)
 
@@ -85,7 +85,7 @@ class Repair:
     ledger_id: LedgerId
     entries: int = 0
     entry_bytes: int = 0
-    seats: int = 0  # That were restored, or changed hands.
+    seats: int = 0  # Those restored, or moved.
     was_closed: bool = False  # For the repair.
     # Nothing failed: its writer has to leave this end, and has time until the grace period is over.
     awaited: OpenEnd | None = None

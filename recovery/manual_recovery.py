@@ -1,9 +1,9 @@
 """Makes the copies of lost bookies elsewhere by hand, without an auditor (A36-A40).
 
 Every ledger that names one of the bookies is repaired under its lock, like a worker does it, so it may run
-beside workers, and may be stopped and run again: its progress is in metadata. A ledger whose open end names a
-lost bookie is first left to its writer for the grace period; then it is closed, unless open ledgers are to be
-skipped (RP4).
+beside workers, and may be stopped and run again: its progress is in metadata. A ledger whose open end
+names a lost bookie is first left to its writer for the grace period; then it is closed, unless open
+ledgers should be skipped (RP4).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class LedgerProblem:
 class Evacuated:
     """The result for the ledgers that named the bookies."""
 
-    ledgers: int = 0  # That name one of them, or did.
+    ledgers: int = 0  # Those that name one of them, or did.
     repaired: int = 0
     skipped_open: int = 0
     entries: int = 0

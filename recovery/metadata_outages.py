@@ -30,7 +30,7 @@ async def patiently(part: str, work: Callable[[], Awaitable[object]]) -> Never:
 
 
 async def until_done(part: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `work` until it comes to its end."""
+    """Repeats `work` until it ends."""
     while True:
         try:
             return await work()

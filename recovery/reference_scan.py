@@ -21,7 +21,7 @@ _AT_ONCE: Final = 64
 
 @dataclass(slots=True)
 class Census:
-    ledgers: int = 0  # That were looked at.
+    ledgers: int = 0  # Those examined.
     naming: dict[BookieId, int] = field(default_factory=dict)  # 0 for those that no ledger names.
     examples: dict[BookieId, LedgerId] = field(default_factory=dict)
     unreadable: list[LedgerId] = field(default_factory=list)  # They may name any bookie.

@@ -59,7 +59,7 @@ class RecoveryConfig:
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     steward: StewardConfig = field(default_factory=StewardConfig)
     heal: HealConfig = field(default_factory=HealConfig)
-    runs_auditor: bool = True  # And stands as steward.
+    runs_auditor: bool = True  # Also stands as steward.
     runs_worker: bool = True
 
 
@@ -164,7 +164,7 @@ class RecoveryServer:
 
     @property
     def kinds(self) -> list[str]:
-        """What it does, for people."""
+        """Its state, for people."""
         return [kind for kind in ("auditor", "worker") if kind in self._works]
 
     async def run(self) -> None:

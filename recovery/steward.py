@@ -12,7 +12,7 @@ of neither.
   that names it. A ledger that names it later makes it Draining again (LC4).
 - Each change of a lifecycle is made while the steward's vote stands, or never (LC2).
 - A drain that failed or was cancelled leaves no task (LC5).
-- A bookie whose incarnation is not the one last seen whole has all its ledgers looked at (LC6).
+- A bookie whose incarnation is not the one last seen whole has all its ledgers checked (LC6).
 
 A steward may die anywhere: the next one reads everything again.
 """
@@ -436,7 +436,7 @@ class Steward:
             try:
                 record = (await self._members.read(bookie)).record
             except (BadMetadata, UnsupportedVersion):
-                continue  # `bookie` commands tell what to do with it.
+                continue  # `bookie` commands say what to do with it.
             if record is None:
                 continue  # It is Java's.
             suspect = self._suspects.get(bookie)

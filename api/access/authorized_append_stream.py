@@ -35,7 +35,7 @@ class GuardedStream:
         """Raises `Throttled`."""
         self._caller, self._audit, self._now_ns = caller, audit, now_ns
         self._refused: dict[int, Unauthorized] = {}  # By ref.
-        self._refusals = 0  # Of appends; nobody has taken them.
+        self._refusals = 0  # Appends that were not taken.
         self._are_taken = asyncio.Event()
         self._stack = ExitStack()
         try:

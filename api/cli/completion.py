@@ -1,4 +1,4 @@
-"""Names for a shell that completes: from the server that is meant, if it answers at once.
+"""Names for a completing shell: from the server in use, if it responds at once.
 
 A completion that fails is silent: a user is typing.
 """

@@ -318,7 +318,7 @@ class Log(BelongsToProcess):
         skip_truncated: bool = False,
         whom: Whom | None = None,
     ) -> EventReader:
-        """Records, and whatever else befalls a reader: caught up, gaps, progress, the seal.
+        """Records, and all other events of a reader: caught up, gaps, progress, the seal.
 
         `whom`: the server to ask; by default the log's owner.
         """
@@ -421,11 +421,11 @@ class Log(BelongsToProcess):
     ) -> messages.WriterGrant:
         """The next writer epoch: give it to appends as `epoch`. Older ones are fenced.
 
-        `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder releases
-        it or its lease is over, `"steal"` it. An error whose `outcome` is unknown may have left it to
-        `holder` under an epoch that nobody heard of: asked again by the same `attempt`, a name that you
-        draw at random for this one acquisition, `holder` is granted that one, or hears `StaleEpoch` if
-        it was released. Without a name only this one call asks again by itself. If it is cancelled, the
+        `mode`, if the log has a holder: `"fail"` with `WriterHeld`, `"wait"` until the holder
+        releases it or its lease is over, `"steal"` it. An error with an unknown outcome may have
+        granted it to `holder` under an unknown epoch: if the same `attempt`, a name that you draw at
+        random for this one acquisition, is repeated, `holder` gets that epoch, or `StaleEpoch` if it
+        was released. Without a name only this one call asks again by itself. If it is cancelled, the
         outcome is in doubt.
         """
         request = messages.AcquireWriter(
@@ -481,7 +481,7 @@ class Log(BelongsToProcess):
     async def update(self, *, etag: str = "", **changes: Any) -> messages.LogState:
         """`update(retention_age_s=3600)`: fields of `LogConfig`, which are changed together.
 
-        `etag`: only if its configuration is still the one that has it, else `MetadataConflict`. If it is
+        `etag`: only if its configuration still has this one, otherwise `MetadataConflict`. If it is
         cancelled, it may have been changed or not: `state` tells.
         """
         known = {field.name for field in fields(LogConfig)}

@@ -54,7 +54,7 @@ class Owners:
         return tuple(self._servers)
 
     def address_of(self, log: LogName | None) -> str:
-        """The owner's address, else that of a server which can name the owner."""
+        """The owner's address, or that of a server which can name the owner."""
         if log is not None and (found := self._owners.get(log)):
             return found.address
         return self._servers[self._next]

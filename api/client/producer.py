@@ -1,7 +1,7 @@
 """How a client numbers its batches, so that a log recognises repeated ones (LS6).
 
-A log forgets a producer that has been silent for `dedupe_age_s`, or when too many others were used later.
-Then it refuses whatever has not number 0, and the producer begins its next epoch:
+A log forgets a producer that has been silent for `dedupe_age_s`, or when too many others were
+used later. Then it refuses every other number than 0, and the producer begins its next epoch:
 
     every earlier batch was acknowledged    what comes next has number 0 of the next epoch: nothing is
                                             appended twice, and nothing was refused by mistake
@@ -68,7 +68,7 @@ class Resumed:
     __slots__ = ("_name", "_progress")
 
     def __init__(self, name: str, progress: ProducerProgress | None) -> None:
-        """`progress`: None of a writer without a name."""
+        """`progress`: A writer without a name has none."""
         self._name, self._progress = name, progress
 
     @property

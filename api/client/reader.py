@@ -3,9 +3,9 @@
 - It resumes at the very next offset, wherever and whenever a stream broke, and up to the end that it was
   given when it began.
 - Offsets are dense: what comes has to begin where the last ended, unless a gap event came before.
-- It never waits quietly. Servers say at least every heartbeat where they stand. One that misses two is
-  left for another; after `silences_max` heartbeats without a word from anybody, or with a lag that
-  does not shrink, it raises `ReaderStalled` and says what it waits for.
+- It never waits quietly. Servers report their position at least every heartbeat. One that misses
+  two is replaced by another; after `silences_max` heartbeats without any response, or with a lag
+  that does not shrink, it raises `ReaderStalled` and says what it waits for.
 """
 
 import asyncio

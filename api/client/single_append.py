@@ -36,7 +36,7 @@ from rollbook.proto.errors import (
 )
 
 _IDLE_MAX: Final = 64
-_BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides what else is in its message.
+_BLOCK_BYTES_MAX: Final = MESSAGE_BYTES_MAX - 1024 * 1024  # Besides the rest of its message.
 
 
 @dataclass(frozen=True, slots=True)

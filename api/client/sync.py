@@ -73,11 +73,12 @@ def connect(
 ) -> "SyncClient":
     """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
 
-    With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine trusts;
-    `certificate` and `key` are shown to servers that ask for one, and `tls_name` is the name that all servers'
-    certificates have, where it is not the name in the URL. Without a URL it is the cluster that the
-    shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, else the current context, else this machine.
-    `token_file` holds the `token` in its first line. `insecure`: the token may go over the network in the clear.
+    With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine
+    trusts; `certificate` and `key` are shown to servers that ask for one, and `tls_name` is the name
+    that all servers' certificates have, where it is not the name in the URL. Without a URL it is the
+    cluster that the shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, or the current context,
+    or this machine. `token_file` holds the `token` in its first line. `insecure`: the token may go over
+    the network in the clear.
 
         with rollbook.connect("log://127.0.0.1:7400") as client:
             log = client.open("orders", create=True)
@@ -447,7 +448,7 @@ class SyncLog(BelongsToProcess):
                 yield event
         finally:
             ahead.cancel()
-            self._thread.start(reader.aclose)  # Who waits: perhaps the garbage collector.
+            self._thread.start(reader.aclose)  # The waiter may be the garbage collector.
 
     # --- Where it begins and ends -------------------------------------------------------------
 

@@ -188,7 +188,7 @@ class TailsWatch:
                 self._streams[server] = self._loop.create_task(self._follow(server))
 
     def _forget_departed(self) -> None:
-        """Of those that cannot be heard."""
+        """Of servers that cannot be reached."""
         servers = self._merged.servers
         for server in [each for each in self.unreached if each not in servers]:
             self._streams.pop(server).cancel()

@@ -31,7 +31,7 @@ Begins = tuple[str, Callable[[], Awaitable[ProducerProgress]]]
 
 class Writer(BelongsToProcess):
     """Appends in order and exactly once. Its first failure ends it: no record is appended after
-    one that was not. `close` it, or use `async with`; else its client does when it is closed.
+    one that was not. `close` it, or use `async with`; otherwise its client closes it.
 
     At most `window_bytes` and `window_batches` are in flight; `ready` waits for room, `submit` raises
     `Overloaded` if there is none. One with a producer's name accepts records after `begin`, which `async

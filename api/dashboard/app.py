@@ -127,7 +127,7 @@ class _SignedOut(Exception):
 
 
 class Dashboard:
-    """`routes` are served beside those of management; below `PREFIX` the server asks for no token."""
+    """`routes` are served beside those of management; below `PREFIX` the server requires no token."""
 
     def __init__(
         self,
@@ -619,7 +619,8 @@ class Dashboard:
     async def _shown(
         self, visit: "_Visit", bookie: str, page: str, read: Callable[[Any], Any]
     ) -> Any:
-        """What a page of the bookie's own says; or why it is not known. Raises `Missing`: there is no such bookie."""
+        """The contents of the bookie's own page; or why they are not known. Raises `Missing`: there is no
+        such bookie."""
         await self._ask(visit, f"bookie {bookie}", lambda: self._admin.bookie(bookie))
         try:
             return read(
@@ -631,7 +632,7 @@ class Dashboard:
             )
         except Missing:
             return f"It shows no pages here: {process_screens.NO_PAGES}."
-        except BookieFailed:  # Its answer is none of ours.
+        except BookieFailed:  # Its response is not from a server of ours.
             return "Its own pages do not show this: it is a Java bookie, or of an earlier release."
         except (RollbookError, ValueError) as error:
             return _text_of(error) if isinstance(error, RollbookError) else _sentence(str(error))

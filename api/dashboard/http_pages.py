@@ -1,4 +1,4 @@
-"""What log servers show over HTTP, asked in a thread: with a token only where it can be shown."""
+"""Log servers' pages over HTTP, read in a thread: with a token only where it can be shown."""
 
 import http.client
 import json

@@ -119,7 +119,7 @@ def of_exposition(text: str) -> dict[str, Child]:
 
 
 def of_status(found: Any) -> dict[str, Child]:
-    """What a bookie says of itself, nested facts by dotted names."""
+    """What a bookie reports about itself, nested facts by dotted names."""
     rows: dict[str, Child] = {}
 
     def add(prefix: str, value: Any) -> None:

@@ -15,7 +15,7 @@ from rollbook.proto.errors import Overloaded
 _MIB: Final = 1024 * 1024
 BYTES_MAX: Final = 4 * _MIB  # gRPC has a copy of each. Larger: fewer slow readers are hung up on.
 _EVENT_BYTES: Final = 512 * 1024  # Of the first one, as long as nothing is known.
-_IDLE_S: Final = 1.0  # Then a reservation is given back. Less: events on their way are not counted on a busy machine.
+_IDLE_S: Final = 1.0  # Then a reservation is released. Less: events on their way are not counted on a busy machine.
 _LOOK_S: Final = 0.05  # How often the next reader checks for room.
 _TAKING_S: Final = 0.25  # Then a reader that takes nothing makes room for others.
 _AGAIN_MS: Final = 250

@@ -125,7 +125,7 @@ def error_of_call(
 
 
 def failure_of(method: Method, error: grpc.aio.AioRpcError) -> RollbookError:
-    """What one call of it ended with. A call without a change knows that none was made."""
+    """The result of one call of it. A call without a change knows that none was made."""
     found = error_of_call(error.code(), error.details() or "", error.trailing_metadata())
     if not method.changes and isinstance(found, ConnectionLost | QuorumTimeout):
         found.outcome = Outcome.NOT_APPLIED

@@ -16,8 +16,9 @@ guessed:
     headers, headers_b64           objects from names to text, or base64
     event_time_us                  the producer's own clock
 
-Read again a record has `offset` and `timestamp_us` besides, and each part as text where it is UTF-8, else
-as base64. `encoding=base64` writes all values so; `encoding=json` those that are JSON as JSON.
+A record that is read has `offset` and `timestamp_us`, too, and each part as text if it is UTF-8,
+otherwise as base64. `encoding=base64` writes all values so; `encoding=json` those that are JSON as
+JSON.
 
 A line is parsed by itself, in C: half a microsecond for a record of 100 B.
 """
@@ -52,7 +53,7 @@ parse_json: Final = partial(from_json, allow_inf_nan=False, cache_strings="keys"
 
 
 class Encoding(Enum):
-    AUTO = "auto"  # Text if it is UTF-8, else base64.
+    AUTO = "auto"  # Text if it is UTF-8, otherwise base64.
     BASE64 = "base64"
     JSON = "json"  # What is JSON as JSON; the rest as in `auto`.
 
@@ -250,7 +251,7 @@ def _texts_told(records: Sequence[Record]) -> bytes | None:
         return None
     try:
         return to_json(plain)
-    except PydanticSerializationError:  # It is no text.
+    except PydanticSerializationError:  # It is not text.
         return None
 
 

@@ -263,7 +263,7 @@ class _Parser(h11.Connection):
 
     @property
     def has_more(self) -> bool:
-        """That was not looked at."""
+        """Bytes that were not parsed."""
         return bool(self._unparsed or self.trailing_data[0])
 
     @property

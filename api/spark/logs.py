@@ -59,7 +59,7 @@ class Logs:
         finds_latest: bool,
         is_strict: bool,
     ) -> dict[str, int]:
-        """The offsets that are meant by positions."""
+        """The offsets of positions."""
         return {
             log: self._place(log, wanted.of(log), tail, finds_latest, is_strict)
             for log, tail in tails.items()

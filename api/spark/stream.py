@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Live:
-    """The state of the source's process from batch to batch. None of it has to survive."""
+    """The state of the source's process from batch to batch. None of it needs to survive."""
 
     def __init__(
         self, options: SourceOptions, channel: "Channel", logs: "Logs", tails: "TailCache"

@@ -204,7 +204,7 @@ class Catalog:
         self.doubts = Doubts()
         self.mark = ReplayStart(1, 1)
         self.opened = 0  # The highest journal file that may have records.
-        self.lost: dict[int, None] = {}  # Journal files behind the mark that are not there.
+        self.lost: dict[int, None] = {}  # Missing journal files after the mark.
         self.scrubbed = 0
         self.old_below = 0  # Ledgers with lower ids may have been fenced here and forgotten (B13).
         self.removals = 0  # Of logs: a reader that had looked one up has to look again.
@@ -479,7 +479,7 @@ class Catalog:
     def pack_all(self) -> Iterator[bytes]:
         """Bodies of records that, applied to an empty catalog, give this one.
 
-        Changes made between two of them must stand between these two.
+        Changes made between two of them must be written between these two.
         """
         logs = sorted(self.logs.values(), key=attrgetter("age"))  # Later ones come as changes.
         known = pack_mark(self.mark) + pack_opened(self.opened) + pack_scrubbed(self.scrubbed)

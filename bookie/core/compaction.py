@@ -23,7 +23,8 @@ _ENTRY_BYTES: Final = 16.5
 _ENTRY_SHARE: Final = 1.01
 
 TARGET_BYTES: Final = 256 * 1024 * 1024  # Of a log made of several.
-TARGET_ENTRIES: Final = 2 * 1024 * 1024  # Their index is held in memory meanwhile: 16 bytes each.
+# Their index is held in memory at that time: 16 bytes each.
+TARGET_ENTRIES: Final = 2 * 1024 * 1024
 _VICTIMS_MAX: Final = 64  # Each is an open file.
 
 
@@ -35,7 +36,7 @@ class Candidate(NamedTuple):
 
     @property
     def sorted_bytes(self) -> int:
-        """What would be left of it."""
+        """The rest of it."""
         return sorted_bytes(self.use)
 
     @property

@@ -2,9 +2,9 @@
 once.
 
 No timer: an add that finds the disk idle is written by itself, at the latency of the disk, and the
-longer a write takes, the more the next one carries. What is waiting is cut into records of about
-`_RECORD_BYTES`, the unit that readers read and verify; a write starts on a sector of its own, so that
-what is durable is never written again (B2).
+longer a write takes, the more the next one carries. Waiting requests are cut into records of about
+`_RECORD_BYTES`, the unit that readers read and verify; a write starts on a sector of its own, so
+that durable bytes are never written again (B2).
 
 The queue's bound is in bytes. It belongs to the storage, which refuses before anything gets here.
 """
@@ -167,7 +167,7 @@ class RecordPacker:
 
 
 def size_of(item: Frames | Control) -> int:
-    """What it takes in a file at most, padding of the write aside."""
+    """Its maximum size in a file, without the padding of the write."""
     if isinstance(item, Control):
         body, rows = len(item.pack()), 1
     else:

@@ -398,7 +398,7 @@ def _difference(cookie: Cookie | None, wanted: Cookie) -> str:
 
 
 def why_not_to_erase(found: FoundStamps, wanted: Cookie) -> Problem | None:
-    """Of directories that are to be formatted: they may hold another bookie's entries."""
+    """Of directories that will be formatted: they may hold another bookie's entries."""
     for problem, directory in _strangers(found, wanted):
         if directory.condition not in (Condition.UNSTAMPED, Condition.DAMAGED):
             return problem

@@ -1,4 +1,4 @@
-"""Whether a filled journal file becomes an entry log as it stands, or is rewritten sorted.
+"""Whether a filled journal file becomes an entry log unchanged, or is rewritten sorted.
 
 Adopting writes each byte once. Readers pay for it: reading a ledger means reading every record
 that holds some of it, whole. So it is worth it iff reading all its ledgers one by one costs at

@@ -23,8 +23,8 @@ class Pool:
         self.floor = floor
         self.ceiling = ceiling
         self.held = 0
-        self.lent = 0  # Of what is held: beyond the floors.
-        self.begun = 0  # Of what is held: of requests that are still coming.
+        self.lent = 0  # The part of the held bytes beyond the floors.
+        self.begun = 0  # The part of the held bytes of partial requests.
         self.has_news = False  # One of `waiting` may go on.
         self.waiting: dict[Account, None] = {}
         self._roomy = bytes_max - bytes_max // 8

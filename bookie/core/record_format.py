@@ -13,10 +13,10 @@ older file's bytes nor a payload that holds a journal are ever taken for a recor
 tail are equal, and body and rows limit each other's damage: a single damaged byte costs at most
 one body, and the rows still name its ledgers.
 
-`last_synced` is the sequence that was durable when the record was made. A record that should be
-there and is not is *rot* iff some record that is there has a `last_synced` at or above it; else
-it was never acknowledged and is a *torn tail* (B3). Bytes after a torn tail were not acknowledged
-either, since records become durable in order; an END record is written over it first.
+`last_synced` is the sequence that was durable when the record was made. A missing record is
+*rot* if some existing record has a `last_synced` at or above it; otherwise it was never
+acknowledged and is a *torn tail* (B3). Bytes after a torn tail were not acknowledged either,
+since records become durable in order; an END record is written over it first.
 """
 
 import struct
@@ -199,7 +199,7 @@ class RecordReader:
         self._end = origin + len(contents)
 
     def at(self, position: int) -> FoundRecord | None:
-        """The record whose head stands there whole. Independent of its body."""
+        """The record whose whole head is there. Independent of its body."""
         return self._unpack(position, _HEAD_MAGIC)
 
     def may_start_at(self, position: int) -> bool:

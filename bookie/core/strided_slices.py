@@ -14,7 +14,7 @@ from typing import Final
 from rollbook.proto.wire.arrays import array_of
 
 _COUNT_MIN: Final = 16  # Fewer are cut faster one by one.
-_SHAPES_MAX: Final = 32  # That are remembered; one takes up to 32 bytes for each entry.
+_SHAPES_MAX: Final = 32  # Those remembered; one takes up to 32 bytes for each entry.
 
 
 def cut_evenly(
@@ -28,7 +28,7 @@ def cut_evenly(
         return ()
     position, length = positions[start], lengths[start]
     step = positions[start + 1] - position
-    room = origin + len(body) - position - length  # For others behind the first.
+    room = origin + len(body) - position - length  # For others after the first.
     if position < origin or step < length or step <= 0 or room < 0:
         return ()
     count = min(len(positions) - start, room // step + 1)

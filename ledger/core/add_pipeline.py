@@ -16,11 +16,11 @@ expires. Three deadlines hang on the ticks (WR6):
 - A bookie has failed, too, when entries that are confirmed without it fill half of the window and
   for `LAGGARD_TICKS` it did not acknowledge anything. Until then it slows the writer down.
 - For a bookie that has failed and has no successor yet nothing more is kept when such entries have
-  filled half of the window for `PATIENCE_TICKS`: the writer goes on with what stands.
+  filled half of the window for `PATIENCE_TICKS`: the writer goes on without it.
 
-The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` and bookies that stand are
-too few to do so, or for twice as long whatever the reason: one deadline for a bookie that hangs and
-one for its successor.
+The writer gives up when an entry has not been confirmed for `DEADLINE_TICKS` and too few bookies are
+left to do so, or for twice as long whatever the reason: one deadline for a bookie that hangs and one
+for its successor.
 
 How much a connection gets at a time, and when it is checked again:
 
@@ -69,7 +69,7 @@ _WAIT: Final = "wait until it is ready"
 
 @dataclass(slots=True)
 class SlotProgress:
-    """What one slot of the ensemble has been given."""
+    """The entries that one slot of the ensemble has been given."""
 
     sent: EntryId  # All entries below that it should hold were passed on, on this connection.
     takes_entries: bool = True
@@ -118,7 +118,7 @@ class Pipeline:
     # --- Appending ----------------------------------------------------------------------------
 
     def has_room(self, entries: int, payload_bytes: int) -> bool:
-        """What does not fit into an empty window passes alone."""
+        """An entry larger than an empty window passes alone."""
         size = payload_bytes + entries * _AROUND_BYTES
         return self.is_settled or (
             self.next_entry + entries <= self._full_at_entry

@@ -5,13 +5,11 @@
                           └─ no other bookie: it stays down;                          │
                              back and answering: it sits again      b4 gets what is not confirmed
 
-- One change at a time; failures that come meanwhile are for the next one (WR3). Slots for which nobody
-  is found stay down, and are tried again.
-- The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any
-  other state is somebody's recovery, which may have counted negatives of the present ensemble: the
+- One change at a time; failures that come meanwhile are for the next one (WR3). Slots without a replacement stay down, and are tried again.
+- The writer changes only a ledger that it reads back as OPEN, with the end that it wrote itself. Any other state means a recovery, which may have counted negatives of the present ensemble: the
   writer stops permanently (WR4).
-- A compare-and-set whose reply was lost was made if the ledger's end is found as it was wanted: nobody
-  else moves it while the ledger is OPEN.
+- A compare-and-set whose reply was lost was made if the ledger's end is as requested: no other
+  process moves it while the ledger is OPEN.
 - While one attempt's outcome is unknown, entries may be confirmed by bookies that stay, since they are
   in the ensemble either way. So each new attempt starts at the LAC + 1 of its own time (WR2).
 
@@ -120,7 +118,7 @@ class OpenEnsemble:
         return is_news
 
     def on_lost(self, slot: int, error: RollbookError) -> bool:
-        """A connection that is wanted was lost or could not be made. Whether it has failed by that."""
+        """A connection that is wanted was lost or could not be made. Whether that makes it fail."""
         if slot in self._down:
             return False
         if not self._lost >> slot & 1:

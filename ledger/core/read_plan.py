@@ -87,7 +87,7 @@ class CopySearch:
         return any(issubclass(error, _PASSING) for error in self._errors.values())
 
     def error(self, ledger_id: LedgerId, entry_id: EntryId, ensemble: Ensemble) -> RollbookError:
-        """When everybody has failed."""
+        """When all members have failed."""
         errors = self._errors
         ids: dict[str, Any] = {"ledger_id": ledger_id, "entry_id": entry_id}
         if all(issubclass(error, Missing) for error in errors.values()):

@@ -80,7 +80,7 @@ class TailSearch:
     # --- What to ask --------------------------------------------------------------------------
 
     def plan(self, entries_max: int) -> list[TailProbe]:
-        """What to ask now, at most `entries_max` entries ahead of the first undecided one."""
+        """The next questions, at most `entries_max` entries ahead of the first undecided one."""
         end = self._next + entries_max
         end = min(end, max(self._highest_seen, self._next - 1) + 1 + self._probes)
         for entry_id in map(EntryId, range(max(self._planned_end, self._next), end)):

@@ -69,7 +69,7 @@ class WriteBack:
         )
 
     def unacked(self, slot: int) -> list[Entry]:
-        """What the bookie at that place still owes."""
+        """The entries that the bookie at that place has not acknowledged."""
         if self._abandoned >> slot & 1:
             return []
         return [

@@ -1,7 +1,7 @@
 """Which clocks are believed: those that agree with most others.
 
-Each log server compares its wall clock with the metadata store's and tells the others how far apart the two are.
-A clock within five minutes of more than half of all clocks, the store's and its own among them, is trusted; of
+Each log server compares its wall clock with the metadata store's and reports the difference to the others. A
+clock within five minutes of more than half of all clocks, the store's and its own among them, is trusted; of
 exactly half, if the store's is one of them. A server with another one owns no logs (CK1): their records would
 expire too early or never.
 

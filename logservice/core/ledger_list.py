@@ -342,7 +342,8 @@ class LedgerList:
     # --- The ends -----------------------------------------------------------------------------
 
     def with_head(self, head: Offset, confirmed: Offset, *, is_begun: bool = False) -> Self:
-        """The log starts at `head`; `confirmed` is as far as its caller knows it to be there.
+        """The log starts at `head`; `confirmed` is the offset up to which its caller knows
+        records to be there.
 
         Whole segments below it leave the list (LL3). `is_begun`: the caller owns the log, and the first
         entry of the first unclosed segment is confirmed; else the one before that stays, and the last
@@ -404,7 +405,7 @@ class LedgerList:
         return self.state is LogState.DELETED and has_lost_all
 
     def require_living(self, log: LogName) -> None:
-        """Raises `NoSuchLog` if its records are gone or going, so that nobody can bring it back; else `LogDeleted`
+        """Raises `NoSuchLog` if its records are gone or going, so that it cannot be brought back; `LogDeleted`
         if it was deleted."""
         if self.is_condemned:
             raise NoSuchLog(log=str(log))

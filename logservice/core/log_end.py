@@ -41,7 +41,7 @@ def source_of_end(listed: LedgerList, owner: str, own_address: str) -> EndSource
 
 
 def listed_end(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
-    """The end at `tail`, with all else as the list says."""
+    """The end at `tail`, with everything else as the list says."""
     return LogTail(
         head=listed.head,
         tail=max(tail, listed.head),
@@ -69,7 +69,7 @@ def closed_end(listed: LedgerList) -> Offset | None:
 def end_of_closed_range(
     listed: LedgerList, start: Offset, until: Offset, owner: str
 ) -> LogTail | None:
-    """The end of the closed segments, if the range lies within them: the owner knows no more about it. Else None."""
+    """The end of the closed segments, if the range is within them: the owner knows no more about it. Else None."""
     end = closed_end(listed)
     if end is None or max(start, until) > end:
         return None

@@ -59,7 +59,9 @@ class LogMemory:
         self.holder = ""  # Of that epoch; empty: it was released, or there never was one.
         # By which the epoch was asked for, released or not; empty: none was named.
         self.attempt = ""
-        self.ttl_ms = 0  # It holds until released or stolen; else unless renewed for so long.
+        # It holds until it is released or stolen; with a lease, until it was not renewed for this
+        # long.
+        self.ttl_ms = 0
         self.fence_offset = FIRST_OFFSET  # The first one that is the epoch's.
         self.is_sealed = False
         self.producers = Producers(config)
@@ -132,7 +134,7 @@ class LogMemory:
         return b"".join((head, holder, attempt, self.producers.pack()))
 
     def pack_lived(self) -> bytes:
-        """What stands beside it."""
+        """The bytes beside it."""
         if self.owner_epoch is None:
             return b""
         return _EPOCH.pack(self.owner_epoch) + self.producers.lived.pack()
@@ -193,7 +195,7 @@ class LogMemory:
 
 
 def snapshot_in(block: Block) -> Follows | Snapshot | None:
-    """A replay may begin behind this block."""
+    """A replay may begin after this block."""
     if block.is_control:
         match unpack_control(block):
             case Follows() | Snapshot() as said:

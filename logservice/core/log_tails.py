@@ -57,7 +57,7 @@ class Scope:
 
 
 def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
-    """As far as the list tells. `owner`: the address of one that lives; empty: none."""
+    """As far as the list says. `owner`: the address of one that lives; empty: none."""
     ends = [
         end
         for segment in listed.segments[-3:]

@@ -77,7 +77,7 @@ def cause_in_words(obstacles: Iterable[Obstacle], time_of: TimeOf) -> str:
 
 
 def advice_on(obstacles: Iterable[Obstacle]) -> str:
-    """What would help; empty if nothing is known to be away."""
+    """The next step; empty if nothing is known to be unavailable."""
     steps: list[str] = []
     obstacles = tuple(obstacles)
     if any(each.kind is ObstacleKind.METADATA for each in obstacles):

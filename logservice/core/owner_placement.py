@@ -42,7 +42,7 @@ class Suggestions:
         self._ranks: dict[int, tuple[str, ...]] = {}
 
     def server_for(self, name: LogName, without: Collection[str] = ()) -> str | None:
-        """The first choice that is not `without`; None if nobody is left."""
+        """The first choice that is not `without`; None if there is none."""
         return next((each for each in self.ranked(shard_of(name)) if each not in without), None)
 
     def ranked(self, shard: int) -> tuple[str, ...]:

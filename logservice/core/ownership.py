@@ -11,9 +11,9 @@
     a server that is alive, but refuses     opens it, if it is the suggested server once that one is passed over;
       connections for half a second           unless the log was taken that way lately: `OwnerChanging`
 
-A server takes no logs while it is drained, or while its clock is not believed. The suggested server is the one that
-the list prefers, else the first choice by the log's name (`owner_placement.py`), among those that are alive; a
-suggested server that refuses connections is passed over. Any other server responds `NotOwner` and names it.
+A server takes no logs while it is drained, or while its clock is not believed. The suggested server is the one
+that the list prefers, or the first choice by the log's name (`owner_placement.py`), among the living ones; a
+suggested server that refuses connections is skipped. Any other server responds `NotOwner` and names it.
 
 All of this only avoids needless take-overs. Two servers that both think a log theirs fence each other, and the list of
 the log's ledgers decides (SV1). `takeover_backoff.py` says when a server refuses connections, and for how long a log
@@ -102,7 +102,7 @@ def has_no_owner(
     is_opening: bool,
     seen: LedgerList | None,
 ) -> bool:
-    """Whether no owner acts by this list, as far as server `server_id` knows, which does not own the log.
+    """Whether no owner uses this list, as far as server `server_id` knows, which does not own the log.
 
     `is_opening`: that server is about to open the log, from the list that it has `seen`; None: it read no list yet.
     """
@@ -118,6 +118,6 @@ def has_no_owner(
 
 
 def released_by(listed: LedgerList, server_id: ServerId) -> LedgerList:
-    """The list without an owner, if that is server `server_id`; else as it is."""
+    """The list without an owner, if that is server `server_id`; otherwise unchanged."""
     is_owner = listed.owner is not None and listed.owner.server_id == server_id
     return listed.with_released() if is_owner else listed

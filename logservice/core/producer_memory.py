@@ -49,5 +49,5 @@ class ProducerMemory:
             bytes_before, number = heapq.heappop(largest)
             producers = logs[number]
             producers.forget_half()
-            if producers.bytes < -bytes_before:  # Else it is one producer, which stays.
+            if producers.bytes < -bytes_before:  # Otherwise it is one producer, which stays.
                 heapq.heappush(largest, (-producers.bytes, number))

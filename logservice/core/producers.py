@@ -408,7 +408,7 @@ class Producers:
         return b"".join((_COUNT.pack(len(self)), *self._pack_each()))
 
     def pack_counts(self) -> bytes:
-        """What stands beside it."""
+        """The bytes beside it."""
         counts = bytearray((_COUNTS_VERSION,))
         for place, (_, found) in enumerate(self._in_order()):
             known = _opened(found)

@@ -159,7 +159,8 @@ Headers = Mapping[str, bytes]
 
 
 class _NoHeaders(Mapping[str, bytes]):
-    """Shared by all records without headers, so nobody may change it; a proxy of a dict cannot be pickled."""
+    """Shared by all records without headers, so it must not be changed; a proxy of a dict cannot be
+    pickled."""
 
     __slots__ = ()
 
@@ -422,7 +423,7 @@ def check_event_time(time_us: int) -> None:
 
 
 def check_header_name(name: str) -> None:
-    """Raises `InvalidRequest` if it is no name for a header."""
+    """Raises `InvalidRequest` for an invalid header name."""
     if not _HEADER_NAME.fullmatch(name):
         raise InvalidRequest(
             f"header {name[:80]!r} is not 1 to {_HEADER_NAME_BYTES_MAX} characters of "

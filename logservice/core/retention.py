@@ -1,15 +1,14 @@
 """When records have been kept for long enough.
 
 A closed segment has expired when its youngest record is older than `retention_age_s`, or when
-those behind it alone are larger than `retention_bytes`. They expire from the front, as a whole,
-and none that a protected mark still needs. Records in the segment that is written expire after it
-was rolled: owners roll idle segments, too.
+the later segments alone are larger than `retention_bytes`. They expire from the front, as a
+whole, and none that a protected mark still needs. Records in the segment that is written expire
+after it was rolled: owners roll idle segments, too.
 
 Ages count the time that servers have lived through (LT1), not what clocks were set by.
 
-The last segment of a log that nobody writes is kept by the list, since it holds the memory of
-the log. Its records expire all the same; its ledger is deleted once an owner has begun another
-one.
+The last segment of a log without a writer is kept by the list, since it holds the memory of the
+log. Its records expire all the same; its ledger is deleted once an owner has begun another one.
 """
 
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ def find_segment_at(segments: Sequence[Segment], timestamp_us: int) -> Segment |
 
 
 def successor_of(segments: Sequence[Segment], ledger_id: LedgerId) -> Segment | None:
-    """The one behind that ledger; None if it is the last one, or not listed."""
+    """The one after that ledger; None if it is the last one, or not listed."""
     index = index_of(segments, ledger_id)
     return None if index is None or index + 1 == len(segments) else segments[index + 1]
 

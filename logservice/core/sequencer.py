@@ -4,8 +4,8 @@ nowhere else.
 An append is checked in this order:
 
  1. Was it appended before? A retry is answered with the offsets of the first time, whatever else has
-    changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6). What
-    has its number and is something else is refused.
+    changed since: a log that was sealed, a writer that was fenced, an offset that was passed (LS6). Another batch
+    with its number is refused.
  2. Is the log sealed?
  3. Does it bear the writer epoch that is in force (LS8)?
  4. Is the tail where it was expected?

@@ -1,10 +1,11 @@
 """What a log server reports about itself where it is registered, as long as its session lasts.
 
-JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0, "segments_lost":
-0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0", "http": "", "quorum": [3,
-3, 2]}`. The node is named after that life of the server; of two lives of one name the one that was registered
-last counts. Older records have no `http`, no `logs_degraded`, no `segments_lost`, no `quorum` and no
-`clock_apart_us`. That is how far ahead of the metadata store's clock the server's is; null: not compared.
+JSON, `{"address": "10.0.0.5:7400", "is_draining": false, "logs_owned": 12, "logs_degraded": 0,
+"segments_lost": 0, "server_id": "log-1~0badcafe", "started_us": 17…, "version": 1, "release": "0.1.0",
+"http": "", "quorum": [3, 3, 2]}`. The node is named after that life of the server; of two lives of one
+name the one that was registered last counts. Older records have no `http`, no `logs_degraded`, no
+`segments_lost`, no `quorum` and no `clock_apart_us`. It is how far the server's clock is ahead of the
+metadata store's; null: not compared.
 """
 
 import json
@@ -29,7 +30,8 @@ class ServerRecord:
     logs_owned: int = 0  # As it last reported.
     logs_degraded: int = 0  # Of those, the ones that write a segment with too few bookies.
     segments_lost: int = 0  # That it knows of.
-    # What logs that are made without a configuration have here. None: a release that did not say so.
+    # The defaults of logs that are created without a configuration. None: a release that did not
+    # say so.
     quorum: Quorum | None = None
     http: str = ""  # The URL of its REST; empty: it has none.
     clock_apart_us: int | None = None  # Ahead of the metadata store's clock; None: not known.

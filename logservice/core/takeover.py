@@ -69,7 +69,7 @@ def judge(ended: Sequence[Ended]) -> tuple[Sequence[Ended], Sequence[Ended]]:
 
 
 def stands_down(fenced_epoch: OwnerEpoch, listed_epoch: OwnerEpoch) -> bool:
-    """Whether a server that fenced at `fenced_epoch`, in vain, may leave the log alone."""
+    """Whether a server that fenced at `fenced_epoch`, without success, may give up the log."""
     return listed_epoch > fenced_epoch
 
 

@@ -68,7 +68,7 @@ class TakeoverPatience:
         return max(pause.until_ns - now_ns, 0) if pause else 0
 
     def on_taken(self, name: LogName, now_ns: int) -> None:
-        """From a server that was registered. Those whose owner was gone need no patience."""
+        """From a registered server. Those whose owner was gone need no patience."""
         pause = self._pauses.pop(name, None)
         length_ns = _PAUSE_NS_MIN
         if pause is not None and now_ns < pause.until_ns + pause.length_ns:

@@ -8,9 +8,9 @@ BookKeeper's auditor is elected in `underreplication/auditorelection`, our stewa
 
 - A vote belongs to a session, not to a process: after a lost reply it is found by its session, and a
   session never has two of ours (EL1).
-- Who leads may have been replaced without knowing: whatever must not be done by an old leader names
+- A leader may have been replaced without knowing: every act that an old leader must not do names
   `Vote.check` in its transaction, and is made in `Vote.session` or never (EL2).
-- A vote that nobody stands by blocks nobody: if a session has two, Java's retry left the older one, which
+- An abandoned vote blocks no candidate: if a session has two, Java's retry left the older one, which
   its process does not know; a vote of no session was left by a person or a backup. They are removed (EL3).
 """
 

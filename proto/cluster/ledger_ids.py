@@ -66,7 +66,7 @@ _Waiter = asyncio.Future[LedgerId | None]
 
 
 def is_ahead(ledger_id: int, position: int) -> bool:
-    """Whether a counter that stands at `position` will give out this id (LI1)."""
+    """Whether a counter at `position` will give out this id (LI1)."""
     highs = (ledger_id >> 32) - (position >> 32)
     drawn = ledger_id - max(position, ledger_id >> 32 << 32)
     return 0 <= highs <= _HIGHS_WITHIN_REACH and 0 <= drawn < _DRAWN_WITHIN_REACH

@@ -212,9 +212,9 @@ def _log_change(before: LedgerMetadata, after: LedgerMetadata) -> None:
 class LedgerWalk:
     """The ids of all ledgers, one directory in memory at a time.
 
-    Ledgers that are made or deleted meanwhile may be missed or seen; those that exist during the
-    whole walk are all seen. A walk that ends by itself was complete: whatever could not be read
-    raises.
+    Ledgers that are made or deleted in the meantime may be missed or seen; those that exist
+    during the whole walk are all seen. A walk that ends by itself was complete: whatever could
+    not be read raises.
     """
 
     def __init__(

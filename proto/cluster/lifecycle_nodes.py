@@ -36,7 +36,7 @@ logger = structlog.get_logger()
 class StoredLifecycle:
     bookie: BookieId
     lifecycle: Lifecycle
-    version: int | None  # None: there is no node.
+    version: int | None  # None: the node does not exist.
 
 
 class LifecycleNodes:

@@ -67,7 +67,7 @@ def id_taken(
     url: MetadataUrl | None,
     next_step: str,
 ) -> NodeExists:
-    """The process that made the registration at `path`, as far as it says so itself."""
+    """The process that made the registration at `path`, if it says so itself."""
     if node.stat.owner == NO_SESSION:
         return NodeExists(
             f"{message}: no session made the node, so it stays until somebody removes it",

@@ -118,7 +118,7 @@ def describe_bookie(
     tls: Address | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> BookieServiceInfo:
-    """What one of our bookies publishes; the ids are those of a Java bookie."""
+    """The record that one of our bookies publishes; the ids are those of a Java bookie."""
     endpoints = [Endpoint("bookie", BOOKIE_PROTOCOL, address.host, address.port)]
     if tls:
         endpoints.append(Endpoint("bookie-tls", TLS_PROTOCOL, tls.host, tls.port))

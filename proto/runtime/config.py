@@ -96,7 +96,7 @@ def load_config(
 
     `variables` names fields in the environment by their flags; `said_by` describes fields that
     come from a file of another form. `check` is called besides, and raises `BadConfig` for what
-    only its caller can judge. `sources` gets where each value comes from that is no default, by
+    only its caller can judge. `sources` gets the origin of each value that is not a default, by
     `section.name`.
     """
     assert dataclasses.is_dataclass(shape)

@@ -1,10 +1,10 @@
 """Files of the machine.
 
-Writes go straight to the system: they go to the page cache and take microseconds, and so do reads
-of cached pages. What waits for the device (other reads, `sync`, `write_and_sync`) or may go
-through a whole file's blocks (`truncate`, `unlink`, and `close` behind it: 40 ms for 128 MiB) runs
-on the disk's own threads, so that the loop goes on; what changes one file still takes effect in
-the order of the calls, since each change waits for the file's previous one. Reads wait for
+Writes go straight to the system: they go to the page cache and take microseconds, and so do
+reads of cached pages. Calls that wait for the device (other reads, `sync`, `write_and_sync`) or
+may go through a whole file's blocks (`truncate`, `unlink`, and `close` after it: 40 ms for 128
+MiB) run on the disk's own threads, so that the loop goes on; changes of one file still take
+effect in the order of the calls, since each waits for the file's previous one. Reads wait for
 nothing, and `close` for them.
 
 If the device is quick, a small `write_and_sync` waits for it on the spot: the way to a thread

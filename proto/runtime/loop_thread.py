@@ -87,7 +87,7 @@ class LoopThread:
         return ClientClosed()
 
     def close(self) -> None:
-        """What still runs there is cancelled. Idempotent."""
+        """Tasks that still run there are cancelled. Idempotent."""
         if self.is_alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -55,7 +55,7 @@ from rollbook.proto.wire.schema import bookkeeper_protocol_pb2 as pb
 from rollbook.proto.wire.varint import pack_varint
 
 VERSION: Final = pb.VERSION_THREE
-HIGH_PRIORITY: Final = 100  # What Java sends; anything above 0 means it.
+HIGH_PRIORITY: Final = 100  # The value that Java sends; anything above 0 has that meaning.
 DEFERRED_SYNC: Final = 0x1  # In an add's writeFlags.
 
 _STATUSES: Final = frozenset(pb.StatusCode.values())

@@ -22,7 +22,8 @@ class DrainNotes:
 
     began: Mapping[str, int] = field(default_factory=dict)  # The version from which it was begun.
     ended: Mapping[str, str] = field(default_factory=dict)  # "drained", or why it is not.
-    ledgers: Mapping[str, int] = field(default_factory=dict)  # That named each, at the beginning.
+    # Those that named each, at the beginning.
+    ledgers: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> "DrainNotes":

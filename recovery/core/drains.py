@@ -44,7 +44,7 @@ def next_step(facts: DrainFacts) -> Step:
 
 
 def is_final(failure: Failure) -> bool:
-    """Whether trying again can hardly help: no copy is left, or there is no bookie to copy to."""
+    """Whether a retry can hardly help: no copy is left, or there is no bookie to copy to."""
     if failure.is_unrecoverable:
         return True
     return failure.code == _NO_TARGET and failure.attempts >= ATTEMPTS_WITHOUT_TARGET

@@ -226,7 +226,7 @@ def rights_for(word: Any) -> tuple[Right, ...]:
 
 
 def may_ask(grants: Grants, word: Any) -> bool:
-    """Lists may be requested by everybody; they show each caller its own logs (`visible`)."""
+    """Lists may be requested by all callers; they show each caller its own logs (`visible`)."""
     kind = type(word)
     if rights := rights_for(word):
         if kind is messages.UndeleteLog and word.to and not grants.may_any(rights, str(word.to)):

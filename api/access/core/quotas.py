@@ -18,7 +18,7 @@ from rollbook.proto.errors import BadConfig, Throttled
 _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000
 _SAVED_NS_MAX: Final = _NS_PER_S
-_STREAMS_AGAIN_MS: Final = 1000  # Nobody knows when one ends.
+_STREAMS_AGAIN_MS: Final = 1000  # It is not known when one ends.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What `rollbook access` does: it reads the file as a server does, and replaces it whole, with the change.
 
-A server that reads it meanwhile sees the old file or the new one; its last line, `# end`, shows that it is
-complete (AF1).
+A server that reads it at that time sees the old file or the new one; its last line, `# end`, shows that
+it is complete (AF1).
 """
 
 import json
@@ -158,7 +158,8 @@ def _start_of_comment(text: str, head: int) -> int:
 
 
 def _end_of_values(text: str, start: int, stop: int) -> int:
-    """Behind the last line with a value, and one empty line: a comment below is about what follows."""
+    """After the last line with a value, and one empty line: a comment below is about the next
+    section."""
     end = start + text.startswith("\n", start)
     for line in re.finditer(r"[^\n]*\n?", text[start:stop]):
         if line[0].strip() and not line[0].lstrip().startswith("#"):

@@ -401,7 +401,7 @@ def _ticking(label: str, seconds: float) -> Iterator[None]:
 
 
 class _Cost:
-    """From when it is made until it is asked."""
+    """From its creation until it is requested."""
 
     def __init__(self) -> None:
         self._begun, self._cpu = time.perf_counter(), time.process_time()

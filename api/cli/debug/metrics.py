@@ -119,7 +119,7 @@ async def _page(place: ScrapeTarget, access: LogAccess, is_known: bool) -> bytes
     host, is_tls = parts.hostname or "", parts.scheme == "https"
     wire = _Wire()
     connection = http.client.HTTPConnection(host, parts.port or (443 if is_tls else 80))
-    connection.sock = wire  # What it uses of a socket.
+    connection.sock = wire  # The part of a socket that it uses.
     shown = _headers(place, access) if is_known else {}
     connection.request("GET", "/metrics", headers={"connection": "close", **shown})
     tls = _tls(access) if is_tls else None

@@ -103,7 +103,7 @@ class Access:
 
 @contextmanager
 def _advising(metadata: Metadata) -> Iterator[None]:
-    """What to type next."""
+    """The next command."""
     steps: dict[type[RollbookError], str] = {
         NoSuchLedger: f"rollbook ledger ls{metadata.flag}",
         NotEnoughBookies: f"rollbook cluster info{metadata.flag}",
@@ -166,7 +166,7 @@ def password_of(password: str | None) -> bytes | None:
 
 
 def as_text(value: bytes) -> str:
-    """As text if it is some, else in hexadecimal behind `hex:`. So is text that begins so."""
+    """As text if possible, otherwise in hexadecimal after `hex:`. So is text that begins so."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

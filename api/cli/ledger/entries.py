@@ -105,7 +105,7 @@ async def _append_all(writer: LedgerWriter, payloads: Sequence[bytes]) -> None:
 
 
 def _look(future: "asyncio.Future[range]") -> None:
-    """`flush` tells of failures."""
+    """`flush` reports failures."""
     if not future.cancelled():
         future.exception()
 

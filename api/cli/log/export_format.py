@@ -4,9 +4,9 @@
     frame    "RBKF", length (u32), first offset (u64), records (u32), CRC-32C (u32) of the bytes that follow: a block, by zstd
     end      "RBKE", the offset after the last record (u64)
 
-Each of the three begins with fields that have a CRC-32C (u32) of their own after them, so that a length is
-used only if it is right. A file without its end was left by an interrupted export; its frames are whole, and
-a repeated export continues after them. Everything else that is not as written is damage.
+Each of the three begins with fields that have a CRC-32C (u32) of their own after them, so that a
+length is used only if it is right. A file without its end was left by an interrupted export; its
+frames are whole, and a repeated export continues after them. All other deviations are damage.
 """
 
 import json

@@ -204,7 +204,7 @@ def framed(payloads: Iterable[bytes], frame: str) -> bytes:
 
 
 def as_json(name: str, value: bytes) -> dict[str, str]:
-    """Text if it is some, else under another name."""
+    """As text if possible, otherwise under another name."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

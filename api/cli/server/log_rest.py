@@ -1,4 +1,4 @@
-"""REST beside a log server's gRPC: loaded by those servers alone that were given `--rest`."""
+"""REST beside a log server's gRPC: loaded only with `--rest`."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

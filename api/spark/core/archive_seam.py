@@ -1,7 +1,7 @@
 """One table over an archive and its logs: which records come from files, and which from the log (SA3).
 
-What manifests name comes from files, the rest from the log, from where the last manifest ends. So no record comes twice,
-whether it was truncated or not; a hole between both is an error.
+Records that manifests name come from files, the rest from the log, from where the last manifest ends. So no
+record comes twice, whether it was truncated or not; a hole between both is an error.
 """
 
 from typing import NamedTuple

@@ -252,7 +252,7 @@ USE_A_VIEW: Final = (
 
 
 def values_of(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the options mean, by their proper names; checked one by one. Raises `BadConfig`."""
+    """The options' values, by their proper names; checked one by one. Raises `BadConfig`."""
     found: dict[str, Any] = {}
     given = {name.lower(): value for name, value in options.items()}
     is_table = any(name.startswith(_OF_A_TABLE) for name in given)

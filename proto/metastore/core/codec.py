@@ -252,7 +252,7 @@ def _stat(head: object) -> NodeStat:
 
 
 class _Values:
-    """The values behind a head, taken in order, each once and all of them."""
+    """The values after a head, taken in order, each once and all of them."""
 
     def __init__(self, body: bytes, position: int) -> None:
         self._body = body

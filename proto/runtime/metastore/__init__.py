@@ -37,8 +37,8 @@ async def open_metadata_store(
     others, now or when its owner dies. `visit`, for short commands: if the file has no owner,
     this process uses it alone, until it closes. With neither there must be a serving owner
     within `NOBODY_TIMEOUT_S`, or it raises `MetadataUnavailable`. `create`: a missing file is
-    made, by a visit at least; else it is `NoSuchCluster`. `on_fatal`: called when what it owns
-    cannot be stored, by default to end this process.
+    made, by a visit at least; otherwise it is `NoSuchCluster`. `on_fatal`: called when what it
+    owns cannot be stored, by default to end this process.
     """
     clock, randomness = clock or SystemClock(), randomness or random.SystemRandom()
     if isinstance(url, str):

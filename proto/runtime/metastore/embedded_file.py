@@ -9,8 +9,8 @@ when there is room.
 
 A batch is one SQLite transaction, synced before `keep` returns (write-ahead log,
 synchronous=FULL). SQLite's own lock on the file is exclusive: no other program reads or writes
-it meanwhile. Before an owner depends on the last one's log, it makes that log durable as it
-reads: see `_write_again`.
+it at the same time. Before an owner depends on the last one's log, it makes that log durable as
+it reads: see `_write_again`.
 
 Each row has the CRC-32C of its contents, and `store` the sum of them all, so that a row that was
 changed, lost or restored externally is noticed when the file is opened. A damaged file is
