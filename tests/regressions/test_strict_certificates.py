@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.api.cli.admin_client import AdminClient
+from rollbook.api.cli.bookie_admin_client import AdminClient
 from tests.regressions.defects import defect
 from tests.support.certificates import Authority
 

@@ -9,7 +9,7 @@ import pytest
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.archive import Chain, File, Manifest, chain_of, faults_of, manifest_of
 from rollbook.api.spark.core.archive_seam import divide
-from rollbook.api.spark.core.findings import (
+from rollbook.api.spark.core.audit_findings import (
     Content,
     Mirrored,
     compare,

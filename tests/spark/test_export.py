@@ -14,7 +14,7 @@ from rollbook.api.client.sync import SyncClient, SyncLog
 from rollbook.api.spark import scan
 from rollbook.api.spark.archive import Archive
 from rollbook.api.spark.core.archive import Manifest
-from rollbook.api.spark.core.findings import compare
+from rollbook.api.spark.core.audit_findings import compare
 from rollbook.api.spark.core.options import SplitLimits
 from rollbook.api.spark.failures import RollbookFailure
 from rollbook.api.spark.pipelines.common import Way

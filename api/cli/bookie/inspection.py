@@ -31,7 +31,7 @@ from rollbook.api.cli.output import (
 from rollbook.proto.errors import BadConfig, DataLost, Missing, NoSuchLedger
 
 if TYPE_CHECKING:  # Loaded when a command needs them: `--help` is quick.
-    from rollbook.api.cli.admin_client import AdminClient
+    from rollbook.api.cli.bookie_admin_client import AdminClient
     from rollbook.bookie.inspection import StoreFiles
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Where:
         return self.http is None and bool(self.journal_dir or self.ledger_dirs)
 
     def client(self) -> "AdminClient":
-        from rollbook.api.cli.admin_client import AdminClient
+        from rollbook.api.cli.bookie_admin_client import AdminClient
 
         return AdminClient(
             *(self.http or _HTTP, self.token_file, self.ca_file),
@@ -627,7 +627,7 @@ def _wait_for(client: "AdminClient", started: Any) -> Any:
     if is_shown:
         click.echo("", err=True)
     if operation["state"] == "failed":
-        from rollbook.api.cli.admin_client import error_of
+        from rollbook.api.cli.bookie_admin_client import error_of
 
         raise error_of(operation["problem"])
     return operation

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Final, Never, Protocol, TypeVar
 
 from rollbook import __version__
-from rollbook.api.cli.admin_client import AdminClient
 from rollbook.api.cli.bookie.lifecycle_actions import facts_of
+from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.actions import list_bookies
 from rollbook.api.cli.cluster.callbacks import CallbackAdmin
 from rollbook.api.cli.cluster.health import find_members, judge, server_records

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from rollbook.api.access.audit import Audit
-from rollbook.api.cli.admin_client import answer_of
+from rollbook.api.cli.bookie_admin_client import answer_of
 from rollbook.api.rest.bookie import BookieAdmin, make_app
 from rollbook.api.rest.operations import RunningOperations
 from rollbook.proto.ids import BookieId

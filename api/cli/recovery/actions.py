@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import click
 
-from rollbook.api.cli.admin_client import AdminClient
+from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.ledger.connection import Access, bar_of_shares
 from rollbook.api.cli.output import show_facts, show_rows
 from rollbook.ledger.ledgers import Ledgers

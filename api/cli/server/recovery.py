@@ -17,7 +17,7 @@ import structlog
 
 from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
-from rollbook.api.cli.admin_client import AdminClient
+from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of, log_made_for
 from rollbook.api.cli.machine import RealMachine, check_log_level
 from rollbook.api.cli.recovery.actions import AdminDoubts

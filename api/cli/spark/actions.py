@@ -14,7 +14,7 @@ from rollbook.api.cli.context_option import at_context
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.output import as_table
 from rollbook.api.spark.archive import Archive
-from rollbook.api.spark.pipelines import pages
+from rollbook.api.spark.pipelines import report_page
 from rollbook.api.spark.pipelines.common import Report, Way, selection_of
 from rollbook.logservice.ids import LogName, parse_age_us, parse_cursor_name
 from rollbook.proto.errors import ArchiveDamaged, BadConfig, RollbookError
@@ -176,10 +176,10 @@ def _reporting(
         report.error = _why(error)
         bar.close()
         with suppress(RollbookError):  # Such as a full disk, where the first error is enough.
-            pages.write(report, report_folder)
+            report_page.write(report, report_folder)
         raise
     bar.close()
-    _show(report, pages.write(report, report_folder), output)
+    _show(report, report_page.write(report, report_folder), output)
     if report.findings:
         raise ArchiveDamaged(
             f"{len(report.findings)} things are wrong", next_step=f"see {report_folder}/report.html"
@@ -228,7 +228,7 @@ def _show(report: Report, page: str, output: str) -> None:
     if rows:
         click.echo(as_table(columns, [{name: row.get(name) for name in columns} for row in rows]))
     if said["findings"]:
-        click.echo(as_table(pages.FINDINGS, said["findings"]))
+        click.echo(as_table(report_page.FINDINGS, said["findings"]))
     click.echo(f"report: {page}")
 
 

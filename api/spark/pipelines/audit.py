@@ -17,7 +17,7 @@ from rollbook.api.spark.archive import Archive, sizes_in
 from rollbook.api.spark.core import provenance
 from rollbook.api.spark.core.archive import Chain, File, faults_of, unsigned
 from rollbook.api.spark.core.archive_seam import is_overtaken
-from rollbook.api.spark.core.findings import (
+from rollbook.api.spark.core.audit_findings import (
     Content,
     Finding,
     Mirrored,

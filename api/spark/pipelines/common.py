@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollbook.api.spark.channel import Channel, channel_of
-from rollbook.api.spark.core.findings import Finding
+from rollbook.api.spark.core.audit_findings import Finding
 from rollbook.api.spark.core.options import Selection, access_of, source_options, values_of
 from rollbook.api.spark.core.progress import TailPoint
 from rollbook.api.spark.tails import TailCache

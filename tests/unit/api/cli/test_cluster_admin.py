@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollbook.api.cli.admin_client import AdminClient
+from rollbook.api.cli.bookie_admin_client import AdminClient
 from rollbook.api.cli.cluster.management import ClusterAdmin, StoreWatch
 from rollbook.api.cli.cluster.operation_kinds import describe_error, kinds_of
 from rollbook.api.cli.ledger import of_log
