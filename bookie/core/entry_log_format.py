@@ -33,7 +33,7 @@ from rollbook.bookie.core.journal_index import (
     fitting_end,
     run_end,
 )
-from rollbook.bookie.core.record_format import seed_of
+from rollbook.bookie.core.record_format import LATER_RELEASE, seed_of
 from rollbook.proto.errors import TornRecord, UnsupportedVersion
 
 PAGE_ROWS_MAX: Final = 1024
@@ -261,7 +261,9 @@ def unpack_trailer(data: bytes, file_id: bytes, file_bytes: int) -> Trailer:
     if magic != _MAGIC:
         raise TornRecord("an entry log has no trailer")
     if version != _VERSION:
-        raise UnsupportedVersion(f"a footer of version {version} is from a later release")
+        raise UnsupportedVersion(
+            f"a footer of version {version} is from a later release", next_step=LATER_RELEASE
+        )
     trailer = Trailer(footer_at, extents, pages, records, tables_crc)
     if not footer_at <= trailer_at - trailer.table_bytes:
         raise TornRecord("an entry log's trailer makes no sense")

@@ -41,6 +41,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
+from rollbook.bookie.core.record_format import LATER_RELEASE
 from rollbook.bookie.core.repair_commands import FORMAT, REJOIN, WRITE_OFF
 from rollbook.proto.errors import BadMetadata, UnsupportedVersion
 from rollbook.proto.formats.cookie import Cookie, pack_cookie, unpack_cookie
@@ -116,7 +117,7 @@ def unpack_stamp(data: bytes) -> Stamp:
     if version and int(version[1]) != _VERSION:
         raise UnsupportedVersion(
             f"{STAMP} is of version {int(version[1])}; {_VERSION} can be read",
-            next_step="run the release of Rollbook that wrote it, or a later one",
+            next_step=LATER_RELEASE,
         )
     if lines is None:
         raise BadMetadata(f"{STAMP} is not one of ours")

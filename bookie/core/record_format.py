@@ -32,6 +32,7 @@ from rollbook.proto.ports import Buffer
 
 SECTOR: Final = 512
 _VERSION: Final = 1
+LATER_RELEASE: Final = "run the release of Rollbook that wrote it, or a later one"
 _FILE_MAGIC: Final = b"rollbook"
 _HEAD_MAGIC: Final = b"\xb5rec"
 _TAIL_MAGIC: Final = b"\xb5cer"
@@ -112,7 +113,9 @@ def unpack_file_header(data: bytes) -> FileHeader | None:
         if magic != _FILE_MAGIC:
             continue
         if version != _VERSION:
-            raise UnsupportedVersion(f"a file of version {version} is from a later release")
+            raise UnsupportedVersion(
+                f"a file of version {version} is from a later release", next_step=LATER_RELEASE
+            )
         return FileHeader(Purpose(purpose), number, store_id, file_id, allocated)
     return None
 
@@ -275,7 +278,9 @@ class RecordReader:
             _HEAD.unpack(fields)
         )
         if version != _VERSION:
-            raise UnsupportedVersion(f"a record of version {version} is from a later release")
+            raise UnsupportedVersion(
+                f"a record of version {version} is from a later release", next_step=LATER_RELEASE
+            )
         inner = body_bytes + rows * _ROW.size
         position = at if magic == _HEAD_MAGIC else at - inner - HEAD_BYTES
         end = position + inner + RECORD_OVERHEAD_BYTES
