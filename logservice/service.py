@@ -5,7 +5,6 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; anot
 """
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -16,15 +15,8 @@ from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.log_end import (
-    EndSource,
     TailTime,
     closed_end,
-    end_of_closed_range,
-    is_dated,
-    listed_end,
-    may_have_grown,
-    require_within,
-    source_of_end,
     unowned_end,
 )
 from rollbook.logservice.core.log_lives import check_life, text_of
@@ -75,7 +67,6 @@ from rollbook.logservice.messages import (
 )
 from rollbook.logservice.offset_lookup import (
     NOT_OWNED,
-    find_last_time,
     find_offset_at,
     find_sizes,
     find_tail,
@@ -86,6 +77,7 @@ from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
 from rollbook.logservice.tail_directory import TailDirectory
+from rollbook.logservice.tail_lookup import TailLookup
 from rollbook.logservice.truncation import (
     delete_discarded,
     delete_log,
@@ -116,12 +108,6 @@ T = TypeVar("T")
 
 CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-# For a position beyond the tail that is known here: its ack may be on its way.
-_ARRIVAL_S: Final = 1.0
-_REVIVE_S: Final = (
-    5.0  # A reader waits for the log to be opened; longer, it is opened in the background.
-)
-_ASK_S: Final = 1.0  # The time that an owner has to report the end of its log.
 _DETAIL_S: Final = 1.0  # For details that a response omits if bookies do not report them by then.
 _LOST_LOOK_S: Final = (
     0.5  # For whether segments are there: a store that is away must not hold up who lists them.
@@ -142,6 +128,7 @@ class Service:
         self.server = server
         self._ask_peer = ask_peer
         self._owner_tails = OwnerTails(server, ask_peer)
+        self._ends = TailLookup(server, self._owner_tails)
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
@@ -240,7 +227,7 @@ class Service:
                         is_waiting = True
                     case CaughtUp() | Progress() | Sealed() | Moving():
                         break
-        tail, doubt = await self._look_for_tail(request.log)
+        tail, doubt = await self._ends.look_for_tail(request.log)
         await self._require_life(request.log, tail.uid, uid)
         if doubt is not None and not found.blocks:
             raise doubt  # Only the owner can say that there are no records (RL6).
@@ -292,7 +279,7 @@ class Service:
     ) -> tuple[Offset, Offset]:
         """The head, and the tail that is its end."""
         if request.at_tail is AtTail.STOP_AT_BARRIER:
-            if (closed := await self._closed_tail(request.log)) is not None:
+            if (closed := await self._ends.closed_tail(request.log)) is not None:
                 await self._require_life(request.log, closed.uid, uid)
                 return closed.head, closed.tail
             owner = await self.server.owner_of(request.log, due, uid=uid)
@@ -302,7 +289,7 @@ class Service:
             asked = words.GetTail(request.log, Consistency.READ_BARRIER, uid)
             known = await self._read_barrier(asked, due)
             return known.head, known.tail
-        known, doubt = await self._look_for_tail(request.log)
+        known, doubt = await self._ends.look_for_tail(request.log)
         await self._require_life(request.log, known.uid, uid)
         if doubt is not None:
             raise doubt  # It would stop before records that were acknowledged (RL6).
@@ -332,8 +319,8 @@ class Service:
             uid=uid,
             find_owner=partial(self.server.find, log, uid),
             find_proven=partial(self.server.find_proven, log, uid),
-            revive=partial(self._revive, log),
-            tails=_TailsOf(log, self._ask_tail, self._owner_tails),
+            revive=partial(self._ends.revive, log),
+            tails=_TailsOf(log, self._ends.ask_tail, self._owner_tails),
             clock=self._clock,
             heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
             skips_truncated=request.on_truncated is OnTruncated.SKIP,
@@ -360,14 +347,14 @@ class Service:
 
     async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
         if request.consistency is Consistency.CACHED:
-            tail = await self._tail_of(request.log)
+            tail = await self._ends.tail_of(request.log)
             await self._require_life(request.log, tail.uid, request.uid)
-            return await self._dated(request.log, tail, due)
+            return await self._ends.dated(request.log, tail, due)
         if request.consistency is Consistency.READ_BARRIER:
-            return await self._dated(request.log, await self._read_barrier(request, due), due)
-        if (closed := await self._closed_tail(request.log)) is not None:
+            return await self._ends.dated(request.log, await self._read_barrier(request, due), due)
+        if (closed := await self._ends.closed_tail(request.log)) is not None:
             await self._require_life(request.log, closed.uid, request.uid)
-            return await self._dated(request.log, closed, due)
+            return await self._ends.dated(request.log, closed, due)
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if request.consistency is Consistency.BARRIER:
             await _by(due, owner.barrier())
@@ -376,8 +363,8 @@ class Service:
             await owner.tail_cache.grown(request.beyond, wait_s)
             if owner.failure is not None:
                 raise OwnerChanging(owner.failure.message, **owner.failure.ids)
-            return self._tail_at(owner)
-        return await self._dated(request.log, self._tail_at(owner), due)
+            return self._ends.tail_at(owner)
+        return await self._ends.dated(request.log, self._ends.tail_at(owner), due)
 
     async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
         """For an ownerless log that ends with a closed segment the list answers; otherwise its owner (LS14)."""
@@ -387,7 +374,7 @@ class Service:
             return end
         owner = await self.server.owner_of(request.log, due, uid=text_of(listed.uid))
         await _by(due, owner.read_barrier())
-        return self._tail_at(owner)
+        return self._ends.tail_at(owner)
 
     async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
         """Sends what is known at once, and the tail's time when that was found. While it takes long to find out
@@ -404,9 +391,9 @@ class Service:
             while True:
                 owner = self.server.find(request.log)
                 if looking is None and owner is not None and owner.is_proven:
-                    tail = self._tail_at(owner)
+                    tail = self._ends.tail_at(owner)
                 else:
-                    looking = looking or self._loop.create_task(self._tail_of(request.log))
+                    looking = looking or self._loop.create_task(self._ends.tail_of(request.log))
                     with suppress(TimeoutError):
                         async with asyncio.timeout_at(silent_until):
                             tail = await asyncio.shield(looking)
@@ -441,125 +428,15 @@ class Service:
                 yield message
 
     async def _date(self, log: LogName, tail: LogTail, times: TailTime) -> None:
-        times.on_looked(await self._dated(log, tail), self._loop.time())
+        times.on_looked(await self._ends.dated(log, tail), self._loop.time())
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
-        tail = await self._tail_of(request.log)
+        tail = await self._ends.tail_of(request.log)
         await self._require_life(request.log, tail.uid, request.uid)
         offset = await self._resolve(request.log, request.position, tail, due)
         if isinstance(request.position, AtOffset | AtCursor):  # No search has found it.
-            tail = await self._tail_from(request.log, offset, tail, due)
+            tail = await self._ends.tail_from(request.log, offset, tail, due)
         return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
-
-    def _tail_at(self, owner: Owner) -> LogTail:
-        ledger_id, last_entry = owner.last_confirmed or (None, None)
-        return LogTail(
-            *(owner.head, owner.tail, owner.is_sealed, owner.record_us),
-            *(self.server.address, owner.owner_epoch),
-            ledger_id=ledger_id,
-            last_entry=last_entry,
-            uid=owner.uid,
-        )
-
-    async def _dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
-        """With the time of its last record, if it is quickly found, otherwise as it is: that record may be
-        older than all that an owner remembers, or followed by entries without a record. Time is left to
-        answer.
-        """
-        if is_dated(tail):
-            return tail
-        with suppress(RollbookError, TimeoutError):
-            owner = self.server.find(log)
-            confirmed = owner.confirmed if owner is not None else NOT_OWNED
-            async with asyncio.timeout(min(_DETAIL_S, (due - self._loop.time()) / 2)):
-                found = await find_last_time(await self._list_of(log), self._ledgers, confirmed)
-            if owner is not None:
-                owner.on_dated(found)
-            return replace(tail, timestamp_us=found)
-        return tail
-
-    async def _tail_of(self, log: LogName) -> LogTail:
-        """As the owner reports; if that cannot be asked, as far as the bookies know."""
-        return (await self._look_for_tail(log))[0]
-
-    async def _look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
-        """The tail; and the error that kept this server from asking the owner for it: then it is the bookies'
-        tail, and the last acknowledged block may be beyond it.
-        """
-        try:
-            return await self._certain_tail(log), None
-        except (NoSuchLog, LogDeleted):
-            raise
-        except RollbookError as error:
-            doubt = error
-        listed, info, is_owner = await self.server.whom_to_ask(log)
-        tail, timestamp_us = await find_tail(listed, self._ledgers)
-        address = info.address if info is not None and is_owner else ""
-        return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us), doubt
-
-    async def _certain_tail(self, log: LogName) -> LogTail:
-        """Everything acknowledged before this call is below it: by the owner, or the list.
-
-        Raises `NotOwner` if the owner cannot be asked from here, and what keeps the log from being opened.
-        """
-        owner = await self.server.find_proven(log)
-        if owner is not None:
-            return self._tail_at(owner)
-        listed, info, is_owner = await self.server.whom_to_ask(log)
-        address = info.address if info is not None and is_owner else ""
-        source = source_of_end(listed, address, self.server.address)
-        if source is EndSource.LIST:
-            assert listed.tail is not None
-            return listed_end(listed, listed.tail, address)
-        due = self._loop.time() + _ASK_S
-        if source is EndSource.OPENING:
-            due = self._loop.time() + _REVIVE_S
-            address = await self._revive(log)
-            if (owner := self.server.find(log)) is not None:
-                return self._tail_at(owner)
-            if not address:
-                raise OwnerChanging("it has no owner at present", log=str(log))
-        try:
-            return await self._owner_tails.ask(log, address, due)
-        except (NotOwner, NoSuchLog, LogDeleted):
-            raise
-        except RollbookError as error:
-            raise NotOwner(
-                f"its owner cannot be asked from here: {error.code.reason}",
-                owner=address,
-                owner_epoch=listed.owner_epoch,
-            ) from error
-
-    async def _closed_tail(self, log: LogName) -> LogTail | None:
-        """For an ownerless log whose segments are all closed: the list has the tail, and a look does not
-        open the log (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
-        """
-        if self.server.find(log) is not None:
-            return None
-        listed, _, is_owner = await self.server.whom_to_ask(log)
-        if is_owner or listed.tail is None:
-            return None
-        return listed_end(listed, listed.tail, "")
-
-    async def _ask_tail(self, log: LogName) -> LogTail | None:
-        """A certain one, soon; or None."""
-        with suppress(TimeoutError, RollbookError):
-            async with asyncio.timeout(_ASK_S):
-                return await self._certain_tail(log)
-        return None
-
-    async def _revive(self, log: LogName) -> str:
-        """An owner that died may have confirmed appends that no bookie reports: it takes an
-        owner to find that out. Opens the log if it should be here; otherwise returns whom to
-        ask; empty if that is not known.
-        """
-        try:
-            await self.server.owner_of(log, self._loop.time() + _REVIVE_S)
-        except NotOwner as error:
-            return str(error.ids.get("owner", ""))
-        except RollbookError:
-            pass
-        return ""
 
     async def _start_of(
         self, request: words.Read | words.ReadStream, due: float
@@ -569,58 +446,20 @@ class Service:
         Raises `LogReplaced`, `Truncated`, and what `_tail_from` does.
         """
         log = request.log
-        tail = await self._settled_tail(request) or await self._tail_of(log)
+        tail = await self._ends.settled_tail(request) or await self._ends.tail_of(log)
         uid = request.uid or tail.uid
         await self._require_life(log, tail.uid, uid)
         start = await self._resolve(log, request.start, tail, due)
-        tail = await self._tail_from(log, start, tail, due)
+        tail = await self._ends.tail_from(log, start, tail, due)
         await self._require_life(log, tail.uid, uid)
         if start < tail.head and request.on_truncated is OnTruncated.FAIL:
             raise Truncated(offset=start, head=tail.head)
         return start, uid
 
-    async def _settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
-        """Of a log that is owned elsewhere, for a range within its closed segments: where those end. The owner knows no
-        more about that range, so it is not asked.
-        """
-        if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
-            return None
-        if request.until_offset is None or self.server.find(request.log) is not None:
-            return None
-        listed, info, _ = await self.server.whom_to_ask(request.log)
-        owner = info.address if info is not None else ""
-        return end_of_closed_range(listed, request.start.offset, request.until_offset, owner)
-
     async def _require_life(self, log: LogName, uid: str, wanted: str) -> None:
         """`uid`: of the log that was asked. `wanted` may be empty. Raises `LogReplaced`, `OwnerChanging`."""
         if wanted and wanted != uid:
             await self.server.refuse_other_life(log, wanted)
-
-    async def _tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
-        """Looks up the tail again, if it seemed to be below the offset. Raises `BeyondTail` if
-        it truly is, and beyond what bookies report whatever `owner_of` raises.
-        """
-        if offset > tail.tail:
-            tail = await self._arrival(log, offset, due)
-        if may_have_grown(offset, tail):
-            tail = await self._last_word(log, due)
-        require_within(offset, tail)
-        return tail
-
-    async def _last_word(self, log: LogName, due: float) -> LogTail:
-        """The list's if the log is closed, which does not open it; otherwise its owner's."""
-        if (end := unowned_end(await self._list_of(log))) is not None:
-            return end
-        return self._tail_at(await self.server.owner_of(log, due))
-
-    async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
-        """Wait for an append that was just acknowledged elsewhere: those that this server asks may not know it yet."""
-        give_up_at = min(self._loop.time() + _ARRIVAL_S, due)
-        while True:
-            tail = await self._tail_of(log)
-            if tail.tail >= offset or self._loop.time() >= give_up_at:
-                return tail
-            await asyncio.sleep(_ARRIVAL_S / 20)
 
     async def _resolve(self, log: LogName, position: Position, tail: LogTail, due: float) -> Offset:
         match position:
@@ -641,12 +480,8 @@ class Service:
                 timestamp_us = self._clock.wall_us() - age_us
         owner = self.server.find(log)
         confirmed = owner.confirmed if owner is not None else NOT_OWNED
-        listed = await self._list_of(log)
+        listed = await self._ends.list_of(log)
         return await _by(due, find_offset_at(listed, timestamp_us, self._ledgers, confirmed))
-
-    async def _list_of(self, log: LogName) -> LedgerList:
-        owner = self.server.find(log)
-        return owner.list if owner is not None else (await self.server.whom_to_ask(log))[0]
 
     # --- Truncation -------------------------------------------------------------------------
 
@@ -665,7 +500,7 @@ class Service:
             if answer is None:
                 raise
             return answer
-        before = await self._resolve(request.log, request.before, self._tail_at(owner), due)
+        before = await self._resolve(request.log, request.before, self._ends.tail_at(owner), due)
         if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
             # Its segment can only end in a ledger that bookies make from their reserve.
             owner.lose("the bookies are full")
@@ -703,7 +538,9 @@ class Service:
         except (Unavailable, OutcomeUnknown):
             return None
         try:
-            before = await self._resolve(request.log, request.before, self._tail_at(owner), due)
+            before = await self._resolve(
+                request.log, request.before, self._ends.tail_at(owner), due
+            )
             answer = await owner.truncate(before)
         finally:
             await owner.close("room was made on full bookies")
@@ -719,7 +556,7 @@ class Service:
         check_life(request.log, text_of(listed.uid), request.uid)
         ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
         before = await self._resolve(
-            request.log, request.before, await self._tail_of(request.log), due
+            request.log, request.before, await self._ends.tail_of(request.log), due
         )
         if not ends or before > ends[-1]:
             return None
@@ -809,7 +646,7 @@ class Service:
         if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
             await _by(due, stop_writer(self._ledgers, stored))
             return await self._freed_sooner(stored, request.grace_ms, due)
-        listed = await self._list_of(request.log)
+        listed = await self._ends.list_of(request.log)
         self._require_no_other_owner(listed)
         now_us, config = self._clock.wall_us(), listed.config
         grace_ms = config.delete_grace_s * 1000 if request.grace_ms is None else request.grace_ms
@@ -898,7 +735,7 @@ class Service:
         return words.RollLogAnswer(await _by(due, owner.roll()))
 
     async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
-        listed = await _by(due, self._list_of(request.log))
+        listed = await _by(due, self._ends.list_of(request.log))
         await self._require_life(request.log, text_of(listed.uid), request.uid)
         sizes = await _by(due, self._sizes_of(request.log, listed, due))
         page = segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
@@ -912,7 +749,7 @@ class Service:
         return with_lost(page, lost)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
-        listed = await _by(due, self._list_of(request.log))
+        listed = await _by(due, self._ends.list_of(request.log))
         await self._require_life(request.log, text_of(listed.uid), request.uid)
         return journal_of(listed, request.limit)
 
@@ -1012,7 +849,7 @@ class Service:
         with suppress(RollbookError, TimeoutError):
             async with asyncio.timeout(self._detail_s(due)):
                 if is_elsewhere and owner is not None and self.server.is_alive(owner.server_id):
-                    return (await self._tail_of(name)).tail
+                    return (await self._ends.tail_of(name)).tail
                 return (await find_tail(listed, self._ledgers))[0]
         return max(listed.head, closed_end(listed) or listed.head)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rollbook.logservice import messages as words
-from rollbook.logservice import service
+from rollbook.logservice import tail_lookup
 from rollbook.logservice.core.owner_placement import shard_of
 from rollbook.logservice.ids import (
     Ago,
@@ -588,7 +588,7 @@ def test_a_tail_that_is_known_does_not_wait_for_a_time_that_is_not(
                 await asyncio.sleep(3600.0)
             raise EntryUnavailable
 
-        monkeypatch.setattr(service, "find_last_time", search)
+        monkeypatch.setattr(tail_lookup, "find_last_time", search)
         a, b = await start_all(scene, "a", "b")
         log = await make_log(scene, log_suggested_to(a))
         await a.append(log, b"0")

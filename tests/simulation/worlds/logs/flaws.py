@@ -44,6 +44,7 @@ from rollbook.logservice.server import LogServer
 from rollbook.logservice.server_clock import ServerClock
 from rollbook.logservice.service import Service
 from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.tail_lookup import TailLookup
 from rollbook.logservice.writer_epochs import Writership
 from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging, RollbookError
 from rollbook.proto.ids import NO_ENTRY, EntryId
@@ -330,7 +331,7 @@ def _no_grace(listed: LedgerList, now_us: int) -> bool:
 
 async def _tell_nobody(self: Service, request: Any, due: float) -> Any:
     """The list says that the log is deleted; its owner goes on."""
-    listed = await self._list_of(request.log)
+    listed = await self._ends.list_of(request.log)
     grace_us = listed.config.delete_grace_s * 1_000_000
     event = LogEvent("log_deleted", self._clock.wall_us())
     free_at_us = self._clock.wall_us() + grace_us
@@ -396,13 +397,13 @@ def _read_below_the_head(self: Trail, listed: LedgerList) -> Any:
     return _pick(self, replace(listed, head=listed.head if first is None else first))
 
 
-async def _tail_of_bookies(self: Service, log: Any) -> Any:
+async def _tail_of_bookies(self: TailLookup, log: Any) -> Any:
     """At its owner what that knows; elsewhere what bookies do, and nobody says that there may be more."""
-    owner = await self.server.find_proven(log)
+    owner = await self._server.find_proven(log)
     if owner is not None:
-        return self._tail_at(owner)
-    listed, info, is_owner = await self.server.whom_to_ask(log)
-    tail, timestamp_us = await find_tail(listed, self.server.ledgers)
+        return self.tail_at(owner)
+    listed, info, is_owner = await self._server.whom_to_ask(log)
+    tail, timestamp_us = await find_tail(listed, self._ledgers)
     address = info.address if info is not None and is_owner else ""
     return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us)
 
@@ -767,7 +768,7 @@ LOG_MUTANTS: Final = (
         "logs-asks-no-owner",
         "A server that does not own a log says that a read is complete, and has not asked the owner (RL6).",
         _BUDGET,
-        ((Service, "_certain_tail", _tail_of_bookies),),
+        ((TailLookup, "certain_tail", _tail_of_bookies),),
         drill="elsewhere",
     ),
     LogMutant(

@@ -1,0 +1,197 @@
+"""Asks for the end of a log: of its owner, its list or its bookies, in the order of `core/log_end.py`."""
+
+import asyncio
+import math
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from rollbook.logservice import messages as words
+from rollbook.logservice.core.ledger_list import LedgerList
+from rollbook.logservice.core.log_end import (
+    EndSource,
+    end_of_closed_range,
+    is_dated,
+    listed_end,
+    may_have_grown,
+    require_within,
+    source_of_end,
+    unowned_end,
+)
+from rollbook.logservice.ids import AtOffset, LogName, Offset
+from rollbook.logservice.messages import LogTail
+from rollbook.logservice.offset_lookup import NOT_OWNED, find_last_time, find_tail
+from rollbook.logservice.owner import Owner
+from rollbook.logservice.owner_tails import OwnerTails
+from rollbook.logservice.server import LogServer
+from rollbook.proto.errors import LogDeleted, NoSuchLog, NotOwner, OwnerChanging, RollbookError
+
+# For a position beyond the tail that is known here: its ack may be on its way.
+_ARRIVAL_S: Final = 1.0
+# A reader waits for the log to be opened; longer, it is opened in the background.
+_REVIVE_S: Final = 5.0
+_ASK_S: Final = 1.0  # The time that an owner has to report the end of its log.
+_DETAIL_S: Final = 1.0  # For the time of the last record; a response does without it after this.
+
+
+class TailLookup:
+    def __init__(self, server: LogServer, owner_tails: OwnerTails) -> None:
+        self._server, self._owner_tails = server, owner_tails
+        self._ledgers = server.ledgers
+        self._loop = asyncio.get_running_loop()
+
+    def tail_at(self, owner: Owner) -> LogTail:
+        ledger_id, last_entry = owner.last_confirmed or (None, None)
+        return LogTail(
+            head=owner.head,
+            tail=owner.tail,
+            is_sealed=owner.is_sealed,
+            timestamp_us=owner.record_us,
+            owner=self._server.address,
+            owner_epoch=owner.owner_epoch,
+            ledger_id=ledger_id,
+            last_entry=last_entry,
+            uid=owner.uid,
+        )
+
+    async def dated(self, log: LogName, tail: LogTail, due: float = math.inf) -> LogTail:
+        """With the time of its last record, if it is quickly found, otherwise as it is: that record may be
+        older than all that an owner remembers, or followed by entries without a record. Time is left to
+        answer.
+        """
+        if is_dated(tail):
+            return tail
+        with suppress(RollbookError, TimeoutError):
+            owner = self._server.find(log)
+            confirmed = owner.confirmed if owner is not None else NOT_OWNED
+            async with asyncio.timeout(min(_DETAIL_S, (due - self._loop.time()) / 2)):
+                found = await find_last_time(await self.list_of(log), self._ledgers, confirmed)
+            if owner is not None:
+                owner.on_dated(found)
+            return replace(tail, timestamp_us=found)
+        return tail
+
+    async def tail_of(self, log: LogName) -> LogTail:
+        """As the owner reports; if that cannot be asked, as far as the bookies know."""
+        return (await self.look_for_tail(log))[0]
+
+    async def look_for_tail(self, log: LogName) -> tuple[LogTail, RollbookError | None]:
+        """The tail; and the error that kept this server from asking the owner for it: then it is the bookies'
+        tail, and the last acknowledged block may be beyond it.
+        """
+        try:
+            return await self.certain_tail(log), None
+        except (NoSuchLog, LogDeleted):
+            raise
+        except RollbookError as error:
+            doubt = error
+        listed, info, is_owner = await self._server.whom_to_ask(log)
+        tail, timestamp_us = await find_tail(listed, self._ledgers)
+        address = info.address if info is not None and is_owner else ""
+        return replace(listed_end(listed, tail, address), timestamp_us=timestamp_us), doubt
+
+    async def certain_tail(self, log: LogName) -> LogTail:
+        """Everything acknowledged before this call is below it: by the owner, or the list.
+
+        Raises `NotOwner` if the owner cannot be asked from here, and what keeps the log from being opened.
+        """
+        owner = await self._server.find_proven(log)
+        if owner is not None:
+            return self.tail_at(owner)
+        listed, info, is_owner = await self._server.whom_to_ask(log)
+        address = info.address if info is not None and is_owner else ""
+        source = source_of_end(listed, address, self._server.address)
+        if source is EndSource.LIST:
+            assert listed.tail is not None
+            return listed_end(listed, listed.tail, address)
+        due = self._loop.time() + _ASK_S
+        if source is EndSource.OPENING:
+            due = self._loop.time() + _REVIVE_S
+            address = await self.revive(log)
+            if (owner := self._server.find(log)) is not None:
+                return self.tail_at(owner)
+            if not address:
+                raise OwnerChanging("it has no owner at present", log=str(log))
+        try:
+            return await self._owner_tails.ask(log, address, due)
+        except (NotOwner, NoSuchLog, LogDeleted):
+            raise
+        except RollbookError as error:
+            raise NotOwner(
+                f"its owner cannot be asked from here: {error.code.reason}",
+                owner=address,
+                owner_epoch=listed.owner_epoch,
+            ) from error
+
+    async def closed_tail(self, log: LogName) -> LogTail | None:
+        """For an ownerless log whose segments are all closed: the list has the tail, and a look does not
+        open the log (RL7). None: it takes an owner. Raises `NoSuchLog`, `LogDeleted`.
+        """
+        if self._server.find(log) is not None:
+            return None
+        listed, _, is_owner = await self._server.whom_to_ask(log)
+        if is_owner or listed.tail is None:
+            return None
+        return listed_end(listed, listed.tail, "")
+
+    async def ask_tail(self, log: LogName) -> LogTail | None:
+        """A certain one, soon; or None."""
+        with suppress(TimeoutError, RollbookError):
+            async with asyncio.timeout(_ASK_S):
+                return await self.certain_tail(log)
+        return None
+
+    async def revive(self, log: LogName) -> str:
+        """An owner that died may have confirmed appends that no bookie reports: it takes an
+        owner to find that out. Opens the log if it should be here; otherwise returns whom to
+        ask; empty if that is not known.
+        """
+        try:
+            await self._server.owner_of(log, self._loop.time() + _REVIVE_S)
+        except NotOwner as error:
+            return str(error.ids.get("owner", ""))
+        except RollbookError:
+            pass
+        return ""
+
+    async def settled_tail(self, request: words.Read | words.ReadStream) -> LogTail | None:
+        """Of a log that is owned elsewhere, for a range within its closed segments: where those end. The owner knows no
+        more about that range, so it is not asked.
+        """
+        if not isinstance(request, words.ReadStream) or not isinstance(request.start, AtOffset):
+            return None
+        if request.until_offset is None or self._server.find(request.log) is not None:
+            return None
+        listed, info, _ = await self._server.whom_to_ask(request.log)
+        owner = info.address if info is not None else ""
+        return end_of_closed_range(listed, request.start.offset, request.until_offset, owner)
+
+    async def tail_from(self, log: LogName, offset: Offset, tail: LogTail, due: float) -> LogTail:
+        """Looks up the tail again, if it seemed to be below the offset. Raises `BeyondTail` if
+        it truly is, and beyond what bookies report whatever `owner_of` raises.
+        """
+        if offset > tail.tail:
+            tail = await self._arrival(log, offset, due)
+        if may_have_grown(offset, tail):
+            tail = await self._last_word(log, due)
+        require_within(offset, tail)
+        return tail
+
+    async def _last_word(self, log: LogName, due: float) -> LogTail:
+        """The list's if the log is closed, which does not open it; otherwise its owner's."""
+        if (end := unowned_end(await self.list_of(log))) is not None:
+            return end
+        return self.tail_at(await self._server.owner_of(log, due))
+
+    async def _arrival(self, log: LogName, offset: Offset, due: float) -> LogTail:
+        """Wait for an append that was just acknowledged elsewhere: those that this server asks may not know it yet."""
+        give_up_at = min(self._loop.time() + _ARRIVAL_S, due)
+        while True:
+            tail = await self.tail_of(log)
+            if tail.tail >= offset or self._loop.time() >= give_up_at:
+                return tail
+            await asyncio.sleep(_ARRIVAL_S / 20)
+
+    async def list_of(self, log: LogName) -> LedgerList:
+        owner = self._server.find(log)
+        return owner.list if owner is not None else (await self._server.whom_to_ask(log))[0]
