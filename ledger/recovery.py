@@ -215,7 +215,7 @@ class _Attempt:
         self._entry_bytes = 0  # About what one takes.
         self._last: Entry | None = None  # The highest that was met.
         self._lasts: dict[int, Entry | None] = {}  # What fences returned, by slot.
-        self._fences: dict[int, None] = {}  # On their way, by slot, from the first moment on.
+        self._fences: dict[int, None] = {}  # In flight from the beginning, by slot.
         self._fences_due = 0.0  # Then these members are asked entry by entry, too.
 
     async def __aenter__(self) -> "_Attempt":

@@ -562,7 +562,7 @@ class ArchiveDamaged(Corrupt):
 
 
 class InvalidRequest(Invalid):
-    """The request makes no sense as it stands."""
+    """The request is invalid."""
 
 
 class InvalidBlock(Invalid):
@@ -684,7 +684,7 @@ def every_error() -> Iterator[type[RollbookError]]:
 
 
 def retry_after_ms(error: RollbookError) -> int:
-    """How long it makes no sense to ask again; 0: nothing is known."""
+    """How long a retry is of no use; 0: not known."""
     found = error.ids.get("retry_after_ms")
     return min(max(found, 0), 2**31) if isinstance(found, int) else 0
 

@@ -44,7 +44,7 @@ class AuthenticatedCaller:
 
     principal: Principal
     account: Account
-    peer: str = ""  # Whence it came, for the audit.
+    peer: str = ""  # Its address, for the audit.
     doorkeeper: "Doorkeeper | None" = None  # None: callers are not authenticated.
     expires_us: int | None = None
     is_relay: bool = False  # A log server, on behalf of a caller that it has judged (RY2).

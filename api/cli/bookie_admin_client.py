@@ -146,7 +146,7 @@ def answer_of(status: int, media_type: str, answer: bytes) -> Any:
 def error_of(problem: Any) -> RollbookError:
     """By its reason, so that it is the same as in one process."""
     if not isinstance(problem, dict):
-        return RollbookError("the answer makes no sense")
+        return RollbookError("the bookie sent an invalid response")
     reason, fields = problem.get("reason"), problem.get("fields") or []
     kind = next((each for each in every_error() if each.code.reason == reason), RollbookError)
     what = str(problem.get("detail", ""))

@@ -55,7 +55,7 @@ def add(
     from rollbook.api.cli.cluster.actions import parse_url
     from rollbook.api.client.url import parse_log_url
 
-    parse_log_url(server)  # What makes no sense is said here, and not each time that it is meant.
+    parse_log_url(server)  # An invalid URL is reported here, and not at each use.
     if metadata:
         parse_url(metadata)
     known = context_file.load()

@@ -304,7 +304,7 @@ class EventReader:
                 log_pb2.ReadEvent.FromString(data), _KINDS
             )
         except (DecodeError, InvalidRequest) as error:
-            raise BadFrame(f"the server's event makes no sense: {error}") from None
+            raise BadFrame(f"the server sent an invalid event: {error}") from None
         return event
 
     async def _end(self) -> RollbookError:

@@ -227,7 +227,7 @@ class TailsWatch:
                 try:
                     message = unpack(_MESSAGE.FromString(data), messages.Tails)
                 except (DecodeError, InvalidRequest) as error:
-                    raise BadFrame(f"the server's message makes no sense: {error}") from None
+                    raise BadFrame(f"the server sent an invalid message: {error}") from None
                 self._on_message(server, message)
             if (status := await call.code()) is not grpc.StatusCode.OK:
                 trailers = await call.trailing_metadata()

@@ -64,7 +64,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         method = BY_REQUEST.get(type(word))
         if method is None:
-            raise InvalidRequest(f"{word!r:.80} is no word that one call answers")
+            raise InvalidRequest(f"{word!r:.80} is not a request with a single response")
         log: LogName | None = getattr(word, "log", None)
         if isinstance(word, messages.AcquireWriter) and not word.attempt:
             word = replace(word, attempt=new_attempt())
@@ -164,4 +164,4 @@ def answer_of(word: Any, data: bytes) -> Any:
     try:
         return unpack(message_of(word).FromString(data), word)
     except (DecodeError, InvalidRequest) as error:
-        raise BadFrame(f"the server's answer makes no sense: {error}") from None
+        raise BadFrame(f"the server sent an invalid response: {error}") from None

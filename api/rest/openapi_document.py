@@ -17,7 +17,7 @@ _UID: Final = "5c1c9a1ef0e34b0c8d1f2a3b4c5d6e7f"
 _HEADERS: Final[dict[str, tuple[dict[str, Any], str, Any]]] = {
     "ETag": (_TEXT, "Of what is answered, for If-Match and If-None-Match.", '"3"'),
     "Location": (_TEXT, "Where that is.", "/v1/namespaces/default/logs/orders/records/1700"),
-    "Retry-After": (_NUMBER, "Seconds; before that it makes no sense to ask again.", 1),
+    "Retry-After": (_NUMBER, "Seconds; do not retry before that.", 1),
     "WWW-Authenticate": (_TEXT, "What is wanted.", 'Bearer realm="rollbook"'),
     "Log-Epoch": (_NUMBER, "The owner's epoch.", 4),
     "Log-Event-Time-Us": (_NUMBER, "When it happened, as its writer said.", 1_795_219_200_000_000),

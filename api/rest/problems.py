@@ -7,7 +7,7 @@ detail     what happened this time
 reason     what programs match: the same word in gRPC, in Python and here
 outcome    applied, not_applied or unknown: whether a change took effect
 retryable  whether the same request may succeed later
-retry_after_ms   how long it makes no sense to try, also as Retry-After in whole seconds
+retry_after_ms   how long a retry is of no use, also as Retry-After in whole seconds
 next_step  what to do now, if there is something to do
 ids        to which ledger, path, … it happened
 fields     what is wrong with which part of the request, if it could not be read

@@ -359,7 +359,7 @@ def scan(
 ) -> Scan:
     """Reads a file from the front and tells a torn tail from rot (B3).
 
-    `durable_through` is what is known from elsewhere to have been durable, all of the file if it
+    `durable_through` is the part that is otherwise known to have been durable, all of the file if it
     has a successor.
     """
     pieces, position, is_ended = _pieces(reader, start, first_sequence)

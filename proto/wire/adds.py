@@ -25,7 +25,7 @@ _PACKED_ALIKE_MIN: Final = 16  # From this many on it pays to pack them together
 
 WRITERS_MAX: Final = 16_384  # The ledgers whose constant part of adds is remembered.
 RUN_MIN: Final = 32  # From this many adds on columns are cheaper.
-RUN_MAX: Final = 4096  # More than a chunk has, except of empty ones.
+RUN_MAX: Final = 4096  # More than fit into a chunk, unless they are empty.
 _FEW: Final = 128  # Checked before the others are.
 _LAC_AT: Final = 16  # In an entry.
 

@@ -223,7 +223,7 @@ def _unpack(layout: struct.Struct, buffer: bytes, position: int, end: int) -> tu
 
 
 def cut_short(size: int) -> BadFrame:
-    return BadFrame(f"{size} bytes are too few for what they begin as")
+    return BadFrame(f"{size} bytes are too short for a message of their kind")
 
 
 def _unpack_fence_key(header: Header, buffer: bytes, position: int, end: int) -> bytes | None:

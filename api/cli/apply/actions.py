@@ -95,7 +95,7 @@ def read_spec(path: str) -> dict[LogName, dict[str, Any]]:
         for name, table in read_config_file(path, (_SECTION,)).get(_SECTION, {}).items():
             where = f"{path}: {name}: "
             if (log := LogName.parse(name)) in found:
-                raise BadConfig(f"another name of {log}, of which the file says something already")
+                raise BadConfig(f"another name of {log}, which the file already has")
             found[log] = fields_of(table)
     except RollbookError as error:
         advice = error.next_step or "rollbook apply --help"

@@ -223,7 +223,7 @@ async def _log_server(
         stack.push_async_callback(relayed.close)
         relay = Relay(relayed, partial(_is_other_server, server))
         grpc_config = _grpc_config(config, listen)
-        # Of all doors, so that quotas are, too.
+        # One for all doors, so that they share quotas.
         doorkeeper = Doorkeeper.of(config.token_file, config.access_file)
         grpc = await GrpcServer.start(service, grpc_config, doorkeeper, relay)
         stack.push_async_callback(grpc.close, _GRACE_S)

@@ -105,7 +105,7 @@ class EmbeddedConnector:
         if self._owner is not None and self._owner.is_stuck:
             return f"the disk of {self._path}, which this process holds, is full"
         if self.is_owner:
-            return f"the disk of {self._path}, which this process holds, is slow to keep it"
+            return f"this process owns {self._path}, and its disk is slow"
         return describe_owner(self._path)
 
     async def close(self) -> None:
