@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+from unittest import mock
 
 from tests.bench import Figure, judged
 from tests.regressions import one_dev
@@ -29,6 +30,16 @@ import time
 began = time.perf_counter()
 import rollbook
 print(time.perf_counter() - began)
+"""
+
+# What no command over gRPC can be quicker than.
+_ONE_CALL: Final = """
+import asyncio, sys
+import grpc.aio
+async def call():
+    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
+        await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=60)
+asyncio.run(call())
 """
 
 
@@ -62,9 +73,18 @@ def spent(command: Sequence[str], environment: Mapping[str, str] | None = None) 
 
 
 def figures(runs: int) -> Iterator[Figure]:
+    """With cached bytecode, as pip leaves it: a variable of the caller may keep Python from writing any."""
+    with tempfile.TemporaryDirectory(prefix="rollbook-bytecode-") as folder:
+        cached = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+        with mock.patch.dict(os.environ, cached):
+            yield from _figures(runs)
+
+
+def _figures(runs: int) -> Iterator[Figure]:
     python = [sys.executable]
     bare = [spent([*python, "-c", "pass"]) for _ in range(runs)]
     yield judged("python alone, wall", "s", None, [each.wall_s for each in bare])
+    spent([*python, "-c", f"{_IMPORT}rollbook.connect"])  # It leaves its bytecode.
     imports = [spent([*python, "-c", _IMPORT]) for _ in range(runs)]
     yield judged("import rollbook", "s", _IMPORT_S, [float(each.said) for each in imports])
     client = [spent([*python, "-c", f"{_IMPORT}rollbook.connect"]) for _ in range(runs)]
@@ -84,6 +104,8 @@ def figures(runs: int) -> Iterator[Figure]:
         time.sleep(_SETTLED_S)
         yield judged("dev after start, resident", "MiB", _DEV_MIB, [_resident_mib(dev.child.pid)])
         environment = {"ROLLBOOK_SERVER": dev.url}
+        one_call = [*python, "-c", _ONE_CALL, dev.url.removeprefix("log://")]
+        yield from _both("gRPC alone, one call", runs, lambda: spent(one_call), target_s=None)
         for words in (
             *("log create bench -o raw", "log append bench hello", "log read bench"),
             *("log ls", "log show bench", "cluster info"),
@@ -93,8 +115,14 @@ def figures(runs: int) -> Iterator[Figure]:
 
 
 def _both(
-    what: str, runs: int, run: Callable[[], Spent], *, target_s: float = _START_S, code: int = 0
+    what: str,
+    runs: int,
+    run: Callable[[], Spent],
+    *,
+    target_s: float | None = _START_S,
+    code: int = 0,
 ) -> Iterator[Figure]:
+    run()  # It leaves its bytecode.
     found = [run() for _ in range(runs)]
     wrong = [each.code for each in found if each.code != code]
     assert not wrong, f"{what}: ended with {wrong}, expected {code}"
