@@ -15,8 +15,6 @@ precedence; if it names a server, that gets no token that was meant for another.
 
 import json
 import os
-import tempfile
-import tomllib
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -64,6 +62,8 @@ def load() -> Contexts:
     """Raises `BadConfig`."""
     try:
         with open(path(), "rb") as file:
+            import tomllib  # Few have such a file.
+
             said: dict[str, Any] = tomllib.load(file)
         contexts = {name: Context(**each) for name, each in said.pop("contexts", {}).items()}
         return Contexts(contexts=contexts, **said)
@@ -82,6 +82,8 @@ def save(contexts: Contexts) -> None:
         lines.append(f"\n[contexts.{_text(name)}]")
         values = ((key, getattr(context, key)) for key in KEYS)
         lines += [f"{key} = {_text(value)}" for key, value in values if value]
+    import tempfile  # It takes longer to load than most commands need.
+
     descriptor, temporary = tempfile.mkstemp(dir=folder)  # Only its owner may read it.
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write("\n".join([*lines, ""]))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from rollbook.api.client.append_stream import AppendLines
 from rollbook.api.client.channels import Channels, Security, checked_token
@@ -14,7 +14,6 @@ from rollbook.api.client.log import Log, names_of
 from rollbook.api.client.owner_cache import Owners
 from rollbook.api.client.positions import listed, milliseconds_of
 from rollbook.api.client.server_discovery import Meeting
-from rollbook.api.client.tails import TailsWatch
 from rollbook.api.client.target import Target, token_of_file, unnamed_target
 from rollbook.api.client.unacked import UnackedRecords, attach, error_of
 from rollbook.api.client.unary_calls import Calls
@@ -35,6 +34,9 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
+
+if TYPE_CHECKING:
+    from rollbook.api.client.tails import TailsWatch
 
 DEFAULTS: Final = LogClientConfig()
 _ASKED_MAX: Final = 3  # Servers, about what is unavailable.
@@ -263,7 +265,7 @@ class Client(BelongsToProcess):
         prefix: str | None = None,
         interval_ms: int = 20,
         heartbeat_ms: int = 5000,
-    ) -> TailsWatch:
+    ) -> "TailsWatch":
         """Watches the tails of many logs at all servers, and opens none: those of these names, and those that begin
         with `prefix`: `"namespace/prefix"`, `"namespace/"`. With neither: all logs.
 
@@ -278,6 +280,8 @@ class Client(BelongsToProcess):
             parse_prefix(prefix)
             prefixes = (prefix,)
         request = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
+        from rollbook.api.client.tails import TailsWatch  # Few programs follow many logs.
+
         return TailsWatch(request, self.channels, self.config, self._addresses)
 
     async def delete(

@@ -194,6 +194,22 @@ def test_help_loads_no_command() -> None:
     assert not loaded & {"asyncio", "structlog", "kazoo", "google.protobuf", "sqlite3"}
 
 
+def test_commands_of_logs_load_nothing_of_servers() -> None:
+    """They take half as long again with the client of ledgers and the metadata stores."""
+    names = ("log.actions", "log.records", "log.export", "cursor.actions")
+    code = (
+        f"import {', '.join(f'rollbook.api.cli.{each}' for each in names)}\n"
+        "import sys; print(*sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    loaded = found.stdout.split()
+    assert "rollbook.api.client.client" in loaded
+    ours = tuple(f"rollbook.{each}" for each in ("ledger", "bookie", "recovery", "proto.metastore"))
+    assert not [each for each in loaded if each.startswith(ours)]
+    heavy = {"structlog", "kazoo", "sqlite3", "fastapi", "pydantic", "tempfile", "tomllib"}
+    assert not set(loaded) & heavy
+
+
 def test_no_help_loads_what_its_command_does() -> None:
     """`--help` loads the interpreter and click, and nothing more."""
     code = (

@@ -2,13 +2,10 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
-
-import click
 
 from rollbook.api.cli.metadata_option import Metadata
 from rollbook.ledger.config import ClientConfig
@@ -31,8 +28,6 @@ from rollbook.proto.runtime.tls import client_context
 
 T = TypeVar("T")
 
-_SHARES: Final = 1000
-_HEX: Final = "hex:"
 _SECTIONS: Final = ("bookie", "ledger", "server", "space", "storage")  # Allowed in a file.
 
 
@@ -117,36 +112,6 @@ def _advising(metadata: Metadata) -> Iterator[None]:
         raise
 
 
-def print_bytes(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-
-
-@contextmanager
-def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
-    """On a terminal only, never within the output, and not if the total is unknown."""
-    hidden = not length or not sys.stderr.isatty()
-    with click.progressbar(
-        length=max(1, length), label=label, file=sys.stderr, hidden=hidden
-    ) as progress:
-        yield progress.update
-
-
-@contextmanager
-def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that reports how much is done, and of how much."""
-    with bar(label, _SHARES) as advance:
-        shown = 0
-
-        def on_progress(done: int, total: int) -> None:
-            nonlocal shown
-            now = _SHARES * done // max(1, total)
-            advance(now - shown)
-            shown = now
-
-        yield on_progress
-
-
 def custom_of(pairs: Sequence[str]) -> dict[str, bytes]:
     custom: dict[str, bytes] = {}
     for pair in pairs:
@@ -163,15 +128,3 @@ def custom_of(pairs: Sequence[str]) -> dict[str, bytes]:
 
 def password_of(password: str | None) -> bytes | None:
     return None if password is None else password.encode()
-
-
-def as_text(value: bytes) -> str:
-    """As text if possible, otherwise in hexadecimal after `hex:`. So is text that begins so."""
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return f"{_HEX}{value.hex()}"
-    if text.isprintable() and not text.startswith(_HEX):
-        return text
-    is_clear = text.strip() and not text.startswith(_HEX)
-    return repr(text)[1:-1] if is_clear else f"{_HEX}{value.hex()}"

@@ -8,16 +8,10 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger.connection import (
-    Access,
-    as_text,
-    bar,
-    custom_of,
-    password_of,
-    print_bytes,
-)
+from rollbook.api.cli.ledger.connection import Access, custom_of, password_of
 from rollbook.api.cli.log.record_input import Cutter, as_json, framed, input_bytes, standard_input
 from rollbook.api.cli.output import tell
+from rollbook.api.cli.payloads import as_text, bar, print_bytes
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter

@@ -5,8 +5,9 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger.connection import Access, bar, password_of, print_bytes
+from rollbook.api.cli.ledger.connection import Access, password_of
 from rollbook.api.cli.output import show_rows
+from rollbook.api.cli.payloads import bar, print_bytes
 from rollbook.ledger.core.verification import LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.errors import InvalidRequest, NoSuchLedger

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from rollbook.api.cli.ledger.connection import bar_of_shares
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.export_format import (
     ExportedLog,
@@ -22,6 +21,7 @@ from rollbook.api.cli.log.export_format import (
     read_head,
 )
 from rollbook.api.cli.output import tell
+from rollbook.api.cli.payloads import bar_of_shares
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer import PRODUCER_ID_BYTES

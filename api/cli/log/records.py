@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import click
 
-from rollbook.api.cli.ledger.connection import as_text, bar, print_bytes
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.ownership import require_exclusive
 from rollbook.api.cli.log.record_format import Write, compile_format
@@ -26,6 +25,7 @@ from rollbook.api.cli.log.record_input import (
     standard_input,
 )
 from rollbook.api.cli.output import tell, time_of
+from rollbook.api.cli.payloads import as_text, bar, print_bytes
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log

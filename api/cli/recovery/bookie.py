@@ -8,8 +8,9 @@ from typing import Any, Final
 import click
 
 from rollbook.api.cli.confirm import ask_whether
-from rollbook.api.cli.ledger.connection import Access, bar_of_shares
+from rollbook.api.cli.ledger.connection import Access
 from rollbook.api.cli.output import show_facts, show_rows
+from rollbook.api.cli.payloads import bar_of_shares
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.proto.cluster.cookies import CookieNodes
 from rollbook.proto.errors import InvalidRequest, NoSuchNode

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollbook.api.cli.ledger.connection import as_text
 from rollbook.api.cli.output import as_lines, as_table, shown
+from rollbook.api.cli.payloads import as_text
 
 
 @pytest.mark.parametrize(

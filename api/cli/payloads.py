@@ -1,0 +1,56 @@
+"""How commands show what records and entries hold, and how far they are: bytes as they are or as text, and bars.
+
+Nothing is loaded here but click: most commands of logs come by.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+
+_SHARES: Final = 1000
+_HEX: Final = "hex:"
+
+
+def print_bytes(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+@contextmanager
+def bar(label: str, length: int) -> Iterator[Callable[[int], None]]:
+    """On a terminal only, never within the output, and not if the total is unknown."""
+    hidden = not length or not sys.stderr.isatty()
+    with click.progressbar(
+        length=max(1, length), label=label, file=sys.stderr, hidden=hidden
+    ) as progress:
+        yield progress.update
+
+
+@contextmanager
+def bar_of_shares(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that reports how much is done, and of how much."""
+    with bar(label, _SHARES) as advance:
+        shown = 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal shown
+            now = _SHARES * done // max(1, total)
+            advance(now - shown)
+            shown = now
+
+        yield on_progress
+
+
+def as_text(value: bytes) -> str:
+    """As text if possible, otherwise in hexadecimal after `hex:`. So is text that begins so."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return f"{_HEX}{value.hex()}"
+    if text.isprintable() and not text.startswith(_HEX):
+        return text
+    is_clear = text.strip() and not text.startswith(_HEX)
+    return repr(text)[1:-1] if is_clear else f"{_HEX}{value.hex()}"
