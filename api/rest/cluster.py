@@ -180,10 +180,10 @@ class ClusterAdmin(Protocol):
         """The newest first, as this server saw them. `wanted`: kind, bookie and log. Raises `Missing`."""
 
 
-class _LedgerPart(Convertor[str]):
-    """Of a path: neither with a verb behind it nor `bad`, so that these have only their own methods."""
+class _Part(Convertor[str]):
+    """Of a path: without a verb at its end, so that paths with one have only their own methods."""
 
-    regex = "(?!bad$)[^/:]+"
+    regex = "[^/:]+"
 
     def convert(self, value: str) -> str:
         return value
@@ -192,6 +192,13 @@ class _LedgerPart(Convertor[str]):
         return value
 
 
+class _LedgerPart(_Part):
+    """Nor `bad`, which is a path of its own."""
+
+    regex = "(?!bad$)[^/:]+"
+
+
+register_url_convertor("part", _Part())
 register_url_convertor("ledger", _LedgerPart())
 
 BookieName = Annotated[str, Path(min_length=1, max_length=255)]

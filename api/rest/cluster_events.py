@@ -106,7 +106,9 @@ def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> 
         return Callbacks.model_validate({"callbacks": found})
 
     @routes.get(
-        "/callbacks/{callback_id}", dependencies=looks, responses=describe_problems(Missing, *AWAY)
+        "/callbacks/{callback_id:part}",
+        dependencies=looks,
+        responses=describe_problems(Missing, *AWAY),
     )
     async def get_callback(callback_id: CallbackId) -> Callback:
         found = await admin.callbacks.read(callback_id, shows_urls=may_see_urls())
@@ -123,18 +125,18 @@ def callbacks(admin: ClusterAdmin, managing: Managing, looks: Sequence[Any]) -> 
         response.headers["location"] = f"/api/v1/callbacks/{created['id']}"
         return NewCallback.model_validate(created)
 
-    @routes.delete("/callbacks/{callback_id}", responses=describe_problems(Missing, *ACTS))
+    @routes.delete("/callbacks/{callback_id:part}", responses=describe_problems(Missing, *ACTS))
     async def delete_callback(callback_id: CallbackId) -> Callback:
         """What waits for it is not sent any more. Answers with the callback that was there."""
         return Callback.model_validate(await acts.delete(callback_id))
 
-    @routes.post("/callbacks/{callback_id}:test", responses=describe_problems(Missing, *ACTS))
+    @routes.post("/callbacks/{callback_id:part}:test", responses=describe_problems(Missing, *ACTS))
     async def test_callback(callback_id: CallbackId) -> Delivery:
         """Sends one event of the kind `test`, once, and answers with what came of it."""
         return Delivery.model_validate(await acts.test(callback_id))
 
     @routes.get(
-        "/callbacks/{callback_id}/deliveries",
+        "/callbacks/{callback_id:part}/deliveries",
         dependencies=looks,
         responses=describe_problems(Missing, *AWAY),
     )

@@ -267,6 +267,13 @@ async def test_while_the_metadata_is_away_it_is_503_but_the_cluster_is_known(
 # --- Acting -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", [f"{CALLBACK}:test", f"{API}/ledgers/7:verify"])
+async def test_a_path_with_a_verb_has_only_its_own_method(path: str, client: Client) -> None:
+    for method in ("OPTIONS", "GET", "DELETE"):
+        answer = await ask(client, method, path)
+        assert (answer.status, answer.headers["allow"]) == (405, "POST"), method
+
+
 async def test_a_transition_that_is_not_allowed_names_those_that_are(
     cluster: FakeCluster, client: Client
 ) -> None:
