@@ -91,30 +91,39 @@ class Rig:
     async def run(self, kills: int) -> str:
         """What is wrong with what arrived; empty: nothing."""
         store = await open_metadata_store(self._url, serve=True, create=True)
-        async with store, asyncio.timeout(PATIENCE_S + 3 * kills):
+        async with store:
             cluster = await initialise(store, "/ledgers", self._randomness)
-            for name in ("receiver", "r-1", "r-2"):
-                self._start(name)
-            pages = [await self._ready(name) for name in ("receiver", "r-1", "r-2")]
-            await self._make_callback(pages[1])
+            async with asyncio.timeout(PATIENCE_S):
+                for name in ("receiver", "r-1", "r-2"):
+                    self._start(name)
+                pages = [await self._ready(name) for name in ("receiver", "r-1", "r-2")]
+                await self._make_callback(pages[1])
             changing = asyncio.create_task(self._change(store, cluster))
-            for _ in range(kills):
-                victim = self._randomness.choice(sorted(self._running))
-                await asyncio.sleep(self._randomness.random() * 0.3)
-                self._running[victim].kill()
-                self._running[victim].close()
-                self._start(victim)
-                await self._ready(victim)
-                if victim != "receiver":
-                    await self._until_queued(store, cluster)
-            changing.cancel()
-            await asyncio.gather(changing, return_exceptions=True)
+            try:
+                for _ in range(kills):
+                    async with asyncio.timeout(PATIENCE_S):
+                        await self._kill_one(store, cluster)
+            finally:
+                changing.cancel()
+                await asyncio.gather(changing, return_exceptions=True)
             nodes = CallbackNodes(store, cluster)
-            await self._until_queued(store, cluster)
-            (callback,) = await nodes.list()
-            while await store.children(nodes.queue(callback.id)):
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(PATIENCE_S):
+                await self._until_queued(store, cluster)
+                (callback,) = await nodes.list()
+                while await store.children(nodes.queue(callback.id)):
+                    await asyncio.sleep(0.05)
             return self._judge()
+
+    async def _kill_one(self, store: MetadataStore, cluster: Cluster) -> None:
+        """It is started again, and a server leads when this returns."""
+        victim = self._randomness.choice(sorted(self._running))
+        await asyncio.sleep(self._randomness.random() * 0.3)
+        self._running[victim].kill()
+        self._running[victim].close()
+        self._start(victim)
+        await self._ready(victim)
+        if victim != "receiver":
+            await self._until_queued(store, cluster)
 
     def _start(self, name: str) -> None:
         command: tuple[str, ...]
