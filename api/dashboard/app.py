@@ -428,6 +428,11 @@ class Dashboard:
         after = _number(asked.get("after", "-1"), "after", -1)
         if asked.get("short", "true") not in ("true", "false"):
             raise InvalidRequest("short is true or false")
+        if asked.get("state", "") not in screens.STATES:
+            states = ", ".join(filter(None, screens.STATES))
+            raise InvalidRequest(
+                f"{asked['state'][:40]!r} is no state of a ledger", next_step=f"choose {states}"
+            )
 
         def ask() -> Awaitable[Any]:
             return self._admin.ledgers(
@@ -608,13 +613,18 @@ class Dashboard:
             found = self._own.settings
             text = (await self._own.metrics.page()).decode()
             counted = process_screens.of_exposition(text)
-        elif kind == "recovery":
+        elif kind == "recovery" and name in await self._recovery_servers(visit):
             found = counted = (
                 "A recovery server shows them at its own address alone: open the dashboard there, if it has --http."
             )
         else:
             raise Missing("there is no such process", next_step="choose one on the screen Servers")
         return process_screens.process(visit.framed(), kind, name, found, counted)
+
+    async def _recovery_servers(self, visit: "_Visit") -> set[str]:
+        """Those that run a part. One that serves HTTP alone is known to itself."""
+        found = await self._ask(visit, "recovery", self._admin.recovery)
+        return {str(each.get("process")) for each in found["processes"]}
 
     async def _shown(
         self, visit: "_Visit", bookie: str, page: str, read: Callable[[Any], Any]
@@ -801,7 +811,7 @@ class Dashboard:
             rate = _number(fields.get("bytes_per_s", ""), "the rate", 0, 10**17 - 1)
             with act(Duty.OPERATE, "SetRecoveryRate", bytes_per_s=rate):
                 await admin.set_rate(rate)
-            return "/recovery", f"The rate is {rate or 'unlimited'}."
+            return "/recovery", f"The rate is {f'{rate} bytes/s' if rate else 'unlimited'}."
         raise _no_act(verb)
 
     async def _act_on_callbacks(self, _: Request, fields: Mapping[str, str]) -> tuple[str, str]:

@@ -31,7 +31,7 @@ def others(bookies: Sequence[Facts], processes: Sequence[Facts], own: str) -> li
             link(row["id"], _at("bookie", row["id"])),
             badge(row["state"]),
             text_of(row["address"]),
-            text_of(row["http"]) if row["http"] else f"— ({NO_PAGES})",
+            text_of(row["http"]),
         )
         for row in bookies[:SHOWN_MAX]
     ]

@@ -31,7 +31,7 @@ from rollbook.api.dashboard.parts import (
 
 Facts = Mapping[str, Any]
 
-_STATES: Final = {"": "any state", "open": "open", "in_recovery": "in recovery", "closed": "closed"}
+STATES: Final = {"": "any state", "open": "open", "in_recovery": "in recovery", "closed": "closed"}
 _SHORT: Final = {"": "all", "true": "lack copies", "false": "have all copies"}
 _TYPED: Final = "Type its name"
 
@@ -250,7 +250,7 @@ def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, s
             search(
                 "/ledgers",
                 [
-                    choice("state", "State", _STATES, filters["state"]),
+                    choice("state", "State", STATES, filters["state"]),
                     choice("short", "Copies", _SHORT, filters["short"]),
                     labelled(Field("bookie", "Bookie", value=filters["bookie"])),
                 ],

@@ -229,7 +229,7 @@ def test_a_drain_moves_its_bar_under_load_and_is_seen_to_end(site: Site, page: P
         try:
             page.open(f"{site.url}/recovery")
             click(page, "Set the rate", bytes_per_s="20000")  # Until the bar was seen to move.
-            page.wait_for("The rate is 20000.")
+            page.wait_for("The rate is 20000 bytes/s.")
             page.open(f"{site.url}/bookie?id=bk-9")
             click(page, "Drain")
             page.wait_for("bk-9 is draining.")

@@ -178,6 +178,8 @@ async def test_every_screen_is_plain_html_with_a_policy(there: Site, browser: Br
     missing = await browser.get(f"{HERE}/bookie?id=bk-9")
     assert (missing.status, "no bookie bk-9" in text_of(missing)) == (404, True)
     assert (await browser.get(f"{HERE}/ledgers/x")).status == 400
+    wrong = await browser.get(f"{HERE}/ledgers?state=opened")
+    assert (wrong.status, "is no state of a ledger" in text_of(wrong)) == (400, True)
     assert (await browser.get(f"{HERE}/ledgers/{'9' * 5000}")).status == 400
 
 
@@ -322,7 +324,9 @@ async def test_each_process_shows_its_settings_and_metrics(there: Site, browser:
     page = text_of(await browser.get(f"{HERE}/process?kind=recovery&name=elsewhere"))
     assert page.count("— A recovery server shows them at its own address alone") == 2
     assert (await browser.get(f"{HERE}/process?kind=bookie&name=bk-9")).status == 404
-    assert (await browser.get(f"{HERE}/process?kind=no&name=bk-1")).status == 404
+    for kind, name in (("no", "bk-1"), ("recovery", "made-up"), ("recovery", "")):
+        answer = await browser.get(f"{HERE}/process?kind={kind}&name={name}")
+        assert answer.status == 404, (kind, name)
 
 
 @pytest.mark.parametrize(

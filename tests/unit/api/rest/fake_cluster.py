@@ -426,7 +426,10 @@ class FakeCluster:
             "ledgers_unrecoverable": 0,
             "bookies_missing": "",
             "bookies_leaving": "",
-            "processes": [{"process": "recovery-1", "part": "worker", "state": "running"}],
+            "processes": [
+                {"process": each, "part": "worker", "state": "running"}
+                for each in ("recovery-1", "elsewhere")
+            ],
             "tasks": [
                 {
                     "ledger_id": 7,
