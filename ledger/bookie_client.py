@@ -125,7 +125,7 @@ class AddSink(Protocol):
 
     def on_channel_lost(self, channel: "AddChannel", error: RollbookError) -> None:
         """The connection was lost or could not be made. It is tried again, with growing pauses,
-        until the channel is closed: this comes once for each failure.
+        until the channel is closed: this is called once for each failure.
         """
 
 

@@ -486,7 +486,7 @@ class Service:
     # --- Truncation -------------------------------------------------------------------------
 
     async def truncate(self, request: words.Truncate, due: float) -> words.TruncateAnswer:
-        """At its owner; what is closed also without one, since while bookies are full there may be none."""
+        """At its owner; closed segments also without one, since there may be none while bookies are full."""
         try:
             owner = await self.server.owner_of(request.log, due, uid=request.uid)
         except NotOwner:

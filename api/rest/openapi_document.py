@@ -47,7 +47,9 @@ _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
         *("Log-Key?", "Log-Meta-*?", "Log-Event-Time-Us?", "Log-Omitted?"),
     ),
     **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
-    "get_tail": tuple(f"{name}?" for name in _OF_TAILS),  # Nor has a watched one.
+    "get_tail": tuple(
+        f"{name}?" for name in _OF_TAILS
+    ),  # The stream of a watched tail has none of them.
     "ensure_log": ("ETag", "Location?", "Log-Uid"),
     **dict.fromkeys(("get_log", "update_log"), ("ETag", "Log-Uid")),
     **dict.fromkeys(("get_cursor", "commit_cursor"), ("ETag",)),

@@ -121,7 +121,7 @@ class LogMemory:
 
     @property
     def packed_bytes(self) -> int:
-        """About what a snapshot takes."""
+        """About the bytes of a snapshot."""
         return _HEAD.size + self.producers.packed_bytes
 
     def pack(self) -> bytes:

@@ -608,7 +608,7 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             replies[head], current, add_entry_id = heard, head, None
         if len(entry) != heard.entry_bytes:
             break
-        # The next one, too: ledgers that are answered in turn come again in places.
+        # Remember the next one, too: ledgers that take turns come again.
         if buffer.startswith(head, head_at + size) and buffer.startswith(
             head, head_at + _REPLIES_ALIKE_MIN * size
         ):

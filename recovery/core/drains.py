@@ -51,7 +51,7 @@ def is_final(failure: Failure) -> bool:
 
 
 def is_stuck(failure: Failure, token: str) -> bool:
-    """Whether it keeps the drain with this token from its end. A failure of an older drain does not count: a
+    """Whether it keeps the drain with this token from ending. A failure of an older drain does not count: a
     person may have started bookies, or restored copies, before the retry (RP7).
     """
     return is_final(failure) and failure.counts_for([token])
