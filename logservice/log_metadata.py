@@ -415,8 +415,8 @@ class LogNodes:
         """Of a displaced log. A deleted log that has the target's name is displaced in turn."""
         if not stored.is_displaced:
             raise InvalidRequest(
-                f"the name {stored.name} is free: another one is for a log whose name was used again",
-                next_step=f"undelete it as {stored.name}",
+                f"{stored.name} can have its name again; another name is for a log whose own was used since",
+                next_step=f"rollbook log undelete {stored.name}",
             )
         path = self._displaced_path(listed.uid)
         moved = pack_displaced(Displaced(target, None), self._draw_token())

@@ -175,7 +175,12 @@ def list_logs(
     more = ("head", "tail", "bytes", "segments", "sealed", "owner")
     wide = ("records", "owner_epoch", "writer_epoch", "writer_holder", "uid")
     columns = ("log", *more) if long else ("log",)
-    tell_rows(columns, access.run(look), output, "log", wide if long else (*more, *wide))
+    rows = access.run(look)
+    tell_rows(columns, rows, output, "log", wide if long else (*more, *wide))
+    if not rows and output in ("table", "wide"):
+        begun = f" begins with {prefix}" if prefix else ""
+        within = f" in the namespace {namespace}" if namespace else ""
+        click.echo(f"no log{within}{begun}" if begun or within else "there are no logs", err=True)
 
 
 def show_log(access: LogAccess, log: str, output: str) -> None:
