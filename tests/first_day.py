@@ -133,6 +133,8 @@ $ rollbook log set orders color=red --yes
 2 ~ (?s)color.*try:
 $ rollbook log ls
 ~ (?s)default/binary\ndefault/copy\ndefault/imported\ndefault/orders\ndefault/quiet
+$ rollbook log ls default/bin
+~ ^LOG\ndefault/binary$
 $ rollbook log ls nothing 2>&1
 ~ no log begins with nothing$
 $ rollbook log ls --long -o json | python3 -c 'import json, sys; print(sum(each["tail"] for each in json.load(sys.stdin)))'

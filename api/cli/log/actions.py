@@ -161,9 +161,16 @@ _UID: Final = re.compile("[0-9a-f]{32}", re.ASCII)
 def list_logs(
     access: LogAccess, prefix: str, namespace: str, long: bool, limit: int | None, output: str
 ) -> None:
+    if namespace and "/" in prefix:
+        raise InvalidRequest(
+            f"{prefix[:80]!r} names a namespace, and so does --namespace",
+            next_step="leave out --namespace",
+        )
+
     async def look(client: Client) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        async for name in client.logs(namespace, prefix):
+        names = client.logs(f"{prefix}*") if "/" in prefix else client.logs(namespace, prefix)
+        async for name in names:
             row: dict[str, Any] = {"log": str(name)}
             if long or output == "wide":
                 row |= _facts(await client.ask(messages.GetLog(name)))

@@ -203,7 +203,10 @@ def create(access: "LogAccess", **how: Any) -> None:
 @_limit_option
 @list_output_option
 def ls(access: "LogAccess", **how: Any) -> None:
-    """List logs, by name."""
+    """List logs, by name.
+
+    PREFIX begins their names in each namespace; shop/ord begins those of the namespace shop, and shop/ all of it.
+    """
     from rollbook.api.cli.log import actions as log_work
 
     if how.pop("deleted"):
