@@ -3,7 +3,7 @@
     append ──► Sequencer: place, or refusal ──► stamped ──► the ledger that is written
                   │                                              │ confirmed, in order
                   │ answers that rest on what is not certain     ▼
-                  └────────────────────────────────────────► Settling ──► acks ──► tail cache, futures
+                  └──────────────────────────────────► PendingCommits ──► acks ──► tail cache, futures
                                                                  ▲
                        roll: N is closed, N+1 counts ────────────┘
 
