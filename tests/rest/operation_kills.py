@@ -13,6 +13,7 @@ import asyncio
 import http.client
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ _RATE: Final = 300_000  # A second: each operation takes one, or a little more.
 _SESSION_S: Final = "2"
 _BEFORE_KILL_S: Final = (0.02, 1.5)  # At most: the request is on its way then, or the operation.
 _PATIENCE_S: Final = 120.0
+_LASTING: Final = re.compile("[0-9a-f]{32}")
 _PAUSE_S: Final = 0.1
 _QUICK: Final = {
     "ROLLBOOK_SESSION_TIMEOUT_S": _SESSION_S,
@@ -156,7 +158,8 @@ class _Site:
             found[operation_id] = self.changed.get(operation_id, wrong)
         listed = self.ask("GET", "operations?limit=1000")["operations"]
         for each in listed:
-            if each["created_ms"] and each["id"] not in found:
+            # Bookies made active again are operations of one server's own, and have names for ids.
+            if _LASTING.fullmatch(each["id"]) and each["id"] not in found:
                 found[each["id"]] = f"nobody asked for it: {each}"
         return found
 
