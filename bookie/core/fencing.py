@@ -14,11 +14,13 @@ An add is refused for the first of these reasons that applies:
     BookieReadOnly  fences may have been lost on this bookie, of any ledger; adds of a recovery pass
     Overloaded      too many bytes wait for the journal; a recovery or an urgent add may queue twice as many
     Unauthorized    the key differs from the first one that was shown
-    LedgerFenced    the ledger was deleted
-    BookieReadOnly  the ledger is older than a loss of fences (B13); adds of a recovery pass. A writer that is alive goes
-                    on elsewhere: that the bookie fences what it doubts need not mean that somebody took the ledger
-    LedgerFenced    the ledger is fenced; adds of a recovery pass
+    LedgerFenced    the ledger was deleted; or it is fenced, and the add is not of a recovery
     Overloaded      the bookie still asks whether the ledger was deleted
+    BookieReadOnly  the ledger is older than a loss of fences (B13); adds of a recovery pass
+
+A format fences what the bookie doubts, although perhaps nobody fenced it. So the writer of such a ledger stops, and its log begins
+a segment with all copies. Were the bookie read-only to it instead, the ledger would go on with a copy less where no other
+bookie can take the seat.
 """
 
 from dataclasses import dataclass, replace
@@ -178,7 +180,6 @@ class AddLimits(NamedTuple):
 
     def refusal_of_add(self, group: AddGroup, ledger: Ledger) -> Failure:
         refusal = ledger.refusal_of_add(group.ledger_key, is_recovery=group.is_recovery)
-        is_old = ledger.ledger_id < self.old_below and not group.is_recovery
-        if is_old and refusal is not Unauthorized and not ledger.deletion_is_wanted:
+        if refusal is None and ledger.ledger_id < self.old_below and not group.is_recovery:
             return BookieReadOnly  # The writer replaces this bookie with another one.
         return refusal

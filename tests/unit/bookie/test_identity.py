@@ -273,7 +273,7 @@ def test_a_wiped_bookie_is_refused_until_it_is_formatted() -> None:
 
 
 def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> None:
-    """B4, B13: the fence went with the disks, the promise did not. One that nobody fenced goes on elsewhere."""
+    """B4: the fence went with the disks, the promise did not."""
 
     async def story(village: Village) -> None:
         await make_three_ledgers(village)
@@ -283,7 +283,7 @@ def test_a_formatted_bookie_keeps_writers_out_that_may_have_been_fenced() -> Non
         async def add(storage: Storage) -> None:
             await add_entries(storage, OPEN, [10])
 
-        with pytest.raises(AssertionError, match=BookieReadOnly.__name__):
+        with pytest.raises(AssertionError, match=LedgerFenced.__name__):
             await village.live(storing(add))
 
     Village().run(story)
