@@ -176,8 +176,8 @@ def verify(access: "Access", **how: Any) -> None:
 
     A copy is missing, bad (its digest is wrong), different (from most others), unknown (its bookie
     may have lost it) or unreachable. Nothing is mended. Ends with 0 if all are good, 8 if some are
-    not but every entry has a good one, 5 if entries have none that can be reached now, 7 if entries
-    are lost.
+    not but every entry has a good one, 5 if entries have none that can be reached now or too few
+    bookies say where an open ledger ends, 7 if entries are lost.
     """
     from rollbook.api.cli.ledger import verify as ledger_verify
 

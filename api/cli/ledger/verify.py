@@ -10,7 +10,8 @@ from rollbook.api.cli.output import show_rows
 from rollbook.api.cli.payloads import bar, print_bytes
 from rollbook.ledger.core.verification import LedgerVerification
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.proto.errors import InvalidRequest, NoSuchLedger
+from rollbook.proto.errors import EntryUnavailable, InvalidRequest, NoSuchLedger
+from rollbook.proto.quorum import Quorum
 
 _DEGRADED: Final = 8
 _IN_DOUBT: Final = 5
@@ -35,11 +36,15 @@ def verify_ledgers(
         for number, ledger_id in enumerate(ids, 1):
             try:
                 verdict = await _verify_one(ledgers, ledger_id, password, number, len(ids))
+                facts = verdict_facts(ledger_id, verdict)
             except NoSuchLedger:
                 if not every:
                     raise
                 continue  # Deleted meanwhile.
-            facts = verdict_facts(ledger_id, verdict)
+            except (
+                EntryUnavailable
+            ) as error:  # Where an open ledger ends; others are verified all the same.
+                facts = _without_an_end(ledger_id, error)
             found.append(facts)
             if output == "ndjson":
                 show_rows((), [facts], output)
@@ -62,6 +67,11 @@ async def _verify_one(
     expected = 0 if stored.metadata.last_entry is None else stored.metadata.last_entry + 1
     with bar(f"ledger {ledger_id} ({number} of {total})", expected) as advance:
         return await ledgers.verify(ledger_id, password_of(password), on_progress=advance)
+
+
+def _without_an_end(ledger_id: int, error: EntryUnavailable) -> dict[str, Any]:
+    facts = verdict_facts(ledger_id, LedgerVerification(Quorum(1, 1, 1)))
+    return facts | {"verdict": "in doubt", "reason": error.message}
 
 
 def verdict_facts(ledger_id: int, verdict: LedgerVerification) -> dict[str, Any]:
@@ -97,6 +107,12 @@ def verdict_facts(ledger_id: int, verdict: LedgerVerification) -> dict[str, Any]
 def _show_verdicts(found: Sequence[dict[str, Any]]) -> None:
     columns = ("ledger_id", "verdict", "entries", "under_replicated", "below_ack", "lost", "copies")
     show_rows(columns, found, "table")
+    for each in found:
+        if "reason" in each:
+            click.echo(
+                f"ledger {each['ledger_id']} is open, and its end is in doubt: {each['reason']}",
+                err=True,
+            )
     if flaws := [flaw for each in found for flaw in each["flaws"]]:
         click.echo("")
         show_rows(_FLAW_COLUMNS, flaws, "table")

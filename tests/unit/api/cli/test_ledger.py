@@ -223,6 +223,12 @@ def test_copies_that_are_not_there_are_named(shell: Shell, cluster: ProcessClust
         }
     ]
     assert b"bk-3" in shell.run("verify", ledger_id, code=8)
+    unfinished = int(shell.run("create", "-o", "raw"))
+    cluster.bookies["bk-2"].kill()
+    found = json.loads(shell.run("verify", unfinished, ledger_id, "-o", "json", code=5))
+    assert [each["verdict"] for each in found] == ["in doubt", "degraded"]
+    assert "bk-2" in found[0]["reason"]
+    cluster.start("bk-2")
     cluster.start("bk-3")
     wait_until_sound(shell, ledger_id)
 
