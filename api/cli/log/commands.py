@@ -514,7 +514,7 @@ def export(access: "LogAccess", **how: Any) -> None:
 def import_(access: "LogAccess", **how: Any) -> None:
     """Append the records of a file that `export` wrote, each once, to a log that has no others.
 
-    Run again, also after it was interrupted, it appends what is missing. The first record of the file gets offset 0;
+    Run again, also after it was interrupted, it compares what is there and appends what is missing. The first record of the file gets offset 0;
     the time of each is that of its import. `raw` is the log's tail.
     """
     from rollbook.api.cli.log import export as log_export

@@ -7,7 +7,7 @@ the records of the file and no others.
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from rollbook.api.cli.log.connection import LogAccess
 from rollbook.api.cli.log.export_format import (
@@ -29,6 +29,8 @@ from rollbook.api.client.reader import RecordBatch
 from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import InvalidRequest, OffsetMismatch, Truncated
+
+_ITS_OWN: Final = "import into a log of its own: --create"
 
 
 def export_log(access: LogAccess, log: str, file: str, output: str) -> None:
@@ -159,37 +161,42 @@ async def _append_all(
     """The records that the log lacks; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
     size = os.fstat(file.fileno()).st_size
     producer = os.urandom(PRODUCER_ID_BYTES)
+    head = await log.head_offset()
     first: int | None = None
-    there: Frame | None = None  # The last one that the log has.
-    seq = 0
+    end, seq = 0, 0  # Of the file's records so far; of the blocks that are appended.
     for frame in read_frames(file):
         first = frame.first_offset if first is None else first
         at = frame.first_offset - first
-        if at + frame.records <= tail:
-            there = frame
+        end = at + frame.records
+        if end <= tail:
+            if at >= head:  # What was truncated cannot be compared.
+                await _require_same(log, frame, at)
+            on_progress(frame.end, size)
             continue
-        if there is not None:
-            await _require_same(log, there, first)
-            there = None
         ref = ProducerRef(producer, 0, seq)
         tail, seq = (
             (await log.append_block(frame.block, producer=ref, expect=at)).next_offset,
             seq + 1,
         )
         on_progress(frame.end, size)
-    if there is not None and first is not None:
-        await _require_same(log, there, first)
+    if tail > end:
+        raise OffsetMismatch(
+            f"{log.name} has more records than the file: {tail}, and not {end}",
+            next_step=_ITS_OWN,
+        )
     return tail
 
 
-async def _require_same(log: Log, frame: Frame, first: int) -> None:
-    """The log's last records from before are those of the file. Raises `OffsetMismatch`."""
-    start = frame.first_offset - first
+async def _require_same(log: Log, frame: Frame, start: int) -> None:
+    """The log has from there on the records of the frame. Raises `OffsetMismatch`."""
     has = [_content(each) async for each in log.read(start, start + frame.records)]
-    if has != [_content(each) for each in Block(frame.block).records()]:
+    wanted = [_content(each) for each in Block(frame.block).records()]
+    if has != wanted:
+        pairs = enumerate(zip(has, wanted, strict=False))
+        same = next((number for number, (one, other) in pairs if one != other), len(has))
         raise OffsetMismatch(
-            f"{log.name} has other records than the file, at offset {start}",
-            next_step="import into a log of its own: --create",
+            f"{log.name} has other records than the file, from offset {start + same} on",
+            next_step=_ITS_OWN,
         )
 
 

@@ -76,3 +76,33 @@ def test_a_log_is_equal_in_another_cluster_though_both_commands_are_killed(
             lambda: copied.tail_offset() / (_BATCHES * _RECORDS),
         )
         assert [*map(content, copied.read())] == [*map(content, log.read())]
+
+
+def run_import(site: Site, log: str, file: Path) -> subprocess.CompletedProcess[str]:
+    shell = [sys.executable, "-m", "rollbook.api.cli.main", "log"]
+    command = [*shell, "import", log, str(file), "--server", site.url]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUE_S)
+
+
+def test_a_log_with_other_records_than_the_file_is_refused(
+    clusters: tuple[Site, Site], tmp_path: Path
+) -> None:
+    """All that is there is compared: the last block alone may be the same by chance."""
+    site, file = clusters[0], tmp_path / "few.export"
+    with rollbook.connect(site.url) as client:
+        few, differs = (client.open(name, create=True) for name in ("few", "differs"))
+        few.append_many([b"1", b"2", b"3"])
+        few.append_many([b"4"])
+        differs.append_many([b"1", b"x", b"3"])
+        differs.append_many([b"4"])
+        shell = [sys.executable, "-m", "rollbook.api.cli.main", "log"]
+        export = [*shell, "export", "few", str(file), "--server", site.url]
+        subprocess.run(export, capture_output=True, check=True, timeout=_DUE_S)
+        refused = run_import(site, "differs", file)
+        assert (refused.returncode, differs.tail_offset()) == (4, 4)
+        assert "from offset 1 on" in refused.stderr
+        assert run_import(site, "few", file).returncode == 0
+        few.append_many([b"5"])
+        refused = run_import(site, "few", file)
+        assert (refused.returncode, few.tail_offset()) == (4, 5)
+        assert "more records than the file: 5, and not 4" in refused.stderr
