@@ -631,7 +631,7 @@ class Dashboard:
     ) -> Any:
         """The contents of the bookie's own page; or why they are not known. Raises `Missing`: there is no
         such bookie."""
-        await self._ask(visit, f"bookie {bookie}", lambda: self._admin.bookie(bookie))
+        row = await self._ask(visit, f"bookie {bookie}", lambda: self._admin.bookie(bookie))
         try:
             return read(
                 await self._ask(
@@ -641,7 +641,8 @@ class Dashboard:
                 )
             )
         except Missing:
-            return f"It shows no pages here: {process_screens.NO_PAGES}."
+            why = process_screens.without_pages(row["state"])
+            return f"It shows no pages here: {why}."
         except BookieFailed:  # Its response is not from a server of ours.
             return "Its own pages do not show this: it is a Java bookie, or of an earlier release."
         except (RollbookError, ValueError) as error:

@@ -20,8 +20,16 @@ from rollbook.api.dashboard.parts import (
 Facts = Mapping[str, Any]
 
 SHOWN_MAX: Final = 100
-NO_PAGES: Final = "it was started without --http, or is a Java bookie"
 _SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*(?:\{[^\n]*\})?) (\S+)$", re.MULTILINE)
+
+
+def without_pages(state: str) -> str:
+    """Why a bookie in this state shows no pages of its own."""
+    return (
+        "it does not run"
+        if state == "down"
+        else "it was started without --http, or is a Java bookie"
+    )
 
 
 def others(bookies: Sequence[Facts], processes: Sequence[Facts], own: str) -> list[Child]:

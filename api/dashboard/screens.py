@@ -28,6 +28,7 @@ from rollbook.api.dashboard.parts import (
     when,
     with_query,
 )
+from rollbook.api.dashboard.process_screens import without_pages
 
 Facts = Mapping[str, Any]
 
@@ -162,9 +163,7 @@ def bookie(frame: PageFrame, row: Facts, grants: Grants) -> Screen:
         "Ledgers left": _left(row),
         "Reason": text_of(row["reason"]),
         "Address": text_of(row["address"]),
-        "Own pages": text_of(row["http"])
-        if row["http"]
-        else "— (it was started without --http, or is a Java bookie)",
+        "Own pages": text_of(row["http"]) if row["http"] else f"— ({without_pages(row['state'])})",
         "Incarnation": text_of(row["incarnation"]),
         "Ledgers": link("those that name it", with_query("/ledgers", bookie=name)),
     }

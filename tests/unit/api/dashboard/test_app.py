@@ -359,6 +359,16 @@ async def test_a_bookie_that_shows_no_settings_has_a_dash_and_why(
     assert (page.status, why in text_of(page)) == (200, True)
 
 
+async def test_a_bookie_that_does_not_run_is_not_blamed_for_its_pages(
+    there: Site, browser: Browser
+) -> None:
+    there.cluster.rows = [a_bookie("bk-1", state="down")]
+    assert "Own pages — (it does not run)" in text_of(await browser.get(f"{HERE}/bookie?id=bk-1"))
+    there.cluster.raises = Missing("it shows none")
+    page = text_of(await browser.get(f"{HERE}/process?kind=bookie&name=bk-1"))
+    assert "It shows no pages here: it does not run." in page
+
+
 # --- Live -------------------------------------------------------------------------------------
 
 
