@@ -205,7 +205,7 @@ async def test_a_slow_disk_of_this_process_is_not_told_as_somebody_who_is_silent
     try:
         monkeypatch.setattr(StoreFile, "keep", keep_late)
         monkeypatch.setattr(store, "_operation_timeout_s", 0.05)
-        with pytest.raises(OutcomeUnknown, match=f"the disk of {path}, which this process holds"):
+        with pytest.raises(OutcomeUnknown, match=f"this process owns {path}, and its disk is slow"):
             await store.create("/a")
     finally:
         is_synced.set()
