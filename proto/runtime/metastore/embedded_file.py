@@ -133,7 +133,9 @@ class StoreFile:
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Waits for the thread even when cancelled: it finishes what it began."""
         loop = asyncio.get_running_loop()
-        return await asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
+        done = asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
+        done.add_done_callback(_note_failure)
+        return await done
 
     # --- On the thread ---
 
@@ -263,6 +265,12 @@ def _not_kept(reason: str, mend: str) -> OutcomeUnknown:
         f"{reason}; what was to be kept just then may be there or not",
         next_step=f"{mend}, and start this again",
     )
+
+
+def _note_failure(done: "asyncio.Future[Any]") -> None:
+    """Who waits may be cancelled in the very step in which it fails; asyncio would report that nobody looked."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _create(path: str, store: str) -> None:
