@@ -54,7 +54,8 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
         assert found, dev.said
         api = f"{found[1]}/api/v1"
         (rest,) = re.findall(r"^rest +(\S+)/v1$", dev.said, re.MULTILINE)
-        with urlopen(f"{rest}/", timeout=PATIENCE_S) as page:  # A browser finds it from there.
+        browser = Request(f"{rest}/", headers={"accept": "text/html,*/*;q=0.8"})
+        with urlopen(browser, timeout=PATIENCE_S) as page:  # It finds it from there.
             assert page.url == f"{found[1]}/dashboard"
         with rollbook.connect(f"log://{dev.address}") as client:
             log = client.open("orders", create=True)

@@ -60,6 +60,7 @@ _SAID: dict[str, str] = {
     "advertise": "127.0.0.9",
     "http": "127.0.0.1:4001",
     "rest": "127.0.0.1:4001",
+    "rest_origin": "https://shop.example",
     "tls_listen": "127.0.0.1:4002",
     "log_level": "error",
     "startup_s": "5.0",
@@ -103,12 +104,15 @@ def test_every_flag_of_a_server_can_be_said_in_the_environment_and_in_the_file(
         usual |= {"bookie_authorities": "a.pem", "bookie_certificate": "b.pem"}
     if name in ("bookie_authorities", "bookie_certificate"):  # The first needs no other one.
         usual.pop("bookie_certificate")
+    if name == "rest_origin":
+        usual |= {"rest": "127.0.0.1:4001"}
 
     def settings(words: list[str], environment: dict[str, str], lines: dict[str, str]) -> Any:
         tables: dict[str, list[str]] = {}
         for key, value in ({k: v for k, v in usual.items() if k != name} | lines).items():
             line = f'ledger_dirs = ["{value}"]' if key == "ledger_dir" else f'{key} = "{value}"'
             line = line.replace('"true"', "true").replace('"5.0"', "5.0")
+            line = f'{key} = ["{value}"]' if key == "rest_origin" else line
             tables.setdefault(_TABLES.get(key, section), []).append(line)
         file = tmp_path / "server.toml"
         file.write_text("\n".join(f"[{t}]\n" + "\n".join(ls) for t, ls in tables.items()))
