@@ -713,6 +713,8 @@ class ClusterChecker:
         if before is None or before == row.value:
             return
         self.tallies.whole += 1
+        if bookie in self._unformatted:
+            return  # That life has ended since, and the next one has another incarnation.
         for ledger_id in self._forgotten.get(bookie, {}):
             ledger = self._facts.ledger(ledger_id)
             if ledger.metadata is not None and (lacking := self._lacking(ledger, bookie)):
