@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from rollbook import __version__
+from rollbook.api.rest.accept_header import preferred_type
 
 LINKS: Final = {
     "index": "/v1",
@@ -20,6 +21,15 @@ LINKS: Final = {
     "ready": "/readyz",
 }
 
+_HTML: Final = "text/html"
+_JSON: Final = "application/json"
+_TYPES_IN: Final = {
+    _HTML: (_HTML,),
+    _JSON: (_JSON,),
+    "*/*": (_JSON, _HTML),
+    "application/*": (_JSON,),
+    "text/*": (_HTML,),
+}
 _HEADERS: Final = {
     "vary": "Accept",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -57,7 +67,8 @@ def add_index(
         url = dashboard() if dashboard is not None else ""
         version = "" if asks_for_tokens else __version__
         links = {**LINKS, "dashboard": url} if url else LINKS
-        if "text/html" not in request.headers.get("accept", "").lower():
+        accept = ",".join(request.headers.getlist("accept"))
+        if preferred_type(accept, _TYPES_IN, _JSON) != _HTML:
             facts = {"version": version} if version else {}
             return JSONResponse({"name": "rollbook", **facts, "links": links}, headers=_HEADERS)
         if url:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from rollbook.api.access.authenticator import CALLER
+from rollbook.api.rest.accept_header import preferred_type
 from rollbook.api.rest.event_streams import SSE, Follow, is_end
 from rollbook.api.rest.json_codec import to_json
 from rollbook.api.rest.openapi import (
@@ -65,7 +66,6 @@ LOG: Final = "/v1/namespaces/{namespace}/logs/{log:before_verb}"
 
 _WAIT_MS_MAX: Final = 60_000
 _RECORDS_MAX: Final = 100_000
-_Q: Final = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FOR_EVER: Final = "max-age=31536000, immutable"
 _ASKED_FOR: Final = "no-cache"  # Kept, and used once the server has said that it is still the same.
@@ -176,7 +176,7 @@ def record_routes(door: Door) -> APIRouter:
         `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
         `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
         """
-        kind = _accepted(accept)
+        kind = preferred_type(accept, _KINDS_IN, JSON)
         if kind is None:
             wanted = ", ".join(_READ_KINDS)
             return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
@@ -262,7 +262,7 @@ def record_routes(door: Door) -> APIRouter:
         """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed,
         until the log is sealed.
         """
-        kind = _accepted(accept)
+        kind = preferred_type(accept, _KINDS_IN, JSON)
         if kind in (SSE, NDJSON):
             asked = messages.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
             is_resumed = kind == SSE and last_event_id is not None
@@ -290,7 +290,7 @@ def record_routes(door: Door) -> APIRouter:
         named = tuple(map(LogName.parse, log or ()))
         prefixes = tuple(prefix or ()) if named or prefix else ("",)
         asked = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
-        kind = _accepted(accept)
+        kind = preferred_type(accept, _KINDS_IN, JSON)
         if kind in (SSE, NDJSON):
             return await _follow(door, kind, asked, Encoding.AUTO)
         return json_response(await _all_tails(door, asked, how))
@@ -353,38 +353,6 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         return response_of(InvalidRequest("bodies are taken as they are, not packed"), status=415)
     return block_of(kind, await request.body(), request.headers, producer)
-
-
-def _accepted(accept: str) -> str | None:
-    """The most wanted one, of equals the first; None if none is known. `q=0` is not wanted.
-
-    The narrowest range that has it decides its weight: `application/json;q=0, */*` is not JSON.
-    """
-    said: dict[str, float] = {}
-    for each in accept.split(","):
-        wanted, _, parameters = each.partition(";")
-        if each.strip():  # A list may have empty elements, which mean nothing.
-            said.setdefault(wanted.strip().lower(), _quality(parameters))
-    if not said:
-        return JSON
-
-    def q_of(kind: str) -> float:
-        ranges = (kind, kind.partition("/")[0] + "/*", "*/*")
-        return next(said[each] for each in ranges if each in said)
-
-    kinds = [kind for each in said for kind in _KINDS_IN.get(each, ())]
-    best = max(kinds, key=q_of, default=None)
-    return best if best is not None and q_of(best) else None
-
-
-def _quality(parameters: str) -> float:
-    """0 if it cannot be read."""
-    for each in parameters.split(";"):
-        name, _, value = each.partition("=")
-        if name.strip().lower() == "q":
-            found = _Q.fullmatch(value.strip())
-            return float(found[0]) if found else 0.0
-    return 1.0
 
 
 async def _follow(

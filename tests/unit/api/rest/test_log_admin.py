@@ -456,8 +456,9 @@ async def test_browsers_get_a_page_at_the_root_and_programs_json(there: Site) ->
     assert {"/openapi.json", "/v1", "/v1/logs"} <= set(paths)
     for path in paths:
         assert (await there.get(path)).status == 200, path
-    answer = await there.get("/", accept="*/*")  # As curl asks.
-    assert answer.json == (await there.get("/v1")).json
+    for accept in ("*/*", "text/html;q=0.1, application/json", "image/png", "text/html;q=much"):
+        answer = await there.get("/", accept=accept)  # The first as curl asks.
+        assert answer.json == (await there.get("/v1")).json
     assert page.headers["vary"] == answer.headers["vary"] == "Accept"
     assert (await there.ask("HEAD", "/")).status == 200
 
