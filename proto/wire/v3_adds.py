@@ -166,21 +166,6 @@ class _AddGroup(AddGroup):
         return bytes(replies)
 
 
-@dataclass(slots=True)
-class _LoneAdd(AddGroup):
-    """A single add: it needs none of the set-up that pays for many."""
-
-    ledger_varint: bytes = b""
-    txn_id: bytes = b""
-    entry_varint: bytes = b""
-
-    def pack_replies(self, error: Failure = None) -> bytes:
-        status = pack_varint(v3.code_of(error))
-        txn_bytes, entry_bytes = len(self.txn_id), len(self.entry_varint)
-        before, between = _around_reply(txn_bytes, status, self.ledger_varint, entry_bytes)
-        return b"".join((before, self.txn_id, between, self.entry_varint))
-
-
 _Append = Callable[[Any], None]
 _Opened = tuple[_AddGroup, _Append, _Append, _Append, _Append, _Append, _Append]
 """A group and how to add to its columns: looked up once, since writers may alternate."""
@@ -230,10 +215,6 @@ def take_adds(buffer: bytes, position: int, frame_bytes_max: int) -> tuple[Adds 
         if entry[0] & 0x7F | high_bits != entry_id:
             break
         writer = (ledger, key, priority, buffer[entry_end:end])
-        if position == first and end == size:
-            columns = (entry_id,), (lac,), (entry_start,), (entry_end,)
-            lone = _lone_add(writer, ledger_id, columns, txn_id, entry)
-            return (Adds(buffer, first, end, [lone]), end) if lone else (None, first)
         if writer != current or ledger_id != current_ledger_id:
             opened = groups.get(writer) or _open_group(writer)
             if opened is None or ledger_id != opened[0].ledger_id:
@@ -402,20 +383,6 @@ def _open_group(writer: tuple[bytes, ...]) -> _Opened | None:
     )
 
 
-def _lone_add(
-    writer: tuple[bytes, ...],
-    ledger_id: int,
-    columns: tuple[tuple[EntryId], tuple[EntryId], tuple[int], tuple[int]],
-    txn_id: bytes,
-    entry_varint: bytes,
-) -> _LoneAdd | None:
-    unpacked = _unpack_writer_of(writer)
-    if unpacked is None or ledger_id != unpacked[0][0]:
-        return None
-    fields, ledger_varint = unpacked
-    return _LoneAdd(*fields, *columns, ledger_varint, txn_id, entry_varint)
-
-
 def _unpack_writer_of(writer: tuple[bytes, ...]) -> tuple[WriterFields, bytes] | None:
     # An unusual tail may be as long as a frame, and is not remembered.
     return _unpack_writer(*writer) if writer[-1] in _TAILS else None
@@ -581,13 +548,6 @@ def take_add_replies(buffer: bytes, position: int) -> tuple[list[AddReplies], in
             or match.start(1) != position + 6 + buffer[position + 5]
         ):
             break
-        # A lone add's: without the set-up that pays for many.
-        if not replies and end == len(buffer):
-            error, ledger_id, entry_bytes = _unpack_head(head)
-            if len(entry) != entry_bytes:
-                break
-            alone = EntryId(entry[0] & 0x7F | _unpack_high_bits(entry[1:]))
-            return [AddReplies(error, ledger_id, [alone])], end
         if entry[1:] != high_varint:
             high_varint = entry[1:]
             high_bits = _unpack_high_bits(high_varint)
