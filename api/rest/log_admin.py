@@ -23,6 +23,7 @@ from rollbook.api.rest.route_parameters import (
     If,
     Log,
     Number,
+    Routing,
     TakesRecord,
     Version,
     media_type,
@@ -70,169 +71,10 @@ View = Annotated[
 Producer = Annotated[str, Path(description="Its id.", min_length=1, max_length=64)]
 Server = Annotated[str, Path(description="A server's name or id.", max_length=300)]
 
-
-def admin_routes(door: Door) -> APIRouter:
-    routes = APIRouter(default_response_class=Response)
-    _logs(door, routes)
-    _verbs(door, routes)
-    _writers(door, routes)
-    _producers(door, routes)
-    _cursors(door, routes)
-    _inside(door, routes)
-    _cluster(door, routes)
-    return routes
+routes: Final = APIRouter(default_response_class=Response)
 
 
 # --- Logs -------------------------------------------------------------------------------------
-
-
-def _logs(door: Door, routes: APIRouter) -> None:
-    async def listed(
-        namespace: str, prefix: str, token: str, limit: int, view: View, how: How
-    ) -> Response:
-        asked = messages.ListLogs(namespace, prefix, token, limit)
-        if view == "names":
-            return json_response(await door.ask(asked, how))
-        loop = asyncio.get_running_loop()
-        due = loop.time() + how.timeout_ms / 1000
-        few = replace(asked, limit=min(limit, _STATES_MAX))
-        page: messages.LogNames = await door.ask(few, how, due=due)
-        states: list[Any] = []
-        next_page = page.next_page
-        for start in range(0, len(page.logs), _STATES_AT_ONCE):
-            if (
-                start and loop.time() >= due
-            ):  # The first ones are returned, otherwise no request would end.
-                next_page = str(page.logs[start - 1])
-                break
-            states += await states_of(page.logs[start:][:_STATES_AT_ONCE], how, due)
-            await asyncio.sleep(0)  # Others have appends to answer.
-        return Response(dumped({"logs": states, "next_page": next_page}), media_type=JSON)
-
-    async def states_of(logs: Sequence[LogName], how: Asking, due: float) -> list[Any]:
-        """Concurrently, and returned in order, without those that were deleted since they were listed."""
-        asked = (door.ask(messages.GetLog(log), how, due=due) for log in logs)
-        states = await asyncio.gather(*asked, return_exceptions=True)
-        found: list[Any] = []
-        for log, state in zip(logs, states, strict=True):
-            if isinstance(state, messages.LogState):
-                found.append(to_json(state))
-            elif not isinstance(state, RollbookError):
-                raise state
-            # A caller that lists logs wants to know of the others, too.
-            elif not isinstance(state, Missing):
-                found.append({"log": str(log), "error": problem_of(state)})
-        return found
-
-    @routes.get("/v1/logs", tags=["logs"], **_list_described())
-    async def list_all_logs(
-        how: How,
-        prefix: Annotated[str, Query(max_length=255)] = "",
-        page_token: Annotated[str, Query(max_length=600)] = "",
-        limit: Page = 1000,
-        view: View = "names",
-    ) -> Response:
-        """The logs of all namespaces, by name; `next_page` is the `page_token` of the next page."""
-        return await listed("", prefix, page_token, limit, view, how)
-
-    @routes.get("/v1/namespaces/{namespace}/logs", tags=["logs"], **_list_described())
-    async def list_logs(
-        how: How,
-        namespace: str,
-        prefix: Annotated[str, Query(max_length=255)] = "",
-        page_token: Annotated[str, Query(max_length=600)] = "",
-        limit: Page = 1000,
-        view: View = "names",
-    ) -> Response:
-        """The logs of a namespace, by name."""
-        known = LogName(namespace, "any").namespace
-        return await listed(known, prefix, page_token, limit, view, how)
-
-    @routes.put(
-        LOG,
-        tags=["logs"],
-        **described(
-            messages.LogState,
-            errors=(*ANYWHERE, LogExists, BadConfig),
-            body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
-            body_required=False,
-            more={201: "It was made."},
-        ),
-    )
-    async def ensure_log(request: Request, log: Log, how: How) -> Response:
-        """Makes the log unless it is there. What its configuration does not name is as the server has it."""
-        wanted = await _said(request) or {}
-        config = from_json(wanted, ConfigValues) if wanted else None
-        names = tuple(field_names(LogConfig)[each] for each in wanted)
-        state: messages.LogState = await door.ask(messages.EnsureLog(log, config, names), how)
-        return _state_response(state, 201 if state.was_created else 200)
-
-    @routes.get(LOG, tags=["logs"], **described(messages.LogState))
-    async def get_log(log: Log, how: HowOf) -> Response:
-        """All there is to know at a glance. The `ETag` changes with the configuration."""
-        return _state_response(await door.ask(messages.GetLog(log), how))
-
-    @routes.head(LOG, tags=["logs"], **described())
-    async def head_log(log: Log, how: HowOf) -> Response:
-        """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
-        asked = messages.GetTail(log, messages.Consistency.CACHED)
-        return Response(headers=tail_headers(await door.ask(asked, how)))
-
-    @routes.patch(
-        LOG,
-        tags=["logs"],
-        **described(
-            messages.LogState,
-            errors=(*AT_OWNER, MetadataConflict, BadConfig),
-            body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
-        ),
-    )
-    async def update_log(request: Request, log: Log, how: HowOf, etag: ETag) -> Response:
-        """Changes those fields of the configuration that are named, if it still has the `ETag`."""
-        wanted = await _said(request, is_required=True)
-        config = from_json(wanted, ConfigValues)
-        names = tuple(field_names(LogConfig)[each] for each in wanted)
-        return _state_response(await door.ask(messages.UpdateLog(log, config, names, etag), how))
-
-    @routes.delete(
-        LOG,
-        tags=["logs"],
-        **described(
-            messages.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
-        ),
-    )
-    async def delete_log(log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None) -> Response:
-        """Nobody can use it any more. Its records are freed when the grace is over."""
-        answer = await door.ask(messages.DeleteLog(log, etag, grace_ms), how)
-        return json_response(answer, status=202)
-
-    @routes.post(
-        f"{LOG}:undelete",
-        tags=["logs"],
-        **described(
-            messages.LogState,
-            errors=(*ANYWHERE, LogExists, MetadataConflict),
-            says=messages.UndeleteLog,
-        ),
-    )
-    async def undelete_log(request: Request, log: Log, how: HowOf) -> Response:
-        """Brings a deleted log back, with its records. `uid`: which one, if several were deleted under the name;
-        `to`: another name, if that one is taken.
-        """
-        said = await _said(request) or {}
-        word = from_json(said, messages.UndeleteLog, log=log)
-        return json_response(await door.ask(word, how))
-
-    @routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))
-    async def list_deleted_logs(
-        how: How,
-        namespace: Annotated[str, Query(max_length=255)] = "",
-        prefix: Annotated[str, Query(max_length=255)] = "",
-        limit: Page = 1000,
-    ) -> Response:
-        """Deleted logs whose records are kept still, by name."""
-        known = LogName(namespace, "any").namespace if namespace else ""
-        return json_response(await door.ask(messages.ListDeletedLogs(known, prefix, limit), how))
 
 
 def _list_described() -> dict[str, Any]:
@@ -259,6 +101,168 @@ def _config_schema() -> dict[str, Any]:
     return schema_of(LogConfig, is_said=True)
 
 
+async def _listed(
+    door: Door, namespace: str, prefix: str, token: str, limit: int, view: View, how: How
+) -> Response:
+    asked = messages.ListLogs(namespace, prefix, token, limit)
+    if view == "names":
+        return json_response(await door.ask(asked, how))
+    loop = asyncio.get_running_loop()
+    due = loop.time() + how.timeout_ms / 1000
+    few = replace(asked, limit=min(limit, _STATES_MAX))
+    page: messages.LogNames = await door.ask(few, how, due=due)
+    states: list[Any] = []
+    next_page = page.next_page
+    for start in range(0, len(page.logs), _STATES_AT_ONCE):
+        if start and loop.time() >= due:
+            # The first ones are returned, otherwise no request would end.
+            next_page = str(page.logs[start - 1])
+            break
+        states += await _states_of(door, page.logs[start:][:_STATES_AT_ONCE], how, due)
+        await asyncio.sleep(0)  # Others have appends to answer.
+    return Response(dumped({"logs": states, "next_page": next_page}), media_type=JSON)
+
+
+async def _states_of(door: Door, logs: Sequence[LogName], how: Asking, due: float) -> list[Any]:
+    """Concurrently, and returned in order, without those that were deleted since they were listed."""
+    asked = (door.ask(messages.GetLog(log), how, due=due) for log in logs)
+    states = await asyncio.gather(*asked, return_exceptions=True)
+    found: list[Any] = []
+    for log, state in zip(logs, states, strict=True):
+        if isinstance(state, messages.LogState):
+            found.append(to_json(state))
+        elif not isinstance(state, RollbookError):
+            raise state
+        # A caller that lists logs wants to know of the others, too.
+        elif not isinstance(state, Missing):
+            found.append({"log": str(log), "error": problem_of(state)})
+    return found
+
+
+@routes.get("/v1/logs", tags=["logs"], **_list_described())
+async def list_all_logs(
+    door: Routing,
+    how: How,
+    prefix: Annotated[str, Query(max_length=255)] = "",
+    page_token: Annotated[str, Query(max_length=600)] = "",
+    limit: Page = 1000,
+    view: View = "names",
+) -> Response:
+    """The logs of all namespaces, by name; `next_page` is the `page_token` of the next page."""
+    return await _listed(door, "", prefix, page_token, limit, view, how)
+
+
+@routes.get("/v1/namespaces/{namespace}/logs", tags=["logs"], **_list_described())
+async def list_logs(
+    door: Routing,
+    how: How,
+    namespace: str,
+    prefix: Annotated[str, Query(max_length=255)] = "",
+    page_token: Annotated[str, Query(max_length=600)] = "",
+    limit: Page = 1000,
+    view: View = "names",
+) -> Response:
+    """The logs of a namespace, by name."""
+    known = LogName(namespace, "any").namespace
+    return await _listed(door, known, prefix, page_token, limit, view, how)
+
+
+@routes.put(
+    LOG,
+    tags=["logs"],
+    **described(
+        messages.LogState,
+        errors=(*ANYWHERE, LogExists, BadConfig),
+        body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
+        body_required=False,
+        more={201: "It was made."},
+    ),
+)
+async def ensure_log(door: Routing, request: Request, log: Log, how: How) -> Response:
+    """Makes the log unless it is there. What its configuration does not name is as the server has it."""
+    wanted = await _said(request) or {}
+    config = from_json(wanted, ConfigValues) if wanted else None
+    names = tuple(field_names(LogConfig)[each] for each in wanted)
+    state: messages.LogState = await door.ask(messages.EnsureLog(log, config, names), how)
+    return _state_response(state, 201 if state.was_created else 200)
+
+
+@routes.get(LOG, tags=["logs"], **described(messages.LogState))
+async def get_log(door: Routing, log: Log, how: HowOf) -> Response:
+    """All there is to know at a glance. The `ETag` changes with the configuration."""
+    return _state_response(await door.ask(messages.GetLog(log), how))
+
+
+@routes.head(LOG, tags=["logs"], **described())
+async def head_log(door: Routing, log: Log, how: HowOf) -> Response:
+    """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
+    asked = messages.GetTail(log, messages.Consistency.CACHED)
+    return Response(headers=tail_headers(await door.ask(asked, how)))
+
+
+@routes.patch(
+    LOG,
+    tags=["logs"],
+    **described(
+        messages.LogState,
+        errors=(*AT_OWNER, MetadataConflict, BadConfig),
+        body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
+    ),
+)
+async def update_log(door: Routing, request: Request, log: Log, how: HowOf, etag: ETag) -> Response:
+    """Changes those fields of the configuration that are named, if it still has the `ETag`."""
+    wanted = await _said(request, is_required=True)
+    config = from_json(wanted, ConfigValues)
+    names = tuple(field_names(LogConfig)[each] for each in wanted)
+    return _state_response(await door.ask(messages.UpdateLog(log, config, names, etag), how))
+
+
+@routes.delete(
+    LOG,
+    tags=["logs"],
+    **described(
+        messages.DeleteLogAnswer, status=202, errors=(*AT_OWNER, MetadataConflict, Guarded)
+    ),
+)
+async def delete_log(
+    door: Routing, log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None
+) -> Response:
+    """Nobody can use it any more. Its records are freed when the grace is over."""
+    answer = await door.ask(messages.DeleteLog(log, etag, grace_ms), how)
+    return json_response(answer, status=202)
+
+
+@routes.post(
+    f"{LOG}:undelete",
+    tags=["logs"],
+    **described(
+        messages.LogState,
+        errors=(*ANYWHERE, LogExists, MetadataConflict),
+        says=messages.UndeleteLog,
+    ),
+)
+async def undelete_log(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+    """Brings a deleted log back, with its records. `uid`: which one, if several were deleted under the name;
+    `to`: another name, if that one is taken.
+    """
+    said = await _said(request) or {}
+    word = from_json(said, messages.UndeleteLog, log=log)
+    return json_response(await door.ask(word, how))
+
+
+@routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))
+async def list_deleted_logs(
+    door: Routing,
+    how: How,
+    namespace: Annotated[str, Query(max_length=255)] = "",
+    prefix: Annotated[str, Query(max_length=255)] = "",
+    limit: Page = 1000,
+) -> Response:
+    """Deleted logs whose records are kept still, by name."""
+    known = LogName(namespace, "any").namespace if namespace else ""
+    return json_response(await door.ask(messages.ListDeletedLogs(known, prefix, limit), how))
+
+
 def _state_response(state: messages.LogState, status: int = 200) -> Response:
     headers = {"etag": f'"{state.etag}"', "location": path_of(state.log), "log-uid": state.uid}
     if status != 201:
@@ -282,167 +286,174 @@ async def _said(request: Request, *, is_required: bool = False) -> Any:
 # --- Verbs ------------------------------------------------------------------------------------
 
 
-def _verbs(door: Door, routes: APIRouter) -> None:
-    @routes.post(
-        f"{LOG}:truncate",
-        tags=["logs"],
-        **described(messages.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=messages.Truncate),
+@routes.post(
+    f"{LOG}:truncate",
+    tags=["logs"],
+    **described(messages.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=messages.Truncate),
+)
+async def truncate(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+    """Nobody reads what is before that position any more; `dry_run` tells what would go."""
+    said = await _said(request, is_required=True)
+    return json_response(
+        await door.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
     )
-    async def truncate(request: Request, log: Log, how: HowOf) -> Response:
-        """Nobody reads what is before that position any more; `dry_run` tells what would go."""
-        said = await _said(request, is_required=True)
-        return json_response(
-            await door.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
-        )
 
-    @routes.post(
-        f"{LOG}:seal",
-        tags=["logs"],
-        dependencies=[TakesRecord],
-        **described(
-            messages.SealAnswer,
-            errors=OF_APPENDS,
-            body=RECORD_BODIES,
-            body_required=False,
-            more={415: "INVALID"},
-        ),
+
+@routes.post(
+    f"{LOG}:seal",
+    tags=["logs"],
+    dependencies=[TakesRecord],
+    **described(
+        messages.SealAnswer,
+        errors=OF_APPENDS,
+        body=RECORD_BODIES,
+        body_required=False,
+        more={415: "INVALID"},
+    ),
+)
+async def seal(
+    door: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
+) -> Response:
+    """No record is ever appended again; those of the body are the last ones."""
+    block: bytes | Response | None = None
+    if await request.body() or media_type(request):
+        block = await block_in(request, producer)
+    if isinstance(block, Response):
+        return block
+    return json_response(await door.ask(messages.Seal(log, block, condition), how))
+
+
+@routes.post(f"{LOG}:roll", tags=["logs"], **described(messages.RollLogAnswer, errors=AT_OWNER))
+async def roll(door: Routing, log: Log, how: HowOf) -> Response:
+    """Starts a new segment, unless the one that is written is still empty."""
+    return json_response(await door.ask(messages.RollLog(log), how))
+
+
+@routes.post(
+    f"{LOG}:transfer",
+    tags=["cluster"],
+    **described(messages.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=messages.TransferLog),
+)
+async def transfer(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+    """Hands the log over to another server; no append fails by it."""
+    said = await _said(request, is_required=True)
+    return json_response(
+        await door.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
     )
-    async def seal(request: Request, log: Log, how: HowOf, condition: If, producer: By) -> Response:
-        """No record is ever appended again; those of the body are the last ones."""
-        block: bytes | Response | None = None
-        if await request.body() or media_type(request):
-            block = await block_in(request, producer)
-        if isinstance(block, Response):
-            return block
-        return json_response(await door.ask(messages.Seal(log, block, condition), how))
-
-    @routes.post(f"{LOG}:roll", tags=["logs"], **described(messages.RollLogAnswer, errors=AT_OWNER))
-    async def roll(log: Log, how: HowOf) -> Response:
-        """Starts a new segment, unless the one that is written is still empty."""
-        return json_response(await door.ask(messages.RollLog(log), how))
-
-    @routes.post(
-        f"{LOG}:transfer",
-        tags=["cluster"],
-        **described(messages.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=messages.TransferLog),
-    )
-    async def transfer(request: Request, log: Log, how: HowOf) -> Response:
-        """Hands the log over to another server; no append fails by it."""
-        said = await _said(request, is_required=True)
-        return json_response(
-            await door.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
-        )
 
 
 # --- Writer epochs ----------------------------------------------------------------------------
 
 
-def _writers(door: Door, routes: APIRouter) -> None:
-    path, tags = f"{LOG}/writer", ["writer"]
+@routes.post(
+    f"{LOG}/writer",
+    tags=["writer"],
+    **described(
+        messages.WriterGrant,
+        status=201,
+        errors=(*AT_OWNER, WriterHeld, StaleEpoch),
+        says=messages.AcquireWriter,
+    ),
+)
+async def acquire_writer(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+    """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Earlier writers are fenced: what
+    was acknowledged to them is below `fence_offset`, and nothing more will be.
+    """
+    said = await _said(request, is_required=True)
+    grant = await door.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
+    return json_response(grant, status=201)
 
-    @routes.post(
-        path,
-        tags=[*tags],
-        **described(
-            messages.WriterGrant,
-            status=201,
-            errors=(*AT_OWNER, WriterHeld, StaleEpoch),
-            says=messages.AcquireWriter,
-        ),
-    )
-    async def acquire_writer(request: Request, log: Log, how: HowOf) -> Response:
-        """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Earlier writers are fenced: what
-        was acknowledged to them is below `fence_offset`, and nothing more will be.
-        """
-        said = await _said(request, is_required=True)
-        grant = await door.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
-        return json_response(grant, status=201)
 
-    @routes.put(
-        path, tags=[*tags], **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch))
-    )
-    async def renew_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
-        """Restarts the granted time."""
-        return json_response(await door.ask(messages.RenewWriter(log, epoch), how))
+@routes.put(
+    f"{LOG}/writer",
+    tags=["writer"],
+    **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch)),
+)
+async def renew_writer(door: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
+    """Restarts the granted time."""
+    return json_response(await door.ask(messages.RenewWriter(log, epoch), how))
 
-    @routes.delete(path, tags=[*tags], **described(status=204, errors=(*AT_OWNER, StaleEpoch)))
-    async def release_writer(log: Log, how: HowOf, epoch: Epoch) -> Response:
-        """Somebody else may have it."""
-        await door.ask(messages.ReleaseWriter(log, epoch), how)
-        return Response(status_code=204)
+
+@routes.delete(
+    f"{LOG}/writer", tags=["writer"], **described(status=204, errors=(*AT_OWNER, StaleEpoch))
+)
+async def release_writer(door: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
+    """Somebody else may have it."""
+    await door.ask(messages.ReleaseWriter(log, epoch), how)
+    return Response(status_code=204)
 
 
 # --- Producers --------------------------------------------------------------------------------
 
 
-def _producers(door: Door, routes: APIRouter) -> None:
-    @routes.post(
-        f"{LOG}/producers/{{producer}}",
-        tags=["records"],
-        **described(messages.ProducerProgress, status=201, errors=AT_OWNER),
-    )
-    async def begin_producer(log: Log, how: HowOf, producer: Producer) -> Response:
-        """Begins the next epoch of a producer, and says how many records it has appended. Use that epoch with
-        `Producer-Seq` from 0 on; older epochs are refused.
-        """
-        word = messages.BeginProducer(log, producer.encode())
-        return json_response(await door.ask(word, how), status=201)
+@routes.post(
+    f"{LOG}/producers/{{producer}}",
+    tags=["records"],
+    **described(messages.ProducerProgress, status=201, errors=AT_OWNER),
+)
+async def begin_producer(door: Routing, log: Log, how: HowOf, producer: Producer) -> Response:
+    """Begins the next epoch of a producer, and says how many records it has appended. Use that epoch with
+    `Producer-Seq` from 0 on; older epochs are refused.
+    """
+    word = messages.BeginProducer(log, producer.encode())
+    return json_response(await door.ask(word, how), status=201)
 
 
 # --- Cursors ----------------------------------------------------------------------------------
 
 
-def _cursors(door: Door, routes: APIRouter) -> None:
-    path, tags = f"{LOG}/cursors", ["cursors"]
+@routes.get(f"{LOG}/cursors", tags=["cursors"], **described(messages.Cursors))
+async def list_cursors(
+    door: Routing,
+    log: Log,
+    how: HowOf,
+    page_token: Annotated[str, Query(max_length=600)] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> Response:
+    """By name; `next_page` is the `page_token` of the next page."""
+    return json_response(await door.ask(messages.ListCursors(log, page_token, limit), how))
 
-    @routes.get(path, tags=[*tags], **described(messages.Cursors))
-    async def list_cursors(
-        log: Log,
-        how: HowOf,
-        page_token: Annotated[str, Query(max_length=600)] = "",
-        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-    ) -> Response:
-        """By name; `next_page` is the `page_token` of the next page."""
-        return json_response(await door.ask(messages.ListCursors(log, page_token, limit), how))
 
-    @routes.get(
-        f"{path}/{{cursor}}",
-        tags=[*tags],
-        **described(messages.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
-    )
-    async def get_cursor(log: Log, how: HowOf, cursor: Cursor) -> Response:
-        """A named position. Protected it is a mark, and holds truncation and retention back."""
-        return _cursor_response(await door.ask(messages.GetCursor(log, cursor), how))
+@routes.get(
+    f"{LOG}/cursors/{{cursor}}",
+    tags=["cursors"],
+    **described(messages.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
+)
+async def get_cursor(door: Routing, log: Log, how: HowOf, cursor: Cursor) -> Response:
+    """A named position. Protected it is a mark, and holds truncation and retention back."""
+    return _cursor_response(await door.ask(messages.GetCursor(log, cursor), how))
 
-    @routes.put(
-        f"{path}/{{cursor}}",
-        tags=[*tags],
-        **described(
-            messages.Cursor,
-            errors=(*ANYWHERE, MetadataConflict, CursorAhead, Guarded),
-            says=messages.CommitCursor,
-            without=("log", "uid", "name", "expected_version"),
-        ),
-    )
-    async def commit_cursor(
-        request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
-    ) -> Response:
-        """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
-        said = await _said(request, is_required=True)
-        given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
-        return _cursor_response(
-            await door.ask(from_json(said, messages.CommitCursor, **given), how)
-        )
 
-    @routes.delete(
-        f"{path}/{{cursor}}",
-        tags=[*tags],
-        **described(status=204, errors=(*ANYWHERE, MetadataConflict)),
-    )
-    async def delete_cursor(log: Log, how: HowOf, cursor: Cursor, version: Version) -> Response:
-        """It holds nothing back any more."""
-        await door.ask(messages.DeleteCursor(log, cursor, version), how)
-        return Response(status_code=204)
+@routes.put(
+    f"{LOG}/cursors/{{cursor}}",
+    tags=["cursors"],
+    **described(
+        messages.Cursor,
+        errors=(*ANYWHERE, MetadataConflict, CursorAhead, Guarded),
+        says=messages.CommitCursor,
+        without=("log", "uid", "name", "expected_version"),
+    ),
+)
+async def commit_cursor(
+    door: Routing, request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
+) -> Response:
+    """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
+    said = await _said(request, is_required=True)
+    given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
+    return _cursor_response(await door.ask(from_json(said, messages.CommitCursor, **given), how))
+
+
+@routes.delete(
+    f"{LOG}/cursors/{{cursor}}",
+    tags=["cursors"],
+    **described(status=204, errors=(*ANYWHERE, MetadataConflict)),
+)
+async def delete_cursor(
+    door: Routing, log: Log, how: HowOf, cursor: Cursor, version: Version
+) -> Response:
+    """It holds nothing back any more."""
+    await door.ask(messages.DeleteCursor(log, cursor, version), how)
+    return Response(status_code=204)
 
 
 def _cursor_response(cursor: messages.Cursor) -> Response:
@@ -452,71 +463,73 @@ def _cursor_response(cursor: messages.Cursor) -> Response:
 # --- Inside, and around -----------------------------------------------------------------------
 
 
-def _inside(door: Door, routes: APIRouter) -> None:
-    @routes.get(f"{LOG}/segments", tags=["logs"], **described(messages.Segments))
-    async def list_segments(
-        log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
-    ) -> Response:
-        """The ledgers that the log is made of."""
-        return json_response(
-            await door.ask(messages.ListSegments(log, SegmentId(start), limit), how)
-        )
-
-    @routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.Journal))
-    async def get_journal(log: Log, how: HowOf, limit: Page = 100) -> Response:
-        """What befell the log, newest first."""
-        return json_response(await door.ask(messages.GetJournal(log, limit), how))
+@routes.get(f"{LOG}/segments", tags=["logs"], **described(messages.Segments))
+async def list_segments(
+    door: Routing, log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
+) -> Response:
+    """The ledgers that the log is made of."""
+    return json_response(await door.ask(messages.ListSegments(log, SegmentId(start), limit), how))
 
 
-def _cluster(door: Door, routes: APIRouter) -> None:
-    tags = ["cluster"]
+@routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.Journal))
+async def get_journal(door: Routing, log: Log, how: HowOf, limit: Page = 100) -> Response:
+    """What befell the log, newest first."""
+    return json_response(await door.ask(messages.GetJournal(log, limit), how))
 
-    @routes.get("/v1/owners", tags=[*tags], **described(messages.LogOwners))
-    async def lookup(
-        how: How,
-        log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
-    ) -> Response:
-        """Who has these logs, or should have them; those that do not exist are left out."""
-        names = tuple(LogName.parse(each) for each in log)
-        return json_response(await door.ask(messages.Lookup(names), how))
 
-    @routes.get("/v1/servers", tags=[*tags], **described(messages.Servers))
-    async def list_servers(how: How) -> Response:
-        """Those that live. `url` is where their HTTP is, empty if they have none."""
-        found = to_json(await door.ask(messages.ListServers(), how))
-        for each in found["servers"]:
-            each["url"] = door.url_of(each["address"])
-        return Response(dumped(found), media_type=JSON)
+@routes.get("/v1/owners", tags=["cluster"], **described(messages.LogOwners))
+async def lookup(
+    door: Routing,
+    how: How,
+    log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
+) -> Response:
+    """Who has these logs, or should have them; those that do not exist are left out."""
+    names = tuple(LogName.parse(each) for each in log)
+    return json_response(await door.ask(messages.Lookup(names), how))
 
-    @routes.get("/v1/stats", tags=[*tags], **described(messages.ServerStats))
-    async def get_server_stats(how: How) -> Response:
-        """Of the server that is asked."""
-        return json_response(await door.ask(messages.GetServerStats(), how))
 
-    @routes.get("/v1/outage", tags=[*tags], **described(messages.Outage))
-    async def get_outage(how: How) -> Response:
-        """What this server knows to be away: bookies, the metadata store. Answered within a second."""
-        return json_response(await door.ask(messages.GetOutage(), how))
+@routes.get("/v1/servers", tags=["cluster"], **described(messages.Servers))
+async def list_servers(door: Routing, how: How) -> Response:
+    """Those that live. `url` is where their HTTP is, empty if they have none."""
+    found = to_json(await door.ask(messages.ListServers(), how))
+    for each in found["servers"]:
+        each["url"] = door.url_of(each["address"])
+    return Response(dumped(found), media_type=JSON)
 
-    @routes.get("/v1/limits", tags=[*tags], **described(messages.ServiceLimits))
-    async def get_limits(how: How) -> Response:
-        """What no log and no request may have more of."""
-        return json_response(await door.ask(messages.GetLimits(), how))
 
-    @routes.post(
-        f"{_SERVER}:drain",
-        tags=[*tags],
-        **described(messages.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
-    )
-    async def drain(how: How, server: Server) -> Response:
-        """It hands over what it owns and opens nothing more; ask again how many logs are left."""
-        return json_response(await door.ask(messages.DrainServer(server), how), status=202)
+@routes.get("/v1/stats", tags=["cluster"], **described(messages.ServerStats))
+async def get_server_stats(door: Routing, how: How) -> Response:
+    """Of the server that is asked."""
+    return json_response(await door.ask(messages.GetServerStats(), how))
 
-    @routes.post(
-        f"{_SERVER}:resume",
-        tags=[*tags],
-        **described(messages.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
-    )
-    async def resume(how: How, server: Server) -> Response:
-        """It takes logs again."""
-        return json_response(await door.ask(messages.DrainServer(server, resume=True), how))
+
+@routes.get("/v1/outage", tags=["cluster"], **described(messages.Outage))
+async def get_outage(door: Routing, how: How) -> Response:
+    """What this server knows to be away: bookies, the metadata store. Answered within a second."""
+    return json_response(await door.ask(messages.GetOutage(), how))
+
+
+@routes.get("/v1/limits", tags=["cluster"], **described(messages.ServiceLimits))
+async def get_limits(door: Routing, how: How) -> Response:
+    """What no log and no request may have more of."""
+    return json_response(await door.ask(messages.GetLimits(), how))
+
+
+@routes.post(
+    f"{_SERVER}:drain",
+    tags=["cluster"],
+    **described(messages.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
+)
+async def drain(door: Routing, how: How, server: Server) -> Response:
+    """It hands over what it owns and opens nothing more; ask again how many logs are left."""
+    return json_response(await door.ask(messages.DrainServer(server), how), status=202)
+
+
+@routes.post(
+    f"{_SERVER}:resume",
+    tags=["cluster"],
+    **described(messages.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
+)
+async def resume(door: Routing, how: How, server: Server) -> Response:
+    """It takes logs again."""
+    return json_response(await door.ask(messages.DrainServer(server, resume=True), how))

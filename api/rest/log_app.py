@@ -9,10 +9,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from rollbook import __version__
 from rollbook.api.access.authenticator import Doorkeeper
 from rollbook.api.access.authorized_service import Guarded
+from rollbook.api.rest import log_admin, log_metrics, log_records
 from rollbook.api.rest.index_page import add_index
-from rollbook.api.rest.log_admin import admin_routes
-from rollbook.api.rest.log_metrics import MetricsPage, metric_routes
-from rollbook.api.rest.log_records import record_routes
+from rollbook.api.rest.log_metrics import MetricsPage
 from rollbook.api.rest.owner_routing import Door, Peers
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
@@ -88,10 +87,12 @@ def make_app(
     _add_redirects(app, door)
     _add_probes(app, is_ready)
     add_index(app, dashboard, asks_for_tokens=asks_for_tokens)
-    app.include_router(record_routes(door))
-    app.include_router(admin_routes(door))
+    app.state.door = door
+    app.include_router(log_records.routes)
+    app.include_router(log_admin.routes)
     if shown is not None:
-        app.include_router(metric_routes(door, shown))
+        app.state.metrics_page = shown
+        app.include_router(log_metrics.routes)
     return app
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from rollbook.api.rest.openapi import ANYWHERE, described
-from rollbook.api.rest.owner_routing import Door
 from rollbook.api.rest.problems import describe_problems
-from rollbook.api.rest.route_parameters import How
+from rollbook.api.rest.route_parameters import How, Routing
 from rollbook.api.rest.settings_models import EffectiveSettings
 from rollbook.logservice import messages
 from rollbook.proto.runtime.metrics import CONTENT_TYPE, Metrics
@@ -22,22 +22,29 @@ class MetricsPage:
     settings: Sequence[Mapping[str, str]] = ()
 
 
-def metric_routes(door: Door, shown: MetricsPage) -> APIRouter:
-    routes = APIRouter(tags=["probes"])
+routes: Final = APIRouter(tags=["probes"])
 
-    @routes.get("/metrics", response_class=PlainTextResponse, **described())
-    async def read_metrics(how: How) -> Response:
-        """For Prometheus."""
-        await door.ask(messages.GetServerStats(), how)
-        shown.look()
-        return Response(await shown.metrics.page(), media_type=CONTENT_TYPE)
 
-    @routes.get(
-        "/v1/settings", response_model=EffectiveSettings, responses=describe_problems(*ANYWHERE)
-    )
-    async def read_settings(how: How) -> EffectiveSettings:
-        """Those in force at the server that is asked, and where each value comes from; without secrets."""
-        await door.ask(messages.GetServerStats(), how)
-        return EffectiveSettings.model_validate({"settings": shown.settings})
+async def _metrics_page(request: Request) -> MetricsPage:
+    page: MetricsPage = request.app.state.metrics_page
+    return page
 
-    return routes
+
+Shown = Annotated[MetricsPage, Depends(_metrics_page)]
+
+
+@routes.get("/metrics", response_class=PlainTextResponse, **described())
+async def read_metrics(door: Routing, shown: Shown, how: How) -> Response:
+    """For Prometheus."""
+    await door.ask(messages.GetServerStats(), how)
+    shown.look()
+    return Response(await shown.metrics.page(), media_type=CONTENT_TYPE)
+
+
+@routes.get(
+    "/v1/settings", response_model=EffectiveSettings, responses=describe_problems(*ANYWHERE)
+)
+async def read_settings(door: Routing, shown: Shown, how: How) -> EffectiveSettings:
+    """Those in force at the server that is asked, and where each value comes from; without secrets."""
+    await door.ask(messages.GetServerStats(), how)
+    return EffectiveSettings.model_validate({"settings": shown.settings})

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from contextlib import aclosing
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 import google_crc32c
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -43,6 +43,7 @@ from rollbook.api.rest.route_parameters import (
     If,
     Log,
     Number,
+    Routing,
     TakesRecord,
     media_type,
     position,
@@ -101,221 +102,256 @@ Until = Annotated[
     int | None, Query(ge=0, le=INT64_MAX, description="The first offset that is not wanted.")
 ]
 
+routes: Final = APIRouter(tags=["records"], default_response_class=Response)
 
-def record_routes(door: Door) -> APIRouter:
-    routes = APIRouter(tags=["records"], default_response_class=Response)
 
-    @routes.post(
-        f"{LOG}/records",
-        dependencies=[TakesRecord],
-        **described(
-            messages.AppendAck,
-            status=201,
-            errors=OF_APPENDS,
-            body=RECORD_BODIES,
-            more={200: "It had been appended before; these are its offsets.", 415: "INVALID"},
-        ),
+# --- For OpenAPI ------------------------------------------------------------------------------
+
+
+def _read_described() -> dict[str, Any]:
+    found = described(
+        errors=OF_READS, more={204: "The wait is over, or the log is sealed.", 406: "INVALID"}
     )
-    async def append(
-        request: Request, log: Log, how: HowOf, condition: If, producer: By
-    ) -> Response:
-        """Appends one atomic batch, which is on disk on an ack quorum of bookies when it is answered.
+    found["responses"][200] = {
+        "description": "Records, or what happens to the log from now on.",
+        "content": {
+            JSON: {"schema": READ_ANSWER, "example": READ_EXAMPLE},
+            SSE: {
+                "schema": {"type": "string"},
+                "example": 'id: 1701\nevent: records\ndata: {"records":[…]}\n\n',
+            },
+            NDJSON: {
+                "schema": {"type": "string"},
+                "example": '{"event":"caught_up","tail":1701}\n',
+            },
+            BLOCK: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+    return found
 
-        Sent again with the same producer (`Producer-Id`, `Producer-Epoch`, `Producer-Seq`), or with the same
-        `Idempotency-Key`, it is recognised and answered with its first offsets.
-        """
-        block = await block_in(request, producer)
-        if isinstance(block, Response):
-            return block
-        ack: messages.AppendAck = await door.ask(messages.Append(log, block, condition), how)
-        headers = {
-            "location": f"{path_of(log)}/records/{ack.first_offset}",
-            "log-next-offset": str(ack.next_offset),
-            "log-epoch": str(ack.owner_epoch),
-        }
-        return json_response(ack, status=200 if ack.is_duplicate else 201, headers=headers)
 
-    @routes.head(f"{LOG}/records", include_in_schema=False)
-    @routes.get(f"{LOG}/records", **_read_described())
-    async def read(
-        request: Request,
-        log: Log,
-        how: HowOf,
-        accept: Accept,
-        start: From = "earliest",
-        until: Until = None,
-        until_timestamp_us: Annotated[
-            int | None,
-            Query(
-                ge=0,
-                le=TIMESTAMP_US_MAX,
-                description="Only what is older: of what follows the log, events and lines.",
-            ),
-        ] = None,
-        limit: Annotated[int, Query(ge=1, le=_RECORDS_MAX)] = 10_000,
-        max_bytes: Annotated[int, Query(ge=1, le=BATCH_BYTES_CEILING)] = 1024 * 1024,
-        wait_ms: Annotated[
-            int, Query(ge=0, le=_WAIT_MS_MAX, description="So long for a record to come; else 204.")
-        ] = 0,
-        encoding: Encoding = Encoding.AUTO,
-        at_tail: Annotated[
-            messages.AtTail, Query(description="Of what follows the log: events and lines.")
-        ] = messages.AtTail.FOLLOW,
-        on_truncated: Annotated[
-            messages.OnTruncated | None,
-            Query(description="Left out: skip if it follows, else fail."),
-        ] = None,
-        heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
-        last_event_id: Annotated[
-            str | None, Header(description="Where server-sent events resume, in place of `from`.")
-        ] = None,
-    ) -> Response:
-        """Reads a range, waits for more (`wait_ms`), or follows the log. An answer may have fewer records than
-        there are: go on at `Log-Next-Offset`, until `Log-Up-To-Date` is true. By what is accepted it is
+def _record_responses() -> dict[int | str, dict[str, Any]]:
+    found: dict[int | str, dict[str, Any]] = described(errors=OF_READS)["responses"]
+    found[200] = {
+        "description": "The record.",
+        "content": {RAW: {"schema": {"type": "string", "format": "binary"}}},
+    }
+    found[304] = {"description": "You have it."}
+    return found
 
-        `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
-        `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
-        """
-        kind = preferred_type(accept, _KINDS_IN, JSON)
-        if kind is None:
-            wanted = ", ".join(_READ_KINDS)
-            return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
-        is_resumed = kind == SSE and last_event_id is not None
-        last_place, _, last_uid = (last_event_id or "").partition("@")
-        last_next, _, last_end = last_place.partition("..")
-        begin = position(last_next if is_resumed and last_next else start, "from")
-        uid = parse_uid(last_uid) if is_resumed and last_uid else how.uid
-        if kind in (SSE, NDJSON) and request.method == "HEAD":  # It would never end.
+
+# --- Routes -----------------------------------------------------------------------------------
+
+
+@routes.post(
+    f"{LOG}/records",
+    dependencies=[TakesRecord],
+    **described(
+        messages.AppendAck,
+        status=201,
+        errors=OF_APPENDS,
+        body=RECORD_BODIES,
+        more={200: "It had been appended before; these are its offsets.", 415: "INVALID"},
+    ),
+)
+async def append(
+    door: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
+) -> Response:
+    """Appends one atomic batch, which is on disk on an ack quorum of bookies when it is answered.
+
+    Sent again with the same producer (`Producer-Id`, `Producer-Epoch`, `Producer-Seq`), or with the same
+    `Idempotency-Key`, it is recognised and answered with its first offsets.
+    """
+    block = await block_in(request, producer)
+    if isinstance(block, Response):
+        return block
+    ack: messages.AppendAck = await door.ask(messages.Append(log, block, condition), how)
+    headers = {
+        "location": f"{path_of(log)}/records/{ack.first_offset}",
+        "log-next-offset": str(ack.next_offset),
+        "log-epoch": str(ack.owner_epoch),
+    }
+    return json_response(ack, status=200 if ack.is_duplicate else 201, headers=headers)
+
+
+@routes.head(f"{LOG}/records", include_in_schema=False)
+@routes.get(f"{LOG}/records", **_read_described())
+async def read(
+    door: Routing,
+    request: Request,
+    log: Log,
+    how: HowOf,
+    accept: Accept,
+    start: From = "earliest",
+    until: Until = None,
+    until_timestamp_us: Annotated[
+        int | None,
+        Query(
+            ge=0,
+            le=TIMESTAMP_US_MAX,
+            description="Only what is older: of what follows the log, events and lines.",
+        ),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=_RECORDS_MAX)] = 10_000,
+    max_bytes: Annotated[int, Query(ge=1, le=BATCH_BYTES_CEILING)] = 1024 * 1024,
+    wait_ms: Annotated[
+        int, Query(ge=0, le=_WAIT_MS_MAX, description="So long for a record to come; else 204.")
+    ] = 0,
+    encoding: Encoding = Encoding.AUTO,
+    at_tail: Annotated[
+        messages.AtTail, Query(description="Of what follows the log: events and lines.")
+    ] = messages.AtTail.FOLLOW,
+    on_truncated: Annotated[
+        messages.OnTruncated | None,
+        Query(description="Left out: skip if it follows, else fail."),
+    ] = None,
+    heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+    last_event_id: Annotated[
+        str | None, Header(description="Where server-sent events resume, in place of `from`.")
+    ] = None,
+) -> Response:
+    """Reads a range, waits for more (`wait_ms`), or follows the log. An answer may have fewer records than
+    there are: go on at `Log-Next-Offset`, until `Log-Up-To-Date` is true. By what is accepted it is
+
+    `application/json` · `application/vnd.rollbook.batch` (framed blocks, from `Log-First-Offset`) ·
+    `text/event-stream` and `application/x-ndjson`, which follow the log until it is sealed.
+    """
+    kind = preferred_type(accept, _KINDS_IN, JSON)
+    if kind is None:
+        wanted = ", ".join(_READ_KINDS)
+        return response_of(InvalidRequest(f"what can be accepted: {wanted}"), status=406)
+    last = _LastEvent.parse(last_event_id) if kind == SSE and last_event_id is not None else None
+    begin = position((last and last.next) or start, "from")
+    uid = parse_uid(last.uid) if last and last.uid else how.uid
+    if kind in (SSE, NDJSON):
+        if request.method == "HEAD":  # It would never end.
             tail = messages.GetTail(log, messages.Consistency.CACHED)
             return Response(headers=tail_headers(await door.ask(tail, how)), media_type=kind)
-        if kind in (SSE, NDJSON):
-            reading = messages.ReadStream(
-                *(log, begin, None if until is None else Offset(until), until_timestamp_us),
-                at_tail=at_tail,
-                on_truncated=on_truncated or messages.OnTruncated.SKIP,
-                heartbeat_ms=heartbeat_ms,
-                uid=uid,
-            )
-            if is_resumed and isinstance(begin, AtOffset):
-                # Where the tail was at the first request.
-                end = _offset_of(last_end, "Last-Event-ID") if last_end else None
-                reading = reading.resumed_at(begin.offset, end)
-            stops = at_tail is not messages.AtTail.FOLLOW
-            reading = await door.begun(reading, how)
-            return await _follow(
-                *(door, kind, reading, encoding),
-                end=reading.until_offset if stops else None,
-                resumed_by=how if is_resumed else None,
-            )
-        if until_timestamp_us is not None:
-            raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
-        fails = on_truncated or messages.OnTruncated.FAIL
-        asked = messages.Read(log, begin, limit, max_bytes, wait_ms, fails)
-        answer: messages.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
-        return _read_response(door, kind, answer, until, encoding, waited=wait_ms > 0)
-
-    @routes.head(f"{LOG}/records/{{offset}}", include_in_schema=False)
-    @routes.get(
-        f"{LOG}/records/{{offset}}",
-        status_code=200,
-        responses=_record_responses(),
-    )
-    async def read_record(
-        request: Request,
-        log: Log,
-        how: HowOf,
-        offset: Annotated[int, Path(ge=0, le=INT64_MAX)],
-        if_none_match: Annotated[list[str] | None, Header()] = None,
-        uid: Annotated[
-            str, Query(description="Of the log that is meant: caches keep what it says for ever.")
-        ] = "",
-    ) -> Response:
-        """One record, its bytes as they are. It never changes in the life of its log: named with the log's `uid`
-        it may be kept for ever, else a cache asks each time whether it is still the same.
-        """
-        asked = messages.Read(
-            log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else ""
+        reading = messages.ReadStream(
+            log,
+            begin,
+            None if until is None else Offset(until),
+            until_timestamp_us,
+            at_tail=at_tail,
+            on_truncated=on_truncated or messages.OnTruncated.SKIP,
+            heartbeat_ms=heartbeat_ms,
+            uid=uid,
         )
-        answer: messages.ReadAnswer = await door.ask(asked, how)
-        if not answer.blocks:
-            raise BeyondTail(offset=offset, tail=answer.tail)
-        is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
-        lasts = _FOR_EVER if uid else _ASKED_FOR
-        caching = f"{'public' if is_for_all else 'private'}, {lasts}"
-        return _record_response(answer, offset, if_none_match or [], caching)
+        return await _follow_range(door, kind, reading, last, how, encoding)
+    if until_timestamp_us is not None:
+        raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
+    fails = on_truncated or messages.OnTruncated.FAIL
+    asked = messages.Read(log, begin, limit, max_bytes, wait_ms, fails)
+    answer: messages.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
+    return _read_response(door, kind, answer, until, encoding, waited=wait_ms > 0)
 
-    @routes.get(f"{LOG}/tail", **described(messages.LogTail, errors=AT_OWNER))
-    async def get_tail(
-        log: Log,
-        how: HowOf,
-        accept: Accept,
-        consistency: Annotated[
-            messages.Consistency,
-            Query(description="barrier: whatever was acked before is below it."),
-        ] = messages.Consistency.COMMITTED,
-        interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
-        heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
-        last_event_id: Annotated[
-            str | None, Header(description="A browser that comes back: 204 if the log is sealed.")
-        ] = None,
-    ) -> Response:
-        """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed,
-        until the log is sealed.
-        """
-        kind = preferred_type(accept, _KINDS_IN, JSON)
-        if kind in (SSE, NDJSON):
-            asked = messages.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
-            is_resumed = kind == SSE and last_event_id is not None
-            return await _follow(
-                door, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
-            )
-        tail: messages.LogTail = await door.ask(messages.GetTail(log, consistency), how)
-        return json_response(tail, headers=tail_headers(tail))
 
-    @routes.get("/v1/tails", **described(messages.Tails, errors=ANYWHERE))
-    async def watch_tails(
-        how: How,
-        accept: Accept,
-        log: Annotated[list[str] | None, Query(description="Of these logs; repeated.")] = None,
-        prefix: Annotated[
-            list[str] | None,
-            Query(description="Of those that begin so, as namespace/prefix; repeated."),
-        ] = None,
-        interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 20,
-        heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
-    ) -> Response:
-        """Where the logs end that this server owns, or would be suggested for, without opening one; of all logs if
-        none are named. As `text/event-stream` or `application/x-ndjson`: all of them, and then what changes.
-        """
-        named = tuple(map(LogName.parse, log or ()))
-        prefixes = tuple(prefix or ()) if named or prefix else ("",)
-        asked = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
-        kind = preferred_type(accept, _KINDS_IN, JSON)
-        if kind in (SSE, NDJSON):
-            return await _follow(door, kind, asked, Encoding.AUTO)
-        return json_response(await _all_tails(door, asked, how))
+@routes.head(f"{LOG}/records/{{offset}}", include_in_schema=False)
+@routes.get(
+    f"{LOG}/records/{{offset}}",
+    status_code=200,
+    responses=_record_responses(),
+)
+async def read_record(
+    door: Routing,
+    request: Request,
+    log: Log,
+    how: HowOf,
+    offset: Annotated[int, Path(ge=0, le=INT64_MAX)],
+    if_none_match: Annotated[list[str] | None, Header()] = None,
+    uid: Annotated[
+        str, Query(description="Of the log that is meant: caches keep what it says for ever.")
+    ] = "",
+) -> Response:
+    """One record, its bytes as they are. It never changes in the life of its log: named with the log's `uid`
+    it may be kept for ever, else a cache asks each time whether it is still the same.
+    """
+    asked = messages.Read(log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else "")
+    answer: messages.ReadAnswer = await door.ask(asked, how)
+    if not answer.blocks:
+        raise BeyondTail(offset=offset, tail=answer.tail)
+    is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
+    lasts = _FOR_EVER if uid else _ASKED_FOR
+    caching = f"{'public' if is_for_all else 'private'}, {lasts}"
+    return _record_response(answer, offset, if_none_match or [], caching)
 
-    @routes.post(f"{LOG}:barrier", **described(messages.LogTail, errors=AT_OWNER))
-    async def barrier(log: Log, how: HowOf) -> Response:
-        """A tail below which is all that was acked before, by whichever server."""
-        asked = messages.GetTail(log, messages.Consistency.BARRIER)
-        tail: messages.LogTail = await door.ask(asked, how)
-        return json_response(tail, headers=tail_headers(tail))
 
-    @routes.get(f"{LOG}/offsets", **described(messages.FoundOffset, errors=OF_READS))
-    async def find_offset(
-        log: Log,
-        how: HowOf,
-        at: Annotated[str | None, Query(description="A position, as in `from`.")] = None,
-        timestamp_us: Number | None = None,
-    ) -> Response:
-        """The offset of a position: of a time, of a cursor, of ten before the tail."""
-        if (at is None) == (timestamp_us is None):
-            raise InvalidRequest("say one of at and timestamp_us")
-        where = position(at, "at") if at is not None else AtTime(timestamp_us or 0)
-        return json_response(await door.ask(messages.FindOffset(log, where), how))
+@routes.get(f"{LOG}/tail", **described(messages.LogTail, errors=AT_OWNER))
+async def get_tail(
+    door: Routing,
+    log: Log,
+    how: HowOf,
+    accept: Accept,
+    consistency: Annotated[
+        messages.Consistency,
+        Query(description="barrier: whatever was acked before is below it."),
+    ] = messages.Consistency.COMMITTED,
+    interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 100,
+    heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+    last_event_id: Annotated[
+        str | None, Header(description="A browser that comes back: 204 if the log is sealed.")
+    ] = None,
+) -> Response:
+    """Where the log ends. As `text/event-stream` or `application/x-ndjson`: whenever that has changed,
+    until the log is sealed.
+    """
+    kind = preferred_type(accept, _KINDS_IN, JSON)
+    if kind in (SSE, NDJSON):
+        asked = messages.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
+        is_resumed = kind == SSE and last_event_id is not None
+        return await _follow(
+            door, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
+        )
+    tail: messages.LogTail = await door.ask(messages.GetTail(log, consistency), how)
+    return json_response(tail, headers=tail_headers(tail))
 
-    return routes
+
+@routes.get("/v1/tails", **described(messages.Tails, errors=ANYWHERE))
+async def watch_tails(
+    door: Routing,
+    how: How,
+    accept: Accept,
+    log: Annotated[list[str] | None, Query(description="Of these logs; repeated.")] = None,
+    prefix: Annotated[
+        list[str] | None,
+        Query(description="Of those that begin so, as namespace/prefix; repeated."),
+    ] = None,
+    interval_ms: Annotated[int, Query(ge=10, le=60_000)] = 20,
+    heartbeat_ms: Annotated[int, Query(ge=100, le=60_000)] = 5000,
+) -> Response:
+    """Where the logs end that this server owns, or would be suggested for, without opening one; of all logs if
+    none are named. As `text/event-stream` or `application/x-ndjson`: all of them, and then what changes.
+    """
+    named = tuple(map(LogName.parse, log or ()))
+    prefixes = tuple(prefix or ()) if named or prefix else ("",)
+    asked = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
+    kind = preferred_type(accept, _KINDS_IN, JSON)
+    if kind in (SSE, NDJSON):
+        return await _follow(door, kind, asked, Encoding.AUTO)
+    return json_response(await _all_tails(door, asked, how))
+
+
+@routes.post(f"{LOG}:barrier", **described(messages.LogTail, errors=AT_OWNER))
+async def barrier(door: Routing, log: Log, how: HowOf) -> Response:
+    """A tail below which is all that was acked before, by whichever server."""
+    asked = messages.GetTail(log, messages.Consistency.BARRIER)
+    tail: messages.LogTail = await door.ask(asked, how)
+    return json_response(tail, headers=tail_headers(tail))
+
+
+@routes.get(f"{LOG}/offsets", **described(messages.FoundOffset, errors=OF_READS))
+async def find_offset(
+    door: Routing,
+    log: Log,
+    how: HowOf,
+    at: Annotated[str | None, Query(description="A position, as in `from`.")] = None,
+    timestamp_us: Number | None = None,
+) -> Response:
+    """The offset of a position: of a time, of a cursor, of ten before the tail."""
+    if (at is None) == (timestamp_us is None):
+        raise InvalidRequest("say one of at and timestamp_us")
+    where = position(at, "at") if at is not None else AtTime(timestamp_us or 0)
+    return json_response(await door.ask(messages.FindOffset(log, where), how))
 
 
 # --- Answers ----------------------------------------------------------------------------------
@@ -353,6 +389,45 @@ async def block_in(request: Request, producer: ProducerRef | None) -> bytes | Re
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         return response_of(InvalidRequest("bodies are taken as they are, not packed"), status=415)
     return block_of(kind, await request.body(), request.headers, producer)
+
+
+class _LastEvent(NamedTuple):
+    """What `Last-Event-ID` says, as text: `NEXT..END@UID`, where the last parts may be missing."""
+
+    next: str
+    end: str
+    uid: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        place, _, uid = text.partition("@")
+        next_, _, end = place.partition("..")
+        return cls(next_, end, uid)
+
+
+async def _follow_range(
+    door: Door,
+    kind: str,
+    reading: messages.ReadStream,
+    last: _LastEvent | None,
+    how: Asking,
+    encoding: Encoding,
+) -> Response:
+    """`last`: what a browser that reconnects has seen."""
+    stops = reading.at_tail is not messages.AtTail.FOLLOW
+    if last and isinstance(reading.start, AtOffset):
+        # Where the tail was at the first request.
+        end = _offset_of(last.end, "Last-Event-ID") if last.end else None
+        reading = reading.resumed_at(reading.start.offset, end)
+    reading = await door.begun(reading, how)
+    return await _follow(
+        door,
+        kind,
+        reading,
+        encoding,
+        end=reading.until_offset if stops else None,
+        resumed_by=how if last else None,
+    )
 
 
 async def _follow(
@@ -502,38 +577,3 @@ def _told_in_headers(key: bytes | None, headers: Headers) -> dict[str, str]:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-# --- For OpenAPI ------------------------------------------------------------------------------
-
-
-def _read_described() -> dict[str, Any]:
-    found = described(
-        errors=OF_READS, more={204: "The wait is over, or the log is sealed.", 406: "INVALID"}
-    )
-    found["responses"][200] = {
-        "description": "Records, or what happens to the log from now on.",
-        "content": {
-            JSON: {"schema": READ_ANSWER, "example": READ_EXAMPLE},
-            SSE: {
-                "schema": {"type": "string"},
-                "example": 'id: 1701\nevent: records\ndata: {"records":[…]}\n\n',
-            },
-            NDJSON: {
-                "schema": {"type": "string"},
-                "example": '{"event":"caught_up","tail":1701}\n',
-            },
-            BLOCK: {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-    return found
-
-
-def _record_responses() -> dict[int | str, dict[str, Any]]:
-    found: dict[int | str, dict[str, Any]] = described(errors=OF_READS)["responses"]
-    found[200] = {
-        "description": "The record.",
-        "content": {RAW: {"schema": {"type": "string", "format": "binary"}}},
-    }
-    found[304] = {"description": "You have it."}
-    return found
