@@ -10,6 +10,7 @@ from rollbook.ledger.core.lost_members import Absences, reason_to_leave
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable
+from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
 
 _LOOK_S: Final = 1.0
@@ -65,6 +66,7 @@ class SeatWatch:
         is_at_rest = len(registered) == len(members)
         moved, is_stuck = 0, False
         for writer in writers:
+            gone: dict[BookieId, str] = {}
             for bookie in writer.metadata.fragments[-1].ensemble:
                 reason = reason_to_leave(bookie, writer.ledger_id, live, lost)
                 if reason is None:
@@ -72,11 +74,13 @@ class SeatWatch:
                 is_at_rest = False
                 if not writer.leave(BookieUnreachable(reason, bookie=bookie), bookie):
                     is_stuck = True
+                    gone[bookie] = reason
                     continue
                 moved += 1
                 if moved >= _SEATS_PER_STEP:
                     await asyncio.sleep(_STEP_S)
                     moved = 0
+            writer.on_gone(gone)
         self._looked_at = live if is_at_rest else None
         if is_stuck:  # Once for all writers; the next check uses it.
             await self._pardon()

@@ -13,7 +13,7 @@ bookie that is busy or lags.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -125,6 +125,7 @@ class LedgerWriter:
         self._last_put = NO_ENTRY
         self._on_lac: Callable[[EntryId], None] = _nobody
         self._on_stopped: Callable[[RollbookError], None] = _nobody
+        self._on_vacant: Callable[[], None] = _nobody_at_all
         self._wants_room: deque[asyncio.Future[None]] = deque()
         self._failure: RollbookError | None = None
         self._was_unsettled = False  # A caller got `AppendUnsettled`.
@@ -165,6 +166,11 @@ class LedgerWriter:
     def failure(self) -> RollbookError | None:
         """The error that stopped the writer permanently."""
         return self._failure
+
+    @property
+    def vacant_seats(self) -> Mapping[BookieId, str]:
+        """Members of the ensemble that are not expected to get a copy of the next entry, and why (WR12)."""
+        return self._seating.vacant
 
     @property
     def kept_bytes(self) -> int:
@@ -212,6 +218,12 @@ class LedgerWriter:
         read: neither may raise, or use this writer.
         """
         self._on_lac, self._on_stopped = on_confirmed, on_stopped
+
+    def watch_seats(self, on_vacant: Callable[[], None]) -> None:
+        """Called when a seat has become vacant; it may be taken again at once. As for `watch`, it may not raise,
+        or use this writer.
+        """
+        self._on_vacant = on_vacant
 
     def append_many(self, payloads: Sequence[bytes]) -> "asyncio.Future[range]":
         """Like `append`, for all or none, at less cost: one future, which has the range of their
@@ -355,6 +367,11 @@ class LedgerWriter:
         self._on_down(slot)
         return True
 
+    def on_gone(self, gone: dict[BookieId, str]) -> None:
+        """The members that `leave` could not replace, and why."""
+        if self._seating.on_gone(gone) and gone and not self._is_over:
+            self._on_vacant()
+
     # --- For channels -------------------------------------------------------------------------
 
     def on_add_replies(self, channel: AddChannel, replies: AddReplies) -> None:
@@ -365,7 +382,7 @@ class LedgerWriter:
         if replies.error is not None:
             self._on_refused(slot, replies.error, replies.entry_ids)
             return
-        if self._seating.has_lost:
+        if self._seating.awaits_answer:
             self._seating.on_answer(slot)
         if pipeline.on_acks(slot, replies.entry_ids):
             self._on_confirmed()
@@ -449,9 +466,10 @@ class LedgerWriter:
             case RefusalAction.STOP:
                 self._stop(error)
             case RefusalAction.REPLACE:
-                self._on_failure(slot, error)
+                if self._seating.on_refusal(slot, error):
+                    self._on_failed_down(slot)
             case RefusalAction.RELIEVE:
-                if self._seating.on_failure(slot, error):
+                if self._seating.on_refusal(slot, error):
                     self._on_down(slot)
 
     def _pause(self, slot: int) -> None:
@@ -551,8 +569,11 @@ class LedgerWriter:
 
     def _on_failure(self, slot: int, error: RollbookError) -> None:
         if self._seating.on_failure(slot, error):
-            self._health.on_failure(self._seating.ensemble[slot], self._clock.monotonic_ns())
-            self._on_down(slot)
+            self._on_failed_down(slot)
+
+    def _on_failed_down(self, slot: int) -> None:
+        self._health.on_failure(self._seating.ensemble[slot], self._clock.monotonic_ns())
+        self._on_down(slot)
 
     def _on_down(self, slot: int) -> None:
         self._log.warning(
@@ -563,6 +584,7 @@ class LedgerWriter:
         self._pipeline.suspend(slot)
         self._stand_ins.start()
         self._keep_ticking()
+        self._on_vacant()
 
     def _seek_remedy(self) -> None:
         """For slots that are down: a retry, or a successor."""
@@ -755,4 +777,8 @@ class LedgerWriter:
 
 
 def _nobody(_: object) -> None:
+    """Nobody watches."""
+
+
+def _nobody_at_all() -> None:
     """Nobody watches."""

@@ -70,6 +70,8 @@ class OpenEnsemble:
         self._down: dict[int, _Down] = {}  # In the order of their failures.
         self._leaving: Slots = 0
         self._lost: Slots = 0  # They hung up, and have not answered anything since.
+        self._refusing: Slots = 0  # They refused an add, and have acknowledged none since.
+        self._gone: dict[BookieId, str] = {}  # Why; no other bookie could take their seats.
 
     @property
     def ensemble(self) -> Ensemble:
@@ -80,12 +82,25 @@ class OpenEnsemble:
         return tuple(self._down)
 
     @property
-    def has_lost(self) -> bool:
-        return self._lost != 0
+    def awaits_answer(self) -> bool:
+        """Whether an answer would clear a bookie of what it did before."""
+        return self._lost | self._refusing != 0
 
     @property
     def standing(self) -> Slots:
         return (1 << self._quorum.ensemble) - 1 - self._down_mask
+
+    @property
+    def vacant(self) -> dict[BookieId, str]:
+        """Members that are not expected to get a copy of the next entry, and why (WR12)."""
+        found = {
+            bookie: "it refuses adds"
+            for slot, bookie in enumerate(self.ensemble)
+            if self._refusing >> slot & 1
+        }
+        for slot, down in self._down.items():
+            found[self.ensemble[slot]] = down.error.message or down.error.code.reason
+        return found | {each: why for each, why in self._gone.items() if each in self.ensemble}
 
     @property
     def is_short(self) -> bool:
@@ -117,6 +132,17 @@ class OpenEnsemble:
         self._down[slot] = _Down(error, ends_when_open=False)
         return is_news
 
+    def on_refusal(self, slot: int, error: RollbookError) -> bool:
+        """As `on_failure`. It may sit again at once, but is not counted on before it acknowledges something."""
+        self._refusing |= 1 << slot
+        return self.on_failure(slot, error)
+
+    def on_gone(self, gone: dict[BookieId, str]) -> bool:
+        """The members that have gone and that no other bookie can replace, and why. Whether that is news."""
+        is_news = gone.keys() != self._gone.keys()
+        self._gone = gone
+        return is_news
+
     def on_lost(self, slot: int, error: RollbookError) -> bool:
         """A connection that is wanted was lost or could not be made. Whether that makes it fail."""
         if slot in self._down:
@@ -130,6 +156,7 @@ class OpenEnsemble:
     def on_answer(self, slot: int) -> None:
         """It acknowledges what it is sent."""
         self._lost &= ~(1 << slot)
+        self._refusing &= ~(1 << slot)
 
     def on_open(self, slot: int) -> bool:
         """Whether it sits again. Should it hang up once more before it answers, it has failed again."""
@@ -157,6 +184,7 @@ class OpenEnsemble:
         for slot in moved:
             self._down.pop(slot, None)
             self._lost &= ~(1 << slot)
+            self._refusing &= ~(1 << slot)
         self._leaving = 0
         self.tail = tail
         return moved

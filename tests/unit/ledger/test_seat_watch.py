@@ -61,6 +61,7 @@ async def test_an_idle_writer_leaves_a_lost_bookie_and_goes_on(cluster: LocalClu
 
 
 async def test_without_a_successor_the_seat_is_kept(cluster: LocalCluster) -> None:
+    """WR12: it is reported as vacant."""
     async with cluster.connect() as ledgers:
         await ledgers.until_writable(4, PATIENCE_S)
         writer = await writer_on_it(ledgers)
@@ -74,6 +75,7 @@ async def test_without_a_successor_the_seat_is_kept(cluster: LocalCluster) -> No
         ledgers._seat_watch._absences = Absences(absent_ns=0)
         await ledgers._seat_watch.look()
         assert not writer._seating.down
+        assert writer.vacant_seats == {GONE: "it is not registered"}
         await writer.append(b"two of three are enough")
         await writer.close()
 

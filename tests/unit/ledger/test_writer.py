@@ -321,6 +321,30 @@ def test_a_hung_third_replica_stops_a_fast_writer_for_a_second_or_so() -> None:
 
 
 @pytest.mark.parametrize("error", [BookieFailed, BookieReadOnly])
+def test_the_seat_of_a_bookie_that_refuses_is_vacant_until_it_takes_an_entry(
+    error: type[RollbookError],
+) -> None:
+    """WR12: also while it sits again and is sent nothing."""
+
+    async def story(scene: WriterScene) -> None:
+        heard: list[int] = []
+        scene.writer.watch_seats(lambda: heard.append(len(scene.writer.vacant_seats)))
+        await scene.append(1)
+        assert not scene.writer.vacant_seats
+        scene.kept["b1"].answer_adds = refuse_with(error)
+        await scene.append(1)
+        await scene.until(lambda: "b1" in scene.writer.vacant_seats)
+        assert heard[0] == 1
+        await asyncio.sleep(2 * scene.config.add_deadline_s)
+        assert set(scene.writer.vacant_seats) == {"b1"}
+        scene.kept["b1"].answer_adds = scene.kept["b1"]._answer
+        await scene.append(1)
+        await scene.until(lambda: not scene.writer.vacant_seats)
+
+    play_writer(story, bookies=("b1", "b2", "b3"))
+
+
+@pytest.mark.parametrize("error", [BookieFailed, BookieReadOnly])
 def test_a_bookie_that_refuses_is_replaced(error: type[RollbookError]) -> None:
     async def story(scene: WriterScene) -> None:
         scene.kept["b1"].answer_adds = refuse_with(error)
