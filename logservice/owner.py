@@ -55,7 +55,7 @@ from rollbook.proto.errors import (
     Superseded,
     Unavailable,
 )
-from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 from rollbook.proto.tasks import joined, to_its_end
 
 logger = structlog.get_logger()
@@ -244,6 +244,16 @@ class Owner:
     def degraded_to(self) -> int:
         """The bookies of the segment that is written, if they are fewer than the log wants; else 0."""
         return self._succession.degraded_to
+
+    @property
+    def vacant_seats(self) -> Mapping[BookieId, str]:
+        """Bookies of that segment that are not expected to get its next entry, and why."""
+        return self._succession.vacant_seats
+
+    @property
+    def lacking_seats(self) -> int:
+        """By how many bookies the next entry falls short of what the log wants."""
+        return self._succession.lacking_seats
 
     @property
     def tail_cache(self) -> TailCache:

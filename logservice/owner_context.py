@@ -1,6 +1,8 @@
 """What all owners of a server share."""
 
+import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.producer_memory import ProducerMemory
@@ -9,6 +11,8 @@ from rollbook.logservice.log_metadata import LogNodes
 from rollbook.logservice.stall_detector import Pulse
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.ports import Clock, Randomness
+
+_WIDENED_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,7 @@ class OwnerContext:
         False  # On full bookies: only for an owner that makes room, and accepts no appends.
     )
     producer_memory: ProducerMemory = field(default_factory=ProducerMemory)
+    # Rolls to a full ensemble at the same time. Larger: logs are whole sooner; more of the metadata store is used.
+    may_widen: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(_WIDENED_MAX), repr=False, compare=False
+    )

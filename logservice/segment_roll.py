@@ -18,14 +18,18 @@ import structlog
 
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.append_path import Order, SegmentWriter
-from rollbook.logservice.core.degraded_segments import FULL_ENSEMBLE, degraded_to
+from rollbook.logservice.core.degraded_segments import (
+    NEEDS_FULL_ENSEMBLE,
+    RollToFullEnsemble,
+    degraded_to,
+)
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
 from rollbook.logservice.ledger_list_store import ListKeeper
 from rollbook.logservice.owner_context import OwnerContext
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
-from rollbook.proto.ids import EntryId, LedgerId
+from rollbook.proto.ids import BookieId, EntryId, LedgerId
 
 _ROLL_AGAIN_S: Final = 1.0  # After a roll that could not even begin.
 _LOOK_S: Final = (
@@ -52,6 +56,7 @@ class Succession:
         self._loop = asyncio.get_running_loop()
         self._not_before_s = 0.0
         self._age_timer: asyncio.TimerHandle | None = None
+        self._to_full = RollToFullEnsemble()
         self._widening: asyncio.Task[None] | None = None  # While the segment is degraded.
         self._unclosed: list[SegmentWriter] = []  # As far as is known; two at most.
 
@@ -66,8 +71,9 @@ class Succession:
                 self._unclosed.append(writing)
             wait_s = max(writing.oldest_s - self._loop.time(), _ROLL_AGAIN_S)
             self._age_timer = self._loop.call_later(wait_s, self._on_old)
-            if self.degraded_to and (self._widening is None or self._widening.done()):
-                self._widening = self._loop.create_task(self._widen())
+            writing.writer.watch_seats(self._on_vacant)
+            if self.lacking_seats:
+                self._on_vacant()
 
     @property
     def degraded_to(self) -> int:
@@ -77,24 +83,58 @@ class Succession:
             return 0
         return listed[-1].degraded_to
 
+    @property
+    def vacant_seats(self) -> Mapping[BookieId, str]:
+        """Bookies of the written segment that are not expected to get its next entry, and why (LS16)."""
+        writing = self._order.writing
+        return {} if writing is None else writing.writer.vacant_seats
+
+    @property
+    def lacking_seats(self) -> int:
+        """By how many bookies the written segment's next entry falls short of what its log wants."""
+        bookies = self.degraded_to
+        missing = self._keeper.list.config.quorum.ensemble - bookies if bookies else 0
+        return max(0, missing) + len(self.vacant_seats)
+
+    def _on_vacant(self) -> None:
+        is_watched = self._widening is not None and not self._widening.done()
+        if self._order.failure is None and not is_watched:
+            self._widening = self._loop.create_task(self._widen())
+
     async def _widen(self) -> None:
-        """Rolls as soon as a full ensemble can be had (LS13). Many logs are degraded at the same time, and
-        chance keeps them from rolling at the same time.
+        """Begins a new segment as soon as a full ensemble can be had (LS16). Many logs are degraded at the same
+        time; chance and a limit keep them from rolling at the same time.
         """
-        order, ledgers = self._order, self._context.ledgers
-        while self.degraded_to and not order.memory.is_sealed:
-            await asyncio.sleep(_LOOK_S * (1 + self._context.randomness.random()))
-            wanted = self._keeper.list.config.quorum.ensemble
-            if self.rolling is not None or not await ledgers.check_healthy_bookies(wanted):
-                continue
-            if self.degraded_to and order.takes_more and not order.memory.is_sealed:
-                rolling = asyncio.shield(self.start(FULL_ENSEMBLE))
-                await asyncio.gather(rolling, return_exceptions=True)
+        context = self._context
+        while True:
+            await asyncio.sleep(_LOOK_S * (1 + context.randomness.random()))
+            reason = self._reason_to_widen()
+            if self._to_full.is_over or self._takes_no_more:
+                return
+            if reason is not None:
+                async with context.may_widen:
+                    wanted = self._keeper.list.config.quorum.ensemble
+                    if await context.ledgers.check_healthy_bookies(wanted):
+                        await self._roll_to_full()
+
+    async def _roll_to_full(self) -> None:
+        reason = self._reason_to_widen()
+        if reason is not None and self.rolling is None and not self._takes_no_more:
+            await asyncio.gather(asyncio.shield(self.start(reason)), return_exceptions=True)
+            self._to_full.on_attempt(self._loop.time(), reason)
+
+    def _reason_to_widen(self) -> str | None:
+        return self._to_full.reason_to_roll(
+            self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_seats)
+        )
+
+    @property
+    def _takes_no_more(self) -> bool:
+        return self._order.memory.is_sealed or not self._order.takes_more
 
     def roll_if_due(self) -> None:
         order, now_s = self._order, self._loop.time()
-        is_last = order.memory.is_sealed or not order.takes_more
-        if order.writing is None or self.rolling is not None or is_last:
+        if order.writing is None or self.rolling is not None or self._takes_no_more:
             return
         if now_s >= self._not_before_s and (reason := order.writing.reason_to_roll(now_s)):
             self.start(reason)
@@ -141,7 +181,7 @@ class Succession:
 
         try:
             writer, segment = await self._keeper.list_ledger(
-                with_successor, needs_full_ensemble=reason == FULL_ENSEMBLE
+                with_successor, needs_full_ensemble=reason in NEEDS_FULL_ENSEMBLE
             )
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error

@@ -209,8 +209,8 @@ class LogServer:
 
     @property
     def logs_degraded(self) -> int:
-        """How many of them write a segment with fewer bookies than they want (LS13)."""
-        return sum(owner.degraded_to > 0 for owner in self._owners.values())
+        """How many of them write a segment to fewer bookies than they want (LS13, LS16)."""
+        return sum(owner.lacking_seats > 0 for owner in self._owners.values())
 
     def is_alive(self, server_id: ServerId) -> bool:
         return self.membership.is_alive(server_id)

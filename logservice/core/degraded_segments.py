@@ -1,15 +1,31 @@
-"""A segment with fewer bookies than its log wants, made while no full ensemble can be had (LS13).
+"""A segment that is written to fewer bookies than its log wants (LS13, LS16).
+
+    made with too few     no full ensemble could be had when it began
+    with vacant seats     a member failed, or has gone, and no other bookie can take its seat in this ledger: one
+                          that was formatted since takes the entries of new ledgers only
 
 The log's ack quorum is what an ack promises, and it never shrinks. Only the copies beyond it are
-given up: the new ledger has as many bookies as are available, and its metadata says so, so readers,
+given up: a ledger that is made with too few bookies says so in its metadata, so readers,
 recovery and re-replication treat it as any other ledger.
+
+No ledger gets more seats, so in both cases the log begins a new segment as soon as a full ensemble can be had.
+Repair makes the missing copies of a closed segment.
 """
 
 from typing import Final
 
 from rollbook.proto.quorum import Quorum
 
-FULL_ENSEMBLE: Final = "full ensemble"  # Why the segment after a degraded one was begun.
+# Why the segment after a degraded one was begun.
+FULL_ENSEMBLE: Final = "full ensemble"  # It was made with too few bookies.
+VACANT_SEAT: Final = "vacant seat"  # It had lost one.
+NEEDS_FULL_ENSEMBLE: Final = (FULL_ENSEMBLE, VACANT_SEAT)
+
+# A seat is vacant for longer than a restart of its bookie takes, as for a writer that leaves a seat
+# (WR11). Larger: more records lack a copy. Smaller: a restart rolls all logs.
+VACANT_S: Final = 15.0
+_AGAIN_S: Final = 1.0  # After a first attempt that failed; twice as long after each further one.
+_AGAIN_S_MAX: Final = 600.0
 
 
 def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
@@ -24,3 +40,55 @@ def degraded_quorum(wanted: Quorum, usable: int) -> Quorum | None:
 def degraded_to(wanted: Quorum, made: Quorum) -> int:
     """The bookies of a ledger that was made with fewer than wanted; 0 if it has all of them."""
     return made.ensemble if made.ensemble < wanted.ensemble else 0
+
+
+class RollToFullEnsemble:
+    """When the owner of a degraded segment begins a new one, if a full ensemble can be had (LS16).
+
+    It is asked about every second while the segment is degraded. Vacant seats count once they have been vacant for
+    `VACANT_S`; a shorter return of the member does not end that. If a new segment loses a seat, too (to a bookie
+    that responds and takes no entries), or cannot be begun, each further attempt waits twice as long as the last.
+    """
+
+    def __init__(self) -> None:
+        self.attempts = 0  # Since all seats were taken for long enough.
+        self._wait_s = 0.0  # After the last of them.
+        self._not_before_s = 0.0
+        self._vacant_since_s: float | None = None
+        self._whole_since_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """There is nothing to be asked for."""
+        return self._vacant_since_s is None and self.attempts == 0
+
+    def reason_to_roll(self, now_s: float, *, is_made_short: bool, vacant: int) -> str | None:
+        if is_made_short or vacant:
+            self._on_degraded(now_s)
+        else:
+            self._on_whole(now_s)
+        if now_s < self._not_before_s:
+            return None
+        if is_made_short:
+            return FULL_ENSEMBLE
+        since_s = self._vacant_since_s
+        is_lasting = vacant and since_s is not None and now_s >= since_s + VACANT_S
+        return VACANT_SEAT if is_lasting else None
+
+    def on_attempt(self, now_s: float, reason: str) -> None:
+        """A new segment is begun, or could not be begun."""
+        first_s = VACANT_S if reason == VACANT_SEAT else _AGAIN_S
+        self._wait_s = min(first_s * 2.0**self.attempts, _AGAIN_S_MAX)
+        self._not_before_s = now_s + self._wait_s
+        self.attempts += 1
+
+    def _on_degraded(self, now_s: float) -> None:
+        self._whole_since_s = None
+        if self._vacant_since_s is None:
+            self._vacant_since_s = now_s
+
+    def _on_whole(self, now_s: float) -> None:
+        if self._whole_since_s is None:
+            self._whole_since_s = now_s
+        if now_s >= self._whole_since_s + max(VACANT_S, self._wait_s):
+            self.attempts, self._wait_s, self._vacant_since_s = 0, 0.0, None

@@ -56,6 +56,7 @@ class MemoryBookie:
         self.shelves: dict[int, _Shelf] = {}
         self.is_hung = False  # It says nothing at all.
         self.is_full = False  # It takes recoveries only, and what is urgent.
+        self.writers_from = 0  # It refuses writers of older ledgers: it was formatted.
         self.delay_s = 0.0  # Of every answer.
         self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
         self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
@@ -63,6 +64,11 @@ class MemoryBookie:
         scripted.on_call = self._on_call
         scripted.on_adds = self._on_adds
         self.scripted = scripted
+
+    def format(self, next_ledger_id: int) -> None:
+        """It forgets everything, and refuses writers that an earlier life may have fenced (B13)."""
+        self.shelves.clear()
+        self.writers_from = next_ledger_id
 
     def fence(self, ledger_id: int) -> None:
         self.shelves.setdefault(ledger_id, _Shelf()).is_fenced = True
@@ -79,7 +85,8 @@ class MemoryBookie:
         for group in adds.groups:
             if group.ledger_id in self.ignored and not group.is_recovery:
                 continue
-            if self.is_full and not (group.is_recovery or group.is_high_priority):
+            is_refused = self.is_full and not (group.is_recovery or group.is_high_priority)
+            if is_refused or (group.ledger_id < self.writers_from and not group.is_recovery):
                 self._send(peer, group.pack_replies(BookieReadOnly))
                 continue
             shelf = self.shelves.setdefault(group.ledger_id, _Shelf())

@@ -1,8 +1,17 @@
-"""LS13: copies beyond the ack quorum may be given up, and no others."""
+"""Copies beyond the ack quorum may be given up, and no others (LS13), until a full ensemble can be had (LS16)."""
+
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from rollbook.logservice.core.degraded_segments import degraded_quorum, degraded_to
+from rollbook.logservice.core.degraded_segments import (
+    FULL_ENSEMBLE,
+    VACANT_SEAT,
+    RollToFullEnsemble,
+    degraded_quorum,
+    degraded_to,
+)
 from rollbook.proto.quorum import Quorum
 
 
@@ -33,3 +42,71 @@ def test_a_ledger_as_wanted_is_not_degraded() -> None:
     """LS13. One that is larger, since the settings were changed meanwhile, is none either."""
     assert degraded_to(Quorum(3, 3, 2), Quorum(3, 3, 2)) == 0
     assert degraded_to(Quorum(3, 3, 2), Quorum(5, 5, 3)) == 0
+
+
+# --- When a new segment is begun (LS16) -----------------------------------------------------------
+
+
+def attempts(rule: RollToFullEnsemble, *, until_s: int, vacant: Callable[[int], int]) -> list[int]:
+    """The seconds in which a new segment is begun, if a full ensemble can always be had."""
+    found = []
+    for now_s in range(until_s):
+        reason = rule.reason_to_roll(now_s, is_made_short=False, vacant=vacant(now_s))
+        if reason is not None:
+            assert reason == VACANT_SEAT
+            found.append(now_s)
+            rule.on_attempt(now_s, reason)
+    return found
+
+
+def test_a_segment_made_with_too_few_bookies_is_left_at_once() -> None:
+    """LS13."""
+    rule = RollToFullEnsemble()
+    assert rule.reason_to_roll(0.0, is_made_short=True, vacant=0) == FULL_ENSEMBLE
+    assert rule.reason_to_roll(0.0, is_made_short=True, vacant=1) == FULL_ENSEMBLE
+    assert not rule.is_over
+
+
+def test_a_vacant_seat_counts_when_a_restart_would_be_over() -> None:
+    """LS16."""
+    assert attempts(RollToFullEnsemble(), until_s=20, vacant=lambda _: 1) == [15]
+    assert attempts(RollToFullEnsemble(), until_s=20, vacant=lambda now_s: now_s < 14) == []
+
+
+def test_a_member_that_returns_and_fails_again_does_not_defer_it() -> None:
+    """LS16."""
+    rule = RollToFullEnsemble()
+    assert attempts(rule, until_s=20, vacant=lambda now_s: now_s % 3 == 0) == [15]
+
+
+def test_each_further_attempt_waits_twice_as_long() -> None:
+    """LS16: a bookie that responds, and takes no entries, makes no loop of segments."""
+    found = attempts(RollToFullEnsemble(), until_s=3000, vacant=lambda _: 1)
+    assert [after - before for before, after in pairwise([0, *found])] == [
+        *(15, 15, 30, 60, 120, 240, 480),
+        *(600, 600, 600),
+    ]
+
+
+def test_an_attempt_that_failed_is_made_again_soon_and_then_less_often() -> None:
+    """LS16."""
+    rule = RollToFullEnsemble()
+    found = []
+    for now_s in range(40):
+        if (reason := rule.reason_to_roll(now_s, is_made_short=True, vacant=0)) is not None:
+            found.append(now_s)
+            rule.on_attempt(now_s, reason)
+    assert found == [0, 1, 3, 7, 15, 31]
+
+
+def test_nothing_is_watched_once_all_seats_were_taken_for_long_enough() -> None:
+    """LS16."""
+    rule = RollToFullEnsemble()
+    assert rule.is_over
+    assert attempts(rule, until_s=16, vacant=lambda _: 1) == [15]
+    for now_s in range(16, 31):
+        assert rule.reason_to_roll(now_s, is_made_short=False, vacant=0) is None
+        assert not rule.is_over
+    rule.reason_to_roll(31, is_made_short=False, vacant=0)
+    assert rule.is_over
+    assert rule.attempts == 0
