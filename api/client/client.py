@@ -74,21 +74,12 @@ def connect(
     insecure: bool = False,
     wait_s: float = 0.0,
 ) -> "Client":
-    """A client of the log servers at `url`: `log://host:port,host:port`, or without `log://`. One of them is enough.
-
-    With `log+tls://` certificates are checked against `authorities`, a PEM file, or what the machine
-    trusts; `certificate` and `key` are shown to servers that ask for one, and `tls_name` is the name
-    that all servers' certificates have, where it is not the name in the URL. Without a URL it is the
-    cluster that the shell means: `ROLLBOOK_SERVER` with `ROLLBOOK_TOKEN_FILE`, or the current context,
-    or this machine. `token_file` holds the `token` in its first line. `insecure`: the token may go over
-    the network in the clear.
+    """Like `rollbook.connect`, which describes the arguments, for programs with an event loop.
 
         async with rollbook.aio.connect("log://127.0.0.1:7400") as client:
             log = await client.open("orders", create=True)
 
-    `async with` asks the servers once, as `Client.check` does, and raises at once what is wrong: nothing listens
-    (`ServerUnreachable`), a port speaks TLS, a token is unknown (`Unauthorized`). `wait_s`: servers that cannot be
-    reached are tried again for this many seconds. Raises `BadConfig`.
+    It connects to no server. `async with` does, as `Client.check`, and raises what that raises. Raises `BadConfig`.
     """
     if token and token_file:
         raise BadConfig("both token and token_file are given", next_step="leave one of them out")

@@ -45,6 +45,13 @@ def test_connect_has_a_docstring(connect: Callable[..., Any]) -> None:
     assert connect.__doc__
 
 
+def test_arguments_of_connect_are_described_once() -> None:
+    at_home, elsewhere = sync.connect.__doc__ or "", aio.connect.__doc__ or ""
+    assert "`rollbook.connect`" in elsewhere
+    assert "`token_file`" in at_home
+    assert "`token_file`" not in elsewhere
+
+
 def test_both_faces_say_the_same() -> None:
     assert sync.SyncLog.append.__doc__ == Log.append.__doc__
 
