@@ -41,9 +41,8 @@ def verify_ledgers(
                 if not every:
                     raise
                 continue  # Deleted meanwhile.
-            except (
-                EntryUnavailable
-            ) as error:  # Where an open ledger ends; others are verified all the same.
+            except EntryUnavailable as error:
+                # The end of an open ledger is unknown. The others are verified all the same.
                 facts = _without_an_end(ledger_id, error)
             found.append(facts)
             if output == "ndjson":
