@@ -150,11 +150,14 @@ def _parted(path: str, text: str, name: str) -> tuple[str, str, str]:
 
 
 def _start_of_comment(text: str, head: int) -> int:
-    """Where the comment right above the head begins. One that opens the file is about the file, and stays."""
+    """Where the comment begins that is right above the head, without an empty line between."""
     start = head
-    while start and text.startswith("#", line := text.rfind("\n", 0, start - 1) + 1):
+    while start:
+        line = text.rfind("\n", 0, start - 1) + 1
+        if not text[line:start].lstrip().startswith("#"):
+            break
         start = line
-    return start or head
+    return start
 
 
 def _end_of_values(text: str, start: int, stop: int) -> int:

@@ -194,6 +194,17 @@ def test_comments_of_other_principals_stay_when_one_is_removed(tmp_path: Path) -
     assert path.read_text() == "# Written by hand.\n\n# --- Machines ---\n\n# end\n"
 
 
+def test_comment_above_the_first_principal_is_removed_with_it(tmp_path: Path) -> None:
+    """Also if it opens the file: only an empty line separates a comment from its section."""
+    path = tmp_path / "access.toml"
+    shop = "# The shop.\n  # In town.\n[principals.shop]\ncertificates = ['shop']\nread = ['*']\n\n"
+    till = "# The till.\n[principals.till]\ncertificates = ['till']\nread = ['*']\n\n# end\n"
+    path.write_text(shop + till)
+    path.chmod(0o600)
+    assert run("access", "rm", "shop", "--file", str(path), "--yes").exit_code == 0
+    assert path.read_text() == till
+
+
 def test_a_principal_of_several_sections_is_left_to_a_person(tmp_path: Path) -> None:
     """Else its tokens would stay, or a token would be named that nobody was given."""
     path = tmp_path / "access.toml"
