@@ -90,6 +90,8 @@ def parse_body(body: bytes) -> Any:
     try:
         return parse_json(body)
     except ValueError as error:
+        if not body.strip():
+            raise InvalidRequest("the body is empty; expected JSON") from None
         raise InvalidRequest(f"the body is not JSON: {error}") from None
 
 
@@ -126,6 +128,10 @@ def _parse_lines(body: bytes) -> list[Any]:
             try:
                 parse_json(line)
             except ValueError as error:
+                if not line.strip():
+                    raise InvalidRequest(
+                        f"line {number} is empty; expected a record as JSON"
+                    ) from None
                 raise InvalidRequest(f"line {number} is not JSON: {error}") from None
         raise
 

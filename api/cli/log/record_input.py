@@ -82,7 +82,7 @@ def records_of_json(array: bytes) -> Iterator[InputRecord]:
     try:
         found = json.loads(array)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the input is no JSON: {_why(error)}", next_step=_ARRAY) from None
+        raise InvalidRequest(f"the input is not JSON: {_why(error)}", next_step=_ARRAY) from None
     if not isinstance(found, list):
         raise InvalidRequest("the input is JSON, and no array of records", next_step=_ARRAY)
     return (_record_of(each, json.dumps(each).encode()) for each in found)
@@ -117,7 +117,16 @@ def _no_record(shown: bytes, error: Exception) -> InvalidRequest:
 
 
 def _why(error: Exception) -> str:
-    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    match error:
+        case UnicodeDecodeError():
+            return "it is not UTF-8"
+        case json.JSONDecodeError() if not error.doc.strip():
+            return "it is empty"
+        case json.JSONDecodeError():
+            line = f"line {error.lineno}, " if "\n" in error.doc else ""
+            said = error.msg.replace("Expecting", "expected", 1).removesuffix(" at")
+            return f"{said[0].lower()}{said[1:]} at {line}column {error.colno}"
+    return str(error)
 
 
 def _bytes_of(fields: Mapping[str, Any], name: str) -> bytes | None:

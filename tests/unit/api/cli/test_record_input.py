@@ -54,6 +54,9 @@ def test_whoever_gives_up_ends_the_reader_without_a_word(
     "line",
     [
         b"",
+        b" ",
+        b"text",
+        b'{"value": "v"',
         rb'{"value": "\ud800"}',
         rb'{"value": "v", "headers": {"\udfff": "1"}}',
         b"{}",

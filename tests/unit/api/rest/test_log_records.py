@@ -140,6 +140,7 @@ BAD_BATCHES = {
     b'{"data":"a"\n"key":"b"}\n': "line 1",
     b'{"data":"a"} {"data":"b"}': "line 1",
     b'{"data":"\xff"}': "line 1",
+    b'{"data":"a"}\n\n{"data":"b"}': "line 2 is empty; expected a record as JSON",
     b'{"data":NaN}': "line 1",
     b"[]": "record 0: an object",
     b'["data"]': "record 0: an object",
