@@ -10,6 +10,8 @@ class ConnectProblem(Enum):
     NO_TLS = "it does not speak TLS"
     HTTP = "it speaks HTTP/1 alone"  # As our own door does for curl.
     HUNG_UP = "it hung up before it said anything"  # As TLS does with peers that do not use it.
+    REFUSED = "connection refused; nothing listens there"
+    UNKNOWN_HOST = "the host name cannot be resolved"
     SILENCE = "nobody is there"
 
 
@@ -18,9 +20,18 @@ _SIGNS: Final = (
     (ConnectProblem.NO_TLS, "WRONG_VERSION_NUMBER"),
     (ConnectProblem.HTTP, r"http1\.x server|selected ALPN"),
     (ConnectProblem.HUNG_UP, "socket closed|reset by peer|CERTIFICATE_REQUIRED|handshake_failure"),
+    (ConnectProblem.REFUSED, "connection refused"),
+    (ConnectProblem.UNKNOWN_HOST, "dns resolution|errors resolving|name cannot be resolved"),
 )
+_PLAIN: Final = (ConnectProblem.REFUSED, ConnectProblem.UNKNOWN_HOST)
 
 
 def obstacle_of(why: str) -> ConnectProblem:
     found = (each for each, sign in _SIGNS if re.search(sign, why, re.IGNORECASE))
     return next(found, ConnectProblem.SILENCE)
+
+
+def plain_words(why: str) -> str:
+    """gRPC's own words only where they say more than the problem's name does."""
+    problem = obstacle_of(why)
+    return problem.value if problem in _PLAIN else why

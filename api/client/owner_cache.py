@@ -7,7 +7,7 @@ forgotten when it cannot be reached, not when some time has passed.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of
+from rollbook.api.client.connect_errors import ConnectProblem, obstacle_of, plain_words
 from rollbook.api.client.outage_reports import Outages
 from rollbook.api.client.relay_routes import RelayRoutes
 from rollbook.logservice.ids import LogName
@@ -35,6 +35,8 @@ _NEXT_STEPS: Final = {
     ConnectProblem.NO_TLS: "connect to log://…, without +tls",
     ConnectProblem.HTTP: "connect to the port of gRPC (7400 by default): that one is for HTTP",
     ConnectProblem.HUNG_UP: "if it speaks TLS, connect to log+tls://…, with a certificate= of its authorities if it wants one",
+    ConnectProblem.REFUSED: "check host and port; start one (rollbook dev, rollbook server log), or connect to one that runs",
+    ConnectProblem.UNKNOWN_HOST: "check the host name, and that this machine can resolve it",
     ConnectProblem.SILENCE: "start one (rollbook dev, rollbook server log), or connect to one that runs",
 }
 
@@ -84,7 +86,7 @@ class Owners:
         """The error when no server answered; `last` is that of the last attempt."""
         some = ", ".join(self._servers[:_NAMED_MAX])
         more = len(self._servers) - _NAMED_MAX
-        why = last.message.rpartition("last error: ")[2][:_WHY_MAX]
+        why = plain_words(last.message.rpartition("last error: ")[2][:_WHY_MAX])
         return ServerUnreachable(
             f"no log server answers at {some}{f' and {more} more' if more > 0 else ''}: {why}",
             next_step=_NEXT_STEPS[obstacle_of(why)],

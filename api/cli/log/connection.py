@@ -127,9 +127,13 @@ class LogAccess:
                 return "--tls-certificate FILE, if it asks for one"
             case ConnectProblem.HUNG_UP:
                 return f"{self._other_server(f'log+tls://{where}')}, if it speaks TLS"
-            case ConnectProblem.SILENCE if self.context:
+            case ConnectProblem.UNKNOWN_HOST:
+                return f"check the host name, or say where one is: {self._other_server('URL')}"
+            case _ if self.context:
                 there = f"start one at {self.server}, where the context {self.context} says it is"
                 return f"{there}, or say where one is: {self._other_server('URL')}"
+            case ConnectProblem.REFUSED:
+                return "start one with `rollbook dev`, or check host and port and say where one is: --server URL"
             case ConnectProblem.SILENCE:
                 return "start one with `rollbook dev`, or say where one is: --server URL"
 

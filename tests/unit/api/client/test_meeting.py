@@ -38,6 +38,22 @@ async def test_a_client_that_nobody_ever_answered_says_what_to_do() -> None:
     assert found.value.outcome is Outcome.NOT_APPLIED
 
 
+async def test_refused_connection_is_described_without_words_of_grpc() -> None:
+    with pytest.raises(ServerUnreachable) as found:
+        await connect("log://127.0.0.1:1").__aenter__()
+    where, _, why = found.value.message.partition(": ")
+    assert where == "no log server answers at 127.0.0.1:1"
+    assert why == "connection refused; nothing listens there"
+    assert found.value.next_step.startswith("check host and port")
+
+
+def test_unknown_host_name_is_described_without_words_of_grpc() -> None:
+    words = "errors resolving a.invalid:7400: [field:hostname lookup error:Domain name not found]"
+    found = Owners(["a.invalid:7400"]).nobody_answers(ServerUnreachable(words))
+    assert found.message.endswith("at a.invalid:7400: the host name cannot be resolved")
+    assert found.next_step.startswith("check the host name")
+
+
 async def test_entering_a_client_asks_its_servers(site: Site, tmp_path: Path) -> None:
     """One of them is enough; if none can be reached it is said at once why, or after `wait_s`."""
     authority = Authority.make(tmp_path)
