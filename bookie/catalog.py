@@ -27,13 +27,12 @@ from rollbook.bookie.core.record_format import (
     Purpose,
     RecordKind,
     RecordReader,
-    Scan,
     align,
     is_blank,
-    scan,
     unpack_file_header,
 )
 from rollbook.bookie.core.repair_commands import FORMAT
+from rollbook.bookie.core.torn_tail import Scan, scan
 from rollbook.bookie.journal_reading import write_again
 from rollbook.proto.errors import BookieFailed, DataLost, WrongCluster
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY

@@ -33,10 +33,10 @@ from rollbook.bookie.core.record_format import (
     FILE_HEADER_BYTES,
     FileHeader,
     RecordReader,
-    scan,
     unpack_file_header,
 )
 from rollbook.bookie.core.replay import Replayed, replay
+from rollbook.bookie.core.torn_tail import scan
 from rollbook.bookie.record_file import Cache, RecordFile
 from rollbook.proto.errors import TornRecord, WrongCluster
 from rollbook.proto.ports import Buffer, Disk, File, OpenMode

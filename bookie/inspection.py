@@ -31,13 +31,11 @@ from rollbook.bookie.core.record_format import (
     FoundRecord,
     RecordKind,
     RecordReader,
-    Rot,
-    Scan,
     is_blank,
-    scan,
     unpack_file_header,
 )
 from rollbook.bookie.core.replay import Replayed, replay
+from rollbook.bookie.core.torn_tail import Rot, Scan, scan
 from rollbook.bookie.journal import journal_path
 from rollbook.bookie.journal_reading import first_record, read_back
 from rollbook.bookie.ledger_reports import LedgerViews, View

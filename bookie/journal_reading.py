@@ -17,10 +17,9 @@ from rollbook.bookie.core.record_format import (
     RecordReader,
     align,
     is_blank,
-    scan,
-    sound_run,
 )
 from rollbook.bookie.core.replay import Replayed, replay_record, replay_scan
+from rollbook.bookie.core.torn_tail import scan, sound_run
 from rollbook.proto.ports import File
 
 # The maximum read past the page cache on a miss.

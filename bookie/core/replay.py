@@ -22,8 +22,9 @@ from rollbook.bookie.core.control_records import (
 )
 from rollbook.bookie.core.journal_adoption import JournalShape
 from rollbook.bookie.core.journal_index import IntArray, Memtable
-from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader, Rot, Row, Scan
+from rollbook.bookie.core.record_format import FoundRecord, RecordKind, RecordReader, Row
 from rollbook.bookie.core.salvage import find_entries
+from rollbook.bookie.core.torn_tail import Rot, Scan
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.wire.stored_adds import StoredAdds
 

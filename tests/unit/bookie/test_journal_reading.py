@@ -18,9 +18,9 @@ from rollbook.bookie.core.record_format import (
     RecordKind,
     RecordReader,
     pack_rows,
-    scan,
 )
 from rollbook.bookie.core.replay import replay
+from rollbook.bookie.core.torn_tail import scan
 from rollbook.bookie.journal_reading import ReadBack, read_back, write_again
 from rollbook.proto.ports import Buffer, File
 

@@ -13,9 +13,9 @@ from rollbook.bookie.core.record_format import (
     FoundRecord,
     RecordReader,
     Row,
-    scan,
     unpack_file_header,
 )
+from rollbook.bookie.core.torn_tail import scan
 from rollbook.bookie.inspection import StoreFiles
 from rollbook.bookie.startup import SHORT_JOURNAL
 from rollbook.bookie.storage import Storage

@@ -10,8 +10,9 @@ from rollbook.bookie.core import replay as replaying
 from rollbook.bookie.core.control_records import Control, ControlOperation
 from rollbook.bookie.core.group_commit import Frames, RecordPacker, Write, index_of
 from rollbook.bookie.core.journal_index import Memtable
-from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, RecordKind, RecordReader, scan
+from rollbook.bookie.core.record_format import FILE_HEADER_BYTES, RecordKind, RecordReader
 from rollbook.bookie.core.replay import replay
+from rollbook.bookie.core.torn_tail import scan
 from rollbook.proto.ids import EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
 from rollbook.proto.wire.adds import AddPacker, Adds

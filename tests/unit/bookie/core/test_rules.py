@@ -21,10 +21,10 @@ from rollbook.bookie.core.record_format import (
     SECTOR,
     RecordKind,
     RecordReader,
-    scan,
     unpack_rows,
 )
 from rollbook.bookie.core.salvage import find_entries, proves_itself, take_frames
+from rollbook.bookie.core.torn_tail import scan
 from rollbook.proto.errors import TornRecord
 from rollbook.proto.ids import NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.wire import v2_adds, v3_adds
