@@ -60,6 +60,22 @@ def test_every_test_that_a_design_names_exists(package: str) -> None:
     assert not named - tests, f"{package}/DESIGN.md names tests that are not there"
 
 
+def test_the_table_of_rules_names_pure_files_that_exist() -> None:
+    """The table leads a reader to the rule, which is what the file begins with."""
+    design = (ROOT / "proto" / "DESIGN.md").read_text()
+    section = design.partition("## Where each rule is\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z].+) \| `([\w/.]+)` \|$", section, re.MULTILINE)
+    assert len(rows) >= 20
+    assert len(set(rows)) == len(dict(rows)) == len({path for _, path in rows})
+    of = {str(module.path): module for module in modules()}
+    for rule, path in rows:
+        assert path in of, f"{rule}: {path} does not exist"
+        assert of[path].is_core or (path.count("/") == 1 and path.startswith("proto/")), (
+            f"{path} is not pure"
+        )
+        assert ast.get_docstring(of[path].tree), f"{path} does not begin with its rule"
+
+
 def test_every_ruling_names_its_tests() -> None:
     design = (ROOT / "ledger" / "DESIGN.md").read_text()
     rows = re.findall(r"^(\| (\d+) .*)$", design, re.MULTILINE)
