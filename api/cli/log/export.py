@@ -6,7 +6,9 @@ the records of the file and no others.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from typing import Any, BinaryIO, Final
 
 from rollbook.api.cli.log.connection import LogAccess
@@ -25,7 +27,7 @@ from rollbook.api.cli.payloads import bar_of_shares
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
 from rollbook.api.client.producer import PRODUCER_ID_BYTES
-from rollbook.api.client.reader import RecordBatch
+from rollbook.api.client.reader import RecordBatch, batches_of
 from rollbook.logservice.core.record_block import Block, Record, pack_block
 from rollbook.logservice.ids import ProducerRef
 from rollbook.proto.errors import InvalidRequest, OffsetMismatch, Truncated
@@ -143,7 +145,12 @@ def import_log(
             opened = await client.open(log, create=create)
             was_there = await opened.tail_offset("barrier")
             with bar_of_shares(log) as on_progress:
-                tail = await _append_all(opened, found, was_there, on_progress)
+                head = await opened.head_offset()
+                # Opened by the first comparison: an empty log is not read.
+                reader = opened.bounded_events(head, was_there)
+                async with aclosing(batches_of(reader)) as batches:
+                    stored = _StoredRecords(opened, head, batches)
+                    tail = await _append_all(opened, found, stored, was_there, on_progress)
             return {
                 "log": str(opened.name),
                 "records": tail - was_there,
@@ -156,12 +163,15 @@ def import_log(
 
 
 async def _append_all(
-    log: Log, file: BinaryIO, tail: int, on_progress: Callable[[int, int], None]
+    log: Log,
+    file: BinaryIO,
+    stored: "_StoredRecords",
+    tail: int,
+    on_progress: Callable[[int, int], None],
 ) -> int:
     """The records that the log lacks; its tail then. Raises `OffsetMismatch`, `BlockCorrupt`."""
     size = os.fstat(file.fileno()).st_size
     producer = os.urandom(PRODUCER_ID_BYTES)
-    head = await log.head_offset()
     first: int | None = None
     end, seq = 0, 0  # Of the file's records so far; of the blocks that are appended.
     for frame in read_frames(file):
@@ -169,8 +179,7 @@ async def _append_all(
         at = frame.first_offset - first
         end = at + frame.records
         if end <= tail:
-            if at >= head:  # What was truncated cannot be compared.
-                await _require_same(log, frame, at)
+            await stored.require_same(frame, at)
             on_progress(frame.end, size)
             continue
         ref = ProducerRef(producer, 0, seq)
@@ -187,17 +196,35 @@ async def _append_all(
     return tail
 
 
-async def _require_same(log: Log, frame: Frame, start: int) -> None:
-    """The log has from there on the records of the frame. Raises `OffsetMismatch`."""
-    has = [_content(each) async for each in log.read(start, start + frame.records)]
-    wanted = [_content(each) for each in Block(frame.block).records()]
-    if has != wanted:
-        pairs = enumerate(zip(has, wanted, strict=False))
-        same = next((number for number, (one, other) in pairs if one != other), len(has))
-        raise OffsetMismatch(
-            f"{log.name} has other records than the file, from offset {start + same} on",
-            next_step=_ITS_OWN,
-        )
+class _StoredRecords:
+    """The records that the log has, in one read over all of them, against the frames of the file in their order."""
+
+    def __init__(self, log: Log, head: int, batches: AsyncIterator[RecordBatch]) -> None:
+        self._log, self._head, self._batches = log, head, batches
+        self._read: deque[Record] = deque()  # Of the last batch, not compared yet.
+
+    async def require_same(self, frame: Frame, start: int) -> None:
+        """The log has from there on the records of the frame. Raises `OffsetMismatch`."""
+        if start < self._head:  # What was truncated cannot be compared.
+            return
+        for offset, wanted in enumerate(Block(frame.block).records(), start):
+            found = await self._at(offset)
+            if found is None or _content(found) != _content(wanted):
+                raise OffsetMismatch(
+                    f"{self._log.name} has other records than the file, from offset {offset} on",
+                    next_step=_ITS_OWN,
+                )
+
+    async def _at(self, offset: int) -> Record | None:
+        """None: the log lacks it. Those before it are dropped."""
+        while not self._read or self._read[-1].offset < offset:
+            batch = await anext(self._batches, None)
+            if batch is None:
+                return None
+            self._read = deque(batch.records())
+        while self._read[0].offset < offset:
+            self._read.popleft()
+        return self._read.popleft() if self._read[0].offset == offset else None
 
 
 def _content(record: Record) -> tuple[Any, ...]:

@@ -7,14 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 import rollbook
+from rollbook.api.client.log import Log
+from rollbook.api.client.reader import EventReader
 from rollbook.logservice.core.record_block import Record
 from tests.regressions import lone_server
 from tests.regressions.lone_server import Site
+from tests.unit.api.cli.shell import Shell
 
 _KILLS: Final = int(os.environ.get("ROLLBOOK_TEST_KILLS", "3"))  # Of each command.
 _BATCHES: Final = 100
@@ -82,6 +85,34 @@ def run_import(site: Site, log: str, file: Path) -> subprocess.CompletedProcess[
     shell = [sys.executable, "-m", "rollbook.api.cli.main", "log"]
     command = [*shell, "import", log, str(file), "--server", site.url]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DUE_S)
+
+
+def test_import_reads_what_is_there_once(
+    shell: Shell, clusters: tuple[Site, Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked the log once for each block."""
+    site, file = clusters[0], tmp_path / "blocks.export"
+    server = ("--server", site.url)
+    with rollbook.connect(site.url) as client:
+        log = client.open("blocks", create=True)
+        for block in range(20):
+            log.append_many([b"%d of %d" % (record, block) for record in range(3)])
+        log.truncate(4)
+    shell.run("log", "export", "blocks", str(file), *server)
+    shell.run("log", "import", "copied", str(file), "--create", *server)
+    asked: list[tuple[object, ...]] = []
+    read = Log.bounded_events
+
+    def counted(log: Log, *bounds: Any) -> EventReader:
+        asked.append(bounds)
+        return read(log, *bounds)
+
+    monkeypatch.setattr(Log, "bounded_events", counted)
+    done = shell.json("log", "import", "copied", str(file), *server)
+    assert (done["records"], done["were_there"], asked) == (0, 56, [(0, 56)])
+    shell.run("log", "truncate", "copied", "--before", 30, "--yes", *server)
+    shell.run("log", "import", "copied", str(file), *server)
+    assert asked[1:] == [(30, 56)], "what was truncated is not compared"
 
 
 def test_a_log_with_other_records_than_the_file_is_refused(
