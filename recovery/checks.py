@@ -6,8 +6,8 @@ results.
         └── the time of completion, in metadata ◄── all ledgers were judged ◄──────────┘
 
 `core/checks.py` has the rules. Each kind of check runs by itself, so that a long one delays no other.
-A ledger with an unresponsive registered bookie is checked again, after 5 s, doubling to 10 min; the
-check is completed once no such ledger is left (AU5). A copy that seems short or bad is checked twice,
+A ledger with a bookie that does not answer, or is not registered and not marked as lost, is checked
+again, after 5 s, doubling to 10 min; the check is completed once no such ledger is left (AU5). A copy that seems short or bad is checked twice,
 the second time with fresh metadata: a writer's last copies may still be on their way (AU7).
 """
 
@@ -307,13 +307,13 @@ class Checks:
         gate: Gate,
         judge: Callable[[LedgerMetadata], Awaitable[CopyReport]],
     ) -> bool:
-        """Whether every registered member responded each time. Marks copies that are short or bad
-        both times (AU7)."""
+        """Whether every member responded each time, or is marked as lost. Marks copies that are
+        short or bad both times (AU7)."""
         metadata = await self._read(ledger_id, state)
         if metadata is None:
             return True
         first = await judge(metadata)
-        is_heard = not first.silent
+        is_heard = not first.silent and await self._are_marked(ledger_id, first.away, state)
         if first.to_mark:
             await asyncio.sleep(SECOND_LOOK_S)
             metadata = await self._read(ledger_id, state, fresh=True)
@@ -345,16 +345,34 @@ class Checks:
             logger.error("copies_differ", ledger_id=ledger_id, entry_ids=list(first.differing[:10]))
         return is_heard
 
-    def _registered_seats(self, metadata: LedgerMetadata) -> dict[BookieId, list[SlotRepair]]:
+    async def _are_marked(
+        self, ledger_id: LedgerId, bookies: Mapping[BookieId, None], state: CheckState
+    ) -> bool:
+        """Whether the ledger is marked for all of these, so that its repair looks at their copies."""
+        if not bookies:
+            return True
+        try:
+            stored = await self._marks.read(ledger_id)
+        except BadMetadata:
+            state.unreadable += 1
+            return True  # Workers pass over it, and say so.
+        return stored is not None and bookies.keys() <= set(stored.mark.missing)
+
+    def _registered_seats(
+        self, metadata: LedgerMetadata, found: CopyReport
+    ) -> dict[BookieId, list[SlotRepair]]:
         live = self._ledgers.live()
         seats: dict[BookieId, list[SlotRepair]] = {}
         for seat in closed_seats(metadata):
             if live.find(seat.bookie):
                 seats.setdefault(seat.bookie, []).append(seat)
+            else:
+                found.away[seat.bookie] = None
         return seats
 
     async def _judge_lists(self, metadata: LedgerMetadata) -> CopyReport:
-        found, seats = CopyReport(), self._registered_seats(metadata)
+        found = CopyReport()
+        seats = self._registered_seats(metadata, found)
         lists = await asyncio.gather(*(self._list(each, metadata.ledger_id) for each in seats))
         for (bookie, of_bookie), listed in zip(seats.items(), lists, strict=True):
             if isinstance(listed, EntryList):
@@ -403,7 +421,7 @@ class Checks:
         digest = LedgerDigest(kind, password, metadata.ledger_id)
         verifier = Verifier(metadata, digest, self._ledgers.bookies, self._ledgers.config)
         fragments: dict[EntryId, list[SlotRepair]] = {}
-        for seats in self._registered_seats(metadata).values():
+        for seats in self._registered_seats(metadata, found).values():
             for seat in seats:
                 fragments.setdefault(seat.first_entry, []).append(seat)
         for first_entry, seats in sorted(fragments.items()):

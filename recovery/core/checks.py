@@ -128,6 +128,7 @@ class CopyReport:
     bad: dict[BookieId, list[EntryId]] = field(default_factory=dict)
     unknown: dict[BookieId, None] = field(default_factory=dict)  # They doubt it themselves.
     silent: dict[BookieId, None] = field(default_factory=dict)  # Registered, and do not answer.
+    away: dict[BookieId, None] = field(default_factory=dict)  # Not registered, so not judged (AU6).
     differing: list[EntryId] = field(
         default_factory=list
     )  # Sound, but it is not known which is right.

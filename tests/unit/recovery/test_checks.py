@@ -54,14 +54,19 @@ async def opened() -> None:
 
 
 async def check(
-    site: Site, kind: CheckKind, *, percent: float = 0, ledgers: Ledgers | None = None
+    site: Site,
+    kind: CheckKind,
+    *,
+    percent: float = 0,
+    ledgers: Ledgers | None = None,
+    state: CheckState | None = None,
 ) -> CheckState:
     config = AuditConfig(ledgers_check_percent=percent)
     made = Checks(
         ledgers or site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, config
     )
     await made.prepare()
-    state = CheckState()
+    state = state or CheckState()
     await made.works(opened)[kind](state)
     return state
 
@@ -140,15 +145,40 @@ async def test_a_bad_copy_is_found_and_written_again(cluster: LocalCluster) -> N
         assert site.worker.stats.entries == 1
 
 
-async def test_a_bookie_that_is_away_is_not_judged(cluster: LocalCluster) -> None:
-    """AU6: the delay holds for every check."""
+@pytest.mark.parametrize("kind", [COPIES, LEDGERS])
+async def test_a_check_waits_for_a_bookie_that_is_away_until_it_is_marked_as_lost(
+    cluster: LocalCluster, kind: CheckKind
+) -> None:
+    """AU5, AU6: the delay holds for every check, which does not judge the bookie's copies either."""
     async with site_of(cluster) as site:
-        await site.write(20, ack=3)
+        ledger_id = await site.write(20, ack=3)
         await site.lose()
-        for kind in (COPIES, LEDGERS):
-            state = await check(site, kind, percent=100)
-            assert (state.marked, state.undecided) == (0, 0)
+        state = CheckState()
+        waiting = asyncio.create_task(check(site, kind, percent=100, state=state))
+        while not state.undecided:
+            await asyncio.sleep(0.01)
         assert await site.marked() == []
+        assert not waiting.done()
+        await site.marks.mark(ledger_id, [LOST], 1)
+        await waiting
+        assert (state.marked, state.undecided) == (0, 0)
+
+
+async def test_a_check_looks_at_a_bookie_that_comes_back(cluster: LocalCluster) -> None:
+    """AU5: it was called complete, and what the bookie had lost was found a day later."""
+    async with site_of(cluster) as site:
+        ledger_id = await write_elsewhere(site, 30)
+        await give_seat(site, ledger_id, FOURTH, range(29))
+        await cluster.stop("bk-4")
+        while site.ledgers.live().find(FOURTH):
+            await asyncio.sleep(0.01)
+        state = CheckState()
+        waiting = asyncio.create_task(check(site, COPIES, state=state))
+        while not state.undecided:
+            await asyncio.sleep(0.01)
+        await cluster.start("bk-4")
+        await waiting
+        assert (state.marked, state.undecided) == (1, 0)
 
 
 async def test_a_copy_that_arrives_before_the_second_look_is_not_marked(
