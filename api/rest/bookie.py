@@ -68,8 +68,6 @@ logger = structlog.get_logger()
 OPEN_PATHS: Final = ("/heartbeat", "/health", "/ready", "/api/v1/bookie/is_ready")
 _PAGE_MAX: Final = 1_000
 
-Act = Callable[..., AbstractContextManager[dict[str, Any]]]
-
 
 class BookieAdmin(Protocol):
     """One bookie, as its operators see it."""
@@ -195,11 +193,6 @@ def make_app(
     audit: Audit,
     more_stats: Mapping[str, object] = {},
 ) -> FastAPI:
-    def act(method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
-        caller = CALLER.get()
-        who, peer = caller.principal.name, caller.peer
-        return audit.act(principal=who, peer=peer, method=method, **about)
-
     app = new_app(
         "Rollbook bookie",
         "What one storage server is doing, and the operations that it offers.",
@@ -213,14 +206,79 @@ def make_app(
         if request.url.path not in OPEN_PATHS:
             managing.require(_duty_of(request.method, request.url.path))
 
-    app.include_router(_probes(admin, more_stats), dependencies=[Depends(check)])
+    app.state.admin = admin
+    app.state.acts = _Acts(audit, operations)
+    app.state.metrics = _metrics(admin, more_stats)
     for routes, prefix in (
-        (_looking(admin, act), "/api/v1"),
-        (_space(admin, operations, act), "/api/v1/bookie"),
-        (_running(operations), "/api/v1/bookie"),
+        (_probes, ""),
+        (_bookie, "/api/v1"),
+        (_space, "/api/v1/bookie"),
+        (_running, "/api/v1/bookie"),
     ):
         app.include_router(routes, prefix=prefix, dependencies=[Depends(check)])
     return app
+
+
+def _metrics(admin: BookieAdmin, more_stats: Mapping[str, object]) -> Metrics:
+    metrics = Metrics()
+    for part, stats in {"bookie": admin.stats, **more_stats}.items():
+        metrics.add(part, stats)
+    metrics.add_process(__version__)
+    return metrics
+
+
+class _Acts:
+    """Changes, which go to the audit, and operations, which continue after the response."""
+
+    def __init__(self, audit: Audit, operations: RunningOperations) -> None:
+        self.operations = operations
+        self._audit = audit
+
+    def act(self, method: str, **about: Any) -> AbstractContextManager[dict[str, Any]]:
+        caller = CALLER.get()
+        who, peer = caller.principal.name, caller.peer
+        return self._audit.act(principal=who, peer=peer, method=method, **about)
+
+    def start(
+        self,
+        response: Response,
+        method: str,
+        kind: str,
+        work: Callable[[], Awaitable[Facts]],
+        **about: Any,
+    ) -> OperationState:
+        async def work_to_its_end() -> Facts:
+            with self.act(method, operation=operation.id, **about):
+                return await work()
+
+        with self.act(method, only_begins=True, **about) as begun:
+            # Then it was started by another caller, with that one's options.
+            begun["joins"] = self.operations.is_running(kind)
+            operation = self.operations.start(kind, work_to_its_end)
+            begun["operation"] = operation.id
+        response.status_code = 202
+        response.headers["location"] = f"/api/v1/bookie/operations/{operation.id}"
+        return OperationState.model_validate(operation.describe())
+
+
+async def _admin(request: Request) -> BookieAdmin:
+    admin: BookieAdmin = request.app.state.admin
+    return admin
+
+
+async def _acts(request: Request) -> _Acts:
+    acts: _Acts = request.app.state.acts
+    return acts
+
+
+async def _metrics_of(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
+Admin = Annotated[BookieAdmin, Depends(_admin)]
+Acts = Annotated[_Acts, Depends(_acts)]
+Counted = Annotated[Metrics, Depends(_metrics_of)]
 
 
 def _duty_of(method: str, path: str) -> Duty:
@@ -230,47 +288,48 @@ def _duty_of(method: str, path: str) -> Duty:
     return Duty.REMOVE if path.endswith("/doubts/settled") else Duty.OPERATE
 
 
-def _probes(admin: BookieAdmin, more_stats: Mapping[str, object]) -> APIRouter:
-    routes = APIRouter(tags=["probes"])
-    metrics = Metrics()
-    for part, stats in {"bookie": admin.stats, **more_stats}.items():
-        metrics.add(part, stats)
-    metrics.add_process(__version__)
+# --- Probes -----------------------------------------------------------------------------------
 
-    @routes.get("/heartbeat", response_class=PlainTextResponse)
-    async def heartbeat() -> str:
-        """OK, as long as anybody answers at all."""
-        return "OK\n"
 
-    @routes.get("/health", responses=describe_problems(Unavailable))
-    async def health() -> dict[Literal["status"], Literal["ok"]]:
-        """Whether the bookie works, or has to be restarted."""
-        if reason := admin.failure():
-            raise Unavailable(reason, next_step="restart the bookie")
-        return {"status": "ok"}
+_probes: Final = APIRouter(tags=["probes"])
 
-    @routes.get("/ready", responses=describe_problems(Unavailable))
-    async def ready() -> dict[Literal["status"], Literal["ready"]]:
-        """Whether the bookie serves: it listens and is registered; it may be read-only."""
-        _require_ready(admin)
-        return {"status": "ready"}
 
-    @routes.get(
-        "/api/v1/bookie/is_ready",
-        response_class=PlainTextResponse,
-        responses=describe_problems(Unavailable),
-    )
-    async def is_ready() -> str:
-        """OK, or 503."""
-        _require_ready(admin)
-        return "OK\n"
+@_probes.get("/heartbeat", response_class=PlainTextResponse)
+async def heartbeat() -> str:
+    """OK, as long as anybody answers at all."""
+    return "OK\n"
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
-    async def read_metrics() -> Response:
-        """For Prometheus."""
-        return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
-    return routes
+@_probes.get("/health", responses=describe_problems(Unavailable))
+async def health(admin: Admin) -> dict[Literal["status"], Literal["ok"]]:
+    """Whether the bookie works, or has to be restarted."""
+    if reason := admin.failure():
+        raise Unavailable(reason, next_step="restart the bookie")
+    return {"status": "ok"}
+
+
+@_probes.get("/ready", responses=describe_problems(Unavailable))
+async def ready(admin: Admin) -> dict[Literal["status"], Literal["ready"]]:
+    """Whether the bookie serves: it listens and is registered; it may be read-only."""
+    _require_ready(admin)
+    return {"status": "ready"}
+
+
+@_probes.get(
+    "/api/v1/bookie/is_ready",
+    response_class=PlainTextResponse,
+    responses=describe_problems(Unavailable),
+)
+async def is_ready(admin: Admin) -> str:
+    """OK, or 503."""
+    _require_ready(admin)
+    return "OK\n"
+
+
+@_probes.get("/metrics", response_class=PlainTextResponse)
+async def read_metrics(metrics: Counted) -> Response:
+    """For Prometheus."""
+    return Response(await metrics.page(), media_type=CONTENT_TYPE)
 
 
 def _require_ready(admin: BookieAdmin) -> None:
@@ -278,249 +337,269 @@ def _require_ready(admin: BookieAdmin) -> None:
         raise Unavailable(reason)
 
 
-def _looking(admin: BookieAdmin, act: Act) -> APIRouter:
-    routes = APIRouter(tags=["bookie"])
-
-    @routes.get("/bookie/status")
-    async def get_status() -> Status:
-        here = {"pid": os.getpid(), "directories": await admin.space()}
-        return Status.model_validate({**admin.status(), **here})
-
-    @routes.get("/bookie/state")
-    async def get_state() -> State:
-        return State.model_validate(admin.state())
-
-    @routes.get("/bookie/state/readonly")
-    async def get_read_only() -> ReadOnly:
-        return ReadOnly(read_only=admin.state()["read_only"])
-
-    @routes.put("/bookie/state/readonly", responses=describe_problems(Unavailable))
-    async def set_read_only(wanted: ReadOnly) -> ReadOnly:
-        """A full disk stays read-only whatever is wished."""
-        with act("SetReadOnly", read_only=wanted.read_only):
-            await admin.set_read_only(wanted.read_only)
-        return ReadOnly(read_only=admin.state()["read_only"])
-
-    @routes.get("/bookie/info")
-    async def get_info() -> Info:
-        """Space for ledgers; directories on one disk count once."""
-        found = await admin.ledger_space()
-        return Info(free_space=found["free_bytes"], total_space=found["total_bytes"])
-
-    @routes.get("/bookie/sanity")
-    async def check_sanity() -> Sanity:
-        """Whether the journal still makes things durable, within seconds."""
-        return Sanity.model_validate(await admin.check_sanity())
-
-    @routes.get("/bookie/last_log_mark")
-    async def get_mark() -> Mark:
-        return Mark.model_validate(admin.mark())
-
-    @routes.get("/bookie/list_disk_file", response_model_exclude_none=True)
-    async def list_files(
-        file_type: Annotated[Literal["journal", "entrylog", "index"] | None, Query()] = None,
-    ) -> Files:
-        """`index` is the catalog: entries are indexed in the logs themselves."""
-        found = await admin.files()
-        return Files.model_validate(
-            {kind: names for kind, names in found.items() if file_type in (None, kind)}
-        )
-
-    @routes.get("/bookie/ledgers")
-    async def list_ledgers(
-        after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
-        limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
-    ) -> Ledgers:
-        """Those with an id above `after`, ascending."""
-        found = await admin.ledgers(after, limit)
-        last = found[-1]["ledger_id"] if len(found) == limit else None
-        return Ledgers.model_validate({"ledgers": found, "next_after": last})
-
-    @routes.get("/bookie/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger))
-    async def get_ledger(
-        ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)],
-    ) -> LedgerDetails:
-        return LedgerDetails.model_validate(await admin.ledger(ledger_id))
-
-    @routes.get("/bookie/doubts")
-    async def get_doubts(
-        after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
-        limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
-    ) -> Doubts:
-        """What the bookie may have lost, of ledgers with an id above `after`. Entry -1 is the
-        explicit LAC.
-        """
-        return Doubts.model_validate(admin.doubts(after, limit))
-
-    @routes.put("/bookie/doubts/settled", responses=describe_problems(Superseded, InvalidRequest))
-    async def settle_doubts(wanted: SettleDoubts) -> Doubts:
-        """For `rollbook recovery heal`: these entries are here again, or nobody counts on them.
-
-        Said in error it loses data: the bookie then answers that it never had them. `stamp` is that
-        of the doubts as they were seen.
-        """
-        if wanted.everything == (wanted.ledger_id is not None):
-            raise InvalidRequest("say either a ledger or everything")
-        if wanted.ledger_id is None:
-            with act("SettleEverything"):
-                await admin.settle_everything(wanted.stamp)
-        else:
-            ranges = [(each.first_entry, each.last_entry) for each in wanted.ranges]
-            with act("SettleDoubts", ledger_id=wanted.ledger_id, ranges=len(ranges)):
-                await admin.settle_doubts(wanted.stamp, wanted.ledger_id, ranges)
-        after = -1 if wanted.ledger_id is None else wanted.ledger_id - 1
-        return Doubts.model_validate(admin.doubts(after, 1))
-
-    @routes.get("/config/server_config")
-    async def get_settings() -> dict[str, Any]:
-        """What is in force, without secrets."""
-        return dict(admin.settings())
-
-    @routes.get("/settings")
-    async def get_shown_settings() -> EffectiveSettings:
-        """What is in force, and where each value comes from; without secrets."""
-        return EffectiveSettings.model_validate({"settings": admin.shown_settings()})
-
-    @routes.get("/log_level")
-    async def get_log_level() -> LogLevel:
-        return LogLevel.model_validate({"level": level_now()})
-
-    @routes.put("/log_level")
-    async def set_log_level(wanted: LogLevel) -> LogLevel:
-        """Until the next start."""
-        with act("SetLogLevel", level=wanted.level):
-            set_level(wanted.level)
-        logger.info("log_level_changed", level=wanted.level)
-        return wanted
-
-    return routes
+# --- The bookie, its ledgers and settings -----------------------------------------------------
 
 
-def _space(admin: BookieAdmin, operations: RunningOperations, act: Act) -> APIRouter:
-    routes = APIRouter(tags=["space"])
-
-    def start(
-        response: Response,
-        method: str,
-        kind: str,
-        work: Callable[[], Awaitable[Facts]],
-        **about: Any,
-    ) -> OperationState:
-        async def work_to_its_end() -> Facts:
-            with act(method, operation=operation.id, **about):
-                return await work()
-
-        with act(method, only_begins=True, **about) as begun:
-            # Then it was started by another caller, with that one's options.
-            begun["joins"] = operations.is_running(kind)
-            operation = operations.start(kind, work_to_its_end)
-            begun["operation"] = operation.id
-        response.status_code = 202
-        response.headers["location"] = f"/api/v1/bookie/operations/{operation.id}"
-        return OperationState.model_validate(operation.describe())
-
-    @routes.put("/gc", status_code=202)
-    async def trigger_gc(response: Response, wanted: TriggerGc | None = None) -> OperationState:
-        """Looks for deleted ledgers now; a run that is under way is joined."""
-        force = wanted is not None and wanted.force
-        if wanted and (wanted.force_major or wanted.force_minor):
-            is_major = wanted.force_major
-
-            async def collect_and_compact() -> Facts:
-                garbage = await admin.collect_garbage(force=force)
-                return {"garbage": garbage, "compaction": await admin.compact(major=is_major)}
-
-            kind = "major-compaction" if is_major else "minor-compaction"
-            about = {"major": is_major, "force": force}
-            return start(response, "Compact", kind, collect_and_compact, **about)
-        collect = partial(admin.collect_garbage, force=force)
-        return start(response, "CollectGarbage", "gc", collect, force=force)
-
-    @routes.get("/gc")
-    async def get_gc() -> GcState:
-        """Whether one is running that was asked for."""
-        kinds = ("gc", "major-compaction", "minor-compaction")
-        return GcState(is_in_force_gc=operations.is_running(*kinds))
-
-    @routes.get("/gc_details")
-    async def get_gc_details() -> list[GcDetails]:
-        return [GcDetails.model_validate(admin.garbage())]
-
-    @routes.get("/gc/suspend_compaction")
-    async def get_suspended() -> Suspended:
-        return Suspended.model_validate(admin.suspended())
-
-    @routes.put("/gc/suspend_compaction", responses=describe_problems(InvalidRequest))
-    async def suspend_compaction(wanted: Suspend) -> Suspended:
-        """Until it is resumed, or the next start; one that is running stops at its next step."""
-        if not wanted.suspend_major and not wanted.suspend_minor:
-            raise InvalidRequest("say suspendMajor, suspendMinor, or both")
-        which = {"major": wanted.suspend_major, "minor": wanted.suspend_minor}
-        with act("SuspendCompaction", **which):
-            admin.suspend_compaction(**which)
-        return Suspended.model_validate(admin.suspended())
-
-    @routes.put("/gc/resume_compaction", responses=describe_problems(InvalidRequest))
-    async def resume_compaction(wanted: Resume) -> Suspended:
-        if not wanted.resume_major and not wanted.resume_minor:
-            raise InvalidRequest("say resumeMajor, resumeMinor, or both")
-        which = {"major": wanted.resume_major, "minor": wanted.resume_minor}
-        with act("ResumeCompaction", **which):
-            admin.resume_compaction(**which)
-        return Suspended.model_validate(admin.suspended())
-
-    @routes.get("/space")
-    async def get_space() -> dict[str, Any]:
-        """How garbage collection and compaction stand."""
-        return dict(admin.garbage_state())
-
-    @routes.get("/scrub")
-    async def get_scrub() -> dict[str, Any]:
-        return dict(admin.scrub_state())
-
-    @routes.put("/scrub", status_code=202)
-    async def trigger_scrub(response: Response) -> OperationState:
-        """Reads and verifies everything now, within its budget of bytes."""
-        return start(response, "Scrub", "scrub", admin.scrub)
-
-    @routes.put("/scrub/suspend")
-    async def suspend_scrub() -> dict[str, Any]:
-        """Until it is resumed, or the next start."""
-        with act("SuspendScrub"):
-            admin.suspend_scrub()
-        return dict(admin.scrub_state())
-
-    @routes.put("/scrub/resume")
-    async def resume_scrub() -> dict[str, Any]:
-        with act("ResumeScrub"):
-            admin.resume_scrub()
-        return dict(admin.scrub_state())
-
-    @routes.put("/ledgers/{ledger_id}/verify", status_code=202)
-    async def verify_ledger(
-        response: Response, ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
-    ) -> OperationState:
-        """Reads all that is here of one ledger, from the disk, now."""
-        kind = f"verify-{ledger_id}"
-        verify = partial(admin.verify_ledger, ledger_id)
-        return start(response, "VerifyLedger", kind, verify, ledger_id=ledger_id)
-
-    return routes
+_bookie: Final = APIRouter(tags=["bookie"])
 
 
-def _running(operations: RunningOperations) -> APIRouter:
-    routes = APIRouter(tags=["operations"])
+@_bookie.get("/bookie/status")
+async def get_status(admin: Admin) -> Status:
+    here = {"pid": os.getpid(), "directories": await admin.space()}
+    return Status.model_validate({**admin.status(), **here})
 
-    @routes.get("/operations")
-    async def list_operations() -> Operations:
-        """The newest first."""
-        found = [operation.describe() for operation in operations.newest_first()]
-        return Operations.model_validate({"operations": found})
 
-    @routes.get("/operations/{operation_id}", responses=describe_problems(Missing))
-    async def get_operation(
-        operation_id: Annotated[str, Path(max_length=64)],
-    ) -> OperationState:
-        return OperationState.model_validate(operations.find(operation_id).describe())
+@_bookie.get("/bookie/state")
+async def get_state(admin: Admin) -> State:
+    return State.model_validate(admin.state())
 
-    return routes
+
+@_bookie.get("/bookie/state/readonly")
+async def get_read_only(admin: Admin) -> ReadOnly:
+    return ReadOnly(read_only=admin.state()["read_only"])
+
+
+@_bookie.put("/bookie/state/readonly", responses=describe_problems(Unavailable))
+async def set_read_only(admin: Admin, acts: Acts, wanted: ReadOnly) -> ReadOnly:
+    """A full disk stays read-only whatever is wished."""
+    with acts.act("SetReadOnly", read_only=wanted.read_only):
+        await admin.set_read_only(wanted.read_only)
+    return ReadOnly(read_only=admin.state()["read_only"])
+
+
+@_bookie.get("/bookie/info")
+async def get_info(admin: Admin) -> Info:
+    """Space for ledgers; directories on one disk count once."""
+    found = await admin.ledger_space()
+    return Info(free_space=found["free_bytes"], total_space=found["total_bytes"])
+
+
+@_bookie.get("/bookie/sanity")
+async def check_sanity(admin: Admin) -> Sanity:
+    """Whether the journal still makes things durable, within seconds."""
+    return Sanity.model_validate(await admin.check_sanity())
+
+
+@_bookie.get("/bookie/last_log_mark")
+async def get_mark(admin: Admin) -> Mark:
+    return Mark.model_validate(admin.mark())
+
+
+@_bookie.get("/bookie/list_disk_file", response_model_exclude_none=True)
+async def list_files(
+    admin: Admin,
+    file_type: Annotated[Literal["journal", "entrylog", "index"] | None, Query()] = None,
+) -> Files:
+    """`index` is the catalog: entries are indexed in the logs themselves."""
+    found = await admin.files()
+    return Files.model_validate(
+        {kind: names for kind, names in found.items() if file_type in (None, kind)}
+    )
+
+
+@_bookie.get("/bookie/ledgers")
+async def list_ledgers(
+    admin: Admin,
+    after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
+    limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
+) -> Ledgers:
+    """Those with an id above `after`, ascending."""
+    found = await admin.ledgers(after, limit)
+    last = found[-1]["ledger_id"] if len(found) == limit else None
+    return Ledgers.model_validate({"ledgers": found, "next_after": last})
+
+
+@_bookie.get("/bookie/ledgers/{ledger_id}", responses=describe_problems(NoSuchLedger))
+async def get_ledger(
+    admin: Admin,
+    ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)],
+) -> LedgerDetails:
+    return LedgerDetails.model_validate(await admin.ledger(ledger_id))
+
+
+@_bookie.get("/bookie/doubts")
+async def get_doubts(
+    admin: Admin,
+    after: Annotated[int, Query(ge=-1, le=LEDGER_ID_MAX)] = -1,
+    limit: Annotated[int, Query(ge=1, le=_PAGE_MAX)] = 100,
+) -> Doubts:
+    """What the bookie may have lost, of ledgers with an id above `after`. Entry -1 is the
+    explicit LAC.
+    """
+    return Doubts.model_validate(admin.doubts(after, limit))
+
+
+@_bookie.put("/bookie/doubts/settled", responses=describe_problems(Superseded, InvalidRequest))
+async def settle_doubts(admin: Admin, acts: Acts, wanted: SettleDoubts) -> Doubts:
+    """For `rollbook recovery heal`: these entries are here again, or nobody counts on them.
+
+    Said in error it loses data: the bookie then answers that it never had them. `stamp` is that
+    of the doubts as they were seen.
+    """
+    if wanted.everything == (wanted.ledger_id is not None):
+        raise InvalidRequest("say either a ledger or everything")
+    if wanted.ledger_id is None:
+        with acts.act("SettleEverything"):
+            await admin.settle_everything(wanted.stamp)
+    else:
+        ranges = [(each.first_entry, each.last_entry) for each in wanted.ranges]
+        with acts.act("SettleDoubts", ledger_id=wanted.ledger_id, ranges=len(ranges)):
+            await admin.settle_doubts(wanted.stamp, wanted.ledger_id, ranges)
+    after = -1 if wanted.ledger_id is None else wanted.ledger_id - 1
+    return Doubts.model_validate(admin.doubts(after, 1))
+
+
+@_bookie.get("/config/server_config")
+async def get_settings(admin: Admin) -> dict[str, Any]:
+    """What is in force, without secrets."""
+    return dict(admin.settings())
+
+
+@_bookie.get("/settings")
+async def get_shown_settings(admin: Admin) -> EffectiveSettings:
+    """What is in force, and where each value comes from; without secrets."""
+    return EffectiveSettings.model_validate({"settings": admin.shown_settings()})
+
+
+@_bookie.get("/log_level")
+async def get_log_level() -> LogLevel:
+    return LogLevel.model_validate({"level": level_now()})
+
+
+@_bookie.put("/log_level")
+async def set_log_level(acts: Acts, wanted: LogLevel) -> LogLevel:
+    """Until the next start."""
+    with acts.act("SetLogLevel", level=wanted.level):
+        set_level(wanted.level)
+    logger.info("log_level_changed", level=wanted.level)
+    return wanted
+
+
+# --- Disk space -------------------------------------------------------------------------------
+
+
+_space: Final = APIRouter(tags=["space"])
+
+
+@_space.put("/gc", status_code=202)
+async def trigger_gc(
+    admin: Admin, acts: Acts, response: Response, wanted: TriggerGc | None = None
+) -> OperationState:
+    """Looks for deleted ledgers now; a run that is under way is joined."""
+    force = wanted is not None and wanted.force
+    if wanted and (wanted.force_major or wanted.force_minor):
+        is_major = wanted.force_major
+
+        async def collect_and_compact() -> Facts:
+            garbage = await admin.collect_garbage(force=force)
+            return {"garbage": garbage, "compaction": await admin.compact(major=is_major)}
+
+        kind = "major-compaction" if is_major else "minor-compaction"
+        about = {"major": is_major, "force": force}
+        return acts.start(response, "Compact", kind, collect_and_compact, **about)
+    collect = partial(admin.collect_garbage, force=force)
+    return acts.start(response, "CollectGarbage", "gc", collect, force=force)
+
+
+@_space.get("/gc")
+async def get_gc(acts: Acts) -> GcState:
+    """Whether one is running that was asked for."""
+    kinds = ("gc", "major-compaction", "minor-compaction")
+    return GcState(is_in_force_gc=acts.operations.is_running(*kinds))
+
+
+@_space.get("/gc_details")
+async def get_gc_details(admin: Admin) -> list[GcDetails]:
+    return [GcDetails.model_validate(admin.garbage())]
+
+
+@_space.get("/gc/suspend_compaction")
+async def get_suspended(admin: Admin) -> Suspended:
+    return Suspended.model_validate(admin.suspended())
+
+
+@_space.put("/gc/suspend_compaction", responses=describe_problems(InvalidRequest))
+async def suspend_compaction(admin: Admin, acts: Acts, wanted: Suspend) -> Suspended:
+    """Until it is resumed, or the next start; one that is running stops at its next step."""
+    if not wanted.suspend_major and not wanted.suspend_minor:
+        raise InvalidRequest("say suspendMajor, suspendMinor, or both")
+    which = {"major": wanted.suspend_major, "minor": wanted.suspend_minor}
+    with acts.act("SuspendCompaction", **which):
+        admin.suspend_compaction(**which)
+    return Suspended.model_validate(admin.suspended())
+
+
+@_space.put("/gc/resume_compaction", responses=describe_problems(InvalidRequest))
+async def resume_compaction(admin: Admin, acts: Acts, wanted: Resume) -> Suspended:
+    if not wanted.resume_major and not wanted.resume_minor:
+        raise InvalidRequest("say resumeMajor, resumeMinor, or both")
+    which = {"major": wanted.resume_major, "minor": wanted.resume_minor}
+    with acts.act("ResumeCompaction", **which):
+        admin.resume_compaction(**which)
+    return Suspended.model_validate(admin.suspended())
+
+
+@_space.get("/space")
+async def get_space(admin: Admin) -> dict[str, Any]:
+    """How garbage collection and compaction stand."""
+    return dict(admin.garbage_state())
+
+
+@_space.get("/scrub")
+async def get_scrub(admin: Admin) -> dict[str, Any]:
+    return dict(admin.scrub_state())
+
+
+@_space.put("/scrub", status_code=202)
+async def trigger_scrub(admin: Admin, acts: Acts, response: Response) -> OperationState:
+    """Reads and verifies everything now, within its budget of bytes."""
+    return acts.start(response, "Scrub", "scrub", admin.scrub)
+
+
+@_space.put("/scrub/suspend")
+async def suspend_scrub(admin: Admin, acts: Acts) -> dict[str, Any]:
+    """Until it is resumed, or the next start."""
+    with acts.act("SuspendScrub"):
+        admin.suspend_scrub()
+    return dict(admin.scrub_state())
+
+
+@_space.put("/scrub/resume")
+async def resume_scrub(admin: Admin, acts: Acts) -> dict[str, Any]:
+    with acts.act("ResumeScrub"):
+        admin.resume_scrub()
+    return dict(admin.scrub_state())
+
+
+@_space.put("/ledgers/{ledger_id}/verify", status_code=202)
+async def verify_ledger(
+    admin: Admin,
+    acts: Acts,
+    response: Response,
+    ledger_id: Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)],
+) -> OperationState:
+    """Reads all that is here of one ledger, from the disk, now."""
+    kind = f"verify-{ledger_id}"
+    verify = partial(admin.verify_ledger, ledger_id)
+    return acts.start(response, "VerifyLedger", kind, verify, ledger_id=ledger_id)
+
+
+# --- Operations -------------------------------------------------------------------------------
+
+
+_running: Final = APIRouter(tags=["operations"])
+
+
+@_running.get("/operations")
+async def list_operations(acts: Acts) -> Operations:
+    """The newest first."""
+    found = [operation.describe() for operation in acts.operations.newest_first()]
+    return Operations.model_validate({"operations": found})
+
+
+@_running.get("/operations/{operation_id}", responses=describe_problems(Missing))
+async def get_operation(
+    acts: Acts,
+    operation_id: Annotated[str, Path(max_length=64)],
+) -> OperationState:
+    return OperationState.model_validate(acts.operations.find(operation_id).describe())
