@@ -210,6 +210,12 @@ class LogNodes:
             raise NoSuchLog(log=str(name))
         return StoredLog(name, unpack_log_node(node.value)[0], node.stat.version)
 
+    async def read_living(self, name: LogName) -> StoredLog:
+        """Raises `NoSuchLog`, `LogDeleted`."""
+        stored = await self.read(name)
+        stored.list.require_living(name)
+        return stored
+
     async def watch(self, name: LogName) -> Watch:
         """Reports every change of the list from now on."""
         return await self._store.watch(self.path(name))

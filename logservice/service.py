@@ -5,19 +5,15 @@ Appends, seals, truncations and writer epochs are decided by a log's owner; anot
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import replace
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Final
 
 from rollbook.logservice import messages as words
 from rollbook.logservice.append_stream import AppendStream
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
 from rollbook.logservice.core.log_end import (
-    TailTime,
     closed_end,
-    unowned_end,
 )
 from rollbook.logservice.core.log_lives import check_life, text_of
 from rollbook.logservice.core.log_views import (
@@ -27,20 +23,11 @@ from rollbook.logservice.core.log_views import (
     segments_page,
     with_lost,
 )
-from rollbook.logservice.core.read_bounds import Until, cut_to_size
 from rollbook.logservice.core.record_block import BlockInfo, check_block
 from rollbook.logservice.ids import (
     NO_WRITER_YET,
-    Ago,
-    AtCursor,
-    AtOffset,
-    AtTime,
-    BeforeTail,
-    Earliest,
-    Latest,
     LogName,
     Offset,
-    Position,
 )
 from rollbook.logservice.log_config import (
     BATCH_BYTES_CEILING,
@@ -50,33 +37,19 @@ from rollbook.logservice.log_config import (
     LogConfig,
 )
 from rollbook.logservice.log_metadata import StoredLog
+from rollbook.logservice.log_reads import LogReads, in_time
 from rollbook.logservice.messages import (
-    AtTail,
-    CaughtUp,
-    Consistency,
-    Gap,
     LogTail,
-    Moving,
-    OnTruncated,
-    Progress,
     ReadEvent,
-    Records,
-    Sealed,
-    Stopped,
-    WaitsFor,
 )
 from rollbook.logservice.offset_lookup import (
-    NOT_OWNED,
-    find_offset_at,
     find_sizes,
     find_tail,
 )
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_tails import AskPeer, OwnerTails
-from rollbook.logservice.reader import LogReader
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats, largest
-from rollbook.logservice.tail_directory import TailDirectory
+from rollbook.logservice.stats import NAMESPACE, AppendLaps, LogStats
 from rollbook.logservice.tail_lookup import TailLookup
 from rollbook.logservice.truncation import (
     delete_discarded,
@@ -93,18 +66,12 @@ from rollbook.proto.errors import (
     NoSuchServer,
     NotOwner,
     OutcomeUnknown,
-    Overloaded,
-    OwnerChanging,
-    QuorumTimeout,
     RollbookError,
-    Truncated,
     Unauthorized,
     Unavailable,
 )
 from rollbook.proto.ports import Clock
 from rollbook.proto.stats import read
-
-T = TypeVar("T")
 
 CURSOR_BLOB_BYTES_MAX: Final = 4096
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -112,7 +79,6 @@ _DETAIL_S: Final = 1.0  # For details that a response omits if bookies do not re
 _LOST_LOOK_S: Final = (
     0.5  # For whether segments are there: a store that is away must not hold up who lists them.
 )
-_LOOK_S: Final = 1.0  # How often a tail is looked for where its owner is not.
 _NAMES_MAX: Final = 10_000
 _CURSORS_IN_PAGE: Final = 1000  # Of up to 4 KiB each: a page fits into a message of gRPC.
 _READS_MAX: Final = 64  # At a time.
@@ -127,22 +93,18 @@ class Service:
         """
         self.server = server
         self._ask_peer = ask_peer
-        self._owner_tails = OwnerTails(server, ask_peer)
-        self._ends = TailLookup(server, self._owner_tails)
+        owner_tails = OwnerTails(server, ask_peer)
+        self._ends = TailLookup(server, owner_tails)
         self._clock = clock
         self._nodes, self._ledgers = server.nodes, server.ledgers
         self._loop = asyncio.get_running_loop()
         self._default = LogConfig(quorum=server.config.quorum)
-        self._readers: dict[int, LogReader] = {}  # By number.
-        self._readers_ever = 0
-        self._tails = TailDirectory(server, server.nodes, server.ledgers)
         self.stats: Final = LogStats()
+        self._reads = LogReads(server, self._ends, owner_tails, self.stats, clock)
         self._wire_stats()
 
     def _wire_stats(self) -> None:
         stats, server = self.stats, self.server
-        stats.readers = lambda: len(self._readers)
-        stats.reader_lags = self._reader_lags
         stats.cursor_lags = server.cursor_lags.lags
         stats.cursors_untold = server.cursor_lags.untold
         stats.logs_owned = lambda: len(server.owned_logs)
@@ -166,7 +128,7 @@ class Service:
             info = check_block(request.block, owner.limits)
             answer = owner.append(request.block, info, request.condition).answer
             laps.taken_s = self._loop.time()
-            ack = await _by(due, answer)
+            ack = await in_time(due, answer)
         except RollbookError as error:
             self.stats.on_answered(error, len(request.block), laps, self._loop.time())
             raise
@@ -181,307 +143,51 @@ class Service:
         info: BlockInfo | None = None
         if request.block is not None:
             info = check_block(request.block, owner.limits)
-        return words.SealAnswer(await _by(due, owner.seal(request.block, info, request.condition)))
+        return words.SealAnswer(
+            await in_time(due, owner.seal(request.block, info, request.condition))
+        )
 
     async def acquire_writer(self, request: words.AcquireWriter, due: float) -> words.WriterGrant:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        return await _by(
+        return await in_time(
             due,
             owner.acquire_writer(request.holder, request.mode, request.ttl_ms, request.attempt),
         )
 
     async def renew_writer(self, request: words.RenewWriter, due: float) -> words.WriterGrant:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        return await _by(due, owner.renew_writer(request.writer_epoch))
+        return await in_time(due, owner.renew_writer(request.writer_epoch))
 
     async def release_writer(self, request: words.ReleaseWriter, due: float) -> words.Done:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        await _by(due, owner.release_writer(request.writer_epoch))
+        await in_time(due, owner.release_writer(request.writer_epoch))
         return words.Done()
 
     async def begin_producer(
         self, request: words.BeginProducer, due: float
     ) -> words.ProducerProgress:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        return await _by(due, owner.begin_producer(request.producer))
+        return await in_time(due, owner.begin_producer(request.producer))
 
     # --- Reading ----------------------------------------------------------------------------
 
     async def read(self, request: words.Read, due: float) -> words.ReadAnswer:
-        if request.records_max < 1 or request.bytes_max < 1:
-            raise InvalidRequest("records_max and bytes_max have to be at least 1")
-        start, uid = await self._start_of(request, due)
-        wait_until = min(self._loop.time() + request.wait_ms / 1000, due)
-        found, is_waiting = Records((), start, start), False
-        async with self._reader(request, start, uid) as reader:
-            while not found.blocks:
-                match await reader.next(wait_until if is_waiting else due):
-                    case Records() as records:
-                        found = cut_to_size(records, request.records_max, request.bytes_max)
-                        self._on_told(found)
-                    case Gap(_, _, end):
-                        found = Records((), end, end)
-                    case CaughtUp() | Progress(waits_for=WaitsFor.OWNER) if (
-                        self._loop.time() < wait_until
-                    ):
-                        is_waiting = True
-                    case CaughtUp() | Progress() | Sealed() | Moving():
-                        break
-        tail, doubt = await self._ends.look_for_tail(request.log)
-        await self._require_life(request.log, tail.uid, uid)
-        if doubt is not None and not found.blocks:
-            raise doubt  # Only the owner can say that there are no records (RL6).
-        return words.ReadAnswer(
-            *(found.blocks, found.base_offset, found.next_offset),
-            *(tail.head, max(tail.tail, found.next_offset), tail.is_sealed),
-            is_tail_uncertain=doubt is not None,
-            uid=uid,
-        )
+        return await self._reads.read(request, due)
 
-    async def read_stream(self, request: words.ReadStream) -> AsyncIterator[ReadEvent]:
-        due = self._loop.time() + request.heartbeat_ms / 1000
-        start, uid = await self._start_of(request, due)
-        until = Until(request.until_offset, request.until_timestamp_us)
-        is_before = until.offset is not None and until.offset < start
-        # A range of which nothing is left.
-        if is_before and not isinstance(request.start, Earliest):
-            raise InvalidRequest(
-                f"it would begin at {start} and end before that, at {until.offset}"
-            )
-        position = start
-        if request.at_tail is not AtTail.FOLLOW:
-            head, tail = await self._stop_at(request, uid, due)
-            yield Progress(position, head, tail, max(tail - start, 0), 0, 0, WaitsFor.FETCHING)
-            offset = tail if until.offset is None else min(until.offset, tail)
-            until = replace(until, offset=offset)
-        heartbeat_s = min(max(request.heartbeat_ms, 100) / 1000, self.server.config.heartbeat_s)
-        async with self._reader(request, start, uid, heartbeat_s) as reader:
-            is_over = until.is_reached(position)
-            while not is_over:
-                event: ReadEvent | None = await reader.next()
-                if isinstance(event, Records):
-                    event, is_over = until.cut(event)
-                    if event is not None:
-                        position = event.next_offset
-                        self._on_told(event)
-                elif isinstance(event, Gap):
-                    position = event.end
-                    is_over = until.is_reached(position)
-                if event is not None:
-                    yield event
-                if isinstance(event, Sealed | Moving):
-                    return
-                del event  # The next one may take some time.
-            yield Stopped(position)
-
-    async def _stop_at(
-        self, request: words.ReadStream, uid: str, due: float
-    ) -> tuple[Offset, Offset]:
-        """The head, and the tail that is its end."""
-        if request.at_tail is AtTail.STOP_AT_BARRIER:
-            if (closed := await self._ends.closed_tail(request.log)) is not None:
-                await self._require_life(request.log, closed.uid, uid)
-                return closed.head, closed.tail
-            owner = await self.server.owner_of(request.log, due, uid=uid)
-            tail = await _by(due, owner.barrier())
-            return owner.head, tail
-        if request.at_tail is AtTail.STOP_AT_READ_BARRIER:
-            asked = words.GetTail(request.log, Consistency.READ_BARRIER, uid)
-            known = await self._read_barrier(asked, due)
-            return known.head, known.tail
-        known, doubt = await self._ends.look_for_tail(request.log)
-        await self._require_life(request.log, known.uid, uid)
-        if doubt is not None:
-            raise doubt  # It would stop before records that were acknowledged (RL6).
-        return known.head, known.tail
-
-    @asynccontextmanager
-    async def _reader(
-        self,
-        request: words.Read | words.ReadStream,
-        start: Offset,
-        uid: str,
-        heartbeat_s: float | None = None,
-    ) -> AsyncIterator[LogReader]:
-        """`uid`: of the log in which `start` was found."""
-        log = request.log
-        if len(self._readers) >= self.server.config.readers_max:
-            raise Overloaded(
-                "this server has all the readers that it may have", retry_after_ms=1000
-            )
-        self._readers_ever += 1
-        number = self._readers_ever
-        reader = self._readers[number] = LogReader(
-            log,
-            start,
-            nodes=self._nodes,
-            ledgers=self._ledgers,
-            uid=uid,
-            find_owner=partial(self.server.find, log, uid),
-            find_proven=partial(self.server.find_proven, log, uid),
-            revive=partial(self._ends.revive, log),
-            tails=_TailsOf(log, self._ends.ask_tail, self._owner_tails),
-            clock=self._clock,
-            heartbeat_s=heartbeat_s or self.server.config.heartbeat_s,
-            skips_truncated=request.on_truncated is OnTruncated.SKIP,
-        )
-        try:
-            yield reader
-        finally:
-            del self._readers[number]
-            await reader.close()
-
-    def _on_told(self, records: Records) -> None:
-        self.stats.told_records += records.next_offset - records.base_offset
-        self.stats.told_bytes += sum(map(len, records.blocks))
-
-    def _reader_lags(self) -> Mapping[str, float]:
-        """By log: readers come and go, and a returning one has to be found under the same name."""
-        lags: dict[str, int] = {}
-        for each in self._readers.values():
-            log = str(each.name)
-            lags[log] = max(each.lag, lags.get(log, 0))
-        return largest(lags.items())
-
-    # --- Tail and positions -----------------------------------------------------------------
+    def read_stream(self, request: words.ReadStream) -> AsyncIterator[ReadEvent]:
+        return self._reads.read_stream(request)
 
     async def get_tail(self, request: words.GetTail, due: float) -> LogTail:
-        if request.consistency is Consistency.CACHED:
-            tail = await self._ends.tail_of(request.log)
-            await self._require_life(request.log, tail.uid, request.uid)
-            return await self._ends.dated(request.log, tail, due)
-        if request.consistency is Consistency.READ_BARRIER:
-            return await self._ends.dated(request.log, await self._read_barrier(request, due), due)
-        if (closed := await self._ends.closed_tail(request.log)) is not None:
-            await self._require_life(request.log, closed.uid, request.uid)
-            return await self._ends.dated(request.log, closed, due)
-        owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        if request.consistency is Consistency.BARRIER:
-            await _by(due, owner.barrier())
-        elif request.beyond is not None and not owner.is_sealed:
-            wait_s = min(request.wait_ms / 1000, due - self._loop.time())
-            await owner.tail_cache.grown(request.beyond, wait_s)
-            if owner.failure is not None:
-                raise OwnerChanging(owner.failure.message, **owner.failure.ids)
-            return self._ends.tail_at(owner)
-        return await self._ends.dated(request.log, self._ends.tail_at(owner), due)
+        return await self._reads.get_tail(request, due)
 
-    async def _read_barrier(self, request: words.GetTail, due: float) -> LogTail:
-        """For an ownerless log that ends with a closed segment the list answers; otherwise its owner (LS14)."""
-        listed = (await _by(due, self._read(request.log))).list
-        check_life(request.log, text_of(listed.uid), request.uid)
-        if (end := unowned_end(listed)) is not None:
-            return end
-        owner = await self.server.owner_of(request.log, due, uid=text_of(listed.uid))
-        await _by(due, owner.read_barrier())
-        return self._ends.tail_at(owner)
+    def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
+        return self._reads.watch_tail(request)
 
-    async def watch_tail(self, request: words.WatchTail) -> AsyncIterator[LogTail]:
-        """Sends what is known at once, and the tail's time when that was found. While it takes long to find out
-        anything, the last one is sent again with each heartbeat.
-        """
-        interval_s = max(request.interval_ms, 10) / 1000
-        heartbeat_s = max(request.heartbeat_ms / 1000, interval_s)
-        told: LogTail | None = None
-        silent_until: float | None = None  # The first one has no time limit.
-        times = TailTime(max(heartbeat_s, _LOOK_S))
-        looking: asyncio.Task[LogTail] | None = None
-        dating: asyncio.Task[None] | None = None
-        try:
-            while True:
-                owner = self.server.find(request.log)
-                if looking is None and owner is not None and owner.is_proven:
-                    tail = self._ends.tail_at(owner)
-                else:
-                    looking = looking or self._loop.create_task(self._ends.tail_of(request.log))
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout_at(silent_until):
-                            tail = await asyncio.shield(looking)
-                            looking = None
-                await self._require_life(request.log, tail.uid, request.uid)
-                tail = times.put_on(tail)
-                if dating is not None and dating.done():
-                    dating = None
-                if dating is None and times.is_wanted(tail, self._loop.time()):
-                    dating = self._loop.create_task(self._date(request.log, tail, times))
-                if tail != told or silent_until is None or self._loop.time() >= silent_until:
-                    yield tail
-                    told, silent_until = tail, self._loop.time() + heartbeat_s
-                if looking is None:
-                    await asyncio.sleep(
-                        interval_s if owner is not None else max(interval_s, _LOOK_S)
-                    )
-        finally:
-            under_way = [each for each in (looking, dating) if each is not None]
-            for each in under_way:
-                each.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
-
-    async def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
-        if self._tails.watchers >= self.server.config.readers_max:
-            raise Overloaded(
-                "as many clients watch tails at this server as it may have readers",
-                retry_after_ms=1000,
-            )
-        async with aclosing(self._tails.watch(request)) as messages:
-            async for message in messages:
-                yield message
-
-    async def _date(self, log: LogName, tail: LogTail, times: TailTime) -> None:
-        times.on_looked(await self._ends.dated(log, tail), self._loop.time())
+    def watch_tails(self, request: words.WatchTails) -> AsyncIterator[words.Tails]:
+        return self._reads.watch_tails(request)
 
     async def find_offset(self, request: words.FindOffset, due: float) -> words.FoundOffset:
-        tail = await self._ends.tail_of(request.log)
-        await self._require_life(request.log, tail.uid, request.uid)
-        offset = await self._resolve(request.log, request.position, tail, due)
-        if isinstance(request.position, AtOffset | AtCursor):  # No search has found it.
-            tail = await self._ends.tail_from(request.log, offset, tail, due)
-        return words.FoundOffset(offset, tail.head, max(tail.tail, offset), tail.uid)
-
-    async def _start_of(
-        self, request: words.Read | words.ReadStream, due: float
-    ) -> tuple[Offset, str]:
-        """And the uid of the log that it is an offset of: it may be replaced before the first record is read.
-
-        Raises `LogReplaced`, `Truncated`, and what `_tail_from` does.
-        """
-        log = request.log
-        tail = await self._ends.settled_tail(request) or await self._ends.tail_of(log)
-        uid = request.uid or tail.uid
-        await self._require_life(log, tail.uid, uid)
-        start = await self._resolve(log, request.start, tail, due)
-        tail = await self._ends.tail_from(log, start, tail, due)
-        await self._require_life(log, tail.uid, uid)
-        if start < tail.head and request.on_truncated is OnTruncated.FAIL:
-            raise Truncated(offset=start, head=tail.head)
-        return start, uid
-
-    async def _require_life(self, log: LogName, uid: str, wanted: str) -> None:
-        """`uid`: of the log that was asked. `wanted` may be empty. Raises `LogReplaced`, `OwnerChanging`."""
-        if wanted and wanted != uid:
-            await self.server.refuse_other_life(log, wanted)
-
-    async def _resolve(self, log: LogName, position: Position, tail: LogTail, due: float) -> Offset:
-        match position:
-            case AtOffset(offset, uid):
-                await self._require_life(log, tail.uid, uid)
-                return offset
-            case Earliest():
-                return tail.head
-            case Latest():
-                return tail.tail
-            case BeforeTail(records):
-                return Offset(max(tail.tail - records, tail.head))
-            case AtCursor(name):
-                return (await self._nodes.read_cursor(log, name, tail.uid)).offset
-            case AtTime(timestamp_us):
-                pass
-            case Ago(age_us):
-                timestamp_us = self._clock.wall_us() - age_us
-        owner = self.server.find(log)
-        confirmed = owner.confirmed if owner is not None else NOT_OWNED
-        listed = await self._ends.list_of(log)
-        return await _by(due, find_offset_at(listed, timestamp_us, self._ledgers, confirmed))
+        return await self._reads.find_offset(request, due)
 
     # --- Truncation -------------------------------------------------------------------------
 
@@ -494,20 +200,22 @@ class Service:
         except Unavailable:
             if self._loop.time() >= due:
                 raise  # Without time left there is no need to find out what happened to it.
-            answer = await _by(due, self._truncate_closed(request, due))
-            if answer is None or await _by(due, self._keeps_what_is_truncated(request)):
-                answer = await _by(due, self._truncate_by_reserve(request, due)) or answer
+            answer = await in_time(due, self._truncate_closed(request, due))
+            if answer is None or await in_time(due, self._keeps_what_is_truncated(request)):
+                answer = await in_time(due, self._truncate_by_reserve(request, due)) or answer
             if answer is None:
                 raise
             return answer
-        before = await self._resolve(request.log, request.before, self._ends.tail_at(owner), due)
+        before = await self._reads.resolve(
+            request.log, request.before, self._ends.tail_at(owner), due
+        )
         if before == owner.tail and not request.dry_run and self._bookies_are_full(owner):
             # Its segment can only end in a ledger that bookies make from their reserve.
             owner.lose("the bookies are full")
-            answer = await _by(due, self._truncate_by_reserve(request, due))
+            answer = await in_time(due, self._truncate_by_reserve(request, due))
             if answer is not None:
                 return answer
-        return await _by(
+        return await in_time(
             due,
             owner.truncate(before, dry_run=request.dry_run, force_roll=request.force_roll),
         )
@@ -519,7 +227,7 @@ class Service:
 
     async def _keeps_what_is_truncated(self, request: words.Truncate) -> bool:
         """A segment is below the head, and stays since none after it has begun (LL4)."""
-        listed = (await self._read(request.log)).list
+        listed = (await self._nodes.read_living(request.log)).list
         first = listed.segments[0].next_offset if listed.segments else None
         return not request.dry_run and first is not None and first <= listed.head
 
@@ -530,7 +238,7 @@ class Service:
         take that entry, and the recovery of the old ledger, from their reserve. None if it is not for this
         server to do, if it would change something for a plan, or if the bookies do not take even that.
         """
-        stored = await self._read(request.log)
+        stored = await self._nodes.read_living(request.log)
         if request.dry_run or not self.server.is_nobodys(request.log, stored.list):
             return None
         try:
@@ -538,24 +246,26 @@ class Service:
         except (Unavailable, OutcomeUnknown):
             return None
         try:
-            before = await self._resolve(
+            before = await self._reads.resolve(
                 request.log, request.before, self._ends.tail_at(owner), due
             )
             answer = await owner.truncate(before)
         finally:
             await owner.close("room was made on full bookies")
         with suppress(RollbookError):  # The rest is deleted by the next owner.
-            await delete_discarded(self._ledgers, self._nodes, await self._read(request.log))
+            await delete_discarded(
+                self._ledgers, self._nodes, await self._nodes.read_living(request.log)
+            )
         return answer
 
     async def _truncate_closed(
         self, request: words.Truncate, due: float
     ) -> words.TruncateAnswer | None:
         """None if that takes an owner, or if there is one, which would go on reporting an older head."""
-        listed = (await self._read(request.log)).list
+        listed = (await self._nodes.read_living(request.log)).list
         check_life(request.log, text_of(listed.uid), request.uid)
         ends = [each.next_offset for each in listed.segments if each.next_offset is not None]
-        before = await self._resolve(
+        before = await self._reads.resolve(
             request.log, request.before, await self._ends.tail_of(request.log), due
         )
         if not ends or before > ends[-1]:
@@ -577,19 +287,19 @@ class Service:
     # --- Administration ---------------------------------------------------------------------
 
     async def ensure_log(self, request: words.EnsureLog, due: float) -> words.LogState:
-        stored, was_created = await _by(
+        stored, was_created = await in_time(
             due,
             self._nodes.ensure(
                 *(request.log, request.config, self._default, request.fields or CONFIG_FIELDS),
                 before_displaced=lambda stored: stop_writer(self._ledgers, stored),
             ),
         )
-        return await _by(due, self._state_of(stored, due, was_created=was_created))
+        return await in_time(due, self._state_of(stored, due, was_created=was_created))
 
     async def get_log(self, request: words.GetLog, due: float) -> words.LogState:
         stored = await self._stored_of(request.log, due)
         check_life(request.log, text_of(stored.list.uid), request.uid)
-        return await _by(due, self._state_of(stored, due))
+        return await in_time(due, self._state_of(stored, due))
 
     async def update_log(self, request: words.UpdateLog, due: float) -> words.LogState:
         """At its owner, which then uses it at once; otherwise anywhere (SV7)."""
@@ -600,13 +310,13 @@ class Service:
             check_etag(request.log, listed, request.etag)
             return listed.with_config(listed.config.with_values(request.config, request.fields))
 
-        stored = await _by(due, self._nodes.change(request.log, with_config))
+        stored = await in_time(due, self._nodes.change(request.log, with_config))
         try:
             # One that is being opened may have read the list before; one that opens it later reads it then.
-            owner = await _by(due, self.server.find_opened(request.log))
+            owner = await in_time(due, self.server.find_opened(request.log))
             if owner is not None:
-                await _by(due, owner.refresh())
-            return await _by(due, self._state_of(stored, due))
+                await in_time(due, owner.refresh())
+            return await in_time(due, self._state_of(stored, due))
         except Unavailable as error:  # It would say that nothing was done.
             raise OutcomeUnknown(
                 "the configuration is stored, but not all is known of the log",
@@ -624,10 +334,10 @@ class Service:
                 continue
             start_after = after if namespace == after_namespace else ""
             while len(found) <= limit:
-                names = await _by(
+                names = await in_time(
                     due, self._nodes.names(namespace, request.prefix, start_after, limit + 1)
                 )
-                found += await _by(due, self._those_alive(names))
+                found += await in_time(due, self._those_alive(names))
                 if len(names) <= limit:
                     break
                 start_after = names[-1].name
@@ -641,17 +351,17 @@ class Service:
             raise InvalidRequest(
                 "grace_ms has to be 0 to a hundred years", grace_ms=request.grace_ms
             )
-        stored = await _by(due, self._nodes.read(request.log))
+        stored = await in_time(due, self._nodes.read(request.log))
         check_life(request.log, text_of(stored.list.uid), request.uid)
         if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
-            await _by(due, stop_writer(self._ledgers, stored))
+            await in_time(due, stop_writer(self._ledgers, stored))
             return await self._freed_sooner(stored, request.grace_ms, due)
         listed = await self._ends.list_of(request.log)
         self._require_no_other_owner(listed)
         now_us, config = self._clock.wall_us(), listed.config
         grace_ms = config.delete_grace_s * 1000 if request.grace_ms is None else request.grace_ms
         event = LogEvent("log_deleted", now_us, server_id=self.server.server_id)
-        stored = await _by(
+        stored = await in_time(
             due,
             delete_log(
                 *(self._nodes, request.log, now_us + grace_ms * 1000, event),
@@ -664,7 +374,7 @@ class Service:
         if owner is not None:
             owner.lose("the log was deleted")
         else:
-            await _by(due, stop_writer(self._ledgers, stored))
+            await in_time(due, stop_writer(self._ledgers, stored))
         if not grace_ms:
             await self._free(stored, due)
         return words.DeleteLogAnswer(stored.list.free_at_us)
@@ -675,7 +385,7 @@ class Service:
         """Of a log that was deleted before. A grace never grows."""
         if grace_ms is not None:
             free_at_us = self._clock.wall_us() + grace_ms * 1000
-            stored = await _by(
+            stored = await in_time(
                 due,
                 self._nodes.change_stored(
                     stored, lambda listed: listed.with_shorter_grace(free_at_us)
@@ -689,7 +399,9 @@ class Service:
         """Now, as far as that is possible; the next sweep does the rest."""
         with suppress(RollbookError):
             now_us = self._clock.wall_us()
-            await _by(due, free_log(self._ledgers, self._nodes, stored, now_us, keeps_name=True))
+            await in_time(
+                due, free_log(self._ledgers, self._nodes, stored, now_us, keeps_name=True)
+            )
 
     async def list_deleted_logs(
         self, request: words.ListDeletedLogs, due: float
@@ -697,17 +409,17 @@ class Service:
         limit = max(1, min(request.limit, _NAMES_MAX))
         found = [
             each
-            for each in await _by(due, self._nodes.all_displaced())
+            for each in await in_time(due, self._nodes.all_displaced())
             if request.namespace in ("", each.name.namespace)
             and each.name.name.startswith(request.prefix)
             and not each.list.is_condemned
         ]
         namespaces = [request.namespace] if request.namespace else await self._nodes.namespaces()
         for namespace in namespaces:
-            names = await _by(due, self._nodes.names(namespace, request.prefix))
+            names = await in_time(due, self._nodes.names(namespace, request.prefix))
             for start in range(0, len(names), _READS_MAX):
                 part = map(self._deleted_as, names[start : start + _READS_MAX])
-                found += [each for each in await _by(due, asyncio.gather(*part)) if each]
+                found += [each for each in await in_time(due, asyncio.gather(*part)) if each]
         found.sort(key=lambda each: (str(each.name), each.list.deleted_us))
         logs = tuple(map(_shown_deleted, found[:limit]))
         return words.DeletedLogs(logs, len(found) <= limit)
@@ -727,17 +439,17 @@ class Service:
             reason=f"it was {request.log}" if request.to else "",
         )
         work = self._nodes.undelete(request.log, request.uid, request.to, event)
-        stored = await _by(due, work)
-        return await _by(due, self._state_of(stored, due))
+        stored = await in_time(due, work)
+        return await in_time(due, self._state_of(stored, due))
 
     async def roll_log(self, request: words.RollLog, due: float) -> words.RollLogAnswer:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
-        return words.RollLogAnswer(await _by(due, owner.roll()))
+        return words.RollLogAnswer(await in_time(due, owner.roll()))
 
     async def list_segments(self, request: words.ListSegments, due: float) -> words.Segments:
-        listed = await _by(due, self._ends.list_of(request.log))
-        await self._require_life(request.log, text_of(listed.uid), request.uid)
-        sizes = await _by(due, self._sizes_of(request.log, listed, due))
+        listed = await in_time(due, self._ends.list_of(request.log))
+        await self._reads.require_life(request.log, text_of(listed.uid), request.uid)
+        sizes = await in_time(due, self._sizes_of(request.log, listed, due))
         page = segments_page(listed, request.start, max(1, min(request.limit, _NAMES_MAX)), sizes)
         try:
             async with asyncio.timeout(min(_LOST_LOOK_S, self._detail_s(due))):
@@ -749,8 +461,8 @@ class Service:
         return with_lost(page, lost)
 
     async def get_journal(self, request: words.GetJournal, due: float) -> words.Journal:
-        listed = await _by(due, self._ends.list_of(request.log))
-        await self._require_life(request.log, text_of(listed.uid), request.uid)
+        listed = await in_time(due, self._ends.list_of(request.log))
+        await self._reads.require_life(request.log, text_of(listed.uid), request.uid)
         return journal_of(listed, request.limit)
 
     async def get_limits(self, request: words.GetLimits, due: float) -> words.ServiceLimits:
@@ -767,25 +479,19 @@ class Service:
         )
 
     async def _stored_of(self, log: LogName, due: float) -> StoredLog:
-        """As its owner here last knew it, if the metadata store does not say in time. Raises as `_read`."""
+        """As its owner here last knew it, if the metadata store does not say in time. Raises `NoSuchLog`, `LogDeleted`."""
         owner = self.server.find(log)
         if owner is None:
-            return await _by(due, self._read(log))
+            return await in_time(due, self._nodes.read_living(log))
         try:
             async with asyncio.timeout(self._detail_s(due)):
-                return await self._read(log)
+                return await self._nodes.read_living(log)
         except (Unavailable, OutcomeUnknown, TimeoutError):
             return owner.stored
 
     def _detail_s(self, due: float) -> float:
         """For details that a response can omit."""
         return min(_DETAIL_S, max(due - self._loop.time(), 0.0) / 3)
-
-    async def _read(self, log: LogName) -> StoredLog:
-        """Raises `NoSuchLog`, `LogDeleted`."""
-        stored = await self._nodes.read(log)
-        stored.list.require_living(log)
-        return stored
 
     def _require_no_other_owner(self, listed: LedgerList) -> None:
         """What an owner should know at once is done at the owner. Raises `NotOwner`."""
@@ -798,7 +504,7 @@ class Service:
     async def _those_alive(self, names: list[LogName]) -> list[LogName]:
         async def exists(name: LogName) -> bool:
             try:
-                await self._read(name)
+                await self._nodes.read_living(name)
             except (NoSuchLog, LogDeleted):
                 return False
             return True
@@ -865,25 +571,25 @@ class Service:
     # --- Cursors and marks ------------------------------------------------------------------
 
     async def get_cursor(self, request: words.GetCursor, due: float) -> words.Cursor:
-        return await _by(due, self._nodes.read_cursor(request.log, request.name, request.uid))
+        return await in_time(due, self._nodes.read_cursor(request.log, request.name, request.uid))
 
     async def commit_cursor(self, request: words.CommitCursor, due: float) -> words.Cursor:
         owner = self.server.find(request.log)
         if owner is not None and request.offset > owner.tail:
-            listed = (await _by(due, self._nodes.read(request.log))).list
+            listed = (await in_time(due, self._nodes.read(request.log))).list
             if listed.owner_epoch != owner.owner_epoch:
                 owner = None  # It was replaced without knowing it yet: others may have gone on.
         tail = None if owner is None else owner.tail
-        return await _by(due, self._nodes.commit_cursor(request, tail))
+        return await in_time(due, self._nodes.commit_cursor(request, tail))
 
     async def list_cursors(self, request: words.ListCursors, due: float) -> words.Cursors:
         limit = max(1, min(request.limit, _CURSORS_IN_PAGE))
         page = self._nodes.first_cursors(request.log, limit, request.start_after, request.uid)
-        found, more = await _by(due, page)
+        found, more = await in_time(due, page)
         return words.Cursors(tuple(found), found[-1].name if found and more else "")
 
     async def delete_cursor(self, request: words.DeleteCursor, due: float) -> words.Done:
-        await _by(due, self._nodes.delete_cursor(request))
+        await in_time(due, self._nodes.delete_cursor(request))
         return words.Done()
 
     # --- Cluster ----------------------------------------------------------------------------
@@ -899,7 +605,7 @@ class Service:
                     epoch = owner.owner_epoch
                     owners.append(words.LogOwner(log, self.server.address, epoch, True))
                     continue
-                listed, info, is_owner = await _by(due, self.server.whom_to_ask(log))
+                listed, info, is_owner = await in_time(due, self.server.whom_to_ask(log))
             except Missing:
                 continue
             address = info.address if info is not None else ""
@@ -928,7 +634,7 @@ class Service:
             raise NoSuchServer(server=request.to)
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
         if target.info.server_id != self.server.server_id:
-            await _by(due, self.server.transfer(request.log, target))
+            await in_time(due, self.server.transfer(request.log, target))
         return words.LogOwner(request.log, target.info.address, owner.owner_epoch, False)
 
     async def drain_server(self, request: words.DrainServer, due: float) -> words.DrainAnswer:
@@ -950,7 +656,7 @@ class Service:
         if self._ask_peer is None or address == self.server.address:
             raise itself
         try:
-            answer: words.DrainAnswer = await _by(due, self._ask_peer(request, address, due))
+            answer: words.DrainAnswer = await in_time(due, self._ask_peer(request, address, due))
         except Unauthorized as error:
             raise itself from error
         return answer
@@ -976,37 +682,6 @@ class Service:
 
     def explained(self, error: RollbookError) -> RollbookError:
         return self.server.outage.explained(error)
-
-
-class _TailsOf:
-    """The reports of one log's owner, for its readers here."""
-
-    def __init__(
-        self,
-        log: LogName,
-        ask: Callable[[LogName], Awaitable[LogTail | None]],
-        elsewhere: OwnerTails,
-    ) -> None:
-        self._log, self._ask, self._elsewhere = log, ask, elsewhere
-
-    async def ask(self) -> LogTail | None:
-        return await self._ask(self._log)
-
-    def listen(self, listener: Callable[[LogTail], None]) -> None:
-        self._elsewhere.listen(self._log, listener)
-
-    def ignore(self, listener: Callable[[LogTail], None]) -> None:
-        self._elsewhere.ignore(self._log, listener)
-
-
-async def _by(due: float, work: Awaitable[T]) -> T:
-    """Its result, if that is in time. A running call then goes on or not: the outcome is
-    unknown."""
-    try:
-        async with asyncio.timeout_at(due):
-            return await work
-    except TimeoutError:
-        raise QuorumTimeout("it takes longer than this request has") from None
 
 
 def _shown_deleted(stored: StoredLog) -> words.DeletedLog:

@@ -87,30 +87,42 @@ def require_within(offset: Offset, tail: LogTail) -> None:
         raise BeyondTail(offset=offset, tail=tail.tail)
 
 
-class TailTime:
-    """The time of the last record of a log that is watched: looked for once, and again after a pause if it was not
-    found.
+class TailWatch:
+    """What a client that watches a log's end is sent: each change, and the same again with each heartbeat.
+
+    The time of the last record is looked for once, and again after a pause if it was not found.
     """
 
-    def __init__(self, pause_s: float) -> None:
+    def __init__(self, heartbeat_s: float, pause_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
         self._pause_s = pause_s
+        self._sent: LogTail | None = None
+        self.heartbeat_due_s: float | None = None  # None: the first one has no time limit.
         self._looked: LogTail | None = None  # The tail whose time was looked for last.
-        self._again_s = 0.0  # The time is not looked for again for the same tail before this.
+        self._look_again_s = 0.0  # The time is not looked for again for the same tail before this.
 
-    def put_on(self, tail: LogTail) -> LogTail:
+    def is_due(self, tail: LogTail, now_s: float) -> bool:
+        due_s = self.heartbeat_due_s
+        return due_s is None or now_s >= due_s or tail != self._sent
+
+    def on_sent(self, tail: LogTail, now_s: float) -> None:
+        self._sent, self.heartbeat_due_s = tail, now_s + self._heartbeat_s
+
+    def with_time(self, tail: LogTail) -> LogTail:
         """The tail with the time that was found for it."""
         looked = self._looked
         if looked is None or is_dated(tail) or not _ends_alike(looked, tail):
             return tail
         return replace(tail, timestamp_us=looked.timestamp_us)
 
-    def is_wanted(self, tail: LogTail, now_s: float) -> bool:
+    def wants_time(self, tail: LogTail, now_s: float) -> bool:
         if is_dated(tail):
             return False
-        return self._looked is None or not _ends_alike(self._looked, tail) or now_s >= self._again_s
+        looked = self._looked
+        return looked is None or not _ends_alike(looked, tail) or now_s >= self._look_again_s
 
     def on_looked(self, tail: LogTail, now_s: float) -> None:
-        self._looked, self._again_s = tail, now_s + self._pause_s
+        self._looked, self._look_again_s = tail, now_s + self._pause_s
 
 
 def _ends_alike(one: LogTail, other: LogTail) -> bool:

@@ -807,10 +807,10 @@ def test_a_reader_that_is_cancelled_while_it_leaves_a_ledger_has_left_it() -> No
         await scene.nodes.ensure(log, LogConfig())
         for _ in range(24):
             await a.append(log, bytes(100_000))  # More than is read at a time.
-        service = b.service
+        reads = b.service._reads
 
         async def read() -> None:
-            async with service._reader(words.Read(log, Earliest()), offset(0), "") as reader:
+            async with reads._reader(words.Read(log, Earliest()), offset(0), "") as reader:
                 assert isinstance(await reader.next(), Records)
                 ledger = reader._ledger
                 assert ledger is not None

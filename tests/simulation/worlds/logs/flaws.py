@@ -34,6 +34,7 @@ from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
 from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_reads import LogReads
 from rollbook.logservice.messages import DeleteLogAnswer, Moving, WriterGrant
 from rollbook.logservice.offset_lookup import find_tail, read_block
 from rollbook.logservice.orphan_ledgers import OrphanRepair
@@ -357,7 +358,7 @@ def _line_of_the_name(self: Any, bind: Any) -> None:
     _new_line(self, replace(bind, uid=""))
 
 
-async def _any_life(self: Service, log: Any, uid: str, wanted: str) -> None:
+async def _any_life(self: LogReads, log: Any, uid: str, wanted: str) -> None:
     pass
 
 
@@ -758,7 +759,7 @@ LOG_MUTANTS: Final = (
         "Who reads a deleted log goes on in the one that has its name (LL9).",
         _BUDGET,
         (
-            (Service, "_require_life", _any_life),
+            (LogReads, "require_life", _any_life),
             (LogServer, "find", _owner_here),
             (reader, "check_life", _is_the_one),
         ),

@@ -7,7 +7,7 @@ import pytest
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.core.log_end import (
     EndSource,
-    TailTime,
+    TailWatch,
     closed_end,
     end_of_closed_range,
     is_dated,
@@ -84,21 +84,33 @@ def test_an_offset_beyond_the_tail_is_asked_for_again_unless_the_log_is_sealed()
 
 
 def test_the_time_of_a_tail_is_looked_for_once_and_again_after_a_pause() -> None:
-    time, tail = TailTime(pause_s=5), listed_end(CLOSED, Offset(40), "")
-    assert time.is_wanted(tail, 0)
-    time.on_looked(tail, 1)  # It was not found.
-    assert not time.is_wanted(tail, 5.9)
-    assert time.is_wanted(tail, 6)
+    watch, tail = TailWatch(heartbeat_s=2, pause_s=5), listed_end(CLOSED, Offset(40), "")
+    assert watch.wants_time(tail, 0)
+    watch.on_looked(tail, 1)  # It was not found.
+    assert not watch.wants_time(tail, 5.9)
+    assert watch.wants_time(tail, 6)
     found = replace(tail, timestamp_us=77)
-    time.on_looked(found, 6)
-    assert time.put_on(tail) == found
-    assert not time.is_wanted(found, 100)
+    watch.on_looked(found, 6)
+    assert watch.with_time(tail) == found
+    assert not watch.wants_time(found, 100)
     grown = replace(tail, tail=Offset(41))
-    assert time.put_on(grown) == grown, "the time is of the record before"
-    assert time.is_wanted(grown, 6)
+    assert watch.with_time(grown) == grown, "the time is of the record before"
+    assert watch.wants_time(grown, 6)
 
 
 def test_a_log_without_records_needs_no_time() -> None:
     empty = listed_end(EMPTY, Offset(0), "")
     assert is_dated(empty)
-    assert not TailTime(pause_s=5).is_wanted(empty, 0)
+    assert not TailWatch(heartbeat_s=2, pause_s=5).wants_time(empty, 0)
+
+
+def test_a_watcher_is_sent_changes_at_once_and_the_same_tail_with_each_heartbeat() -> None:
+    watch, tail = TailWatch(heartbeat_s=2, pause_s=5), listed_end(CLOSED, Offset(40), "")
+    assert watch.heartbeat_due_s is None, "the first tail is waited for without a limit"
+    assert watch.is_due(tail, 0)
+    watch.on_sent(tail, 10)
+    assert watch.heartbeat_due_s == 12
+    assert not watch.is_due(tail, 11.9)
+    assert watch.is_due(tail, 12)
+    assert watch.is_due(replace(tail, tail=Offset(41)), 10)
+    assert watch.is_due(replace(tail, timestamp_us=77), 10), "its time was found"
