@@ -107,35 +107,25 @@ class Copies:
     ) -> list[Entry]:
         """From the fewest members that together hold everything; others replace failing ones."""
         found: dict[EntryId, Entry] = {}
-        search = CoverSearch(self._quorum, self._preferred, self._ranks(ensemble))
-        hedge = self._hedges[True]
-        asked_ns: dict[int, int] = {}
+        run = range(first_entry, first_entry + count)
+        search = CoverSearch(
+            self._quorum, run, self._preferred, self._ranks(ensemble), self._hedges[True]
+        )
         async with Calls[int](self._bookies) as calls:
             while True:
-                for slot in search.next_slots():
-                    first_held = self._quorum.first_held(slot, first_entry)
-                    span = first_entry + count - first_held
-                    if span <= 0:  # It holds none of these.
-                        search.on_answer(slot, is_useful=True)
-                        continue
-                    asked_ns[slot] = self._clock.monotonic_ns()
-                    request = self._batch_request(first_held, span, bytes_max)
+                for slot, held in search.next_requests(self._clock.monotonic_ns()):
+                    request = self._batch_request(EntryId(held.start), len(held), bytes_max)
                     calls.ask(slot, ensemble[slot], request, self._deadline_s)
                 if not (waits_for := search.waits_for):
                     break
-                due_ns = min(asked_ns[slot] for slot in waits_for) + hedge.delay_ns
-                await calls.news((due_ns - self._clock.monotonic_ns()) / _NS_PER_S)
+                await calls.news((search.due_ns - self._clock.monotonic_ns()) / _NS_PER_S)
                 now_ns = self._clock.monotonic_ns()
                 for slot, answer in calls.take():
                     entries = self._unpack(ensemble[slot], answer, first_entry, count)
                     found.update((entry.entry_id, entry) for entry in entries)
-                    search.on_answer(slot, is_useful=bool(entries))
-                    hedge.observe(now_ns - asked_ns[slot])
-                for slot in waits_for:
-                    is_late = now_ns - asked_ns[slot] >= hedge.delay_ns
-                    if is_late and slot in search.waits_for:
-                        search.on_delay(slot)
-                        self._health.on_slow(ensemble[slot], now_ns)
+                    search.on_answer(slot, now_ns, is_useful=bool(entries))
+                for slot in search.take_late(waits_for, now_ns):
+                    self._health.on_slow(ensemble[slot], now_ns)
         entries = [found[entry_id] for entry_id in sorted(found)]
         if usable := consecutive(entries, first_entry):
             return entries[:usable]
@@ -165,7 +155,7 @@ class Copies:
         give_up_ns = self._clock.monotonic_ns() + _PASSING_NS
         pause_s = _PAUSE_S
         while True:
-            search = CopySearch(slots)
+            search = CopySearch(slots, self._hedges[count > 1])
             entries = await self._search(search, first_entry, count, bytes_max, ensemble)
             if entries is not None:
                 return entries
@@ -184,17 +174,15 @@ class Copies:
     ) -> list[Entry] | None:
         """None: all members were asked."""
         hedge = self._hedges[count > 1]
-        asked_ns: dict[int, int] = {}
         async with Calls[int](self._bookies) as calls:
             while True:
-                slot = search.next_slot()
+                slot = search.next_slot(self._clock.monotonic_ns())
                 if slot is not None:
-                    asked_ns[slot] = self._clock.monotonic_ns()
                     request = self._request(ensemble[slot], first_entry, count, bytes_max)
                     calls.ask(slot, ensemble[slot], request, self._deadline_s)
                 elif not calls.is_waiting:
                     return None
-                wait_s = self._deadline_s if slot is None else hedge.delay_ns / _NS_PER_S
+                wait_s = self._deadline_s if slot is None else hedge.delay_s
                 await calls.news(wait_s)
                 for answered, answer in calls.take():
                     try:
@@ -203,20 +191,11 @@ class Copies:
                         search.on_failure(answered, type(error))
                         self._note_failure(ensemble[answered], error)
                         continue
-                    self._note_success(answered, asked_ns, hedge, ensemble)
+                    now_ns = self._clock.monotonic_ns()
+                    self._health.on_answer(ensemble[answered])
+                    for overtaken in search.on_success(answered, now_ns):
+                        self._health.on_slow(ensemble[overtaken], now_ns)
                     return entries
-
-    def _note_success(
-        self, answered: int, asked_ns: dict[int, int], hedge: HedgeDelay, ensemble: Ensemble
-    ) -> None:
-        now_ns = self._clock.monotonic_ns()
-        hedge.observe(now_ns - asked_ns[answered])
-        self._health.on_answer(ensemble[answered])
-        for slot, since_ns in asked_ns.items():
-            if slot == answered:
-                break  # A member that was asked later had less time.
-            hedge.observe(now_ns - since_ns)
-            self._health.on_slow(ensemble[slot], now_ns)
 
     def _note_failure(self, bookie: BookieId, error: RollbookError) -> None:
         if isinstance(error, DigestMismatch):

@@ -14,6 +14,7 @@ all the responses together decide what the caller may do:
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Final
 
 from rollbook.proto.errors import (
@@ -70,13 +71,26 @@ def slots_in_order(
 class CopySearch:
     """A read of one entry, or of a run that starts with it: which member to ask, and the verdict."""
 
-    def __init__(self, slots: Sequence[int]) -> None:
+    def __init__(self, slots: Sequence[int], hedge: "HedgeDelay") -> None:
         self._untried = deque(slots)
+        self._hedge = hedge
+        self._asked_ns: dict[int, int] = {}  # By slot, in order.
         self._errors: dict[int, type[RollbookError]] = {}  # Slot -> how it failed.
 
-    def next_slot(self) -> int | None:
-        """The member to ask next; None: all were asked."""
-        return self._untried.popleft() if self._untried else None
+    def next_slot(self, now_ns: int) -> int | None:
+        """The member to ask now; None: all were asked."""
+        if not self._untried:
+            return None
+        slot = self._untried.popleft()
+        self._asked_ns[slot] = now_ns
+        return slot
+
+    def on_success(self, slot: int, now_ns: int) -> list[int]:
+        """The members that it has overtaken: one that was asked later had less time."""
+        overtaken = list(takewhile(lambda each: each != slot, self._asked_ns))
+        for each in (slot, *overtaken):
+            self._hedge.observe(now_ns - self._asked_ns[each])
+        return overtaken
 
     def on_failure(self, slot: int, error: type[RollbookError]) -> None:
         self._errors[slot] = error
@@ -101,33 +115,64 @@ class CopySearch:
 class CoverSearch:
     """A read of a run of striped entries: which members together return all of them."""
 
-    def __init__(self, quorum: Quorum, preferred: int, ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        quorum: Quorum,
+        run: range,
+        preferred: int,
+        ranks: Sequence[int],
+        hedge: "HedgeDelay",
+    ) -> None:
+        """`run`: of entry ids."""
         self._quorum = quorum
+        self._run = run
         self._preferred = preferred
+        self._hedge = hedge
+        self._asked_ns: dict[int, int] = {}  # By slot.
         self._healthy = sum(1 << slot for slot, rank in enumerate(ranks) if not rank)
         self._asked: Slots = 0
         self._answered: Slots = 0
         self._useless: Slots = 0
 
-    def next_slots(self) -> list[int]:
-        """The members to ask now."""
-        slots = [slot for slot in self._cover() if not self._asked >> slot & 1]
-        for slot in slots:
+    def next_requests(self, now_ns: int) -> list[tuple[int, range]]:
+        """The members to ask now, and for what: from the first entry on that each of them holds."""
+        requests: list[tuple[int, range]] = []
+        for slot in self._cover():
+            if self._asked >> slot & 1:
+                continue
             self._asked |= 1 << slot
-        return slots
+            first_held = self._quorum.first_held(slot, EntryId(self._run.start))
+            if first_held < self._run.stop:
+                self._asked_ns[slot] = now_ns
+                requests.append((slot, range(first_held, self._run.stop)))
+            else:  # It holds none of these.
+                self._answered |= 1 << slot
+        return requests
 
-    def on_answer(self, slot: int, *, is_useful: bool) -> None:
+    def on_answer(self, slot: int, now_ns: int, *, is_useful: bool) -> None:
         self._answered |= 1 << slot
         self._useless |= (not is_useful) << slot
-
-    def on_delay(self, slot: int) -> None:
-        """Others are asked for its entries."""
-        self._useless |= 1 << slot
+        self._hedge.observe(now_ns - self._asked_ns[slot])
 
     @property
     def waits_for(self) -> list[int]:
         """Empty: everything available was returned."""
         return [slot for slot in self._cover() if not self._answered >> slot & 1]
+
+    @property
+    def due_ns(self) -> int:
+        """When the first of those that are waited for is late."""
+        return min(self._asked_ns[slot] for slot in self.waits_for) + self._hedge.delay_ns
+
+    def take_late(self, waited_for: Sequence[int], now_ns: int) -> list[int]:
+        """Those of `waited_for` that are late: from now on others are asked for their entries."""
+        late: list[int] = []
+        for slot in waited_for:
+            is_late = now_ns - self._asked_ns[slot] >= self._hedge.delay_ns
+            if is_late and slot in self.waits_for:
+                self._useless |= 1 << slot
+                late.append(slot)
+        return late
 
     def _cover(self) -> tuple[int, ...]:
         """Of the healthy, if they hold everything."""

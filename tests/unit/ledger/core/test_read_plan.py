@@ -77,41 +77,76 @@ def test_the_answers_together_say_what_the_caller_may_do(
     errors: tuple[type[RollbookError], ...], verdict: type[RollbookError]
 ) -> None:
     """RD3."""
-    search = CopySearch([2, 0, 1])
+    search = CopySearch([2, 0, 1], HedgeDelay(at_least_ms=5))
     for error in errors:
-        slot = search.next_slot()
+        slot = search.next_slot(0)
         assert slot is not None
         search.on_failure(slot, error)
-    assert search.next_slot() is None
+    assert search.next_slot(0) is None
     assert type(search.error(LedgerId(1), EntryId(7), B)) is verdict
 
 
 def test_a_striped_run_is_asked_of_the_fewest_that_hold_all() -> None:
-    search = CoverSearch(Quorum(4, 2, 2), 1, [0, 0, 0, 0])
-    assert search.next_slots() == [1, 3]
-    assert search.next_slots() == []
-    search.on_answer(1, is_useful=True)
+    search = striped(Quorum(4, 2, 2), 1, [0, 0, 0, 0])
+    assert asked(search) == [1, 3]
+    assert asked(search) == []
+    search.on_answer(1, 0, is_useful=True)
     assert search.waits_for == [3]
-    search.on_answer(3, is_useful=True)
+    search.on_answer(3, 0, is_useful=True)
     assert search.waits_for == []
+
+
+def test_each_member_is_asked_from_the_first_entry_on_that_it_holds() -> None:
+    search = striped(Quorum(4, 2, 2), 1, [0, 0, 0, 0], run=range(8, 12))
+    assert search.next_requests(0) == [(1, range(8, 12)), (3, range(10, 12))]
+
+
+def test_a_member_that_holds_nothing_of_a_run_is_not_asked() -> None:
+    search = striped(Quorum(4, 2, 2), 1, [0, 0, 0, 0], run=range(8, 9))
+    assert search.next_requests(0) == [(1, range(8, 9))]
+    assert search.waits_for == [1]
 
 
 def test_others_bring_what_a_holder_does_not() -> None:
     """RD2: of five, each holding two entries of five."""
-    search = CoverSearch(Quorum(5, 2, 2), 0, [0, 0, 0, 0, 0])
-    assert search.next_slots() == [0, 2, 4]
-    search.on_delay(2)
-    search.on_answer(4, is_useful=False)
-    assert search.next_slots() == [1, 3]
-    for slot in (1, 3, 0):
-        search.on_answer(slot, is_useful=True)
+    search = striped(Quorum(5, 2, 2), 0, [0, 0, 0, 0, 0])
+    assert asked(search) == [0, 2, 4]
+    assert search.due_ns == 20 * MS
+    search.on_answer(4, 1, is_useful=False)
+    assert search.take_late([0, 2], 20 * MS - 1) == []
+    search.on_answer(0, 2, is_useful=True)
+    assert search.take_late([0, 2], 20 * MS) == [2]
+    assert asked(search) == [1, 3]
+    for slot in (1, 3):
+        search.on_answer(slot, 20 * MS, is_useful=True)
     assert search.waits_for == []
 
 
 def test_the_unhealthy_are_asked_only_for_what_nobody_else_holds() -> None:
     """RD2."""
-    assert CoverSearch(Quorum(3, 2, 2), 1, [0, 2, 0]).next_slots() == [0, 2]
-    assert CoverSearch(Quorum(3, 2, 2), 0, [0, 2, 2]).next_slots() == [0, 2]
+    assert asked(striped(Quorum(3, 2, 2), 1, [0, 2, 0])) == [0, 2]
+    assert asked(striped(Quorum(3, 2, 2), 0, [0, 2, 2])) == [0, 2]
+
+
+def striped(
+    quorum: Quorum, preferred: int, ranks: list[int], run: range = range(100)
+) -> CoverSearch:
+    return CoverSearch(quorum, run, preferred, ranks, HedgeDelay(at_least_ms=5))
+
+
+def asked(search: CoverSearch) -> list[int]:
+    return [slot for slot, _ in search.next_requests(0)]
+
+
+def test_an_overtaken_member_is_slow_and_one_that_was_asked_later_is_not() -> None:
+    """RD2."""
+    hedge = HedgeDelay(at_least_ms=5)
+    search = CopySearch([2, 0, 1], hedge)
+    assert [search.next_slot(now_ns) for now_ns in (0, 20 * MS, 40 * MS)] == [2, 0, 1]
+    assert search.on_success(0, 50 * MS) == [2]
+    for _ in range(14):
+        hedge.observe(1 * MS)
+    assert hedge.delay_ns == 50 * MS, "the response and the overtaken request count, 30 and 50 ms"
 
 
 def test_what_takes_longer_than_most_is_asked_for_twice() -> None:
