@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from rollbook.bookie.core.memory_budget import Account, Making
+from rollbook.bookie.core.memory_budget import Account, Making, ReadGate
 from rollbook.bookie.core.partial_request_timeout import PROGRESS_BYTES
 from rollbook.bookie.long_polls import Parked
 from rollbook.bookie.read_scheduler import Queue, QueuedRequest
@@ -66,6 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         config = shared.config
         self._decoder = RequestDecoder(config.frame_bytes_max)
         self._account = Account(shared.pool, self._balance)
+        self._gate = ReadGate(self._account, _CALLS_WAITING)
         self._adds: deque[_Accepted] = deque()
         queue = (self._serve, self._balance, self._may_make, config.connection_reads_max)
         self._ordinary, self._urgent = Queue(*queue), Queue(*queue)
@@ -76,7 +77,6 @@ class Connection(asyncio.BufferedProtocol):
         self._is_writing = False  # The rest of that, in a turn soon:
         self._line = shared.writers  # it waits in this queue.
         self._chunk_bytes = _CHUNK_BYTES_MIN
-        self._is_paused = False  # Not read from.
         self._is_clogged = False  # The client does not read.
         self._is_leaving = False  # It answers the received requests, and ends.
         self._is_gone = False
@@ -100,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         """Adds in the journal and running reads end by themselves, and their replies are
         dropped."""
         shared, account = self._shared, self._account
-        self._is_gone = self._is_paused = True
+        self._is_gone = True
         for parked in list(self._parked):
             shared.polls.forget(parked)
         self._parked.clear()
@@ -508,37 +508,34 @@ class Connection(asyncio.BufferedProtocol):
 
     def _balance(self) -> None:
         """Resumes or stops reading, as the held amount has changed."""
-        shared, account, calls_waiting = self._shared, self._account, self._calls_waiting
+        shared, calls_waiting = self._shared, self._calls_waiting
         if shared.pool.has_news:  # A closed connection returns memory, too.
             shared.look_after()
         if self._is_gone:
             return
-        if self._is_paused:
-            has_room = account.try_resume() and calls_waiting <= _CALLS_WAITING // 2
-            if self._is_clogged or self._is_leaving or not has_room:
-                shared.pool.waiting[account] = None
-            else:
-                self._is_paused = False
-                shared.pool.waiting.pop(account, None)
-                if account.begun:
-                    shared.kept_waiting.stop(self)
-                    shared.unfinished.start(self, shared.clock.monotonic_ns())
-                self._transport.resume_reading()
-        elif (
-            self._is_clogged
-            or self._is_leaving
-            or calls_waiting > _CALLS_WAITING
-            or not account.try_take()
-        ):
-            self._is_paused = True
-            shared.pool.waiting[account] = None
-            shared.unfinished.stop(self)  # The pause is not the client's fault.
-            if account.is_half_a_request:
-                shared.kept_waiting.start(self, shared.clock.monotonic_ns())
-                shared.look_after()
-            self._transport.pause_reading()
+        is_blocked = self._is_clogged or self._is_leaving
+        if not self._gate.is_closed:
+            if self._gate.try_close(calls_waiting, is_blocked=is_blocked):
+                self._pause_reading()
+        elif self._gate.try_open(calls_waiting, is_blocked=is_blocked):
+            self._resume_reading()
         if calls_waiting:
             shared.ordinary.offer(self._ordinary)
             shared.urgent.offer(self._urgent)
         if self._is_leaving and self._is_idle and not self._transport.is_closing():
             self._close()
+
+    def _pause_reading(self) -> None:
+        shared = self._shared
+        shared.unfinished.stop(self)  # The pause is not the client's fault.
+        if self._account.is_half_a_request:
+            shared.kept_waiting.start(self, shared.clock.monotonic_ns())
+            shared.look_after()
+        self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        shared = self._shared
+        if self._account.begun:
+            shared.kept_waiting.stop(self)
+            shared.unfinished.start(self, shared.clock.monotonic_ns())
+        self._transport.resume_reading()

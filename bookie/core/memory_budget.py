@@ -196,3 +196,41 @@ class Account:
             self.take(size)
         elif size:
             self.give(-size)
+
+
+class ReadGate:
+    """Whether a connection is read from. While its gate is closed it waits for news of the pool.
+
+    `is_blocked`: the connection is not to be read from, whatever it holds.
+    """
+
+    __slots__ = ("_account", "_calls_max", "_is_closed")
+
+    def __init__(self, account: Account, calls_max: int) -> None:
+        """`calls_max`: with more calls waiting it is closed; it opens again at half of them."""
+        self._account = account
+        self._calls_max = calls_max
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def try_open(self, calls: int, *, is_blocked: bool) -> bool:
+        """Whether a closed gate was opened."""
+        waiting = self._account.pool.waiting
+        has_room = self._account.try_resume() and calls <= self._calls_max // 2
+        if is_blocked or not has_room:
+            waiting[self._account] = None
+            return False
+        waiting.pop(self._account, None)
+        self._is_closed = False
+        return True
+
+    def try_close(self, calls: int, *, is_blocked: bool) -> bool:
+        """Whether an open gate was closed, as it has to be."""
+        if not is_blocked and calls <= self._calls_max and self._account.try_take():
+            return False
+        self._account.pool.waiting[self._account] = None
+        self._is_closed = True
+        return True

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.bookie.core.memory_budget import Account, Making, Pool
+from rollbook.bookie.core.memory_budget import Account, Making, Pool, ReadGate
 
 
 def make(bytes_max: int = 800, floor: int = 100, ceiling: int = 500) -> Pool:
@@ -156,3 +156,38 @@ def test_who_is_favoured_goes_on_by_large_pieces() -> None:
     assert half.room == 400
     half.set_begun(0)
     assert half.room == 100
+
+
+def test_a_gate_closes_at_a_limit_and_opens_below_it() -> None:
+    """B7: closing and opening in each turn would cost more than it gains."""
+    pool = make()
+    full = account(pool)
+    gate = ReadGate(full, calls_max=4)
+    full.take(499)
+    assert not gate.try_close(4, is_blocked=False)
+    full.take(1)
+    assert gate.try_close(4, is_blocked=False)
+    assert gate.is_closed
+    assert full in pool.waiting
+    full.give(200)
+    assert not gate.try_open(0, is_blocked=False), "more than half of its ceiling"
+    full.give(50)
+    assert gate.try_open(0, is_blocked=False)
+    assert not gate.is_closed
+    assert full not in pool.waiting
+
+
+def test_a_gate_closes_with_too_many_calls_and_opens_at_half_of_them() -> None:
+    """B7."""
+    gate = ReadGate(account(make()), calls_max=4)
+    assert not gate.try_close(4, is_blocked=False)
+    assert gate.try_close(5, is_blocked=False)
+    assert not gate.try_open(3, is_blocked=False)
+    assert gate.try_open(2, is_blocked=False)
+
+
+def test_a_blocked_gate_stays_closed_whatever_room_there_is() -> None:
+    gate = ReadGate(account(make()), calls_max=4)
+    assert gate.try_close(0, is_blocked=True)
+    assert not gate.try_open(0, is_blocked=True)
+    assert gate.try_open(0, is_blocked=False)
