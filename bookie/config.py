@@ -31,12 +31,16 @@ class BookieConfig:
     with_recovery: bool = False  # A recovery server runs in its process.
     read_only: bool = False  # It accepts no new entries, whatever the state of its disks.
     log_level: str = "info"  # debug, info, warning or error.
-    # Shorter: others notice its death sooner, and mistake pauses for it.
+    # Seconds without contact after which the metadata store ends its session. Longer: short outages
+    # are survived, a death is noticed later. Shorter: a death is noticed sooner, and pauses are
+    # mistaken for it.
     session_timeout_s: float = 10.0
-    drain_s: float = 2.0  # The time that clients have to get their last responses when it stops.
-    startup_s: float = (
-        60.0  # How long it waits for a missing metadata store or cluster at its start.
-    )
+    # Seconds that clients have to take their last responses when the bookie stops. Longer: fewer
+    # outcomes stay unknown, a restart takes longer. Shorter: the reverse.
+    drain_s: float = 2.0
+    # Seconds to wait at the start for a metadata store or cluster that is not there. Longer:
+    # machines may start in any order. Shorter: a wrong address is reported sooner.
+    startup_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
@@ -54,26 +58,44 @@ class BookieConfig:
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    # If one directory is both, it has a folder for each kind, which these name once it is made.
+    # On the fastest disk, by itself. If one directory is both, it has a folder for each kind, which
+    # these name once it is made.
     journal_dir: str
-    ledger_dirs: tuple[str, ...]  # The first and the last of them keep the catalog's two copies.
-    journal_file_bytes: int = 128 * MIB  # Larger: fewer, longer checkpoints, and a longer replay.
-    # Of the file being written, in memory; when it is full, the file ends.
+    # The first and the last of them keep the catalog's two copies.
+    ledger_dirs: tuple[str, ...]
+    # Bytes of a journal file, and so of the entry log made of it. Larger: fewer, longer
+    # checkpoints, and a longer replay at a start. Smaller: more checkpoints, and more and smaller
+    # entry logs.
+    journal_file_bytes: int = 128 * MIB
+    # Bytes of memory for the index of the journal file being written; when it is full, the file
+    # ends. Larger: more memory. Smaller: many small entries end a file early, so checkpoints are
+    # more frequent.
     index_bytes_max: int = 96 * MIB
-    cache_bytes: int = 192 * MIB  # Records that were written or read lately.
-    # Adds waiting for the journal; above, "busy" is the answer. At most half a journal file.
+    # Bytes of memory for records that were written or read lately. Larger: fewer reads from the
+    # disk, more memory. Smaller: the reverse.
+    cache_bytes: int = 192 * MIB
+    # Bytes of adds that may wait for the journal; beyond this, the answer is "busy". At most half a
+    # journal file. Larger: longer bursts are accepted, at more memory and later acks. Smaller:
+    # bursts are refused sooner.
     queued_bytes_max: int = _QUEUED_BYTES_MAX
-    waiting_files_max: int = 4  # Filled journal files not yet indexed; above, no new adds.
-    idle_after_ms: int = 100  # Silence after which the journal records what is durable.
-    # Chunks in a row from one client after which its adds are written at once, without waiting for others.
-    # Lower: a lone writer gets the fast path sooner; others wait behind its syncs more often.
+    # Filled journal files that may wait to become entry logs; beyond this, no new adds. Larger:
+    # longer bursts are accepted, at more disk space and a longer replay. Smaller: adds are refused
+    # sooner while checkpoints lag.
+    waiting_files_max: int = 4
+    # Milliseconds of silence after which the journal records what is durable. Larger: damage to the
+    # newest entries passes for a torn tail for longer. Smaller: more small writes to the journal.
+    idle_after_ms: int = 100
+    # Consecutive chunks from one client after which its adds are written at once, without waiting
+    # for others to share a sync. Larger: a lone writer waits longer for the fast path. Smaller: it
+    # gets there sooner; others wait behind its syncs more often.
     alone_after_chunks: int = 4
-    # Of the journal, after small writes, whose syncs are up to twice as quick then. Larger: fewer
-    # writes take longer, each for longer. 0, none: for file systems that never write in place.
+    # Bytes of the journal that are written ahead as zeros after small writes, whose syncs are up to
+    # twice as quick then. Larger: fewer writes take longer, each for longer. Smaller: more of them
+    # do, each for less. 0: none, for file systems that never write in place (btrfs, ZFS).
     zeros_ahead_bytes: int = 256 * 1024
-    # The newest data is kept in the page cache for readers. Larger: readers that are this far
-    # behind do not wait for the disk; but writing to fresh memory takes up to four times as long on
-    # a virtual machine. 0: the system decides.
+    # Bytes of the newest data that stay in the system's page cache for readers. Larger: readers
+    # that are further behind do not wait for the disk, but on a virtual machine writing to fresh
+    # memory takes up to four times as long. Smaller: the reverse. 0: the system decides.
     page_cache_bytes: int = 512 * MIB
 
     def __post_init__(self) -> None:
@@ -145,30 +167,59 @@ class StorageConfig:
 class SpaceConfig:
     """What happens to deleted ledgers, sparse logs, rot and full disks."""
 
-    gc_interval_s: float = 600.0  # Between two scans of the metadata; a deletion takes two of them.
-    gc_quarantine_s: float = (
-        3600.0  # Longer: more time to notice a mistake, space comes back later.
-    )
-    # Of all ledgers; if more are gone at once, an operator must confirm.
+    # Seconds between two scans of the metadata for deleted ledgers; a deletion takes two of them.
+    # Longer: less load on the metadata store. Shorter: space comes back sooner.
+    gc_interval_s: float = 600.0
+    # Seconds that a ledger stays after both scans missed it. Longer: more time to notice a mistake.
+    # Shorter: space comes back sooner.
+    gc_quarantine_s: float = 3600.0
+    # Share of all ledgers that may be deleted at once without an operator's word. Larger: mass
+    # deletions need no confirmation, but a damaged store may cost more ledgers. Smaller: the
+    # reverse.
     gc_brake_share: float = 0.5
-    # Between two scans for copies of closed ledgers that metadata does not name; two scans drop
-    # them. 0: never.
+    # Seconds between two scans for copies of closed ledgers that metadata does not name; two scans
+    # drop them. Longer: less load on the metadata store. Shorter: space comes back sooner. 0:
+    # never.
     surplus_interval_s: float = 86_400.0
-    # For this long a late add cannot bring a deleted ledger back.
+    # Seconds that a deleted ledger is remembered, so that a late add cannot bring it back. Longer:
+    # safe against later adds, more facts in memory. Shorter: the id may be used again sooner.
     deleted_kept_s: float = 7 * 86_400.0
-    minor_compaction_threshold: float = 0.2  # Logs less full than this are rewritten; 0: never.
-    minor_compaction_interval_s: float = 3600.0  # 0: never.
-    major_compaction_threshold: float = 0.8  # Higher: less waste, more rewriting.
+    # Share of live data below which an entry log is rewritten by the frequent compaction. Larger:
+    # less wasted space, more rewriting. Smaller: the reverse. 0: never.
+    minor_compaction_threshold: float = 0.2
+    # Seconds between two frequent compactions. Longer: less rewriting. Shorter: space comes back
+    # sooner. 0: never.
+    minor_compaction_interval_s: float = 3600.0
+    # Share of live data below which an entry log is rewritten by the rare compaction. Larger: less
+    # wasted space (0.8 wastes at most a quarter), more rewriting. Smaller: the reverse.
+    major_compaction_threshold: float = 0.8
+    # Seconds between two rare compactions. Longer: less rewriting. Shorter: space comes back
+    # sooner. 0: never.
     major_compaction_interval_s: float = 86_400.0
-    compaction_bytes_per_s: int = 16 * MIB  # Higher: space comes back sooner, adds wait longer.
-    scrub_bytes_per_s: int = 4 * MIB  # Higher: rot is found sooner, readers have less of the disk.
-    # At least this long from one round's start to the next one's.
+    # Bytes per second that compaction reads and writes. Larger: space comes back sooner, adds and
+    # reads wait longer. Smaller: the reverse.
+    compaction_bytes_per_s: int = 16 * MIB
+    # Bytes per second that the scrub reads. Larger: rot is found sooner, readers have less of the
+    # disk. Smaller: the reverse.
+    scrub_bytes_per_s: int = 4 * MIB
+    # Seconds from the start of one scrub to the next, at least. Longer: less reading. Shorter: rot
+    # is found sooner.
     scrub_interval_s: float = 86_400.0
-    disk_usage_threshold: float = 0.95  # Of a disk; above, it accepts no entries.
+    # Used share of a disk above which the bookie accepts no entries. Larger: more of the disk is
+    # used, with less room for compaction, which makes space again. Smaller: the reverse.
+    disk_usage_threshold: float = 0.95
+    # Used share of a disk above which an event warns. Larger: later warnings. Smaller: earlier
+    # ones, and more of them.
     disk_usage_warn_threshold: float = 0.90
-    disk_usage_low_water: float = 0.93  # Down to this, a full one accepts entries again.
-    disk_check_interval_s: float = 10.0  # At most; a disk that is nearly full is checked sooner.
-    # In each ledger directory, given up when its disk is full; 0: none.
+    # Used share of a disk down to which a full one accepts entries again. Larger: it accepts them
+    # sooner, and is full again sooner. Smaller: it changes state less often.
+    disk_usage_low_water: float = 0.93
+    # Seconds between two looks at the disks, at most; a disk that is nearly full is checked sooner.
+    # Longer: fewer calls of the system. Shorter: a disk that others fill is noticed sooner.
+    disk_check_interval_s: float = 10.0
+    # Bytes in each ledger directory that are given up when its disk is full, so that fences and
+    # recovery go on. Larger: they go on for longer, and less of the disk is for entries. Smaller:
+    # the reverse. 0: none.
     reserve_bytes: int = 32 * MIB
 
     def __post_init__(self) -> None:
@@ -195,18 +246,40 @@ class SpaceConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    frame_bytes_max: int = FRAME_BYTES_MAX  # The largest request; equal in the whole cluster.
-    connections_max: int = 10_000  # Each is a file descriptor; further connections are closed.
-    held_bytes_max: int = 16 * MIB  # Requests and answers of all connections, beyond the floor.
-    connection_bytes_max: int = 8 * MIB  # Of one connection. Above, its socket is not read.
-    # The share of each connection, however much the others hold.
+    # Bytes of the largest request; equal in the whole cluster, clients included. Larger: larger
+    # entries, and more memory for each connection. Smaller: large entries are refused.
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    # Connections; each is a file descriptor, and further ones are closed. Larger: more clients,
+    # more memory. Smaller: the reverse.
+    connections_max: int = 10_000
+    # Bytes of requests and answers of all connections, beyond the floor of each. Larger: more
+    # throughput for many clients at a time, more memory. Smaller: sockets are read later.
+    held_bytes_max: int = 16 * MIB
+    # Bytes of requests and answers of one connection; above this its socket is not read. At least
+    # `frame_bytes_max`. Larger: one fast client may take more of the pool. Smaller: its throughput
+    # is lower.
+    connection_bytes_max: int = 8 * MIB
+    # Bytes that each connection may hold, whatever the others hold. Larger: more memory for many
+    # connections. Smaller: connections wait for each other sooner when the pool is lent out.
     connection_bytes_floor: int = 8 * 1024
-    reads_max: int = 64  # From disk, at once; as many again for urgent reads.
-    connection_reads_max: int = 16  # Of one connection.
-    long_polls_max: int = 10_000  # Parked; above, "busy" is the answer.
-    long_poll_s_max: float = 60.0  # However long they want to wait.
-    frame_timeout_s: float = 10.0  # For the rest of a request that has begun.
-    unread_timeout_s: float = 30.0  # For a client to read some of its pending responses.
+    # Reads from disk at a time; as many again for urgent ones. Larger: more throughput of disks
+    # with deep queues, and adds wait longer for the disk. Smaller: the reverse.
+    reads_max: int = 64
+    # Reads from disk at a time of one connection. Larger: one client reads faster. Smaller: clients
+    # share the disk more evenly.
+    connection_reads_max: int = 16
+    # Readers that wait for new entries; above this, the answer is "busy". Larger: more followers,
+    # more memory. Smaller: the reverse.
+    long_polls_max: int = 10_000
+    # Seconds that a reader may wait for new entries, however long it asks for. Longer: fewer
+    # requests from idle followers. Shorter: readers that are gone are noticed sooner.
+    long_poll_s_max: float = 60.0
+    # Seconds for the rest of a request that has begun. Longer: slow networks work. Shorter: stalled
+    # clients hold memory for less time.
+    frame_timeout_s: float = 10.0
+    # Seconds in which a client must read some of its pending responses. Longer: clients that pause
+    # keep their connection. Shorter: those that read nothing hold memory for less time.
+    unread_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -17,36 +17,76 @@ _MIB: Final = 1024 * 1024
 @dataclass(frozen=True)
 class ClientConfig:
     # --- Connections --------------------------------------------------------------------------
-    protocol_version: int = int(v3.VERSION)  # 2: faster with Java bookies, knows fewer words.
-    frame_bytes_max: int = FRAME_BYTES_MAX  # All of the cluster must have the same.
-    uses_tls: bool = False  # Then only bookies with a published TLS port are used.
-    racks: tuple[str, ...] = ()  # bookie=rack: copies of an entry go to different racks.
+    # 3, or 2: faster with Java bookies; requests that it cannot express go over 3 all the same.
+    protocol_version: int = int(v3.VERSION)
+    # Bytes of the largest request, as in the bookies' settings. Larger: larger entries, if all
+    # bookies of the cluster have it. Smaller: large entries are refused.
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    # True: only bookies with a published TLS port are used.
+    uses_tls: bool = False
+    # bookie=rack: copies of an entry go to different racks.
+    racks: tuple[str, ...] = ()
+    # Connections to each bookie. Larger: ledgers wait less for each other, more sockets here and
+    # there. Smaller: requests share syscalls and syncs.
     connections_per_bookie: int = 1
+    # Seconds for making a connection. Longer: slow networks work. Shorter: a bookie that is gone is
+    # left sooner.
     connect_timeout_s: float = 3.0
-    reconnect_pause_s_min: float = 0.02  # Doubled after each failure in a row,
-    reconnect_pause_s_max: float = 1.0  # up to this.
-    silence_s_max: float = (
-        1.0  # A bookie that is silent this long while a deadline passes gets a new connection.
-    )
-    calls_max: int = 1000  # Calls of one connection that wait for answers; further calls wait.
-    call_bytes_max: int = 16 * _MIB  # And their bytes.
+    # Seconds before the first attempt to connect again; doubled after each failure in a row.
+    # Longer: fewer attempts. Shorter: a bookie that restarted is used sooner.
+    reconnect_pause_s_min: float = 0.02
+    # Seconds up to which the pause between attempts to connect grows. Longer: fewer attempts at
+    # bookies that are down. Shorter: one that comes back is used sooner.
+    reconnect_pause_s_max: float = 1.0
+    # Seconds of silence after which a missed deadline ends the connection. Longer: slow bookies
+    # keep theirs. Shorter: a dead connection is replaced sooner.
+    silence_s_max: float = 1.0
+    # Calls of one connection that wait for answers; further ones wait. Larger: more throughput on
+    # slow networks, more memory. Smaller: the reverse.
+    calls_max: int = 1000
+    # Bytes of the calls of one connection that wait for answers. Larger: more throughput on slow
+    # networks, more memory. Smaller: the reverse.
+    call_bytes_max: int = 16 * _MIB
 
     # --- Writer -------------------------------------------------------------------------------
-    # A bookie that leaves an add unanswered for so long is replaced; an append fails after twice
-    # as long at the latest. Shorter: bookies that only paused are replaced, too.
+    # Seconds after which a bookie that leaves an add unanswered is replaced; an append fails after
+    # twice as long at the latest. Longer: appends wait longer for a dead bookie. Shorter: bookies
+    # that only paused are replaced, too.
     add_deadline_s: float = 5.0
-    writer_window_bytes: int = 16 * _MIB  # Of each ledger: entries that lack copies, in memory.
+    # Bytes of entries of each ledger that lack copies, in memory. Larger: more throughput on slow
+    # networks, and slow bookies may lag further. Smaller: less memory; a slow bookie holds the
+    # writer back sooner.
+    writer_window_bytes: int = 16 * _MIB
+    # Entries of each ledger that lack copies, in memory. Larger: more throughput of small entries
+    # on slow networks. Smaller: a slow bookie holds the writer back sooner.
     writer_window_entries: int = 10_000
-    explicit_lac_idle_ms: int = 20  # Silence after which the LAC is sent to bookies; 0: never.
+    # Milliseconds of silence after which the LAC is sent to bookies. Larger: fewer writes, and
+    # readers see the last entry of a pause later. Smaller: the reverse. 0: never; then a reader may
+    # stay one entry behind.
+    explicit_lac_idle_ms: int = 20
 
     # --- Reader -------------------------------------------------------------------------------
+    # Seconds for one request to one bookie. Longer: slow disks work. Shorter: a bookie that hangs
+    # delays a read less.
     read_deadline_s: float = 5.0
-    read_hedge_ms_min: int = 5  # A second copy is asked for at the observed p95, never sooner.
-    read_window_bytes: int = 4 * _MIB  # Read ahead for an iterator.
+    # A second copy is asked for at the observed p95, and after this many milliseconds at the
+    # earliest. Larger: fewer reads are done twice. Smaller: a slow bookie delays a read less.
+    read_hedge_ms_min: int = 5
+    # Bytes read ahead for an iterator. Larger: more throughput, more memory. Smaller: the reverse.
+    read_window_bytes: int = 4 * _MIB
+    # Bytes of one batch of entries from one bookie. Larger: fewer requests, more memory at a time.
+    # Smaller: the reverse.
     read_batch_bytes: int = _MIB
-    tail_silence_s_max: float = 10.0  # A follower without a response for this long raises.
+    # Seconds without a response from any bookie after which a follower raises. Longer: outages are
+    # survived. Shorter: they are reported sooner.
+    tail_silence_s_max: float = 10.0
+    # Bytes of entries in memory during one recovery. Larger: a faster recovery. Smaller: less
+    # memory.
     recovery_window_bytes: int = 16 * _MIB
-    recovery_patience_s: float = 1.0  # For the last bookies, after an entry's absence is proven.
+    # Seconds that recovery waits for the last bookies once an entry's absence is proven or its ack
+    # quorum is written. Longer: more copies are heard and written. Shorter: a log opens sooner
+    # while a bookie hangs.
+    recovery_patience_s: float = 1.0
 
     @property
     def rack_of(self) -> dict[BookieId, str]:

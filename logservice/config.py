@@ -41,11 +41,16 @@ class LogServerConfig:
     bookie_key: str = ""  # A file; empty: it is in the certificate's.
     insecure: bool = False  # Lets it listen off loopback without TLS and token.
     log_level: str = "info"  # debug, info, warning or error.
-    session_timeout_s: float = 10.0  # With the metadata store.
-    drain_s: float = 10.0  # The time that a stopping server has to hand over its logs.
-    startup_s: float = (
-        60.0  # How long it waits for a missing metadata store or cluster at its start.
-    )
+    # Seconds without contact after which the metadata store ends its session. Longer: short outages
+    # are survived, a death is noticed later. Shorter: a death is noticed sooner, and pauses are
+    # mistaken for it.
+    session_timeout_s: float = 10.0
+    # Seconds that a stopping server has to hand over its logs. Longer: more logs move without a
+    # failed append. Shorter: a restart is quicker.
+    drain_s: float = 10.0
+    # Seconds to wait at the start for a metadata store or cluster that is not there. Longer:
+    # machines may start in any order. Shorter: a wrong address is reported sooner.
+    startup_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:
@@ -82,35 +87,63 @@ class LogServiceConfig:
     """How it serves."""
 
     # --- Ownership ----------------------------------------------------------------------------
-    lease_s: float = 3.0  # A server that has been silent for this long is no longer suggested.
-    opens_max: int = (
-        256  # Logs opened at a time. More: they share round trips and syncs, and memory.
-    )
+    # Seconds of silence after which a server is no longer suggested as an owner. Longer: pauses
+    # move no logs. Shorter: the logs of a dead server are served again sooner.
+    lease_s: float = 3.0
+    # Logs that are opened at a time. Larger: they share round trips and syncs, and take more
+    # memory. Smaller: a take-over of many logs takes longer.
+    opens_max: int = 256
+    # Seconds for opening one log. Longer: it opens even while bookies are slow. Shorter: callers
+    # learn sooner that it cannot be opened.
     open_deadline_s: float = 30.0
-    hand_overs_max: int = 16  # Logs that are handed over at a time.
-    rebalance_after_s: float = 10.0  # Longer: servers that come and go quickly move no logs.
-    idle_s_max: float = 600.0  # A log that has not been used for this long is released.
+    # Logs that are handed over at a time. Larger: a drain is quicker. Smaller: the other servers
+    # open fewer logs at once, and appends wait less.
+    hand_overs_max: int = 16
+    # Seconds without a change of servers after which logs move to their suggested servers. Longer:
+    # servers that come and go move no logs. Shorter: a new server gets its share sooner.
+    rebalance_after_s: float = 10.0
+    # Seconds without a request after which a log is released. Longer: its next append is quick.
+    # Shorter: idle logs take memory and write to bookies for less time.
+    idle_s_max: float = 600.0
 
     # --- What expires -------------------------------------------------------------------------
-    # The interval between two sweeps over all logs: retention, deleted logs.
+    # Seconds between two sweeps over all logs for retention and deleted logs. Longer: less load on
+    # the metadata store. Shorter: space comes back sooner.
     sweep_interval_s: float = 60.0
-    orphans_interval_s: float = 21_600.0  # Between two walks over all ledgers.
+    # Seconds between two walks over all ledgers for those that no log names. Longer: less load on
+    # the metadata store. Shorter: space comes back sooner.
+    orphans_interval_s: float = 21_600.0
 
     # --- Logs that are made without a configuration -------------------------------------------
-    ensemble: int = 3  # Each entry is sent to `write` of this many bookies,
+    # Bookies that share a segment's entries. Larger: load is spread over more bookies. Smaller:
+    # fewer bookies are needed.
+    ensemble: int = 3
+    # Copies of each entry. Larger: more losses are survived, more bytes are written. Smaller: the
+    # reverse.
     write: int = 3
-    ack: int = 2  # and acknowledged when this many have it on disk.
+    # Copies that are on disk when an append is acknowledged. Larger: acknowledged entries survive
+    # more losses at once. Smaller: a slow bookie delays no ack.
+    ack: int = 2
 
     # --- Memory -------------------------------------------------------------------------------
-    tail_memory_bytes: int = 256 * _MIB  # The newest blocks of all logs together, for readers.
-    # What logs remember of their producers, all of them together. Smaller: on a server with many
-    # busy logs the largest ones recognise retries for a shorter time than configured.
+    # Bytes of the newest blocks of all logs together, for readers. Larger: readers that are further
+    # behind need no bookie. Smaller: less memory.
+    tail_memory_bytes: int = 256 * _MIB
+    # Bytes that logs remember of their producers, all together. Larger: retries are recognised for
+    # longer. Smaller: on a server with many busy logs, the largest logs recognise retries for a
+    # shorter time than configured.
     producer_memory_bytes: int = BYTES_MAX
-    stream_bytes_max: int = 16 * _MIB  # In flight on one append stream; beyond this it is not read.
-    readers_max: int = 1000  # Each of them may hold a few megabytes for a moment.
+    # Bytes in flight on one append stream; beyond this it is not read. Larger: more throughput on
+    # slow networks. Smaller: less memory for each client.
+    stream_bytes_max: int = 16 * _MIB
+    # Readers at a time; each may hold a few megabytes for a moment. Larger: more readers. Smaller:
+    # less memory when all of them are behind.
+    readers_max: int = 1000
 
     # --- Readers ------------------------------------------------------------------------------
-    heartbeat_s: float = 5.0  # A reader without other events reports its position this often.
+    # Seconds after which a reader without other events reports its position. Longer: less traffic
+    # of idle readers. Shorter: clients notice a dead server sooner.
+    heartbeat_s: float = 5.0
 
     def __post_init__(self) -> None:
         if not self.ensemble >= self.write >= self.ack >= 1:

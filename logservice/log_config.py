@@ -37,35 +37,44 @@ class ConfigValues:
     quorum: Quorum = DEFAULT_QUORUM
     """How many bookies keep each record, and how many confirm it; a change holds from the next segment on."""
     roll_bytes: int = 256 * MIB
-    """A segment ends when it is as large: larger ones mean fewer ledgers, and coarser truncation."""
+    """Bytes at which a segment ends. Larger: fewer ledgers. Smaller: truncation and retention free space in
+    smaller steps."""
     roll_entries: int = 100_000
-    """A segment ends when it has as many entries; an entry holds what was appended together."""
+    """Entries at which a segment ends; an entry holds what was appended together. Larger: fewer ledgers. Smaller:
+    truncation and retention free space in smaller steps."""
     roll_age_s: int = 3600
-    """A segment ends at this age, also in an idle log: only a closed ledger can expire."""
+    """Seconds after which a segment ends, also in an idle log: only a closed ledger can expire. Longer: fewer
+    ledgers. Shorter: records expire closer to their age."""
     retention_age_s: int | None = None
-    """Segments are deleted when all of their records are older, unless a protected mark needs them; None: no
-    segment is."""
+    """Seconds after which a segment is deleted, counted from its youngest record, unless a protected mark needs
+    it. Longer: more can be read again. Shorter: less space. None: no segment is deleted."""
     retention_bytes: int | None = None
-    """The oldest segments are deleted when the log is larger, unless a protected mark needs them; None: no
-    segment is."""
+    """Bytes beyond which the oldest segments are deleted, unless a protected mark needs them. Larger: more can be
+    read again. Smaller: less space. None: no segment is deleted."""
     writer_mode: WriterMode = WriterMode.OPEN
     """OPEN: everybody may append. EXCLUSIVE: only the holder of the newest writer epoch."""
     dedupe_batches: int = 64
-    """A retry is recognised among this many of its producer's last batches."""
+    """Batches of each producer among which a retry is recognised. Larger: producers may have more batches on their
+    way, the owner needs more memory. Smaller: the reverse."""
     dedupe_age_s: int = 86_400
-    """A producer that has been silent for longer is forgotten, and so are its retries."""
+    """Seconds of silence after which a producer is forgotten, and so are its retries. Longer: later retries are
+    recognised, the owner needs more memory. Shorter: the reverse."""
     record_bytes_max: int = MIB
-    """The largest value, key or header of a record."""
+    """Bytes of the largest value, key or header of a record. Larger: readers need more memory for one record.
+    Smaller: large records are refused."""
     batch_bytes_max: int = 4 * MIB
-    """The largest batch: all of it, unpacked, with keys, headers and offsets."""
+    """Bytes of the largest batch, unpacked, with keys, headers and offsets. Larger: less cost for each record,
+    more memory. Smaller: large batches are refused."""
     batch_records_max: int = 10_000
-    """The most records that are appended in one batch."""
+    """Records of the largest batch. Larger: less cost for each record, later acks. Smaller: large batches are
+    refused."""
     tail_cache_bytes: int = 128 * MIB
-    """How much of the log's end its owner keeps in memory at most: readers are served from
-    there, at twice the speed. The total of all logs of a server is bounded by its
-    `tail_memory_bytes`."""
+    """Bytes of the log's end that its owner keeps in memory at most. Larger: readers that are further behind are
+    served from there, at twice the speed. Smaller: less memory. The total of all logs of a server is
+    bounded by its `tail_memory_bytes`."""
     delete_grace_s: int = 86_400
-    """How long a log that is deleted keeps its ledgers."""
+    """Seconds that a deleted log keeps its ledgers. Longer: a mistake can be undone for longer. Shorter: space
+    comes back sooner."""
     degraded_segments: bool = True
     """While too few bookies for the ensemble take new ledgers, a new segment may have fewer, down to the ack
     quorum. False: then a new log, and one whose owner changes, takes no append."""

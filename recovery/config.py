@@ -10,18 +10,24 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class HealConfig:
-    # Read from others and written; more leaves them less for users.
+    # Bytes per second that are read from other bookies and written. Larger: bookies are whole
+    # sooner, users wait longer. Smaller: the reverse.
     bytes_per_s_max: int = 64 * _MIB
-    ledgers_at_once: int = 4  # Each with its own window in memory.
-    # Progress is recorded after this many bytes, and a later run continues there.
+    # Ledgers that are healed at a time, each with its own window in memory. Larger: healing is
+    # quicker. Smaller: less memory.
+    ledgers_at_once: int = 4
+    # Bytes after which progress is recorded; a later run continues there. Larger: fewer requests,
+    # more memory. Smaller: less is repeated after an interruption.
     window_bytes: int = 32 * _MIB
-    # Of the steward: the interval between queries of a bookie's doubts. Smaller: healing begins
-    # sooner, bookies are queried more often.
+    # Of the steward: seconds between two queries of a bookie's possible losses. Longer: bookies are
+    # asked less often. Shorter: healing begins sooner.
     look_again_s: float = 30.0
-    # Of the steward: the time that writers have to leave a bookie that doubts everything, before
-    # their ledgers are closed.
+    # Of the steward: seconds that writers have to leave a bookie that may have lost anything,
+    # before their ledgers are closed. Longer: writers that are slow go on. Shorter: the bookie
+    # serves again sooner.
     grace_s: float = 30.0
-    # Of the steward: after an incomplete healing; it doubles with each, up to ten minutes.
+    # Of the steward: seconds before an incomplete healing is repeated; doubled with each one, up to
+    # ten minutes. Longer: fewer vain attempts. Shorter: it is complete sooner.
     retry_pause_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -33,22 +39,34 @@ class HealConfig:
 class WorkerConfig:
     """Re-replication of ledgers that are marked or drained."""
 
-    # Read from others and written, of all ledgers together, unless a rate is set in the cluster.
-    # Larger: copies are whole sooner, users wait longer. 0: unlimited.
+    # Bytes per second that a worker copies, of all ledgers together, unless a rate is set in the
+    # cluster. Larger: copies are whole sooner, users wait longer. Smaller: the reverse. 0:
+    # unlimited.
     bytes_per_s_max: int = 64 * _MIB
-    # Entries on their way. Larger: more ledgers at a time; smaller: less memory.
+    # Bytes of entries that are being copied. Larger: more ledgers are repaired at a time. Smaller:
+    # less memory.
     bytes_in_memory_max: int = 64 * _MIB
+    # Ledgers that are repaired at a time, within that memory. Larger: many small ledgers are whole
+    # sooner. Smaller: less load on the metadata store.
     ledgers_at_once: int = 32
-    # Of one ledger, in one request. Smaller: less memory, and more round trips.
+    # Entries of one ledger in one request. Larger: fewer round trips. Smaller: less memory.
     entries_at_once: int = 10_000
-    # A ledger whose open end names a lost bookie is closed after this time, unless its writer
-    # leaves the bookie first.
+    # Seconds after which a ledger whose open end names a lost bookie is closed, unless its writer
+    # leaves the bookie first. Longer: a slow writer is not fenced. Shorter: the ledger is whole
+    # sooner.
     grace_s: float = 30.0
-    # How often all tasks are checked without an event.
+    # Seconds between two checks of all tasks without an event. Longer: less load on the metadata
+    # store. Shorter: a lost event delays a repair less.
     look_again_s: float = 60.0
-    retry_pause_s: float = 5.0  # After a first failure; it doubles with each, up to ten minutes.
-    locked_pause_s: float = 5.0  # Before a ledger locked by another worker is checked again.
-    settle_s: float = 0.1  # Tasks come in large numbers: they are handled together.
+    # Seconds before a failed repair is repeated; doubled with each failure, up to ten minutes.
+    # Longer: fewer vain attempts. Shorter: it is repaired sooner once that is possible.
+    retry_pause_s: float = 5.0
+    # Seconds before a ledger that another worker has locked is checked again. Longer: less load on
+    # the metadata store. Shorter: it is taken sooner if that worker dies.
+    locked_pause_s: float = 5.0
+    # Seconds between a new mark and the look at all marks, since marks come in large numbers.
+    # Longer: more of them are handled together. Shorter: a single one is handled sooner.
+    settle_s: float = 0.1
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "bytes_in_memory_max", "ledgers_at_once", "entries_at_once")
@@ -57,30 +75,36 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class AuditConfig:
-    # Used unless one is set in the cluster. Smaller: copies are made sooner, and more bookies that
-    # only restart are copied for nothing.
+    # Seconds after which an absent bookie is lost, unless a delay is set in the cluster. Longer:
+    # bookies that only restart are not copied. Shorter: copies are made sooner.
     lost_bookie_delay_s: int = 300
-    # All metadata is read again, and ledgers that name a lost bookie are marked. 0: never.
+    # Seconds between two walks over all metadata for ledgers that name a lost bookie. Longer: less
+    # load on the metadata store. Shorter: a mark that was missed is made sooner. 0: never.
     bookie_check_s: int = 24 * 3600
-    # Ledgers that were marked this long ago and are still short of copies are reported. 0: never.
+    # Seconds after which a marked ledger that is still short of copies is reported. Longer: fewer
+    # reports. Shorter: a repair that does not get on is noticed sooner. 0: never.
     overdue_s: int = 0
-    # Racks of all closed fragments are checked, if racks are known. 0: never.
+    # Seconds between two checks that copies are in different racks, where racks are known. Longer:
+    # less load on the metadata store. Shorter: bad placement is found sooner. 0: never.
     placement_check_s: int = 24 * 3600
-    # Each bookie lists the entries of each closed ledger that it should have; missing ones are
-    # marked. 0: never.
+    # Seconds between two checks that each bookie lists the entries of closed ledgers that it should
+    # have. Longer: less load on bookies. Shorter: missing copies are found sooner. 0: never.
     copies_check_s: int = 24 * 3600
-    # The first and last entry of each copy are read, and a share of the others; bad ones are
-    # marked. 0: never.
+    # Seconds between two checks that read the first and last entry of each copy, and a share of the
+    # others. Longer: less is read. Shorter: damage is found sooner. 0: never.
     ledgers_check_s: int = 7 * 24 * 3600
-    # That share. Larger: damage is found sooner, and more is read.
+    # Percent of entries that the check of ledgers reads besides the first and last of each copy.
+    # Larger: damage is found sooner. Smaller: less is read.
     ledgers_check_percent: float = 1.0
-    # Ledgers that each check looks at. Larger: it is completed sooner, at the cost of store and bookies.
+    # Ledgers per second that each check looks at. Larger: it is complete sooner. Smaller: less load
+    # on the metadata store and the bookies.
     check_ledgers_per_s_max: int = 200
-    # Read by the check of ledgers. Larger: it is completed sooner, and users wait longer.
+    # Bytes per second that the check of ledgers reads. Larger: it is complete sooner. Smaller:
+    # users wait less.
     check_bytes_per_s_max: int = 16 * _MIB
-    marks_at_once: int = (
-        128  # On their way. More: a lost bookie's ledgers are marked sooner, at the store's cost.
-    )
+    # Marks that are being written at a time. Larger: the ledgers of a lost bookie are marked
+    # sooner. Smaller: less load on the metadata store.
+    marks_at_once: int = 128
 
     def __post_init__(self) -> None:
         _require_at_least(
@@ -98,9 +122,11 @@ class AuditConfig:
 
 @dataclass(frozen=True)
 class StewardConfig:
-    # Of ledgers that wait to be copied; more are published as these are done.
+    # Ledgers of drains that wait to be copied; more are published as these are done. Larger: many
+    # workers are kept busy. Smaller: fewer nodes in the metadata store.
     tasks_max: int = 10_000
-    # Between two looks at state without events. Smaller: a drain ends sooner, at the store's cost.
+    # Seconds between two looks at state that no event reports. Longer: less load on the metadata
+    # store. Shorter: a drain ends sooner.
     look_again_s: float = 5.0
 
     def __post_init__(self) -> None:

@@ -11,24 +11,45 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LogClientConfig:
-    timeout_s: float = 10.0  # Of a call and of an append, with all their retries.
-    connect_s: float = 10.0  # A client that no server has answered yet gives up after so long.
-    attempt_s: float = 3.0  # A server that does not answer an append for so long is left.
-    retry_pause_s_min: float = 0.02  # Doubled from attempt to attempt,
-    retry_pause_s_max: float = 0.25  # up to this. Longer: failovers are noticed later.
+    # Seconds for a call or an append, with all its retries. Longer: outages are survived. Shorter:
+    # they are reported sooner.
+    timeout_s: float = 10.0
+    # Seconds after which a client that no server has answered yet gives up. Longer: servers may
+    # start later than the client. Shorter: a wrong address is reported sooner.
+    connect_s: float = 10.0
+    # Seconds after which a server that does not answer an append is left for another one. Longer: a
+    # busy server keeps its clients. Shorter: a dead one delays appends less.
+    attempt_s: float = 3.0
+    # Seconds before the first retry; doubled from attempt to attempt. Longer: less load on servers
+    # that fail. Shorter: a short failure delays a call less.
+    retry_pause_s_min: float = 0.02
+    # Seconds up to which the pause between retries grows. Longer: less load on servers that fail.
+    # Shorter: a failover is noticed sooner.
+    retry_pause_s_max: float = 0.25
 
     # --- Writer: larger batches cost less for each record, and are waited for longer. --------
-    # With its framing, a message of 256 KiB: connections to bookies read that much at a time at both ends, and
-    # allocators return larger blocks to the system after each use.
+    # Bytes of a batch of records. Larger: less cost for each record, later acks. Smaller: the
+    # reverse. With its framing, a message of 256 KiB: connections to bookies read that much at a
+    # time at both ends, and allocators return larger blocks to the system after each use.
     batch_bytes_max: int = 255 * _KIB
+    # Records of a batch. Larger: less cost for each record, later acks. Smaller: the reverse.
     batch_records_max: int = 10_000
-    window_bytes: int = 8 * _MIB  # Not yet acked, in memory.
+    # Bytes that are not acked yet, in memory. Larger: more throughput on slow networks. Smaller:
+    # less memory, and a program waits sooner.
+    window_bytes: int = 8 * _MIB
+    # Batches that are not acked yet. Larger: more throughput for small batches. Smaller: fewer
+    # batches are in doubt when a server dies.
     window_batches: int = 64
-    compresses: bool = False  # With zstd where that pays.
+    # True: compresses with zstd where that pays: fewer bytes, more CPU here and at each reader.
+    compresses: bool = False
 
     # --- Reader -------------------------------------------------------------------------------
+    # Seconds after which the server reports the position of a reader without other events. Longer:
+    # less traffic. Shorter: a dead server is noticed sooner.
     heartbeat_s: float = 5.0
-    silences_max: int = 3  # Heartbeats that may be missing, or report no progress.
+    # Heartbeats that may be missing, or report no progress, before a reader goes to another server.
+    # Larger: pauses are survived. Smaller: a dead server is noticed sooner.
+    silences_max: int = 3
 
     def timeout_of(self, timeout_s: float | None) -> float:
         """Of one call without an explicit one. Raises `InvalidRequest`."""

@@ -18,8 +18,12 @@ class GrpcConfig:
     tls: TlsFiles | None = None
     insecure: bool = False  # Off loopback without TLS and a token: for networks that are trusted.
     knows_callers: bool = False  # A doorkeeper will be there, with or without that token.
-    connections_max: int = CONNECTIONS_MAX  # Each is a file. Further ones are closed.
-    calls_max: int = 4096  # At a time, streams included. Further ones are refused for now.
+    # Connections; each is a file descriptor, and further ones are closed. Larger: more clients,
+    # more memory. Smaller: the reverse.
+    connections_max: int = CONNECTIONS_MAX
+    # Calls at a time, streams included; further ones are refused for now. Larger: more clients,
+    # more memory. Smaller: the reverse.
+    calls_max: int = 4096
 
     def __post_init__(self) -> None:
         if min(self.calls_max, self.connections_max) < 1:

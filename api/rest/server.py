@@ -110,12 +110,23 @@ _LOOPBACK_NAMES: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 class Bounds:
     """The share of all of them together in a server. These suit one for its operators."""
 
+    # Connections. Larger: more clients, more memory. Smaller: the reverse.
     connections: int = _CONNECTIONS_MAX
+    # Connections that the system keeps until they are accepted. Larger: bursts of clients wait.
+    # Smaller: they are refused.
     backlog: int = _BACKLOG
+    # Bytes of one request's body. Larger: larger requests, more memory. Smaller: large ones are
+    # refused.
     body_bytes: int = _BODY_BYTES_MAX
-    bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX  # Of all requests in service.
-    answers_bytes: int = 16 * 1024 * 1024  # Of large ones that are being read.
-    unsent_bytes: int = 64 * 1024  # Before the sender of a response has to wait.
+    # Bytes of the bodies of all requests in service. Larger: more large requests at a time, more
+    # memory. Smaller: the reverse.
+    bodies_bytes: int = _CONNECTIONS_MAX * _BODY_BYTES_MAX
+    # Bytes of large responses that are being read. Larger: more slow readers at a time, more
+    # memory. Smaller: they wait for each other.
+    answers_bytes: int = 16 * 1024 * 1024
+    # Bytes that a connection may hold before the sender of its response has to wait. Larger: fewer,
+    # longer writes. Smaller: less memory.
+    unsent_bytes: int = 64 * 1024
     may_stream: bool = False  # An exchange has no deadline as long as it gets on.
 
 

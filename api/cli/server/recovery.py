@@ -98,12 +98,13 @@ class RecoveryServerConfig:
     # Shows metrics off loopback without TLS and token. Management is never served like that.
     insecure: bool = False
     log_level: str = "info"  # debug, info, warning or error.
-    session_timeout_s: float = (
-        10.0  # With the metadata store. Longer: a dead server's locks stay longer.
-    )
-    startup_s: float = (
-        60.0  # How long it waits for a missing metadata store or cluster at its start.
-    )
+    # Seconds without contact after which the metadata store ends its session. Longer: short outages
+    # are survived, a dead server's locks and votes stay longer. Shorter: its work is taken over
+    # sooner, and pauses are mistaken for it.
+    session_timeout_s: float = 10.0
+    # Seconds to wait at the start for a metadata store or cluster that is not there. Longer:
+    # machines may start in any order. Shorter: a wrong address is reported sooner.
+    startup_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.session_timeout_s <= 600:

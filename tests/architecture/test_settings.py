@@ -1,0 +1,63 @@
+"""Each setting says what it is, and each number what a larger and a smaller one costs."""
+
+import ast
+import re
+from typing import Final
+
+import pytest
+
+from tests.architecture.source import Module, hand_written
+
+_MORE: Final = re.compile(r"\b(Larger|Longer):")
+_LESS: Final = re.compile(r"\b(Smaller|Shorter):")
+_BOUNDS: Final = "Bounds"  # Of HTTP, by the server that it is for.
+_A_CHOICE: Final = ("protocol_version",)  # A number that is larger or smaller than none.
+_RULE: Final = "# ---"
+
+
+def _settings() -> list[tuple[Module, ast.ClassDef]]:
+    return [
+        (module, node)
+        for module in hand_written()
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef)
+        and (node.name.endswith(("Config", "ConfigValues")) or node.name == _BOUNDS)
+    ]
+
+
+def _text(module: Module, fields: list[ast.stmt], at: int) -> str:
+    """The comments above a field and beside it, and the text below it."""
+    lines, field = module.text.splitlines(), fields[at]
+    found, line = [], field.lineno - 2
+    while lines[line].lstrip().startswith("#") and not lines[line].lstrip().startswith(_RULE):
+        found.insert(0, lines[line].strip(" #"))
+        line -= 1
+    found += [each.partition("  # ")[2] for each in lines[field.lineno - 1 : field.end_lineno]]
+    match fields[at + 1 : at + 2]:
+        case [ast.Expr(value=ast.Constant(value=str() as text))]:
+            found.append(text)
+    return " ".join(filter(None, found))
+
+
+def _numbers() -> list[tuple[str, str]]:
+    return [
+        (f"{module.path}: {shape.name}.{field.target.id}", _text(module, shape.body, at))
+        for module, shape in _settings()
+        for at, field in enumerate(shape.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and field.target.id not in _A_CHOICE
+        and {"int", "float"} & set(ast.unparse(field.annotation).split(" | "))
+    ]
+
+
+@pytest.mark.parametrize(("name", "text"), _numbers(), ids=[name for name, _ in _numbers()])
+def test_each_number_says_what_it_trades(name: str, text: str) -> None:
+    assert _MORE.search(text), f"{name} says what a larger one costs: {text!r}"
+    assert _LESS.search(text), f"{name} says what a smaller one costs: {text!r}"
+
+
+def test_all_settings_are_looked_at() -> None:
+    names = {name.partition(": ")[2] for name, _ in _numbers()}
+    assert len(names) > 100
+    assert {"StorageConfig.cache_bytes", "ConfigValues.roll_bytes", "Bounds.backlog"} <= names
