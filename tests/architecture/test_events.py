@@ -12,12 +12,20 @@ from tests.architecture.source import ROOT, Module, modules
 
 _ROW: Final = re.compile(r"^\| `([a-z_]+)` \| (debug|info|warning|error) \| (.+) \|$", re.MULTILINE)
 _LEVELS: Final = ("info", "warning", "error")
+_ERROR_TOO: Final = "exception"  # An error, with its traceback.
 _OF_LOGS: Final = ("api/access", "api/grpc", "api/cli/server/log_peers", "logservice")
 _OF_LOGS_OVER_HTTP: Final = ("api/rest/forwarding.py", "api/rest/range_response.py")
 _ELSEWHERE: Final = (
     *("api/cli/server/bookie.py", "api/cli/server/bookie_settings.py"),
     *("proto/cluster/registration.py", "api/access/authenticator.py", "api/access/audit.py"),
 )
+
+# Events about no ledger alone.
+_OF_ALL: Final = ("ledger_index_waits", "ledger_index_swept")
+_AND_OF_CLUSTER: Final = {
+    "ledger": ("proto/cluster/ledger_nodes.py", "proto/cluster/bookie_watcher.py"),
+    "recovery": ("proto/cluster/election.py", "proto/cluster/lifecycle_nodes.py"),
+}
 
 
 def _logging() -> list[Module]:
@@ -39,6 +47,8 @@ def _events(module: Module) -> Iterator[tuple[str, str]]:
         match node.func:
             case ast.Attribute(value=ast.Name(id="logger"), attr=attr) if attr in _LEVELS:
                 level = attr
+            case ast.Attribute(value=ast.Name(id="logger"), attr=attr) if attr == _ERROR_TOO:
+                level = "error"
             case ast.Attribute(value=ast.Attribute(attr="_log"), attr=attr):  # Bound to a log.
                 level = attr
             case ast.Name(id="say"):
@@ -60,6 +70,39 @@ def test_the_design_has_the_table_of_events() -> None:
     assert set(levels) - names == set(), "nobody logs these any more"
     wrong = {(name, level) for name, level in logged if level and levels[name] != level}
     assert not wrong, "bookie/DESIGN.md gives these another level"
+
+
+@pytest.mark.parametrize("package", _AND_OF_CLUSTER)
+def test_each_package_has_the_table_of_its_events(package: str) -> None:
+    """With those of the parts of `proto/cluster` that it runs."""
+    paths = _AND_OF_CLUSTER[package]
+    shared = [each for each in modules("proto") if str(each.path) in paths]
+    assert len(shared) == len(paths)
+    logged = {event for each in [*modules(package), *shared] for event in _events(each)}
+    table = _ROW.findall((ROOT / package / "DESIGN.md").read_text())
+    levels = {name: level for name, level, _ in table}
+    assert len(levels) == len(table), "an event has two rows"
+    names = {name for name, _ in logged}
+    assert names - set(levels) == set(), f"{package}/DESIGN.md lacks a row for these"
+    assert set(levels) - names == set(), "nobody logs these any more"
+    wrong = {(name, level) for name, level in logged if level and levels[name] != level}
+    assert not wrong, f"{package}/DESIGN.md gives these another level"
+
+
+def test_what_happens_to_a_ledger_bears_its_id() -> None:
+    """So that the logs of clients, bookies and repair, filtered by it, tell the ledger's life."""
+    found = 0
+    for module in modules("proto", "ledger", "bookie", "recovery"):
+        for node in module.nodes:
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="logger"), attr=attr),
+                    args=[ast.Constant(value=str() as event)],
+                ) if attr in _LEVELS and event.startswith("ledger_") and event not in _OF_ALL:
+                    names = {each.arg for each in node.keywords}
+                    assert "ledger_id" in names, f"{module.path}: {event}"
+                    found += 1
+    assert found > 10
 
 
 def _logging_of_logs() -> list[Module]:
