@@ -7,11 +7,12 @@ from typing import Final
 
 import pytest
 
+from tests.architecture.test_conventions import defined_tags
 from tests.support.processes import REPOSITORY
 
 PAGE: Final = REPOSITORY / "recovery" / "DESIGN.md"
-_ROW: Final = re.compile(r"^\| ([AB]\d+) \| [^|]+ \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
-_CITED: Final = re.compile(r"\b([AB])(\d+)(?: to \1(\d+))?\b")
+_ROW: Final = re.compile(r"^\| ((?:AR|BL)\d+) \| [^|]+ \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
+_CITED: Final = re.compile(r"\b(AR|BL)(\d+)(?: to \1(\d+))?\b")
 ROWS: Final = _ROW.findall(PAGE.read_text())
 
 
@@ -37,8 +38,12 @@ def _numbers(text: str | None) -> set[str]:
 
 def test_each_line_has_its_row() -> None:
     of_lifecycle = (*range(1, 31), 32)
-    wanted = [f"A{number}" for number in range(1, 43)] + [f"B{number}" for number in of_lifecycle]
+    wanted = [f"AR{number}" for number in range(1, 43)] + [f"BL{number}" for number in of_lifecycle]
     assert [number for number, _, _ in ROWS] == wanted
+
+
+def test_no_invariant_has_the_tag_of_a_requirement() -> None:
+    assert not {number for number, _, _ in ROWS} & defined_tags().keys()
 
 
 @pytest.mark.parametrize(("number", "path", "test"), ROWS, ids=[row[0] for row in ROWS])

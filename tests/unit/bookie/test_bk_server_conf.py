@@ -261,7 +261,7 @@ def test_where_it_listens_and_what_it_tells(text: str, listen: str, advertised: 
     ],
 )
 def test_where_the_metadata_lies(text: str, metadata: str | None) -> None:
-    """A7."""
+    """AR7."""
     assert translated(text)["bookie"].get("metadata") == metadata
 
 

@@ -620,7 +620,7 @@ def test_the_layout_that_is_written_down_is_the_one_that_the_url_names() -> None
     ],
 )
 def test_where_it_is_and_who(config: dict[str, str], found: tuple[str, str, str]) -> None:
-    """A41: by host and port, unless it is given a name."""
+    """AR41: by host and port, unless it is given a name."""
     places = addresses_of(BookieConfig("memory:", **config))  # type: ignore[arg-type]  # All strings.
     assert tuple(map(str, places)) == found
 

@@ -58,7 +58,7 @@ async def site_of(cluster: LocalCluster) -> Site:
 
 
 async def test_a_draining_bookie_is_read_only_and_says_so(tmp_path: Path) -> None:
-    """B4, B15, B18, B19: it takes no entries, and its registration says that it drains."""
+    """B15; BL4, BL15, BL18, BL19: it takes no entries, and its registration says that it drains."""
     async with LocalCluster(tmp_path, [B1]) as cluster:
         site = await site_of(cluster)
         await until(site.is_seen_writable)
@@ -72,7 +72,7 @@ async def test_a_draining_bookie_is_read_only_and_says_so(tmp_path: Path) -> Non
 
 
 async def test_a_bookie_that_leaves_serves_reads(tmp_path: Path) -> None:
-    """B4, B8, B12: in each state it takes no entries, and what it has is read."""
+    """BL4, BL8, BL12: in each state it takes no entries, and what it has is read."""
     async with LocalCluster(tmp_path, [B1]) as cluster, cluster.connect() as ledgers:
         site = await site_of(cluster)
         await ledgers.until_writable(1, DEADLINE_S)
@@ -92,7 +92,7 @@ async def test_a_bookie_that_leaves_serves_reads(tmp_path: Path) -> None:
 
 
 async def test_a_start_in_the_midst_of_a_drain_is_never_writable(tmp_path: Path) -> None:
-    """B13, B15: its state is set while it is away, and it obeys before it registers."""
+    """B15; BL13, BL15: its state is set while it is away, and it obeys before it registers."""
     async with LocalCluster(tmp_path, [B1]) as cluster:
         site = await site_of(cluster)
         await cluster.stop(B1)
@@ -105,7 +105,7 @@ async def test_a_start_in_the_midst_of_a_drain_is_never_writable(tmp_path: Path)
 
 
 async def test_a_lifecycle_that_cannot_be_read_counts_as_leaving(tmp_path: Path) -> None:
-    """B15."""
+    """B15; BL15."""
     async with LocalCluster(tmp_path, [B1]) as cluster:
         site = await site_of(cluster)
         await site.put(LifecycleState.ACTIVE)

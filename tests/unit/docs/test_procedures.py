@@ -137,7 +137,7 @@ def test_every_procedure_of_the_page_is_run() -> None:
 
 @pytest.mark.timeout(180)
 def test_a_bookie_is_removed_and_comes_back(machine: Machine) -> None:
-    """B1, B16, B25, B26."""
+    """BL1, BL16, BL25, BL26."""
     machine.write_ledgers()
     removed, back = PROCEDURES["Scale down"]
     machine.type(removed)

@@ -90,7 +90,7 @@ def append_until(over: Event, log: rollbook.Log) -> int:
 
 @pytest.mark.timeout(180)
 def test_two_of_five_bookies_are_removed_by_curl_while_a_log_is_written(cluster: Cluster) -> None:
-    """B1 to B13, B15 to B23, B25 to B28, B30, B32."""
+    """BL1 to BL13, BL15 to BL23, BL25 to BL28, BL30, BL32."""
     removes, fails = scripts()
     with rollbook.connect(f"log://{cluster.log}") as client, ThreadPoolExecutor(1) as pool:
         log = client.open("orders", create=rollbook.LogConfig(roll_entries=50))

@@ -1,4 +1,4 @@
-"""Idle writers leave bookies that are gone (WR11; A29): real bookies on real sockets, in this process."""
+"""Idle writers leave bookies that are gone (WR11; AR29): real bookies on real sockets, in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator

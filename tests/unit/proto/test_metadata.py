@@ -163,7 +163,7 @@ def test_nothing_is_replaced_during_recovery() -> None:
 
 
 def test_which_fragment_holds_an_entry() -> None:
-    """A42."""
+    """AR42."""
     holders = [MOVED.fragment_of(EntryId(entry)) for entry in (0, 9, 10, 11, 2**62)]
     first, second = MOVED.fragments
     assert holders == [first, first, second, second, second]

@@ -136,7 +136,7 @@ async def site(service: MemoryService, store: FaultyStore, rival: MetadataStore)
 
 
 async def test_a_lost_bookies_ledgers_are_marked(site: Site) -> None:
-    """AU1, A2, A17, A18, A19."""
+    """AU1, AR2, AR17, AR18, AR19."""
     for ledger_id in range(20):
         await site.make(ledger_id, ledger_id % 4, (ledger_id + 1) % 4)
     async with site.auditor():
@@ -183,7 +183,7 @@ async def test_more_than_half_gone_at_once_waits_for_a_person(site: Site) -> Non
 
 
 async def test_while_it_is_switched_off_nothing_is_marked(site: Site) -> None:
-    """A10, A11."""
+    """AR10, AR11."""
     await site.make(1, 0, 1)
     await site.marks.prepare()
     await site.marks.disable()
@@ -251,7 +251,7 @@ async def test_many_are_marked_in_few_transactions_and_none_is_left_out(site: Si
 async def test_two_auditors_and_one_that_dies_half_way_do_no_harm(
     site: Site, service: MemoryService
 ) -> None:
-    """AU4, A14: the next one scans again; what is marked stays marked once."""
+    """AU4, AR14: the next one scans again; what is marked stays marked once."""
     for ledger_id in range(50):
         await site.make(ledger_id, 0, 1)
     async with await service.connect() as second:

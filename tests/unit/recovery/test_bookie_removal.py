@@ -1,4 +1,4 @@
-"""Bookies leave by command (B1, B5, B10, B16, B25, B26): real bookies and a recovery server, in this process."""
+"""Bookies leave by command (BL1, BL5, BL10, BL16, BL25, BL26): real bookies and a recovery server, in this process."""
 
 import asyncio
 import random

@@ -43,7 +43,7 @@ async def drain_it(url: str) -> None:
 
 
 def test_a_bookie_that_serves_is_emptied(tmp_path: Path) -> None:
-    """LC4, B4, B6, B11, B18 to B23: it turns read-only, its copies are made elsewhere, and it is drained."""
+    """LC4, BL4, BL6, BL11, BL18 to BL23: it turns read-only, its copies are made elsewhere, and it is drained."""
     names = ("bk-1", "bk-2", "bk-3", LEAVING)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)

@@ -165,7 +165,7 @@ async def test_while_all_holders_say_unknown_the_ledger_waits(
 async def test_what_is_switched_off_is_not_tried(
     cluster: LocalCluster, attempts: Counter[LedgerId]
 ) -> None:
-    """A10."""
+    """AR10."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(3)
         await site.lose()

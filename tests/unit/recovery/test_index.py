@@ -93,7 +93,7 @@ async def closed(nodes: LedgerNodes, ledger_id: int) -> None:
 async def test_it_begins_with_all_ledgers_and_follows(
     index: LedgerIndex, nodes: LedgerNodes
 ) -> None:
-    """RI1, A18."""
+    """RI1, AR18."""
     for ledger_id in range(200):
         await nodes.create(ledger(ledger_id, B1, (B2, B3)[ledger_id % 2]))
     await until(index, lambda: index.is_ready and len(index) == 200)

@@ -105,7 +105,7 @@ async def tell_for_each_step(story: Callable[[int], Awaitable[bool]]) -> int:
 
 
 async def test_an_auditor_may_die_after_any_step() -> None:
-    """AU4, AU5, A14: in the end every ledger is marked, once, and the check has its time."""
+    """AU4, AU5, AR14: in the end every ledger is marked, once, and the check has its time."""
 
     async def story(step: int) -> bool:
         async with contextlib.AsyncExitStack() as stack:

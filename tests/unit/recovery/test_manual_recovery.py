@@ -1,4 +1,4 @@
-"""Copies of bookies that are gone, made elsewhere by hand (A36, A39, A40): real bookies, in this process."""
+"""Copies of bookies that are gone, made elsewhere by hand (AR36, AR39, AR40): real bookies, in this process."""
 
 import asyncio
 from collections import Counter
@@ -67,7 +67,7 @@ async def test_open_ledgers_can_be_skipped(cluster: LocalCluster) -> None:
 
 
 async def test_a_target_is_taken_where_it_can_be(cluster: LocalCluster) -> None:
-    """A37."""
+    """AR37."""
     async with site_of(cluster) as site:
         ids = [await site.write(5, ensemble=2, write=2) for _ in range(4)]
         await site.lose()
@@ -90,7 +90,7 @@ async def test_what_cannot_be_done_is_named_and_the_rest_is_done(cluster: LocalC
 
 
 async def test_without_a_target_any_bookie_takes_a_segment(cluster: LocalCluster) -> None:
-    """A38: one is drawn for each segment, so of many segments no bookie takes all."""
+    """AR38: one is drawn for each segment, so of many segments no bookie takes all."""
     async with site_of(cluster) as site:
         ids = [await site.write(1, ensemble=2, write=2) for _ in range(16)]
         before = [(await site.ledgers.metadata(each)).metadata for each in ids]

@@ -18,7 +18,7 @@ async def cluster(rival: MetadataStore) -> Cluster:
 
 
 async def test_every_ledger_is_looked_at(rival: MetadataStore, cluster: Cluster) -> None:
-    """RI2, A39: the metadata of all ledgers is read, and those that name the bookie are selected."""
+    """RI2, AR39: the metadata of all ledgers is read, and those that name the bookie are selected."""
     nodes = LedgerNodes(rival, cluster.root, cluster.layout)
     for ledger_id in range(150):
         await nodes.create(ledger(ledger_id, B1, (B2, B3)[ledger_id % 2]))

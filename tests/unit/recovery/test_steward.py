@@ -167,7 +167,7 @@ async def make_closed(site: DrainSite, ids: range, *members: int) -> None:
 
 
 async def test_a_bookie_is_drained(site: DrainSite) -> None:
-    """LC4, B6, B11, B17, B19, B20, B21, B23: begins when it is read-only, ends when nothing names it."""
+    """LC4, BL6, BL11, BL17, BL19, BL20, BL21, BL23: begins when it is read-only, ends when nothing names it."""
     await make_closed(site, range(10), 0, 1)
     await make_closed(site, range(10, 12), 1, 2)
     async with site.steward() as steward:
@@ -187,7 +187,7 @@ async def test_a_bookie_is_drained(site: DrainSite) -> None:
 
 
 async def test_a_bookie_that_is_down_is_drained_from_the_others(site: DrainSite) -> None:
-    """B13: its state is set while it is away."""
+    """BL13: its state is set while it is away."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     async with site.steward():
@@ -213,7 +213,7 @@ async def test_tasks_are_published_a_few_at_a_time(site: DrainSite) -> None:
 
 
 async def test_two_bookies_are_drained_at_once(site: DrainSite) -> None:
-    """B26: one task for each ledger, with all of its bookies that leave."""
+    """BL26: one task for each ledger, with all of its bookies that leave."""
     await site.register(4)
     await make_closed(site, range(4), 0, 1)
     async with site.steward():
@@ -282,7 +282,7 @@ async def test_a_failure_goes_when_nothing_is_owed_any_more(site: DrainSite) -> 
 
 
 async def test_a_drain_fails_when_nothing_else_can_be_copied(site: DrainSite) -> None:
-    """LC5, B7, B8, B22, B23: what can be copied is copied first; then the copying stops."""
+    """LC5, BL7, BL8, BL22, BL23: what can be copied is copied first; then the copying stops."""
     await make_closed(site, range(3), 0, 1)
     await site.lose(0)
     loss = LostEntries(EntryId(0), EntryId(9), (B[0], B[1]))

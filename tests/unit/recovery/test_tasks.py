@@ -24,7 +24,7 @@ async def cluster(rival: MetadataStore) -> Cluster:
 async def test_drain_tasks_lie_where_java_does_not_look(
     store: FaultyStore, cluster: Cluster, rival: MetadataStore
 ) -> None:
-    """B20: Java's worker would find the copies sound and delete the mark."""
+    """BL20: Java's worker would find the copies sound and delete the mark."""
     tasks = DrainTasks(store, cluster)
     await tasks.prepare()
     await tasks.mark(L7, [B1], 1)
@@ -40,7 +40,7 @@ async def test_drain_tasks_lie_where_java_does_not_look(
 async def test_failures_are_written_over_and_cleared(
     store: FaultyStore, cluster: Cluster, fate: Fate
 ) -> None:
-    """B22: success or failure is recorded for each ledger."""
+    """BL22: success or failure is recorded for each ledger."""
     failures = Failures(store, cluster)
     await failures.prepare()
     assert await failures.read(L7) is None

@@ -63,7 +63,7 @@ async def recovery(
 async def test_nobody_alive_is_fenced(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RP4, WR11, A28: idle writers and reserved ledgers, one bookie lost and one drained; every writer goes on."""
+    """RP4, WR11, AR28: idle writers and reserved ledgers, one bookie lost and one drained; every writer goes on."""
     monkeypatch.setattr(Absences.__init__, "__defaults__", (300_000_000,))
     closed: list[int] = []
     close = LedgerRepair._close

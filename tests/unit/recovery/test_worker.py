@@ -126,7 +126,7 @@ async def site_of(cluster: LocalCluster) -> AsyncIterator[Site]:
 
 
 async def test_copies_of_a_lost_bookie_are_made_elsewhere(cluster: LocalCluster) -> None:
-    """A3, A21, A22, A23, A24, A30, A31, A32, A33, A34, A35: copied, swapped, un-marked, released."""
+    """AR3, AR21, AR22, AR23, AR24, AR30, AR31, AR32, AR33, AR34, AR35: copied, swapped, un-marked, released."""
     async with site_of(cluster) as site:
         ids = {await site.write(count): count for count in (200, 3, 0)}
         striped = await site.write(120, ensemble=4, write=2)
@@ -161,7 +161,7 @@ async def test_ledgers_that_stay_marked_for_long_are_reported(
 
 
 async def test_a_worker_follows_the_rate_that_a_person_sets(cluster: LocalCluster) -> None:
-    """A21: while it runs, and from its start on; what cannot be read is as if nobody had set one."""
+    """AR21: while it runs, and from its start on; what cannot be read is as if nobody had set one."""
     async with site_of(cluster) as site:
         order, worker = RateOrder(site.store, site.ledgers.cluster), site.worker
         await order.write(1_000)
@@ -205,7 +205,7 @@ async def test_memory_comes_back_as_copies_become_durable(cluster: LocalCluster)
 
 
 async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: LocalCluster) -> None:
-    """A26, A27, RP4: one look is not enough."""
+    """AR26, AR27, RP4: one look is not enough."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(50, is_closed=False)
         await site.lose()
@@ -222,7 +222,7 @@ async def test_an_abandoned_ledger_is_closed_after_the_grace_period(cluster: Loc
 
 
 async def test_a_live_writer_moves_on_and_nobody_fences_it(cluster: LocalCluster) -> None:
-    """A28, A29: the writer changes the ensemble; its closed fragment is repaired while it appends."""
+    """AR28, AR29: the writer changes the ensemble; its closed fragment is repaired while it appends."""
     async with site_of(cluster) as site:
         writer = await site.ledgers.create()
         while LOST not in writer.metadata.fragments[0].ensemble:
@@ -292,7 +292,7 @@ async def test_registered_is_not_whole(cluster: LocalCluster) -> None:
 
 
 async def test_a_draining_bookie_gives_up_its_seats_while_it_serves(cluster: LocalCluster) -> None:
-    """B20, B21."""
+    """BL20, BL21."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(100)
         await site.drain()
@@ -411,7 +411,7 @@ async def test_a_target_that_was_started_again_after_the_copy_is_not_named_on_tr
 
 
 async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:
-    """A22, A23, A31: of segments that it has no copy of; others take those of which it has one."""
+    """AR22, AR23, AR31: of segments that it has no copy of; others take those of which it has one."""
     local = BookieId("bk-4")
     async with site_of(cluster) as site:
         was_member: dict[LedgerId, bool] = {}
@@ -430,7 +430,7 @@ async def test_the_local_bookie_is_taken_first(cluster: LocalCluster) -> None:
 
 
 async def test_while_the_switch_is_off_nothing_begins(cluster: LocalCluster) -> None:
-    """A10, A11."""
+    """AR10, AR11."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()
@@ -463,7 +463,7 @@ async def test_a_mark_without_bookies_spreads_copies_over_racks(cluster: LocalCl
 
 
 async def test_another_workers_lock_is_respected(cluster: LocalCluster) -> None:
-    """A21."""
+    """AR21."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()
@@ -508,7 +508,7 @@ async def test_a_lock_that_was_not_released_is_no_other_workers(
 
 
 async def test_a_failure_is_written_down_and_waits_for_its_next_try(cluster: LocalCluster) -> None:
-    """A25, RP5: no bookie can take the seat; nothing spins, the lock is free, the mark stays."""
+    """AR25, RP5: no bookie can take the seat; nothing spins, the lock is free, the mark stays."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5, ensemble=4, write=4)
         await site.lose()
@@ -587,7 +587,7 @@ async def test_a_deleted_ledger_needs_no_repair(cluster: LocalCluster) -> None:
 
 
 async def test_a_running_worker_hears_of_marks(cluster: LocalCluster) -> None:
-    """A20."""
+    """AR20."""
     async with site_of(cluster) as site:
         ledger_id = await site.write(5)
         await site.lose()

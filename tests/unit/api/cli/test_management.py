@@ -82,7 +82,7 @@ def test_a_bookie_is_drained_over_http_while_a_log_is_written(tmp_path: Path) ->
 
 
 def shows_pages_of_its_bookies(bookie: str) -> None:
-    """B29: those of `rollbook dev` have no port for them."""
+    """BL29: those of `rollbook dev` have no port for them."""
     for page in ("status", "state", "gc", "space", "compaction", "scrub"):
         assert "answer" in ask("GET", f"{bookie}/pages/{page}"), page
     ask("PUT", f"{bookie}/pages/suspend-compaction", {"suspendMajor": True})

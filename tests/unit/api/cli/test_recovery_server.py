@@ -72,7 +72,7 @@ async def until_dropped(url: str, ids: list[LedgerId]) -> None:
 
 
 def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
-    """A1, A2, A3, A5, A6, A12, A16, A18, A23, B24: one command starts auditor and worker, on a machine of their own."""
+    """AR1, AR2, AR3, AR5, AR6, AR12, AR16, AR18, AR23, BL24: one command starts auditor and worker, on a machine of their own."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)
@@ -106,7 +106,7 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
 
 
 def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: Path) -> None:
-    """A4, A20, B24: no process of its own; and the bookie that is back drops what was copied elsewhere."""
+    """AR4, AR20, BL24: no process of its own; and the bookie that is back drops what was copied elsewhere."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         more = {"ROLLBOOK_WITH_RECOVERY": "1", "ROLLBOOK_SPACE_SURPLUS_INTERVAL_S": "0.5"}
@@ -119,7 +119,7 @@ def test_bookies_with_recovery_make_the_copies_of_one_that_is_killed(tmp_path: P
 
 
 def test_a_person_moves_copies_and_takes_the_bookie_out(tmp_path: Path) -> None:
-    """A16, A36, A39, A40, B26: refused while it takes entries, counted, done, and the cookie is gone."""
+    """AR16, AR36, AR39, AR40, BL26: refused while it takes entries, counted, done, and the cookie is gone."""
     names = ("bk-1", "bk-2", "bk-3", LOST)
     with processes.family() as children:
         cluster = ProcessCluster(children, tmp_path, names)
@@ -177,7 +177,7 @@ rwRereplicateBackoffMs=7000
 
 
 def test_a_file_of_bookkeeper_says_how_to_recover(tmp_path: Path) -> None:
-    """A8, A9: of its autorecovery, and of a bookie that has it in its process; in BookKeeper's units."""
+    """AR8, AR9: of its autorecovery, and of a bookie that has it in its process; in BookKeeper's units."""
     path = tmp_path / "bk_server.conf"
     path.write_text(CONF)
     alone = load_recovery_settings(str(path))

@@ -59,7 +59,7 @@ async def site_in(folder: Path) -> AsyncIterator[Site]:
 
 
 async def test_recovery_is_paused_and_resumed(tmp_path: Path) -> None:
-    """A10, A11."""
+    """AR10, AR11."""
     async with site_in(tmp_path) as site:
         assert (await site.json("status"))["autorecovery"] == "enabled"
         await site.run("pause")
@@ -78,7 +78,7 @@ async def test_the_delay_is_shown_and_set(tmp_path: Path) -> None:
 
 
 async def test_the_rate_of_copies_is_shown_and_set(tmp_path: Path) -> None:
-    """A21: for all workers, while they run."""
+    """AR21: for all workers, while they run."""
     async with site_in(tmp_path) as site:
         order = RateOrder(site.store, site.cluster)
         assert await site.json("rate") == {"bytes_per_s": 64 * 1024 * 1024}
@@ -112,7 +112,7 @@ async def test_an_audit_is_asked_for(tmp_path: Path) -> None:
 
 
 async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
-    """B22, B32: each ledger with its bookies, and what its last repair ended with."""
+    """BL22, BL32: each ledger with its bookies, and what its last repair ended with."""
     async with site_in(tmp_path) as site:
         drains, failures = (
             DrainTasks(site.store, site.cluster),
@@ -157,7 +157,7 @@ async def test_what_is_to_be_done_is_listed(tmp_path: Path) -> None:
 
 
 async def test_who_takes_part_is_shown(tmp_path: Path) -> None:
-    """A13: by BookKeeper's own votes, so Java's auditor is shown, too."""
+    """AR13: by BookKeeper's own votes, so Java's auditor is shown, too."""
     async with site_in(tmp_path) as site:
         assert await site.json("auditor") == {"auditor": None, "steward": None}
         folder = site.marks.election_folder

@@ -37,7 +37,7 @@ async def cast_by_hand(store: MetadataStore, mode: CreateMode) -> str:
 
 
 async def test_the_lowest_vote_leads_and_is_seen(store: FaultyStore, rival: MetadataStore) -> None:
-    """A13: one of all candidates is the auditor."""
+    """AR13: one of all candidates is the auditor."""
     ours, theirs = election(store, A), election(rival, B)
     vote = await ours.lead()
     await theirs.stand()
@@ -52,7 +52,7 @@ async def test_the_lowest_vote_leads_and_is_seen(store: FaultyStore, rival: Meta
 async def test_who_lost_watches_and_leads_next(
     store: FaultyStore, service: MemoryService, rival: MetadataStore
 ) -> None:
-    """A14: the failure of the auditor elects the next one; one behind another waits for that one."""
+    """AR14: the failure of the auditor elects the next one; one behind another waits for that one."""
     first = await service.connect()
     await election(first, BookieId("first:1")).lead()
     second, third = election(store, A), election(rival, B)

@@ -34,7 +34,7 @@ async def nodes(store: FaultyStore, cluster: Cluster) -> LifecycleNodes:
 
 
 async def test_a_bookie_without_a_node_is_active(nodes: LifecycleNodes) -> None:
-    """B15."""
+    """BL15."""
     assert await nodes.read(B1) == StoredLifecycle(B1, Lifecycle(), None)
     assert await nodes.list() == []
 
@@ -42,7 +42,7 @@ async def test_a_bookie_without_a_node_is_active(nodes: LifecycleNodes) -> None:
 async def test_the_state_is_kept_while_the_bookie_is_away(
     nodes: LifecycleNodes, rival: MetadataStore
 ) -> None:
-    """B13, B14: in the metadata store, in our own tree: below a cookie Java could not delete it."""
+    """BL13, BL14: in the metadata store, in our own tree: below a cookie Java could not delete it."""
     stored = await nodes.write(await nodes.read(B1), DRAINING)
     assert await nodes.read(B1) == stored == StoredLifecycle(B1, DRAINING, 0)
     stored = await nodes.write(stored, ACTIVE)
@@ -93,7 +93,7 @@ async def test_one_that_cannot_be_read_is_not_guessed(
 
 
 async def test_changes_are_heard(nodes: LifecycleNodes, rival: MetadataStore) -> None:
-    """B18."""
+    """BL18."""
     one, every = await nodes.watch(B1), await nodes.watch()
     await nodes.write(await nodes.read(B1), DRAINING)
     assert (await anext(one)).path == nodes.path(B1)

@@ -70,7 +70,7 @@ async def test_marks_that_are_kept_in_another_form_are_refused(rival: MetadataSt
 
 
 async def test_a_mark_is_written_as_java_writes_it(marks: Marks, rival: MetadataStore) -> None:
-    """A19: a task for each ledger under `underreplication`."""
+    """AR19: a task for each ledger under `underreplication`."""
     assert await marks.mark(L7, [B1, B2], 1700)
     expected = b'replica: "b1:3181"\nreplica: "b2:3181"\nctime: 1700\n'
     assert await value_at(rival, MARK_7) == expected
@@ -113,7 +113,7 @@ async def test_a_mark_is_made_whatever_is_lost(
 async def test_new_marks_are_made_together(
     marks: Marks, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """A19: byte for byte as one by one."""
+    """AR19: byte for byte as one by one."""
     await marks.mark(L9, [B1], 1)  # For the folders above.
     store.writes = 0
     assert await marks.mark_new({L7: (B1, B2), L8: (B2,)}, 1700)
@@ -194,7 +194,7 @@ async def test_a_mark_that_cannot_be_read_says_where_it_is(
 async def test_a_ledger_is_locked_once(
     marks: Marks, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """A21: the lock is an ephemeral node; who cannot have it tries the next task."""
+    """AR21: the lock is an ephemeral node; who cannot have it tries the next task."""
     lock = await taken(marks, L7)
     assert await value_at(rival, LOCK_7) == b'bookieId: "worker-1"\n'
     theirs = Marks(rival, ROOT)
@@ -247,7 +247,7 @@ async def test_a_lock_of_unknown_outcome_blocks_nobody_for_long(
 async def test_a_mark_is_removed_from_the_version_that_was_read(
     marks: Marks, rival: MetadataStore
 ) -> None:
-    """MK2, A24, A25: repaired, the task is deleted and the lock released; marked again, it stays."""
+    """MK2, AR24, AR25: repaired, the task is deleted and the lock released; marked again, it stays."""
     await marks.mark(L7, [B1], 1)
     lock = await taken(marks, L7)
     found = await marks.read(L7)
@@ -298,7 +298,7 @@ async def test_who_lost_the_lock_removes_no_mark(marks: Marks, rival: MetadataSt
 
 
 async def test_autorecovery_is_switched_off_and_on(marks: Marks, rival: MetadataStore) -> None:
-    """A10, A11."""
+    """AR10, AR11."""
     watch = await marks.watch_switch()
     assert await marks.is_enabled()
     await marks.disable()

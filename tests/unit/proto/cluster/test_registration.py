@@ -97,7 +97,7 @@ async def lose_session(
 async def test_a_bookie_is_seen_with_where_it_listens(
     registration: BookieRegistration, store: FaultyStore, rival: MetadataStore
 ) -> None:
-    """A15."""
+    """AR15."""
     await registration.register(RegisteredMode.WRITABLE)
     node = await rival.get(WRITABLE)
     assert node is not None

@@ -20,7 +20,7 @@ PACKED = (
 
 
 def test_a_lifecycle_is_written_and_read() -> None:
-    """B2."""
+    """BL2."""
     assert pack_lifecycle(DRAINING) == PACKED
     assert unpack_lifecycle(PACKED) == DRAINING
     for state in LifecycleState:
@@ -28,7 +28,7 @@ def test_a_lifecycle_is_written_and_read() -> None:
 
 
 def test_only_an_active_bookie_takes_entries() -> None:
-    """B3, B4, B8, B12, B15: Active is the default."""
+    """BL3, BL4, BL8, BL12, BL15: Active is the default."""
     assert [state for state in LifecycleState if Lifecycle(state).takes_entries] == [
         LifecycleState.ACTIVE
     ]

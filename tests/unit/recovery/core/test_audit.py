@@ -38,7 +38,7 @@ def watch(losses: Losses, from_s: float, until_s: float, registered: set[int]) -
 
 
 def test_a_bookie_is_lost_after_the_delay() -> None:
-    """AU1, A2, A16."""
+    """AU1, AR2, AR16."""
     losses = Losses(60)
     members(losses, 0, {0, 1, 2, 3})
     assert losses.next_look_ns() is None

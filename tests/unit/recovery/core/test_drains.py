@@ -18,7 +18,7 @@ from rollbook.recovery.core.failures import Failure, LostEntries
     ("is_writable", "named", "stuck", "expected"),
     [
         (True, 5, 0, Step.WAIT),
-        (True, 0, 0, Step.WAIT),  # B19: clients may pick it as long as it is writable.
+        (True, 0, 0, Step.WAIT),  # BL19: clients may pick it as long as it is writable.
         (False, 5, 0, Step.COPY),
         (False, 5, 4, Step.COPY),  # One can still be copied.
         (False, 5, 5, Step.FAIL),
@@ -26,7 +26,7 @@ from rollbook.recovery.core.failures import Failure, LostEntries
     ],
 )
 def test_the_next_step(is_writable: bool, named: int, stuck: int, expected: Step) -> None:
-    """LC4, B7, B11, B23."""
+    """LC4, BL7, BL11, BL23."""
     assert next_step(DrainFacts(is_writable, named, stuck)) is expected
 
 

@@ -14,7 +14,7 @@ B = [BookieId(f"b{number}:3181") for number in range(8)]
 
 @pytest.mark.parametrize("seed", range(100))
 def test_the_worst_entry_decides(seed: int) -> None:
-    """A30: all segments are looked at."""
+    """AR30: all segments are looked at."""
     chance = random.Random(seed)
     write = chance.randint(1, 3)
     quorum = Quorum(chance.randint(write, 5), write, 1)

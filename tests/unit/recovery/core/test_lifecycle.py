@@ -41,7 +41,7 @@ ALLOWED = {
 @pytest.mark.parametrize("state", LifecycleState)
 @pytest.mark.parametrize("name", STEPS)
 def test_only_these_steps_are_taken(name: str, state: LifecycleState) -> None:
-    """LC1, LC2, B5, B7, B9, B10, B11, B17: Active alone begins to drain; what failed changes by hand."""
+    """LC1, LC2, BL5, BL7, BL9, BL10, BL11, BL17: Active alone begins to drain; what failed changes by hand."""
     found = Lifecycle(state, "00", 1, 3)
     if (name, state) in ALLOWED:
         changed = STEPS[name](found)
@@ -64,7 +64,7 @@ def test_a_refusal_names_the_states_that_a_person_may_ask_for() -> None:
 
 
 def test_a_failed_drain_says_why_and_a_retry_forgets_it() -> None:
-    """B8."""
+    """BL8."""
     draining = lifecycle.drain(Lifecycle(), "aa", 1, ledgers=5, is_forced=True)
     failed = lifecycle.fail(draining, "bb", 2, "x" * 10_000)
     assert (failed.ledgers, failed.is_forced, len(failed.reason)) == (5, True, 500)

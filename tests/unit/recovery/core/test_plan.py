@@ -1,4 +1,4 @@
-"""Which seats of a ledger are repaired, and how (RP1, RP2; A22, A30)."""
+"""Which seats of a ledger are repaired, and how (RP1, RP2; AR22, AR30)."""
 
 import random
 from collections.abc import Callable, Collection, Mapping
@@ -113,7 +113,7 @@ def test_empty_fragments_change_hands_too() -> None:
 def test_what_comes_before_the_copies(
     state: LedgerState, is_unclaimed: bool, step: FirstStep
 ) -> None:
-    """A26, A27: the open end is never repaired while somebody may write there (LM4)."""
+    """AR26, AR27: the open end is never repaired while somebody may write there (LM4)."""
     metadata = ledger((A, C, D), (A, B, C), state=state)
     plan = plan_repair(metadata, {B}, (), LOST_B, is_unclaimed=is_unclaimed)
     assert plan.first_step is step

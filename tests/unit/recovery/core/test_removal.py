@@ -1,4 +1,4 @@
-"""What becomes of ledgers when bookies go (RM1; B1)."""
+"""What becomes of ledgers when bookies go (RM1; BL1)."""
 
 import pytest
 
