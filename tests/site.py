@@ -126,10 +126,10 @@ def rest() -> str:
 def openapi() -> dict[str, Any]:
     """Of a log server. It is asked for its routes alone, so nothing is behind them."""
     from rollbook.api.rest.log_app import make_app
-    from rollbook.api.rest.owner_routing import Door
+    from rollbook.api.rest.owner_routing import OwnerRouting
 
     nothing = cast(Any, None)
-    return make_app(Door(nothing, lambda _: ""), lambda: False, nothing).openapi()
+    return make_app(OwnerRouting(nothing, lambda _: ""), lambda: False, nothing).openapi()
 
 
 def openapi_of_management() -> dict[str, Any]:

@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 from rollbook.api.rest.json_codec import to_json
 from rollbook.api.rest.new_reader_pacing import Newcomer
-from rollbook.api.rest.owner_routing import Door
+from rollbook.api.rest.owner_routing import OwnerRouting
 from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.api.rest.record_json import Encoding, dumped
 from rollbook.api.rest.record_slices import PIECE_BYTES, pieces
@@ -84,7 +84,7 @@ class Follow(Response):
 
     def __init__(
         self,
-        door: Door,
+        routing: OwnerRouting,
         kind: str,
         first: Any,
         events: AsyncGenerator[Any, None],
@@ -100,12 +100,12 @@ class Follow(Response):
         if uid:
             self.headers["log-uid"] = uid
         del self.headers["content-length"]
-        self._door = door
+        self._routing = routing
         self._first = first
         self._events: AsyncGenerator[Any, None] | None = events
         self._again = again
         self._encoding = encoding
-        self._newcomer = Newcomer(door.newcomers)
+        self._newcomer = Newcomer(routing.newcomers)
         self._is_sse = kind == SSE
         self._suffix = b"" if end is None else b"..%d" % end  # Of ids.
         if uid:
@@ -114,7 +114,7 @@ class Follow(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telling = asyncio.ensure_future(self._tell(send, scope["path"]))
         gone = asyncio.ensure_future(until_gone(receive))
-        self._door.followers[telling] = None
+        self._routing.followers[telling] = None
         try:
             await asyncio.wait((telling, gone), return_when=asyncio.FIRST_COMPLETED)
             if telling.done() and not telling.cancelled():
@@ -123,7 +123,7 @@ class Follow(Response):
             for task in (telling, gone):
                 task.cancel()
             await asyncio.gather(telling, gone, return_exceptions=True)
-            del self._door.followers[telling]
+            del self._routing.followers[telling]
             await self._let_go()
 
     async def _tell(self, send: Send, path: str) -> None:
@@ -189,7 +189,7 @@ class Follow(Response):
         if len(text) <= _SLICE_BYTES:
             return None
         is_slow = False
-        with self._door.rests.hold(len(text)) as rests:
+        with self._routing.rests.hold(len(text)) as rests:
             for begin in range(_SLICE_BYTES, len(text), _SLICE_BYTES):
                 slice_ = text[begin : begin + _SLICE_BYTES]
                 if await _send_text(slice_, send):

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from rollbook.api.rest.json_codec import field_names, from_json, schema_of, to_json
 from rollbook.api.rest.log_records import LOG, block_in, json_response, path_of, tail_headers
 from rollbook.api.rest.openapi import ANYWHERE, AT_OWNER, OF_APPENDS, RECORD_BODIES, described
-from rollbook.api.rest.owner_routing import Asking, Door
+from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.api.rest.problems import problem_of
 from rollbook.api.rest.record_json import JSON, dumped, parse_body
 from rollbook.api.rest.route_parameters import (
@@ -102,15 +102,15 @@ def _config_schema() -> dict[str, Any]:
 
 
 async def _listed(
-    door: Door, namespace: str, prefix: str, token: str, limit: int, view: View, how: How
+    routing: OwnerRouting, namespace: str, prefix: str, token: str, limit: int, view: View, how: How
 ) -> Response:
     asked = messages.ListLogs(namespace, prefix, token, limit)
     if view == "names":
-        return json_response(await door.ask(asked, how))
+        return json_response(await routing.ask(asked, how))
     loop = asyncio.get_running_loop()
     due = loop.time() + how.timeout_ms / 1000
     few = replace(asked, limit=min(limit, _STATES_MAX))
-    page: messages.LogNames = await door.ask(few, how, due=due)
+    page: messages.LogNames = await routing.ask(few, how, due=due)
     states: list[Any] = []
     next_page = page.next_page
     for start in range(0, len(page.logs), _STATES_AT_ONCE):
@@ -118,14 +118,16 @@ async def _listed(
             # The first ones are returned, otherwise no request would end.
             next_page = str(page.logs[start - 1])
             break
-        states += await _states_of(door, page.logs[start:][:_STATES_AT_ONCE], how, due)
+        states += await _states_of(routing, page.logs[start:][:_STATES_AT_ONCE], how, due)
         await asyncio.sleep(0)  # Others have appends to answer.
     return Response(dumped({"logs": states, "next_page": next_page}), media_type=JSON)
 
 
-async def _states_of(door: Door, logs: Sequence[LogName], how: Asking, due: float) -> list[Any]:
+async def _states_of(
+    routing: OwnerRouting, logs: Sequence[LogName], how: Asking, due: float
+) -> list[Any]:
     """Concurrently, and returned in order, without those that were deleted since they were listed."""
-    asked = (door.ask(messages.GetLog(log), how, due=due) for log in logs)
+    asked = (routing.ask(messages.GetLog(log), how, due=due) for log in logs)
     states = await asyncio.gather(*asked, return_exceptions=True)
     found: list[Any] = []
     for log, state in zip(logs, states, strict=True):
@@ -141,7 +143,7 @@ async def _states_of(door: Door, logs: Sequence[LogName], how: Asking, due: floa
 
 @routes.get("/v1/logs", tags=["logs"], **_list_described())
 async def list_all_logs(
-    door: Routing,
+    routing: Routing,
     how: How,
     prefix: Annotated[str, Query(max_length=255)] = "",
     page_token: Annotated[str, Query(max_length=600)] = "",
@@ -149,12 +151,12 @@ async def list_all_logs(
     view: View = "names",
 ) -> Response:
     """The logs of all namespaces, by name; `next_page` is the `page_token` of the next page."""
-    return await _listed(door, "", prefix, page_token, limit, view, how)
+    return await _listed(routing, "", prefix, page_token, limit, view, how)
 
 
 @routes.get("/v1/namespaces/{namespace}/logs", tags=["logs"], **_list_described())
 async def list_logs(
-    door: Routing,
+    routing: Routing,
     how: How,
     namespace: str,
     prefix: Annotated[str, Query(max_length=255)] = "",
@@ -164,7 +166,7 @@ async def list_logs(
 ) -> Response:
     """The logs of a namespace, by name."""
     known = LogName(namespace, "any").namespace
-    return await _listed(door, known, prefix, page_token, limit, view, how)
+    return await _listed(routing, known, prefix, page_token, limit, view, how)
 
 
 @routes.put(
@@ -178,26 +180,26 @@ async def list_logs(
         more={201: "It was made."},
     ),
 )
-async def ensure_log(door: Routing, request: Request, log: Log, how: How) -> Response:
+async def ensure_log(routing: Routing, request: Request, log: Log, how: How) -> Response:
     """Makes the log unless it is there. What its configuration does not name is as the server has it."""
     wanted = await _said(request) or {}
     config = from_json(wanted, ConfigValues) if wanted else None
     names = tuple(field_names(LogConfig)[each] for each in wanted)
-    state: messages.LogState = await door.ask(messages.EnsureLog(log, config, names), how)
+    state: messages.LogState = await routing.ask(messages.EnsureLog(log, config, names), how)
     return _state_response(state, 201 if state.was_created else 200)
 
 
 @routes.get(LOG, tags=["logs"], **described(messages.LogState))
-async def get_log(door: Routing, log: Log, how: HowOf) -> Response:
+async def get_log(routing: Routing, log: Log, how: HowOf) -> Response:
     """All there is to know at a glance. The `ETag` changes with the configuration."""
-    return _state_response(await door.ask(messages.GetLog(log), how))
+    return _state_response(await routing.ask(messages.GetLog(log), how))
 
 
 @routes.head(LOG, tags=["logs"], **described())
-async def head_log(door: Routing, log: Log, how: HowOf) -> Response:
+async def head_log(routing: Routing, log: Log, how: HowOf) -> Response:
     """`Log-Head`, `Log-Tail`, `Log-Sealed`, `Log-Epoch`, `Log-Owner`, as the server knows them."""
     asked = messages.GetTail(log, messages.Consistency.CACHED)
-    return Response(headers=tail_headers(await door.ask(asked, how)))
+    return Response(headers=tail_headers(await routing.ask(asked, how)))
 
 
 @routes.patch(
@@ -209,12 +211,14 @@ async def head_log(door: Routing, log: Log, how: HowOf) -> Response:
         body={JSON: {"schema": _config_schema(), "example": {"retention_age_s": 86400}}},
     ),
 )
-async def update_log(door: Routing, request: Request, log: Log, how: HowOf, etag: ETag) -> Response:
+async def update_log(
+    routing: Routing, request: Request, log: Log, how: HowOf, etag: ETag
+) -> Response:
     """Changes those fields of the configuration that are named, if it still has the `ETag`."""
     wanted = await _said(request, is_required=True)
     config = from_json(wanted, ConfigValues)
     names = tuple(field_names(LogConfig)[each] for each in wanted)
-    return _state_response(await door.ask(messages.UpdateLog(log, config, names, etag), how))
+    return _state_response(await routing.ask(messages.UpdateLog(log, config, names, etag), how))
 
 
 @routes.delete(
@@ -225,10 +229,10 @@ async def update_log(door: Routing, request: Request, log: Log, how: HowOf, etag
     ),
 )
 async def delete_log(
-    door: Routing, log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None
+    routing: Routing, log: Log, how: HowOf, etag: ETag, grace_ms: Grace = None
 ) -> Response:
     """Nobody can use it any more. Its records are freed when the grace is over."""
-    answer = await door.ask(messages.DeleteLog(log, etag, grace_ms), how)
+    answer = await routing.ask(messages.DeleteLog(log, etag, grace_ms), how)
     return json_response(answer, status=202)
 
 
@@ -241,18 +245,18 @@ async def delete_log(
         says=messages.UndeleteLog,
     ),
 )
-async def undelete_log(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+async def undelete_log(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
     """Brings a deleted log back, with its records. `uid`: which one, if several were deleted under the name;
     `to`: another name, if that one is taken.
     """
     said = await _said(request) or {}
     word = from_json(said, messages.UndeleteLog, log=log)
-    return json_response(await door.ask(word, how))
+    return json_response(await routing.ask(word, how))
 
 
 @routes.get("/v1/deleted-logs", tags=["logs"], **described(messages.DeletedLogs))
 async def list_deleted_logs(
-    door: Routing,
+    routing: Routing,
     how: How,
     namespace: Annotated[str, Query(max_length=255)] = "",
     prefix: Annotated[str, Query(max_length=255)] = "",
@@ -260,7 +264,7 @@ async def list_deleted_logs(
 ) -> Response:
     """Deleted logs whose records are kept still, by name."""
     known = LogName(namespace, "any").namespace if namespace else ""
-    return json_response(await door.ask(messages.ListDeletedLogs(known, prefix, limit), how))
+    return json_response(await routing.ask(messages.ListDeletedLogs(known, prefix, limit), how))
 
 
 def _state_response(state: messages.LogState, status: int = 200) -> Response:
@@ -291,11 +295,11 @@ async def _said(request: Request, *, is_required: bool = False) -> Any:
     tags=["logs"],
     **described(messages.TruncateAnswer, errors=(*AT_OWNER, Guarded), says=messages.Truncate),
 )
-async def truncate(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+async def truncate(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
     """Nobody reads what is before that position any more; `dry_run` tells what would go."""
     said = await _said(request, is_required=True)
     return json_response(
-        await door.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
+        await routing.ask(from_json(said, messages.Truncate, log=log, uid=how.uid), how)
     )
 
 
@@ -312,7 +316,7 @@ async def truncate(door: Routing, request: Request, log: Log, how: HowOf) -> Res
     ),
 )
 async def seal(
-    door: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
+    routing: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
 ) -> Response:
     """No record is ever appended again; those of the body are the last ones."""
     block: bytes | Response | None = None
@@ -320,13 +324,13 @@ async def seal(
         block = await block_in(request, producer)
     if isinstance(block, Response):
         return block
-    return json_response(await door.ask(messages.Seal(log, block, condition), how))
+    return json_response(await routing.ask(messages.Seal(log, block, condition), how))
 
 
 @routes.post(f"{LOG}:roll", tags=["logs"], **described(messages.RollLogAnswer, errors=AT_OWNER))
-async def roll(door: Routing, log: Log, how: HowOf) -> Response:
+async def roll(routing: Routing, log: Log, how: HowOf) -> Response:
     """Starts a new segment, unless the one that is written is still empty."""
-    return json_response(await door.ask(messages.RollLog(log), how))
+    return json_response(await routing.ask(messages.RollLog(log), how))
 
 
 @routes.post(
@@ -334,11 +338,11 @@ async def roll(door: Routing, log: Log, how: HowOf) -> Response:
     tags=["cluster"],
     **described(messages.LogOwner, errors=(*AT_OWNER, NoSuchServer), says=messages.TransferLog),
 )
-async def transfer(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+async def transfer(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
     """Hands the log over to another server; no append fails by it."""
     said = await _said(request, is_required=True)
     return json_response(
-        await door.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
+        await routing.ask(from_json(said, messages.TransferLog, log=log, uid=how.uid), how)
     )
 
 
@@ -355,12 +359,12 @@ async def transfer(door: Routing, request: Request, log: Log, how: HowOf) -> Res
         says=messages.AcquireWriter,
     ),
 )
-async def acquire_writer(door: Routing, request: Request, log: Log, how: HowOf) -> Response:
+async def acquire_writer(routing: Routing, request: Request, log: Log, how: HowOf) -> Response:
     """Refused if somebody holds it, unless `mode` is `wait` or `steal`. Earlier writers are fenced: what
     was acknowledged to them is below `fence_offset`, and nothing more will be.
     """
     said = await _said(request, is_required=True)
-    grant = await door.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
+    grant = await routing.ask(from_json(said, messages.AcquireWriter, log=log, uid=how.uid), how)
     return json_response(grant, status=201)
 
 
@@ -369,17 +373,17 @@ async def acquire_writer(door: Routing, request: Request, log: Log, how: HowOf) 
     tags=["writer"],
     **described(messages.WriterGrant, errors=(*AT_OWNER, StaleEpoch)),
 )
-async def renew_writer(door: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
+async def renew_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
     """Restarts the granted time."""
-    return json_response(await door.ask(messages.RenewWriter(log, epoch), how))
+    return json_response(await routing.ask(messages.RenewWriter(log, epoch), how))
 
 
 @routes.delete(
     f"{LOG}/writer", tags=["writer"], **described(status=204, errors=(*AT_OWNER, StaleEpoch))
 )
-async def release_writer(door: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
+async def release_writer(routing: Routing, log: Log, how: HowOf, epoch: Epoch) -> Response:
     """Somebody else may have it."""
-    await door.ask(messages.ReleaseWriter(log, epoch), how)
+    await routing.ask(messages.ReleaseWriter(log, epoch), how)
     return Response(status_code=204)
 
 
@@ -391,12 +395,12 @@ async def release_writer(door: Routing, log: Log, how: HowOf, epoch: Epoch) -> R
     tags=["records"],
     **described(messages.ProducerProgress, status=201, errors=AT_OWNER),
 )
-async def begin_producer(door: Routing, log: Log, how: HowOf, producer: Producer) -> Response:
+async def begin_producer(routing: Routing, log: Log, how: HowOf, producer: Producer) -> Response:
     """Begins the next epoch of a producer, and says how many records it has appended. Use that epoch with
     `Producer-Seq` from 0 on; older epochs are refused.
     """
     word = messages.BeginProducer(log, producer.encode())
-    return json_response(await door.ask(word, how), status=201)
+    return json_response(await routing.ask(word, how), status=201)
 
 
 # --- Cursors ----------------------------------------------------------------------------------
@@ -404,14 +408,14 @@ async def begin_producer(door: Routing, log: Log, how: HowOf, producer: Producer
 
 @routes.get(f"{LOG}/cursors", tags=["cursors"], **described(messages.Cursors))
 async def list_cursors(
-    door: Routing,
+    routing: Routing,
     log: Log,
     how: HowOf,
     page_token: Annotated[str, Query(max_length=600)] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
     """By name; `next_page` is the `page_token` of the next page."""
-    return json_response(await door.ask(messages.ListCursors(log, page_token, limit), how))
+    return json_response(await routing.ask(messages.ListCursors(log, page_token, limit), how))
 
 
 @routes.get(
@@ -419,9 +423,9 @@ async def list_cursors(
     tags=["cursors"],
     **described(messages.Cursor, errors=(*ANYWHERE, NoSuchCursor)),
 )
-async def get_cursor(door: Routing, log: Log, how: HowOf, cursor: Cursor) -> Response:
+async def get_cursor(routing: Routing, log: Log, how: HowOf, cursor: Cursor) -> Response:
     """A named position. Protected it is a mark, and holds truncation and retention back."""
-    return _cursor_response(await door.ask(messages.GetCursor(log, cursor), how))
+    return _cursor_response(await routing.ask(messages.GetCursor(log, cursor), how))
 
 
 @routes.put(
@@ -435,12 +439,12 @@ async def get_cursor(door: Routing, log: Log, how: HowOf, cursor: Cursor) -> Res
     ),
 )
 async def commit_cursor(
-    door: Routing, request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
+    routing: Routing, request: Request, log: Log, how: HowOf, cursor: Cursor, version: Version
 ) -> Response:
     """Moves it, or makes it; `If-Match` and `If-None-Match` say from which version."""
     said = await _said(request, is_required=True)
     given = {"log": log, "name": cursor, "expected_version": version, "uid": how.uid}
-    return _cursor_response(await door.ask(from_json(said, messages.CommitCursor, **given), how))
+    return _cursor_response(await routing.ask(from_json(said, messages.CommitCursor, **given), how))
 
 
 @routes.delete(
@@ -449,10 +453,10 @@ async def commit_cursor(
     **described(status=204, errors=(*ANYWHERE, MetadataConflict)),
 )
 async def delete_cursor(
-    door: Routing, log: Log, how: HowOf, cursor: Cursor, version: Version
+    routing: Routing, log: Log, how: HowOf, cursor: Cursor, version: Version
 ) -> Response:
     """It holds nothing back any more."""
-    await door.ask(messages.DeleteCursor(log, cursor, version), how)
+    await routing.ask(messages.DeleteCursor(log, cursor, version), how)
     return Response(status_code=204)
 
 
@@ -465,54 +469,56 @@ def _cursor_response(cursor: messages.Cursor) -> Response:
 
 @routes.get(f"{LOG}/segments", tags=["logs"], **described(messages.Segments))
 async def list_segments(
-    door: Routing, log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
+    routing: Routing, log: Log, how: HowOf, start: Number = 0, limit: Page = 1000
 ) -> Response:
     """The ledgers that the log is made of."""
-    return json_response(await door.ask(messages.ListSegments(log, SegmentId(start), limit), how))
+    return json_response(
+        await routing.ask(messages.ListSegments(log, SegmentId(start), limit), how)
+    )
 
 
 @routes.get(f"{LOG}/journal", tags=["logs"], **described(messages.Journal))
-async def get_journal(door: Routing, log: Log, how: HowOf, limit: Page = 100) -> Response:
+async def get_journal(routing: Routing, log: Log, how: HowOf, limit: Page = 100) -> Response:
     """What befell the log, newest first."""
-    return json_response(await door.ask(messages.GetJournal(log, limit), how))
+    return json_response(await routing.ask(messages.GetJournal(log, limit), how))
 
 
 @routes.get("/v1/owners", tags=["cluster"], **described(messages.LogOwners))
 async def lookup(
-    door: Routing,
+    routing: Routing,
     how: How,
     log: Annotated[list[str], Query(max_length=_NAMES_MAX, description="namespace/log")],
 ) -> Response:
     """Who has these logs, or should have them; those that do not exist are left out."""
     names = tuple(LogName.parse(each) for each in log)
-    return json_response(await door.ask(messages.Lookup(names), how))
+    return json_response(await routing.ask(messages.Lookup(names), how))
 
 
 @routes.get("/v1/servers", tags=["cluster"], **described(messages.Servers))
-async def list_servers(door: Routing, how: How) -> Response:
+async def list_servers(routing: Routing, how: How) -> Response:
     """Those that live. `url` is where their HTTP is, empty if they have none."""
-    found = to_json(await door.ask(messages.ListServers(), how))
+    found = to_json(await routing.ask(messages.ListServers(), how))
     for each in found["servers"]:
-        each["url"] = door.url_of(each["address"])
+        each["url"] = routing.url_of(each["address"])
     return Response(dumped(found), media_type=JSON)
 
 
 @routes.get("/v1/stats", tags=["cluster"], **described(messages.ServerStats))
-async def get_server_stats(door: Routing, how: How) -> Response:
+async def get_server_stats(routing: Routing, how: How) -> Response:
     """Of the server that is asked."""
-    return json_response(await door.ask(messages.GetServerStats(), how))
+    return json_response(await routing.ask(messages.GetServerStats(), how))
 
 
 @routes.get("/v1/outage", tags=["cluster"], **described(messages.Outage))
-async def get_outage(door: Routing, how: How) -> Response:
+async def get_outage(routing: Routing, how: How) -> Response:
     """What this server knows to be away: bookies, the metadata store. Answered within a second."""
-    return json_response(await door.ask(messages.GetOutage(), how))
+    return json_response(await routing.ask(messages.GetOutage(), how))
 
 
 @routes.get("/v1/limits", tags=["cluster"], **described(messages.ServiceLimits))
-async def get_limits(door: Routing, how: How) -> Response:
+async def get_limits(routing: Routing, how: How) -> Response:
     """What no log and no request may have more of."""
-    return json_response(await door.ask(messages.GetLimits(), how))
+    return json_response(await routing.ask(messages.GetLimits(), how))
 
 
 @routes.post(
@@ -520,9 +526,9 @@ async def get_limits(door: Routing, how: How) -> Response:
     tags=["cluster"],
     **described(messages.DrainAnswer, status=202, errors=(*AT_OWNER, NoSuchServer)),
 )
-async def drain(door: Routing, how: How, server: Server) -> Response:
+async def drain(routing: Routing, how: How, server: Server) -> Response:
     """It hands over what it owns and opens nothing more; ask again how many logs are left."""
-    return json_response(await door.ask(messages.DrainServer(server), how), status=202)
+    return json_response(await routing.ask(messages.DrainServer(server), how), status=202)
 
 
 @routes.post(
@@ -530,6 +536,6 @@ async def drain(door: Routing, how: How, server: Server) -> Response:
     tags=["cluster"],
     **described(messages.DrainAnswer, errors=(*AT_OWNER, NoSuchServer)),
 )
-async def resume(door: Routing, how: How, server: Server) -> Response:
+async def resume(routing: Routing, how: How, server: Server) -> Response:
     """It takes logs again."""
-    return json_response(await door.ask(messages.DrainServer(server, resume=True), how))
+    return json_response(await routing.ask(messages.DrainServer(server, resume=True), how))

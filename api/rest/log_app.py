@@ -12,7 +12,7 @@ from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.rest import log_admin, log_metrics, log_records
 from rollbook.api.rest.index_page import add_index
 from rollbook.api.rest.log_metrics import MetricsPage
-from rollbook.api.rest.owner_routing import Door, Peers
+from rollbook.api.rest.owner_routing import OwnerRouting, PeerServers
 from rollbook.api.rest.problems import describe_problems, new_app, response_of
 from rollbook.api.rest.server import Bounds, HttpConfig, HttpServer
 from rollbook.logservice.messages import ServiceCore
@@ -37,9 +37,9 @@ _RETRY_S: Final = 1
 class RestServer:
     """A listening server; `start` makes it."""
 
-    def __init__(self, http: HttpServer, door: Door) -> None:
+    def __init__(self, http: HttpServer, routing: OwnerRouting) -> None:
         self._http = http
-        self._door = door
+        self._routing = routing
 
     @classmethod
     async def start(
@@ -47,36 +47,36 @@ class RestServer:
         core: ServiceCore,
         config: HttpConfig,
         url_of: Callable[[str], str],
-        peers: Peers | None = None,
+        peers: PeerServers | None = None,
         is_ready: Callable[[], bool] = lambda: True,
         bounds: Bounds = BOUNDS,
         doorkeeper: Doorkeeper | None = None,
         shown: MetricsPage | None = None,
         dashboard: Callable[[], str] | None = None,
     ) -> "RestServer":
-        """`url_of`: see `Door`. `is_ready`: whether to send more clients here. `doorkeeper`: that of
+        """`url_of`: see `OwnerRouting`. `is_ready`: whether to send more clients here. `doorkeeper`: that of
         all doors; otherwise one of its own, if it requires a token. `shown`: at /metrics.
         `dashboard`: the URL to which browsers at `/` are redirected; empty: there is none yet. Raises
         `BadConfig`.
         """
         doorkeeper = doorkeeper or Doorkeeper.of(config.token_file)
         guarded = Guarded(core, doorkeeper.audit if doorkeeper else None)
-        door = Door(guarded, url_of, peers)
-        app = make_app(door, is_ready, shown, dashboard, asks_for_tokens=doorkeeper is not None)
+        routing = OwnerRouting(guarded, url_of, peers)
+        app = make_app(routing, is_ready, shown, dashboard, asks_for_tokens=doorkeeper is not None)
         open_paths = (*OPEN_PATHS, "/")
-        return cls(await HttpServer.start(app, config, open_paths, doorkeeper, bounds), door)
+        return cls(await HttpServer.start(app, config, open_paths, doorkeeper, bounds), routing)
 
     @property
     def address(self) -> Address:
         return self._http.address
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._routing.close()
         await self._http.close()
 
 
 def make_app(
-    door: Door,
+    routing: OwnerRouting,
     is_ready: Callable[[], bool],
     shown: MetricsPage | None = None,
     dashboard: Callable[[], str] | None = None,
@@ -84,10 +84,10 @@ def make_app(
     asks_for_tokens: bool = False,
 ) -> FastAPI:
     app = new_app("Rollbook", "Durable, replicated, append-only logs.", __version__, OPEN_PATHS)
-    _add_redirects(app, door)
+    _add_redirects(app, routing)
     _add_probes(app, is_ready)
     add_index(app, dashboard, asks_for_tokens=asks_for_tokens)
-    app.state.door = door
+    app.state.routing = routing
     app.include_router(log_records.routes)
     app.include_router(log_admin.routes)
     if shown is not None:
@@ -96,7 +96,7 @@ def make_app(
     return app
 
 
-def _add_redirects(app: FastAPI, door: Door) -> None:
+def _add_redirects(app: FastAPI, routing: OwnerRouting) -> None:
     """`NotOwner` becomes a redirect to the owner, if its address is known."""
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
@@ -105,7 +105,7 @@ def _add_redirects(app: FastAPI, door: Door) -> None:
             return response_of(error)
         owner = str(error.ids.get("owner") or "")
         headers = {"log-owner": owner, "log-epoch": str(error.ids.get("owner_epoch", 0))}
-        url = door.url_of(owner)
+        url = routing.url_of(owner)
         if not url:
             headers["retry-after"] = str(_RETRY_S)
             return response_of(error, status=OwnerChanging.code.http, headers=headers)

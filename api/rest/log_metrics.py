@@ -34,9 +34,9 @@ Shown = Annotated[MetricsPage, Depends(_metrics_page)]
 
 
 @routes.get("/metrics", response_class=PlainTextResponse, **described())
-async def read_metrics(door: Routing, shown: Shown, how: How) -> Response:
+async def read_metrics(routing: Routing, shown: Shown, how: How) -> Response:
     """For Prometheus."""
-    await door.ask(messages.GetServerStats(), how)
+    await routing.ask(messages.GetServerStats(), how)
     shown.look()
     return Response(await shown.metrics.page(), media_type=CONTENT_TYPE)
 
@@ -44,7 +44,7 @@ async def read_metrics(door: Routing, shown: Shown, how: How) -> Response:
 @routes.get(
     "/v1/settings", response_model=EffectiveSettings, responses=describe_problems(*ANYWHERE)
 )
-async def read_settings(door: Routing, shown: Shown, how: How) -> EffectiveSettings:
+async def read_settings(routing: Routing, shown: Shown, how: How) -> EffectiveSettings:
     """Those in force at the server that is asked, and where each value comes from; without secrets."""
-    await door.ask(messages.GetServerStats(), how)
+    await routing.ask(messages.GetServerStats(), how)
     return EffectiveSettings.model_validate({"settings": shown.settings})

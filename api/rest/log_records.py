@@ -23,7 +23,7 @@ from rollbook.api.rest.openapi import (
     RECORD_BODIES,
     described,
 )
-from rollbook.api.rest.owner_routing import Asking, Door
+from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.api.rest.problems import response_of
 from rollbook.api.rest.range_response import RangeResponse
 from rollbook.api.rest.record_json import (
@@ -155,7 +155,7 @@ def _record_responses() -> dict[int | str, dict[str, Any]]:
     ),
 )
 async def append(
-    door: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
+    routing: Routing, request: Request, log: Log, how: HowOf, condition: If, producer: By
 ) -> Response:
     """Appends one atomic batch, which is on disk on an ack quorum of bookies when it is answered.
 
@@ -165,7 +165,7 @@ async def append(
     block = await block_in(request, producer)
     if isinstance(block, Response):
         return block
-    ack: messages.AppendAck = await door.ask(messages.Append(log, block, condition), how)
+    ack: messages.AppendAck = await routing.ask(messages.Append(log, block, condition), how)
     headers = {
         "location": f"{path_of(log)}/records/{ack.first_offset}",
         "log-next-offset": str(ack.next_offset),
@@ -177,7 +177,7 @@ async def append(
 @routes.head(f"{LOG}/records", include_in_schema=False)
 @routes.get(f"{LOG}/records", **_read_described())
 async def read(
-    door: Routing,
+    routing: Routing,
     request: Request,
     log: Log,
     how: HowOf,
@@ -226,7 +226,7 @@ async def read(
     if kind in (SSE, NDJSON):
         if request.method == "HEAD":  # It would never end.
             tail = messages.GetTail(log, messages.Consistency.CACHED)
-            return Response(headers=tail_headers(await door.ask(tail, how)), media_type=kind)
+            return Response(headers=tail_headers(await routing.ask(tail, how)), media_type=kind)
         reading = messages.ReadStream(
             log,
             begin,
@@ -237,13 +237,13 @@ async def read(
             heartbeat_ms=heartbeat_ms,
             uid=uid,
         )
-        return await _follow_range(door, kind, reading, last, how, encoding)
+        return await _follow_range(routing, kind, reading, last, how, encoding)
     if until_timestamp_us is not None:
         raise InvalidRequest("until_timestamp_us is for events and lines: accept one of them")
     fails = on_truncated or messages.OnTruncated.FAIL
     asked = messages.Read(log, begin, limit, max_bytes, wait_ms, fails)
-    answer: messages.ReadAnswer = await door.ask(asked, how, more_ms=wait_ms)
-    return _read_response(door, kind, answer, until, encoding, waited=wait_ms > 0)
+    answer: messages.ReadAnswer = await routing.ask(asked, how, more_ms=wait_ms)
+    return _read_response(routing, kind, answer, until, encoding, waited=wait_ms > 0)
 
 
 @routes.head(f"{LOG}/records/{{offset}}", include_in_schema=False)
@@ -253,7 +253,7 @@ async def read(
     responses=_record_responses(),
 )
 async def read_record(
-    door: Routing,
+    routing: Routing,
     request: Request,
     log: Log,
     how: HowOf,
@@ -267,7 +267,7 @@ async def read_record(
     it may be kept for ever, else a cache asks each time whether it is still the same.
     """
     asked = messages.Read(log, AtOffset(Offset(offset)), 1, 1, uid=parse_uid(uid) if uid else "")
-    answer: messages.ReadAnswer = await door.ask(asked, how)
+    answer: messages.ReadAnswer = await routing.ask(asked, how)
     if not answer.blocks:
         raise BeyondTail(offset=offset, tail=answer.tail)
     is_for_all = CALLER.get().doorkeeper is None and "authorization" not in request.headers
@@ -278,7 +278,7 @@ async def read_record(
 
 @routes.get(f"{LOG}/tail", **described(messages.LogTail, errors=AT_OWNER))
 async def get_tail(
-    door: Routing,
+    routing: Routing,
     log: Log,
     how: HowOf,
     accept: Accept,
@@ -300,15 +300,15 @@ async def get_tail(
         asked = messages.WatchTail(log, interval_ms, heartbeat_ms, how.uid)
         is_resumed = kind == SSE and last_event_id is not None
         return await _follow(
-            door, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
+            routing, kind, asked, Encoding.AUTO, resumed_by=how if is_resumed else None
         )
-    tail: messages.LogTail = await door.ask(messages.GetTail(log, consistency), how)
+    tail: messages.LogTail = await routing.ask(messages.GetTail(log, consistency), how)
     return json_response(tail, headers=tail_headers(tail))
 
 
 @routes.get("/v1/tails", **described(messages.Tails, errors=ANYWHERE))
 async def watch_tails(
-    door: Routing,
+    routing: Routing,
     how: How,
     accept: Accept,
     log: Annotated[list[str] | None, Query(description="Of these logs; repeated.")] = None,
@@ -327,21 +327,21 @@ async def watch_tails(
     asked = messages.WatchTails(named, prefixes, interval_ms, heartbeat_ms)
     kind = preferred_type(accept, _KINDS_IN, JSON)
     if kind in (SSE, NDJSON):
-        return await _follow(door, kind, asked, Encoding.AUTO)
-    return json_response(await _all_tails(door, asked, how))
+        return await _follow(routing, kind, asked, Encoding.AUTO)
+    return json_response(await _all_tails(routing, asked, how))
 
 
 @routes.post(f"{LOG}:barrier", **described(messages.LogTail, errors=AT_OWNER))
-async def barrier(door: Routing, log: Log, how: HowOf) -> Response:
+async def barrier(routing: Routing, log: Log, how: HowOf) -> Response:
     """A tail below which is all that was acked before, by whichever server."""
     asked = messages.GetTail(log, messages.Consistency.BARRIER)
-    tail: messages.LogTail = await door.ask(asked, how)
+    tail: messages.LogTail = await routing.ask(asked, how)
     return json_response(tail, headers=tail_headers(tail))
 
 
 @routes.get(f"{LOG}/offsets", **described(messages.FoundOffset, errors=OF_READS))
 async def find_offset(
-    door: Routing,
+    routing: Routing,
     log: Log,
     how: HowOf,
     at: Annotated[str | None, Query(description="A position, as in `from`.")] = None,
@@ -351,7 +351,7 @@ async def find_offset(
     if (at is None) == (timestamp_us is None):
         raise InvalidRequest("say one of at and timestamp_us")
     where = position(at, "at") if at is not None else AtTime(timestamp_us or 0)
-    return json_response(await door.ask(messages.FindOffset(log, where), how))
+    return json_response(await routing.ask(messages.FindOffset(log, where), how))
 
 
 # --- Answers ----------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class _LastEvent(NamedTuple):
 
 
 async def _follow_range(
-    door: Door,
+    routing: OwnerRouting,
     kind: str,
     reading: messages.ReadStream,
     last: _LastEvent | None,
@@ -419,9 +419,9 @@ async def _follow_range(
         # Where the tail was at the first request.
         end = _offset_of(last.end, "Last-Event-ID") if last.end else None
         reading = reading.resumed_at(reading.start.offset, end)
-    reading = await door.begun(reading, how)
+    reading = await routing.begun(reading, how)
     return await _follow(
-        door,
+        routing,
         kind,
         reading,
         encoding,
@@ -431,7 +431,7 @@ async def _follow_range(
 
 
 async def _follow(
-    door: Door,
+    routing: OwnerRouting,
     kind: str,
     asked: _Followed,
     encoding: Encoding,
@@ -440,30 +440,35 @@ async def _follow(
     resumed_by: Asking | None = None,
 ) -> Response:
     """The first event decides whether it is an answer at all. `end`: as `Follow` has it."""
-    events = door.follow(asked)
+    events = routing.follow(asked)
     try:
         first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
-    if resumed_by is not None and await _check_complete(door, first, asked, resumed_by):
+    if resumed_by is not None and await _check_complete(routing, first, asked, resumed_by):
         await events.aclose()
         return Response(status_code=204)  # Browsers come back after anything else.
 
     def again(offset: Offset) -> Any:
         if isinstance(asked, messages.ReadStream):
-            return door.follow(asked.resumed_at(offset), offset)
-        return door.follow(asked)
+            return routing.follow(asked.resumed_at(offset), offset)
+        return routing.follow(asked)
 
     uid = asked.uid if isinstance(asked, messages.ReadStream) else ""
-    return Follow(door, kind, first, events, again, encoding, end, uid)
+    return Follow(routing, kind, first, events, again, encoding, end, uid)
 
 
-async def _all_tails(door: Door, asked: messages.WatchTails, how: Asking) -> messages.Tails:
+async def _all_tails(
+    routing: OwnerRouting, asked: messages.WatchTails, how: Asking
+) -> messages.Tails:
     """As they are now. Raises `QuorumTimeout`."""
     found: dict[LogName, messages.TailOfLog] = {}
     try:
-        async with asyncio.timeout(how.timeout_ms / 1000), aclosing(door.follow(asked)) as events:
+        async with (
+            asyncio.timeout(how.timeout_ms / 1000),
+            aclosing(routing.follow(asked)) as events,
+        ):
             async for message in events:
                 found.update((tail.log, tail) for tail in message.tails)
                 for log in message.gone:
@@ -477,7 +482,7 @@ async def _all_tails(door: Door, asked: messages.WatchTails, how: Asking) -> mes
     raise QuorumTimeout("not all lists of logs were read within the deadline")
 
 
-async def _check_complete(door: Door, first: Any, asked: _Followed, how: Asking) -> bool:
+async def _check_complete(routing: OwnerRouting, first: Any, asked: _Followed, how: Asking) -> bool:
     """Of a sealed log, or of the range."""
     match first:
         case messages.CaughtUp(place) | messages.Progress(position=place):
@@ -486,7 +491,7 @@ async def _check_complete(door: Door, first: Any, asked: _Followed, how: Asking)
                 return True
             assert not isinstance(asked, messages.WatchTails)  # Nobody resumes it.
             tail = messages.GetTail(asked.log, messages.Consistency.CACHED, asked.uid)
-            known: messages.LogTail = await door.ask(tail, how)
+            known: messages.LogTail = await routing.ask(tail, how)
             return known.is_sealed and place >= known.tail
     return isinstance(first, messages.Sealed | messages.Stopped) or is_end(first)
 
@@ -499,7 +504,7 @@ def _offset_of(text: str, name: str) -> Offset:
 
 
 def _read_response(
-    door: Door,
+    routing: OwnerRouting,
     kind: str,
     answer: messages.ReadAnswer,
     until: int | None,
@@ -525,7 +530,7 @@ def _read_response(
         return Response(status_code=204, headers=headers)
     if kind == BLOCK:
         return Response(b"".join(answer.blocks), 200, headers, BLOCK)
-    return RangeResponse(door.newcomers, answer, end, encoding, headers)
+    return RangeResponse(routing.newcomers, answer, end, encoding, headers)
 
 
 def _record_response(

@@ -54,16 +54,16 @@ class Asking:
         return replace(word, uid=self.uid)
 
 
-class Peers(Protocol):
+class PeerServers(Protocol):
     """Other log servers."""
 
     async def ask(self, word: Any, address: str, due: float) -> Any:
         """Raises its errors, and those that keep it from answering."""
 
 
-class Door:
+class OwnerRouting:
     def __init__(
-        self, core: Guarded, url_of: Callable[[str], str], peers: Peers | None = None
+        self, core: Guarded, url_of: Callable[[str], str], peers: PeerServers | None = None
     ) -> None:
         """`url_of`: where a server's HTTP is, by the address of its gRPC; empty if it has none."""
         self.url_of = url_of

@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from rollbook.api.rest.openapi_document import complete
-from rollbook.api.rest.unknown_parameters import KnownWords
+from rollbook.api.rest.unknown_parameters import DeclaredParameters
 from rollbook.proto.errors import (
     EntryTooLarge,
     InvalidRequest,
@@ -161,7 +161,7 @@ def new_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(KnownWords(open_paths).check)],
+        dependencies=[Depends(DeclaredParameters(open_paths).check)],
         generate_unique_id_function=lambda route: route.name,
     )
     _add_problems(app, open_paths)

@@ -28,7 +28,7 @@ _PATIENCE_S: Final = 0.25
 _RETRY_MS: Final = 1000
 
 
-class Untaken:
+class ResponseBackpressure:
     """Of one server."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -57,7 +57,7 @@ class Untaken:
 class _Answer:
     """One. The application's part is complete, and it says so (`Content-Length`), or it reports what it holds."""
 
-    def __init__(self, room: Untaken, send: Send) -> None:
+    def __init__(self, room: ResponseBackpressure, send: Send) -> None:
         self.held_bytes = 0
         self.is_refused = False  # Before any of it was sent.
         self._is_cut = False  # The connection of an unfinished response is closed.

@@ -8,7 +8,13 @@ from fastapi import Depends, Header, Path, Query, Request
 
 from rollbook.api.access.authenticator import CALLER
 from rollbook.api.access.idempotency import once
-from rollbook.api.rest.owner_routing import TIMEOUT_MS, TIMEOUT_MS_MAX, Asking, Door, Forward
+from rollbook.api.rest.owner_routing import (
+    TIMEOUT_MS,
+    TIMEOUT_MS_MAX,
+    Asking,
+    Forward,
+    OwnerRouting,
+)
 from rollbook.logservice.ids import (
     INT64_MAX,
     ONCE,
@@ -32,9 +38,9 @@ _NAME_PATTERN: Final = {"pattern": "^[a-z0-9][a-z0-9._-]{0,254}$"}
 _Name = Annotated[str, Path(json_schema_extra=_NAME_PATTERN)]
 
 
-async def _routing(request: Request) -> Door:
-    door: Door = request.app.state.door
-    return door
+async def _routing(request: Request) -> OwnerRouting:
+    routing: OwnerRouting = request.app.state.routing
+    return routing
 
 
 async def _log_name(namespace: _Name, log: _Name) -> LogName:
@@ -195,7 +201,8 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-Routing = Annotated[Door, Depends(_routing)]  # Of the application: `log_app.make_app` sets it.
+# Of the application: `log_app.make_app` sets it.
+Routing = Annotated[OwnerRouting, Depends(_routing)]
 Log = Annotated[LogName, Depends(_log_name)]
 Cursor = Annotated[CursorName, Depends(_cursor_name)]
 How = Annotated[Asking, Depends(_asking)]

@@ -52,7 +52,7 @@ from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.chunked_body import BadChunks, Chunks
 from rollbook.api.rest.cross_origin import CrossOrigin
 from rollbook.api.rest.problems import response_of
-from rollbook.api.rest.response_backpressure import Untaken
+from rollbook.api.rest.response_backpressure import ResponseBackpressure
 from rollbook.proto.errors import (
     BadConfig,
     EntryTooLarge,
@@ -520,7 +520,7 @@ class Guard:
         self._own_refusal = own_refusal
         self._bounds = bounds
         self._bodies_bytes = 0
-        self._untaken = Untaken(bounds.answers_bytes)
+        self._backpressure = ResponseBackpressure(bounds.answers_bytes)
         self._doorkeeper = doorkeeper
         self._hosts = hosts
         self._open_paths = open_paths
@@ -551,7 +551,7 @@ class Guard:
                 if preflight is not None:
                     await preflight(scope, told, send)
                 elif scope["method"] == "GET":
-                    await self._untaken.serve(self._app, scope, told, send)
+                    await self._backpressure.serve(self._app, scope, told, send)
                 else:  # Responses to writes are never dropped.
                     await self._app(scope, told, send)
         finally:

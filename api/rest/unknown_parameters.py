@@ -19,7 +19,7 @@ from rollbook.proto.errors import InvalidRequest
 _OURS: Final = ("log-", "producer-")
 
 
-class KnownWords:
+class DeclaredParameters:
     """Of the routes of one application, but for its probes."""
 
     def __init__(self, probes: Collection[str]) -> None:

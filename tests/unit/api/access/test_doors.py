@@ -622,7 +622,7 @@ async def test_forwarded_acts_are_logged_under_the_callers_name(there: Site) -> 
         async def ask(self, word: Any, address: str, due: float) -> Any:
             return messages.RollLogAnswer(SegmentId(3))
 
-    there.rest._door._peers = Peers()
+    there.rest._routing._peers = Peers()
     roll = Route("roll_log", "POST", f"{PATH}:roll")
     with structlog.testing.capture_logs() as logs:
         for forward, status in (("auto", 200), ("never", 503)):

@@ -15,7 +15,7 @@ from rollbook.api.access.core.grants import EVERYTHING
 from rollbook.api.access.core.principals import Principal
 from rollbook.api.access.core.quotas import Account, Quotas
 from rollbook.api.methods import READ_STREAM
-from rollbook.api.rest.owner_routing import Asking, Door
+from rollbook.api.rest.owner_routing import Asking, OwnerRouting
 from rollbook.logservice import messages
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.proto.errors import Overloaded, RollbookError, Unauthorized
@@ -82,8 +82,8 @@ class Scene:
         asked = messages.ReadStream(LOG, Earliest(), heartbeat_ms=HEARTBEAT_MS)
         return self._guarded.watch(READ_STREAM, asked, stands=stands)
 
-    def door(self) -> Door:
-        return Door(self._guarded, lambda _: "")
+    def routing(self) -> OwnerRouting:
+        return OwnerRouting(self._guarded, lambda _: "")
 
 
 async def test_whoever_waited_longest_takes_next() -> None:
@@ -187,7 +187,10 @@ async def test_where_he_stands_is_told_to_whom_the_door_reads_for_again() -> Non
     scene = Scene(debt=RATE * 3600)
     scene.core.failures = [Overloaded()]
     asked = messages.ReadStream(LOG, AtOffset(Offset(7)), heartbeat_ms=HEARTBEAT_MS)
-    async with asyncio.timeout(DEADLINE_S), aclosing(scene.door().follow(asked, Offset(7))) as told:
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        aclosing(scene.routing().follow(asked, Offset(7))) as told,
+    ):
         assert (await anext(told)).position == 7
 
 
@@ -196,4 +199,4 @@ async def test_a_token_that_is_gone_tells_nobody_where_he_stands() -> None:
     scene = Scene(debt=0)
     scene.is_in_force = False
     with pytest.raises(Unauthorized):
-        await scene.door().ask(messages.FindOffset(LOG, Earliest()), Asking())
+        await scene.routing().ask(messages.FindOffset(LOG, Earliest()), Asking())

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from rollbook.api.access.authenticator import CALLER, anybody
 from rollbook.api.access.authorized_service import Guarded
 from rollbook.api.rest.log_app import make_app
-from rollbook.api.rest.owner_routing import Door
+from rollbook.api.rest.owner_routing import OwnerRouting
 from tests.unit.api.grpc.fake_core import FakeCluster, FakeCore
 from tests.unit.api.rest.http_client import DEADLINE_S, Answer
 
@@ -92,7 +92,7 @@ ROUTES = (
 class Site:
     core: FakeCore
     app: FastAPI
-    door: Door
+    routing: OwnerRouting
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
         """The whole answer."""
@@ -199,5 +199,5 @@ def site(url_of: Callable[[str], str] = lambda _: "") -> Site:
     core = FakeCore(FakeCluster())
     core.cluster.addresses["a"] = "127.0.0.1:7400"
     core.cluster.make("ns/log")
-    door = Door(Guarded(core), url_of)
-    return Site(core, make_app(door, lambda: True), door)
+    routing = OwnerRouting(Guarded(core), url_of)
+    return Site(core, make_app(routing, lambda: True), routing)

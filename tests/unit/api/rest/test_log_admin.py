@@ -432,7 +432,7 @@ def test_what_takes_parameters_may_refuse_them(there: Site) -> None:
     def look() -> None:
         """Nothing to find out."""
 
-    app = make_app(there.door, lambda: True, MetricsPage(Metrics(), look))
+    app = make_app(there.routing, lambda: True, MetricsPage(Metrics(), look))
     for path, operations in app.openapi()["paths"].items():
         for method, operation in operations.items():
             if operation.get("parameters"):
@@ -464,14 +464,14 @@ async def test_browsers_get_a_page_at_the_root_and_programs_json(there: Site) ->
 
 
 async def test_a_server_with_tokens_does_not_say_its_version_at_the_root(there: Site) -> None:
-    there.app = make_app(there.door, lambda: True, asks_for_tokens=True)
+    there.app = make_app(there.routing, lambda: True, asks_for_tokens=True)
     assert "version" not in (await there.get("/")).json
     assert __version__ not in (await there.get("/", accept="text/html")).body.decode()
 
 
 async def test_a_browser_is_sent_to_the_dashboard_once_there_is_one(there: Site) -> None:
     urls = ["", "http://127.0.0.1:7500", "http://127.0.0.1:7500"]
-    there.app = make_app(there.door, lambda: True, dashboard=lambda: urls.pop(0))
+    there.app = make_app(there.routing, lambda: True, dashboard=lambda: urls.pop(0))
     assert (await there.get("/", accept="text/html")).status == 200
     led = await there.get("/", accept="text/html")
     assert (led.status, led.headers["location"]) == (303, "http://127.0.0.1:7500")

@@ -137,7 +137,7 @@ class Neighbours:
 
 async def forwarded(there: Site, answer: Any, forward: str | None) -> tuple[Answer, Neighbours]:
     neighbours = Neighbours(answer)
-    there.door._peers = neighbours
+    there.routing._peers = neighbours
     there.core.failures["roll_log"].append(NotOwner(owner="10.0.0.5:7400", owner_epoch=7))
     headers = {"log-forward": forward} if forward else {}
     return await there.ask("POST", f"{LOG}:roll", b"", **headers), neighbours

@@ -635,7 +635,7 @@ async def test_whoever_hangs_up_keeps_no_reader(there: Site) -> None:
             await anext(stream.parts())
             assert there.core.readers == 1
         assert there.core.readers == 0
-        assert not there.door.followers
+        assert not there.routing.followers
 
 
 async def test_whoever_takes_nothing_keeps_no_reader_and_misses_nothing(
@@ -795,7 +795,7 @@ async def test_browsers_come_no_more_when_they_have_heard_their_range(
     asked = f"{RECORDS}?from=0&until=2&heartbeat_ms=100"
     assert events_in((await there.get(asked, **SSE)).body)[-1][1] == "stopped"
     for count in (1, 0):
-        monkeypatch.setattr(there.door, "_turns", ReaderTurns(count))
+        monkeypatch.setattr(there.routing, "_turns", ReaderTurns(count))
         answer = await there.get(asked, **SSE, **{"last-event-id": "2"})
         assert (answer.status, answer.body) == (204, b"")
 
@@ -841,7 +841,7 @@ async def test_whoever_fell_behind_resumes_where_he_stands(
 async def test_a_server_that_stops_ends_its_followers(there: Site) -> None:
     async with there.open("GET", RECORDS, b"", **SSE) as stream:
         await anext(stream.parts())
-        await there.door.close()
+        await there.routing.close()
         async for _ in stream.parts():
             pass  # It comes to its end.
     assert not there.core.readers

@@ -192,15 +192,15 @@ async def test_a_newcomer_who_goes_while_he_waits_leaves_nothing_behind(
 
     monkeypatch.setattr(Newcomer, "wait", wait)
     turns = reader_turns.ReaderTurns(1)
-    monkeypatch.setattr(there.door, "_turns", turns)
+    monkeypatch.setattr(there.routing, "_turns", turns)
     log_of(there).append(pack_block([b"x" * 700] * 300), None)
     async with asyncio.timeout(DEADLINE_S), there.open("GET", TO_THE_TAIL, b"", **SSE) as stream:
         await waits.wait()
         assert there.core.readers == 1
         if ends == "the server closes":
-            await there.door.close()
+            await there.routing.close()
             assert [part async for part in stream.parts()][1:] == []
             assert there.core.readers == 0
     assert there.core.readers == 0
-    assert not there.door.followers
+    assert not there.routing.followers
     assert turns._free == 1

@@ -21,14 +21,14 @@ from rollbook.api.rest import (
     range_response as reading,
 )
 from rollbook.api.rest import (
-    response_backpressure as untaken,
+    response_backpressure,
 )
 from rollbook.api.rest.admission_queue import AdmissionQueue
 from rollbook.api.rest.new_reader_pacing import ROUNDS
 from rollbook.api.rest.range_response import RangeResponse
 from rollbook.api.rest.record_json import Encoding
 from rollbook.api.rest.record_slices import Piece, pieces
-from rollbook.api.rest.response_backpressure import Untaken
+from rollbook.api.rest.response_backpressure import ResponseBackpressure
 from rollbook.logservice.core.record_block import Block, Codec, pack_block, stamped
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import ReadAnswer
@@ -102,14 +102,14 @@ def serve(
     answer: ReadAnswer = LARGE,
     *,
     method: str = "GET",
-    room: Untaken | None = None,
+    room: ResponseBackpressure | None = None,
     end: int | None = None,
     in_line: AdmissionQueue | None = None,
 ) -> asyncio.Task[None]:
     wanted = answer.next_offset if end is None else Offset(end)
     response = RangeResponse(in_line or AdmissionQueue(ROUNDS), answer, wanted, Encoding.AUTO, {})
     scope = {"type": "http", "method": method, "path": "/v1/some-log"}
-    room = room or Untaken(2**24)
+    room = room or ResponseBackpressure(2**24)
     return asyncio.ensure_future(room.serve(response, scope, client.receive, client.send))
 
 
@@ -202,8 +202,8 @@ async def test_nothing_more_is_made_for_who_has_left(made: list[int]) -> None:
 async def test_nothing_more_is_made_for_who_is_hung_up_on(
     made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(untaken, "_PATIENCE_S", 0.01)
-    client, room = Client(), Untaken(4 * 2**20)  # It holds more than half.
+    monkeypatch.setattr(response_backpressure, "_PATIENCE_S", 0.01)
+    client, room = Client(), ResponseBackpressure(4 * 2**20)  # It holds more than half.
     serving = serve(client, room=room)
     while len(made) < 3:
         await asyncio.sleep(0)
@@ -216,7 +216,7 @@ async def test_nothing_more_is_made_for_who_is_hung_up_on(
 
 
 async def test_nothing_is_made_for_who_is_refused(made: list[int]) -> None:
-    client, room = Client(), Untaken(2**20)
+    client, room = Client(), ResponseBackpressure(2**20)
     await serve(client, room=room)
     assert (client.head["status"], made, room.bytes) == (503, [], 0)
 
@@ -256,7 +256,7 @@ async def test_of_a_large_range_the_first_record_is_a_small_answer(made: list[in
 )
 async def test_what_is_held_is_counted(values: list[bytes], codec: Codec) -> None:
     """Unpacked, and as JSON: of a record that is written with six bytes for each of its own, too."""
-    client, room = Client(), Untaken(2**30)
+    client, room = Client(), ResponseBackpressure(2**30)
     client.takes.clear()
     answer = answer_of(block_of(values, 5, codec), count=len(values))
     serving = serve(client, answer, room=room)
@@ -273,7 +273,7 @@ async def test_what_is_held_is_counted(values: list[bytes], codec: Codec) -> Non
 
 
 async def test_what_was_made_into_one_piece_is_held_no_more() -> None:
-    client, room = Client(), Untaken(2**30)
+    client, room = Client(), ResponseBackpressure(2**30)
     client.takes.clear()
     block = block_of([b"x" * 2_000_000], 5)
     references = sys.getrefcount(block)
@@ -290,7 +290,7 @@ async def test_what_was_made_into_one_piece_is_held_no_more() -> None:
 async def test_blocks_that_nobody_wants_are_not_counted() -> None:
     blocks = [block_of([b"x" * 1_000_000], 5 + number) for number in range(3)]
     answer = replace(answer_of(*blocks, count=3), first_offset=Offset(6))
-    client, room = Client(), Untaken(2_000_000)
+    client, room = Client(), ResponseBackpressure(2_000_000)
     await serve(client, answer, room=room, end=7)
     assert client.head["status"] == 200
     assert [record["offset"] for record in json.loads(client.body)["records"]] == [6]
@@ -299,7 +299,7 @@ async def test_blocks_that_nobody_wants_are_not_counted() -> None:
 async def test_a_large_record_that_there_is_no_room_for_cuts_the_answer() -> None:
     small, large = [b"x" * 100] * 1000, [b"\x01" * 1_000_000, b"x"]
     answer = answer_of(block_of(small, 5), block_of(large, 1005), count=1002)
-    client, room = Client(), Untaken(5 * 2**20)
+    client, room = Client(), ResponseBackpressure(5 * 2**20)
     await serve(client, answer, room=room)
     assert (client.head["status"], client.is_ended, room.bytes) == (200, False, 0)
     with pytest.raises(ValueError, match=r"."):
@@ -313,7 +313,7 @@ def damaged(block: bytes) -> bytes:
 
 
 async def test_what_is_wrong_at_once_is_a_problem() -> None:
-    client, room = Client(), Untaken(2**24)
+    client, room = Client(), ResponseBackpressure(2**24)
     answer = answer_of(damaged(block_of(VALUES, 5)), count=COUNT)
     with pytest.raises(BlockCorrupt):  # Of which the application makes one.
         await serve(client, answer, room=room)
@@ -323,7 +323,7 @@ async def test_what_is_wrong_at_once_is_a_problem() -> None:
 
 async def test_what_is_wrong_later_ends_an_answer_that_nobody_takes_for_whole() -> None:
     halves = block_of(VALUES[:1000], 5), damaged(block_of(VALUES[1000:], 1005))
-    client, room = Client(), Untaken(2**24)
+    client, room = Client(), ResponseBackpressure(2**24)
     with capture_logs() as logged:
         await serve(client, answer_of(*halves, count=COUNT), room=room)
     assert (client.head["status"], client.is_ended, room.bytes) == (200, False, 0)

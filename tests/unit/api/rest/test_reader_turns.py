@@ -317,7 +317,7 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
     """Before anything is read; and a missing log is reported."""
     there.core.cluster.logs[LogName("ns", "log")].append(pack_block([b"a", b"b"]), None)
     turns, path = ReaderTurns(0), f"{LOG}/records?from=-1&heartbeat_ms=100"
-    monkeypatch.setattr(there.door, "_turns", turns)
+    monkeypatch.setattr(there.routing, "_turns", turns)
     async with there.open("GET", path, b"", **SSE) as stream:
         parts = stream.parts()
         assert (await anext(parts), stream.status) == (b"retry: 250\n\n", 200)
@@ -330,7 +330,7 @@ async def test_who_has_to_wait_has_an_answer_meanwhile(
         assert b'"offset":1' in told
     assert not there.core.readers
     there.core.cluster.logs.clear()
-    monkeypatch.setattr(there.door, "_turns", ReaderTurns(0))
+    monkeypatch.setattr(there.routing, "_turns", ReaderTurns(0))
     assert (await there.get(path, **SSE)).status == 404
 
 
@@ -340,7 +340,7 @@ async def test_a_browser_that_has_heard_all_needs_no_turn_to_hear_so(
     log = there.core.cluster.logs[LogName("ns", "log")]
     log.append(pack_block([b"a"]), None)
     log.is_sealed = True
-    monkeypatch.setattr(there.door, "_turns", ReaderTurns(0))
+    monkeypatch.setattr(there.routing, "_turns", ReaderTurns(0))
     path = f"{LOG}/records?heartbeat_ms=100"
     assert (await there.get(path, **SSE, **{"last-event-id": "1"})).status == 204
 
@@ -400,7 +400,7 @@ async def test_a_large_record_goes_in_slices_to_whoever_takes_them_slowly(
             part = await anext(parts)
             assert len(part) <= event_streams._SLICE_BYTES
             text += part
-        assert there.door.rests.bytes == 0
+        assert there.routing.rests.bytes == 0
     assert text.count(value) == text.count(b'"last"') == 1
 
 
@@ -421,4 +421,4 @@ async def test_whoever_is_one_too_many_is_hung_up_on(
         *_, last = [part async for part in stream.parts()]
         assert b"event: records" in last
         assert not last.endswith(b"\n\n")
-    assert there.door.rests.bytes == there.core.readers == 0
+    assert there.routing.rests.bytes == there.core.readers == 0

@@ -7,8 +7,8 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Scope
 
-from rollbook.api.rest import response_backpressure as untaken
-from rollbook.api.rest.response_backpressure import Untaken
+from rollbook.api.rest import response_backpressure
+from rollbook.api.rest.response_backpressure import ResponseBackpressure
 
 SIZE = 2_000_000
 SCOPE: Scope = {"type": "http", "method": "GET"}
@@ -32,14 +32,14 @@ async def nothing() -> Any:
     await asyncio.Event().wait()
 
 
-def ask(room: Untaken, client: Client) -> asyncio.Task[None]:
+def ask(room: ResponseBackpressure, client: Client) -> asyncio.Task[None]:
     answer = Response(b"x" * SIZE)
     return asyncio.ensure_future(room.serve(answer, SCOPE, nothing, client.send))
 
 
 async def test_response_counts_while_its_head_waits() -> None:
     """For answers before it on its connection, which are not taken."""
-    room, clients = Untaken(2 * SIZE), [Client() for _ in range(3)]
+    room, clients = ResponseBackpressure(2 * SIZE), [Client() for _ in range(3)]
     asked = [ask(room, clients[0])]
     await asyncio.sleep(0)
     assert room.bytes == SIZE
@@ -54,8 +54,8 @@ async def test_response_counts_while_its_head_waits() -> None:
 
 
 async def test_whoever_takes_not_even_its_head_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untaken, "_PATIENCE_S", 0.01)
-    room, client = Untaken(SIZE), Client()
+    monkeypatch.setattr(response_backpressure, "_PATIENCE_S", 0.01)
+    room, client = ResponseBackpressure(SIZE), Client()
     asked = ask(room, client)
     async with asyncio.timeout(30):
         await asyncio.sleep(0)
