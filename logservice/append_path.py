@@ -140,7 +140,7 @@ class SegmentWriter:
         self.bytes_at_snapshot, self.entries_at_snapshot = self.bytes, self.entries
 
 
-class Order:
+class AppendPath:
     """`failure` is None as long as this server believes that it owns the log."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Order:
         self.used_ns = context.clock.monotonic_ns()
         self._name, self._owner_epoch, self._context = name, owner_epoch, context
         self._wall_us, self._now_ns = context.clock.wall_us, context.clock.monotonic_ns
-        self._stalls_now, self._stalls = context.pulse.stalls, stalls
+        self._stalls_now, self._stalls = context.stall_detector.stalls, stalls
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         # The time at which this server was last known to be the owner.

@@ -81,7 +81,7 @@ class _BoundLog:
             self.failed_number = number
 
 
-class AppendStream:
+class ServerAppendStream:
     def __init__(self, server: LogServer, bytes_max: int, stats: LogStats) -> None:
         self._server = server
         self._stats = stats

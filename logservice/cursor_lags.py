@@ -44,7 +44,7 @@ class HasTail(Protocol):
     def tail(self) -> Offset: ...
 
 
-class Owners(Protocol):
+class OwnedLogs(Protocol):
     """The parts of a log server that are used here."""
 
     @property
@@ -60,7 +60,7 @@ class Nodes(Protocol):
 class CursorLags:
     """`close` it at the end."""
 
-    def __init__(self, nodes: Nodes, owners: Owners) -> None:
+    def __init__(self, nodes: Nodes, owners: OwnedLogs) -> None:
         self._nodes, self._owners = nodes, owners
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[LogName, _Cursors] = {}  # Those looked at longest ago first.

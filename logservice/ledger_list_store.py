@@ -37,7 +37,7 @@ _PAUSE_S_MAX: Final = 1.0
 _RACES_MAX: Final = 12  # In a row; some seconds.
 
 
-class ListKeeper:
+class LedgerListStore:
     def __init__(
         self,
         context: OwnerContext,

@@ -29,7 +29,7 @@ from rollbook.logservice.core.cursors import (
     CURSOR_VERSION_BITS,
     CURSORS_MAX,
     CursorCounts,
-    Marks,
+    TruncationMarks,
     check_expected,
     committed,
     creator_of,
@@ -41,7 +41,7 @@ from rollbook.logservice.core.cursors import (
     unpack_cursor,
     unpack_marks,
 )
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, draw_log_uid
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, draw_log_uid
 from rollbook.logservice.core.lived_time import Witness
 from rollbook.logservice.core.log_format import (
     TOKEN_BYTES,
@@ -112,11 +112,11 @@ class StoredLog:
 
 @dataclass(frozen=True, slots=True)
 class StoredMarks:
-    marks: Marks
+    marks: TruncationMarks
     version: int | None  # None: there is no node yet.
 
 
-class LogNodes:
+class LogMetadataStore:
     """`start` first."""
 
     def __init__(
@@ -166,7 +166,7 @@ class LogNodes:
                     return await self.create(name, wanted), True
                 except LogExists:
                     continue  # Another client was quicker: check with which configuration.
-            if stored.list.state is LogState.DELETED:
+            if stored.list.state is ListedLogState.DELETED:
                 if before_displaced is not None:
                     await before_displaced(stored)
                 try:
@@ -255,7 +255,7 @@ class LogNodes:
 
         Raises as `replace`, and `Guarded` if a mark prevents it.
         """
-        is_deleted = listed.state is LogState.DELETED
+        is_deleted = listed.state is ListedLogState.DELETED
         raised = found.marks.with_floor(OFFSET_MAX if is_deleted else listed.head)
         op = self._op_of_marks(stored.name, found, raised)
         return await self._replace(stored, listed, (op,), None)
@@ -380,7 +380,7 @@ class LogNodes:
         found = [each for each in await self.all_displaced() if each.name == name]
         with suppress(NoSuchLog):
             stored = await self.read(name)
-            if stored.list.state is LogState.DELETED:
+            if stored.list.state is ListedLogState.DELETED:
                 found.append(stored)
         return found
 
@@ -431,7 +431,7 @@ class LogNodes:
             there = await self.read(target)
         except NoSuchLog:
             return await self._place(target, listed, ops)
-        if there.list.state is not LogState.DELETED:
+        if there.list.state is not ListedLogState.DELETED:
             raise LogExists(
                 f"another log is called {target}",
                 next_step="choose a name with --as",
@@ -455,7 +455,7 @@ class LogNodes:
         The node stays, so that its version goes on: no ledger that was made for the old log can be listed in the new
         one (LL8). Raises `MetadataConflict`, `NoSuchLog`.
         """
-        assert stored.list.state is LogState.DELETED
+        assert stored.list.state is ListedLogState.DELETED
         path, own = self.path(stored.name), self._displaced_path(stored.list.uid)
         await self._uncount(stored.name)
         await self._remove_below(path)
@@ -497,7 +497,7 @@ class LogNodes:
         Raises `MetadataConflict` if anything is left, or something has changed.
         """
         listed = stored.list
-        if listed.state is not LogState.DELETED or listed.segments or listed.discarded:
+        if listed.state is not ListedLogState.DELETED or listed.segments or listed.discarded:
             raise MetadataConflict("the log still has ledgers", log=str(stored.name))
         path = self._path_of(stored)
         for attempt in range(_RACES_MAX):
@@ -674,7 +674,7 @@ class LogNodes:
         """No marks if there is no log."""
         node = await read_surely(self._store, f"{self.path(log)}/{MARKS}")
         if node is None:
-            return StoredMarks(Marks(), None)
+            return StoredMarks(TruncationMarks(), None)
         return StoredMarks(unpack_marks(node.value)[0], node.stat.version)
 
     async def _commit(
@@ -756,7 +756,7 @@ class LogNodes:
         path, value = self._cursor_path(log, cursor.name), pack_cursor(cursor, principal)
         return Create(path, value) if node is None else Set(path, value, node.stat.version)
 
-    def _op_of_marks(self, log: LogName, found: StoredMarks, wanted: Marks) -> Op:
+    def _op_of_marks(self, log: LogName, found: StoredMarks, wanted: TruncationMarks) -> Op:
         path = f"{self.path(log)}/{MARKS}"
         if found.version is None:
             return Create(path, pack_marks(wanted, self._draw_token()))

@@ -27,7 +27,7 @@ from rollbook.ledger.reader import LedgerReader
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.core.control_blocks import NO_LEDGER, Follows, unpack_control
 from rollbook.logservice.core.degraded_segments import degraded_to
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.core.takeover import Ended, judge, pause_s, stands_down, to_end
@@ -117,7 +117,7 @@ async def open_log(
             )
         fenced_epoch = listed.owner_epoch
         try:
-            if listed.state is LogState.SEALED:
+            if listed.state is ListedLogState.SEALED:
                 found = await _find_end(context, listed, laps)
                 return Opening(stored, found.memory, found.end, None, laps)
             async with _NewLedger(context, stored, makes_ahead=makes_ahead) as new:

@@ -14,7 +14,7 @@ import structlog
 
 from rollbook.logservice.core.ledger_list import LedgerList
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.proto.cluster.ledger_nodes import LedgerNodes
 from rollbook.proto.errors import NoSuchLog
 from rollbook.proto.ids import LedgerId
@@ -26,7 +26,7 @@ _AT_ONCE: Final = 64
 
 
 class LostSegments:
-    def __init__(self, ledgers: LedgerNodes, nodes: LogNodes) -> None:
+    def __init__(self, ledgers: LedgerNodes, nodes: LogMetadataStore) -> None:
         self._ledgers, self._nodes = ledgers, nodes
         self._known: dict[LogName, frozenset[LedgerId]] = {}
         self._looked: dict[LogName, int] = {}  # How many segments of a log, in all sweeps.

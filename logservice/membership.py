@@ -62,7 +62,7 @@ class _Life:
     registered_txn: int  # It grows from one registration to the next.
 
 
-class Membership:
+class ServerMembership:
     def __init__(
         self,
         store: MetadataStore,

@@ -23,10 +23,10 @@ from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_NAME,
     LEDGER_OF_VERSION,
     LedgerList,
-    LogState,
+    ListedLogState,
 )
 from rollbook.logservice.ids import LOG_UID_BYTES, LogName, LogUid
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.proto.errors import (
     BadMetadata,
     InvalidRequest,
@@ -77,7 +77,7 @@ def belonging_of(custom: Mapping[str, bytes]) -> Belonging | None:
 class OrphanRepair:
     """One walk over all ledgers of the cluster. Raises as walking does: then it was not complete."""
 
-    def __init__(self, ledgers: Ledgers, nodes: LogNodes, now_ms: int) -> None:
+    def __init__(self, ledgers: Ledgers, nodes: LogMetadataStore, now_ms: int) -> None:
         self._ledgers, self._nodes, self._now_ms = ledgers, nodes, now_ms
         self._lists: dict[LogName, LedgerList | None] = {}  # As they were when first asked for.
         self.report: Final = OrphanReport()
@@ -143,7 +143,7 @@ class OrphanRepair:
                 return True
             if _has(stored.list, ledger_id):
                 return False
-            if belonging.made_for < stored.version or stored.list.state is LogState.DELETED:
+            if belonging.made_for < stored.version or stored.list.state is ListedLogState.DELETED:
                 return True
             if belonging.made_for > stored.version:  # Metadata was put back: nothing is certain.
                 logger.warning(

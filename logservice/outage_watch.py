@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.outages import Obstacles, advice_on, cause_in_words
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.core.outages import Outages, advice_on, cause_in_words
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import ObstacleKind, Outage
 from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
 from rollbook.proto.ports import Clock
@@ -19,9 +19,9 @@ _BOOKIES_MAX: Final = 64  # Asked at a time.
 
 
 class OutageWatch:
-    def __init__(self, ledgers: Ledgers, nodes: LogNodes, clock: Clock) -> None:
+    def __init__(self, ledgers: Ledgers, nodes: LogMetadataStore, clock: Clock) -> None:
         self._ledgers, self._nodes, self._clock = ledgers, nodes, clock
-        self._obstacles = Obstacles()
+        self._outages = Outages()
         self._looking: asyncio.Task[None] | None = None
         self._looked_s = -_FRESH_S
         self._hearing: asyncio.Task[None] | None = None
@@ -37,15 +37,15 @@ class OutageWatch:
 
     @property
     def known(self) -> Outage:
-        found = self._obstacles.found
+        found = self._outages.found
         return Outage(found, cause_in_words(found, _time_of), advice_on(found))
 
     @property
     def store_is_away(self) -> bool:
-        return any(each.kind is ObstacleKind.METADATA for each in self._obstacles.found)
+        return any(each.kind is ObstacleKind.METADATA for each in self._outages.found)
 
     def on_store(self, *, answers: bool) -> None:
-        self._obstacles.on_store(self._clock.wall_us(), answers=answers)
+        self._outages.on_store(self._clock.wall_us(), answers=answers)
 
     def begin_look(self) -> None:
         """Runs in the background; a request waits for longer than it should."""
@@ -85,8 +85,8 @@ class OutageWatch:
             live = await self._ledgers.changed(live)
             now = {*live.writable, *live.read_only}
             now_us = self._clock.wall_us()
-            self._obstacles.on_left(now_us, sorted(before - now))
-            self._obstacles.on_bookies(
+            self._outages.on_left(now_us, sorted(before - now))
+            self._outages.on_bookies(
                 now_us, writable=tuple(live.writable), read_only=tuple(live.read_only)
             )
 
@@ -95,8 +95,8 @@ class OutageWatch:
             self._ledgers.find_silent(_LOOK_S, _BOOKIES_MAX), self._find_away(), self._asks_store()
         )
         live, now_us = self._ledgers.live(), self._clock.wall_us()
-        self._obstacles.on_store(now_us, answers=answers)
-        self._obstacles.on_bookies(
+        self._outages.on_store(now_us, answers=answers)
+        self._outages.on_bookies(
             now_us,
             writable=tuple(live.writable),
             read_only=tuple(live.read_only),

@@ -1,10 +1,10 @@
 """One log, as long as this server owns it.
 
-    Owner ──► Order         what is appended, when it is acknowledged     append_path.py
-          ──► Succession    from one segment to the next                  segment_roll.py
-          ──► Writership    exclusive writers                             writer_epochs.py
-          ──► ListKeeper    the ledger list, by compare-and-set           ledger_list_store.py
-    open_log                how a server becomes the owner                log_takeover.py
+    Owner ──► AppendPath         what is appended, when it is acknowledged     append_path.py
+          ──► SegmentRoll        from one segment to the next                  segment_roll.py
+          ──► WriterEpochs       exclusive writers                             writer_epochs.py
+          ──► LedgerListStore    the ledger list, by compare-and-set           ledger_list_store.py
+    open_log                     how a server becomes the owner                log_takeover.py
 
 Once it has failed it stays so: `failure` says why, `until_lost` reports it, and pending appends get
 `OwnerLost` (another server owns the log, or may) or `AppendUnsettled` (bookies were missing).
@@ -17,14 +17,14 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from rollbook.logservice.append_path import Loss, Order, resolver_of
-from rollbook.logservice.core.control_blocks import Opened, Sealed
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Sizes
+from rollbook.logservice.append_path import AppendPath, Loss, resolver_of
+from rollbook.logservice.core.control_blocks import Opened, SealBlock
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Sizes
 from rollbook.logservice.core.log_lives import text_of
 from rollbook.logservice.core.record_block import BlockInfo, Limits
 from rollbook.logservice.core.roll_rules import DEMAND, TRUNCATION, SegmentLimits
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch, SegmentId, WriterEpoch
-from rollbook.logservice.ledger_list_store import ListKeeper
+from rollbook.logservice.ledger_list_store import LedgerListStore
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.log_takeover import Opening, open_log
@@ -37,10 +37,10 @@ from rollbook.logservice.messages import (
     WriterGrant,
 )
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.segment_roll import Succession
+from rollbook.logservice.segment_roll import SegmentRoll
 from rollbook.logservice.tail_cache import Subscription, TailCache
 from rollbook.logservice.truncation import delete_discarded, truncate
-from rollbook.logservice.writer_epochs import Writership
+from rollbook.logservice.writer_epochs import WriterEpochs
 from rollbook.proto.errors import (
     AppendUnsettled,
     InvalidRequest,
@@ -65,7 +65,7 @@ _HAND_OVER_S: Final = 15.0  # Then the next owner recovers what is left.
 _PROOF_S: Final = 0.5
 
 
-class Pending(NamedTuple):
+class PendingAppend(NamedTuple):
     """An append that is decided."""
 
     answer: "asyncio.Future[AppendAck]"
@@ -94,7 +94,7 @@ class Owner:
         prevents ledgers from being recovered or made, and what the metadata store raises. If it
         is cancelled, the log may have been fenced; nothing is lost.
         """
-        stalls = context.pulse.stalls()
+        stalls = context.stall_detector.stalls()
         opening = await open_log(name, context, reason, seen, makes_ahead=makes_ahead)
         if on_listed is not None:
             on_listed()
@@ -118,18 +118,19 @@ class Owner:
         self.until_lost: Final[asyncio.Future[RollbookError]] = self._loop.create_future()
         self._log = logger.bind(log=str(self.name), owner_epoch=self.owner_epoch)
         self._context = context
-        self._keeper = ListKeeper(context, stored, self._log, self._on_configured)
+        self._list_store = LedgerListStore(context, stored, self._log, self._on_configured)
         self.limits = Limits.of(self.config)  # Of blocks that are appended.
-        self._order = Order(
+        self._append_path = AppendPath(
             *(self.name, context, self.owner_epoch, opening.memory, self.config),
             stalls=stalls,
             on_lost=self._end,
         )
-        self.submit: Final = self._order.append  # The hot path does not pass this file.
-        self._succession = Succession(
-            *(context, self._order, self._keeper, self._log), on_disowned=self._on_disowned
+        self.submit: Final = self._append_path.append  # The hot path does not pass this file.
+        self._segment_roll = SegmentRoll(
+            *(context, self._append_path, self._list_store, self._log),
+            on_disowned=self._on_disowned,
         )
-        self._writership = Writership(self._order, context.clock)
+        self._writer_epochs = WriterEpochs(self._append_path, context.clock)
         self._memory = opening.memory
         self.opening_ms: Final[Mapping[str, float]] = opening.laps.ms  # By its steps.
         self._sealing: asyncio.Task[None] | None = None
@@ -140,17 +141,17 @@ class Owner:
 
     async def _begin(self, opening: Opening, reason: str) -> None:
         """If confirmed, these two prove that this owner was not fenced before it began."""
-        order, writer, memory = self._order, opening.writer, self._memory
+        append_path, writer, memory = self._append_path, opening.writer, self._memory
         if writer is None:
-            now_us = order.sequencer.time(self._context.clock.wall_us())
+            now_us = append_path.sequencer.time(self._context.clock.wall_us())
             memory.producers.on_unlived(memory.timestamp_us, now_us)
             return
         segment_id = opening.stored.list.segments[-1].segment_id
-        order.take(writer, segment_id, SegmentLimits(self.config, self._context.randomness))
-        self._succession.watch()
-        order.say(memory.follows(*opening.end))
-        order.say(Opened(self.owner_epoch, self._context.server.server_id, reason))
-        await order.until_settled()
+        append_path.take(writer, segment_id, SegmentLimits(self.config, self._context.randomness))
+        self._segment_roll.watch()
+        append_path.say(memory.follows(*opening.end))
+        append_path.say(Opened(self.owner_epoch, self._context.server.server_id, reason))
+        await append_path.until_settled()
         opening.laps.on_done("begin_ms")
         self._tidy()
 
@@ -159,45 +160,45 @@ class Owner:
     @property
     def failure(self) -> RollbookError | None:
         """Why this is no longer the owner."""
-        return self._order.failure
+        return self._append_path.failure
 
     @property
     def list(self) -> LedgerList:
         """As this owner last wrote or read it."""
-        return self._keeper.list
+        return self._list_store.list
 
     @property
     def stored(self) -> StoredLog:
         """`list`, as it is in the metadata store."""
-        return self._keeper.stored
+        return self._list_store.stored
 
     @property
     def config(self) -> LogConfig:
-        return self._keeper.list.config
+        return self._list_store.list.config
 
     @property
     def head(self) -> Offset:
-        return self._keeper.list.head
+        return self._list_store.list.head
 
     @property
     def tail(self) -> Offset:
         """Everything below it is confirmed and stays."""
-        return self._order.tail_cache.tail
+        return self._append_path.tail_cache.tail
 
     @property
     def confirmed(self) -> Mapping[LedgerId, EntryId]:
         """The last entry of each ledger that it writes; entries after a roll count when that is settled."""
-        return self._succession.confirmed
+        return self._segment_roll.confirmed
 
     @property
     def last_confirmed(self) -> tuple[LedgerId, EntryId] | None:
         """The ledger that the tail is in, and its last entry that is confirmed."""
-        return self._succession.last_confirmed
+        return self._segment_roll.last_confirmed
 
     @property
     def written(self) -> Sizes:
         """Of the segments that the list does not call closed, confirmed or not."""
-        return self._succession.written
+        return self._segment_roll.written
 
     @property
     def record_us(self) -> int:
@@ -218,23 +219,23 @@ class Owner:
 
     @property
     def is_sealed(self) -> bool:
-        return self._memory.is_sealed and self._order.is_certain
+        return self._memory.is_sealed and self._append_path.is_certain
 
     @property
     def is_proven(self) -> bool:
         """If it was the owner a lease ago no question is needed."""
-        proven_until_s = self._order.proven_s + self._context.pulse.lease_s
-        return self._order.check_owner() and self._loop.time() < proven_until_s
+        proven_until_s = self._append_path.proven_s + self._context.stall_detector.lease_s
+        return self._append_path.check_owner() and self._loop.time() < proven_until_s
 
     @property
     def idle_since_ns(self) -> int:
         """When it was last asked to do something, by the monotonic clock."""
-        return self._order.used_ns
+        return self._append_path.used_ns
 
     @property
     def roll_due_us(self) -> int:
         """When the segment that is written ends for its age; 0 as long as it has no record."""
-        writing = self._order.writing
+        writing = self._append_path.writing
         if writing is None or not writing.has_records or self._memory.is_sealed:
             return 0
         left_s = max(0.0, writing.oldest_s - self._loop.time())
@@ -243,50 +244,52 @@ class Owner:
     @property
     def degraded_to(self) -> int:
         """The bookies of the segment that is written, if they are fewer than the log wants; else 0."""
-        return self._succession.degraded_to
+        return self._segment_roll.degraded_to
 
     @property
     def vacant_seats(self) -> Mapping[BookieId, str]:
         """Bookies of that segment that are not expected to get its next entry, and why."""
-        return self._succession.vacant_seats
+        return self._segment_roll.vacant_seats
 
     @property
     def lacking_seats(self) -> int:
         """By how many bookies the next entry falls short of what the log wants."""
-        return self._succession.lacking_seats
+        return self._segment_roll.lacking_seats
 
     @property
     def tail_cache(self) -> TailCache:
-        return self._order.tail_cache
+        return self._append_path.tail_cache
 
     def tail_from(self, offset: Offset) -> Subscription | None:
         """For a reader at that position. None if that is no longer in memory, or not there yet."""
-        cache = self._order.tail_cache
+        cache = self._append_path.tail_cache
         return Subscription(cache, offset) if cache.start <= offset <= cache.tail else None
 
     # --- Appending ----------------------------------------------------------------------------
 
-    def append(self, block: bytes, info: BlockInfo, condition: Condition | None = None) -> Pending:
+    def append(
+        self, block: bytes, info: BlockInfo, condition: Condition | None = None
+    ) -> PendingAppend:
         """`submit`, and a future that has its ack or raises its failure. Cancelling it cancels
         nothing but the news.
         """
         answer: asyncio.Future[AppendAck] = self._loop.create_future()
         is_taken = self.submit(block, info, condition, resolver_of(answer))
-        return Pending(answer, not is_taken)
+        return PendingAppend(answer, not is_taken)
 
     async def ready(self, block_bytes: int = 0) -> None:
         """Returns when there is room for such a block, at once if there is: then append before
         the next await. Raises `OwnerChanging`.
         """
-        await self._order.room_for(1, block_bytes)
+        await self._append_path.room_for(1, block_bytes)
 
     async def barrier(self) -> Offset:
         """A tail that covers every append acknowledged before this call.
 
         Raises `OwnerLost`, `AppendUnsettled`, `OwnerChanging`: ask the log's new owner then.
         """
-        self._order.use()
-        return await (self.seal() if self._memory.is_sealed else self._order.barrier())
+        self._append_path.use()
+        return await (self.seal() if self._memory.is_sealed else self._append_path.barrier())
 
     async def read_barrier(self) -> Offset:
         """As `barrier`, but nothing is written (LS14): the list, read now, names this owner, and only a listed
@@ -294,16 +297,16 @@ class Owner:
 
         Raises `OwnerChanging` if it is the owner no more, `LogDeleted`, and what the metadata store raises.
         """
-        if not self._order.check_owner():
-            raise self._order.refusal()
+        if not self._append_path.check_owner():
+            raise self._append_path.refusal()
         await self._look()
-        if not self._order.check_owner():
-            raise self._order.refusal()
+        if not self._append_path.check_owner():
+            raise self._append_path.refusal()
         return self.tail
 
     async def _look(self) -> None:
         try:
-            await self._keeper.look()
+            await self._list_store.look()
             self.list.require_living(self.name)
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
@@ -315,14 +318,14 @@ class Owner:
         Asks the list, or the bookies if that is away; `Unavailable` after a second if both
         are. Raises `OwnerChanging` if it is the owner no more, and what `barrier` raises.
         """
-        if not self._order.check_owner():
-            raise self._order.refusal()
+        if not self._append_path.check_owner():
+            raise self._append_path.refusal()
         if self.is_proven:
             return
         if self._proving is None:  # One for all who ask.
             self._proving = self._loop.create_task(self._prove())
             self._proving.add_done_callback(self._on_proven)
-        await joined(self._proving, self._order.refusal)
+        await joined(self._proving, self._append_path.refusal)
 
     async def _prove(self) -> None:
         began_s = self._loop.time()
@@ -331,17 +334,17 @@ class Owner:
                 await self._look()
         except (Unavailable, OutcomeUnknown, TimeoutError):
             await self._ask_bookies()
-        self._order.proven_s = max(self._order.proven_s, began_s)
+        self._append_path.proven_s = max(self._append_path.proven_s, began_s)
 
     async def _ask_bookies(self) -> None:
         """As `barrier`, but it does not count as use of the log."""
-        self._order.require()
+        self._append_path.require()
         try:
             async with asyncio.timeout(_PROOF_S):
                 if self._memory.is_sealed:  # After a seal nothing is appended.
-                    await self._order.until_settled()
+                    await self._append_path.until_settled()
                 else:
-                    await self._order.barrier()
+                    await self._append_path.barrier()
         except TimeoutError:
             raise Unavailable("neither the list nor the bookies tell", log=str(self.name)) from None
 
@@ -361,7 +364,7 @@ class Owner:
         granted one. `WAIT` waits for as long as the caller does. Raises `WriterHeld`, `LogSealed`,
         `StaleEpoch` if that attempt's epoch was released, and what `barrier` raises.
         """
-        grant = await self._writership.acquire(holder, mode, ttl_ms, attempt)
+        grant = await self._writer_epochs.acquire(holder, mode, ttl_ms, attempt)
         self._log.info(
             "writer_acquired",
             holder=holder,
@@ -374,11 +377,11 @@ class Owner:
     async def renew_writer(self, epoch: WriterEpoch) -> WriterGrant:
         """Raises `StaleEpoch`, and what `barrier` raises."""
         await self.barrier()  # Otherwise this could be the response of an owner that was replaced.
-        return self._writership.renew(epoch)
+        return self._writer_epochs.renew(epoch)
 
     async def release_writer(self, epoch: WriterEpoch) -> None:
         """Raises `StaleEpoch`, and what `barrier` raises."""
-        await self._writership.release(epoch)
+        await self._writer_epochs.release(epoch)
 
     # --- Named producers ----------------------------------------------------------------------
 
@@ -388,17 +391,17 @@ class Owner:
         Raises `LogSealed`, `InvalidRequest`, and what `barrier` raises. If it is cancelled, the epoch may
         have begun.
         """
-        order, memory = self._order, self._memory
-        order.use()
+        append_path, memory = self._append_path, self._memory
+        append_path.use()
         if memory.is_sealed:
-            await order.refused(LogSealed(tail=memory.tail))
-        now_us = order.sequencer.time(self._context.clock.wall_us())
+            await append_path.refused(LogSealed(tail=memory.tail))
+        now_us = append_path.sequencer.time(self._context.clock.wall_us())
         progress = memory.producers.begin(producer_id, now_us)
         answer = ProducerProgress(progress.begun.epoch, progress.records, progress.last_offset)
         waiter: asyncio.Future[ProducerProgress] = self._loop.create_future()
-        order.say(progress.begun, resolver_of(waiter), answer)
+        append_path.say(progress.begun, resolver_of(waiter), answer)
         memory.on_begun(progress.begun)
-        order.keep_short()
+        append_path.keep_short()
         return await waiter
 
     # --- Segments -----------------------------------------------------------------------------
@@ -409,28 +412,28 @@ class Owner:
         Returns when the one before is closed and listed so. Raises what keeps it from being
         made, `LogSealed`, and what `barrier` raises. If it is cancelled, the roll goes on.
         """
-        order, succession = self._order, self._succession
-        order.use()
-        if succession.rolling is None:
-            if self._memory.is_sealed or order.writing is None:
-                await order.refused(LogSealed(tail=self._memory.tail))
-            elif not order.writing.has_records:
-                return order.writing.segment_id
-        return await joined(succession.start(reason), order.loss)
+        append_path, segment_roll = self._append_path, self._segment_roll
+        append_path.use()
+        if segment_roll.rolling is None:
+            if self._memory.is_sealed or append_path.writing is None:
+                await append_path.refused(LogSealed(tail=self._memory.tail))
+            elif not append_path.writing.has_records:
+                return append_path.writing.segment_id
+        return await joined(segment_roll.start(reason), append_path.loss)
 
     async def refresh(self) -> None:
         """Reads the list again after another client has changed the log's configuration, or its
         marks."""
-        self._order.use()
+        self._append_path.use()
         try:
-            await self._keeper.refresh()
+            await self._list_store.refresh()
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
 
     def _on_configured(self, config: LogConfig) -> None:
         self.limits = Limits.of(config)
-        self._order.configure(config)
-        self._succession.watch()
+        self._append_path.configure(config)
+        self._segment_roll.watch()
 
     # --- Truncation ---------------------------------------------------------------------------
 
@@ -447,27 +450,27 @@ class Owner:
         `force_roll` ends the segment that is written if it holds records below `before`. Raises
         `Guarded`, `InvalidRequest` beyond the tail, and after `ConnectionLost` it may have been done.
         """
-        self._order.use()
-        writing = self._order.writing
+        self._append_path.use()
+        writing = self._append_path.writing
         if force_roll and not dry_run and writing is not None and before > writing.base_offset:
             await self.roll(TRUNCATION)
-        await self._order.until_settled()
+        await self._append_path.until_settled()
 
         async def attempt(stored: StoredLog) -> tuple[StoredLog, TruncateAnswer]:
             return await truncate(
                 *(self._context.nodes, stored, before),
                 confirmed=self.tail,
-                is_begun=self._succession.has_begun(stored.list),
+                is_begun=self._segment_roll.has_begun(stored.list),
                 event=self._event("log_truncated", reason, before),
                 dry_run=dry_run,
                 written=self.written,
             )
 
         try:
-            answer = await self._keeper.attempt(attempt, until_known=False)
+            answer = await self._list_store.attempt(attempt, until_known=False)
         except InvalidRequest as refusal:
-            self._order.use()  # Beyond this tail, which a later owner's may be, too (LS4).
-            await self._order.refused(refusal)
+            self._append_path.use()  # Beyond this tail, which a later owner's may be, too (LS4).
+            await self._append_path.refused(refusal)
             raise
         except (OwnerFenced, Missing) as error:
             raise self._on_disowned(error) from error
@@ -484,7 +487,7 @@ class Owner:
     async def _delete_discarded(self) -> None:
         with suppress(RollbookError):
             context = self._context
-            await delete_discarded(context.ledgers, context.nodes, self._keeper.stored)
+            await delete_discarded(context.ledgers, context.nodes, self._list_store.stored)
 
     def _on_tidied(self, _: "asyncio.Task[None]") -> None:
         self._tidying = None
@@ -502,8 +505,8 @@ class Owner:
         If the block or the condition is refused nothing is sealed. Again: the same answer.
         Raises what `append` and its answer raise. If it is cancelled, the seal goes on.
         """
-        order, memory = self._order, self._memory
-        await order.room_for(2, len(block or b""))
+        append_path, memory = self._append_path, self._memory
+        await append_path.room_for(2, len(block or b""))
         is_appended = False
         if block is not None and info is not None:
             tail = memory.tail
@@ -511,29 +514,29 @@ class Owner:
             is_appended = memory.tail != tail
             if not is_appended:
                 await last.answer  # Refused; or it was appended before.
-                await order.room_for(1, 0)
+                await append_path.room_for(1, 0)
         elif condition is not None and not memory.is_sealed:
             try:
-                order.sequencer.check(condition)
+                append_path.sequencer.check(condition)
             except RollbookError as refusal:
-                await order.refused(refusal)
+                await append_path.refused(refusal)
         while not memory.is_sealed:
             try:
-                order.say(Sealed())
+                append_path.say(SealBlock())
             except Overloaded:  # A snapshot took the room that there was.
                 await self._room_to_seal(is_appended)
             else:
                 memory.is_sealed = True
                 self._sealing = self._loop.create_task(self._finish_seal())
         if self._sealing is not None:
-            await joined(self._sealing, order.loss)
+            await joined(self._sealing, append_path.loss)
         return self.tail
 
     async def _room_to_seal(self, is_appended: bool) -> None:
         """An error that prevents the seal after its last block does not say what happened to that
         block."""
         try:
-            await self._order.room_for(1, 0)
+            await self._append_path.room_for(1, 0)
         except RollbookError as error:
             if not is_appended:
                 raise
@@ -542,30 +545,30 @@ class Owner:
     async def _finish_seal(self) -> None:
         """An error here does not undo the seal: the log may be sealed, or become so."""
         try:
-            await self._order.until_settled()
+            await self._append_path.until_settled()
             await self._until_rolled()
             if self.failure is not None:
-                raise self._order.loss()
+                raise self._append_path.loss()
             await self._list_sealed()
         except OwnerChanging:
-            raise self._order.loss() from None
+            raise self._append_path.loss() from None
         self.tail_cache.wake()
         self._log.info("log_sealed", tail=self.tail)
 
     async def _list_sealed(self) -> None:
-        await self._succession.close_last()
+        await self._segment_roll.close_last()
         event = self._event("log_sealed", "", self.tail)
 
         def with_sealed(listed: LedgerList) -> LedgerList:
-            if listed.state is LogState.SEALED:
+            if listed.state is ListedLogState.SEALED:
                 return listed
             return listed.with_sealed(self.tail).with_event(event)
 
-        await self._succession.change(with_sealed)
+        await self._segment_roll.change(with_sealed)
 
     async def _until_rolled(self) -> None:
-        if self._succession.rolling is not None:
-            await asyncio.gather(self._succession.rolling, return_exceptions=True)
+        if self._segment_roll.rolling is not None:
+            await asyncio.gather(self._segment_roll.rolling, return_exceptions=True)
 
     # --- The end ------------------------------------------------------------------------------
 
@@ -581,7 +584,7 @@ class Owner:
         await to_its_end(_joined(self._closing))
 
     async def _close(self, reason: str) -> None:
-        self._order.takes_more = False
+        self._append_path.takes_more = False
         try:
             async with asyncio.timeout(_HAND_OVER_S):
                 await self._hand_over(reason)
@@ -598,15 +601,15 @@ class Owner:
         await self._until_rolled()
         if self._sealing is not None:
             await asyncio.gather(self._sealing, return_exceptions=True)
-        order, writing = self._order, self._order.writing
+        append_path, writing = self._append_path, self._append_path.writing
         if self.failure is not None:
-            raise order.refusal()
+            raise append_path.refusal()
         if writing is not None:
             await writing.writer.ready(1, self._memory.packed_bytes)
-            order.say(self._memory.snapshot())
-            await self._succession.close_last()
+            append_path.say(self._memory.snapshot())
+            await self._segment_roll.close_last()
         event = self._event("log_released", reason, self.tail)
-        await self._succession.change(lambda listed: listed.with_released().with_event(event))
+        await self._segment_roll.change(lambda listed: listed.with_released().with_event(event))
 
     def lose(self, reason: str) -> None:
         """At once: nothing is confirmed any more, and pending appends get no response from here.
@@ -622,15 +625,15 @@ class Owner:
 
     def _on_disowned(self, error: RollbookError) -> RollbookError:
         self.lose(f"the list says so: {error}")
-        return self._order.refusal()
+        return self._append_path.refusal()
 
     def _end(self, why: str, loss: Loss) -> None:
         if self.failure is not None:
             return
         if self._closing is None:
             self._log.warning("log_lost", reason=why)
-        self._order.end(why, loss)
-        self._writership.tell()
+        self._append_path.end(why, loss)
+        self._writer_epochs.tell()
         if not self.until_lost.done() and self.failure is not None:
             self.until_lost.set_result(self.failure)
         self._ending = self._loop.create_task(self._stop())
@@ -640,7 +643,7 @@ class Owner:
         tasks = [task for task in works if task is not None]
         for task in tasks:
             task.cancel()
-        await self._succession.stop()
+        await self._segment_roll.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _event(self, kind: str, reason: str, offset: Offset) -> LogEvent:

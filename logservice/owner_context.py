@@ -7,8 +7,8 @@ from typing import Final
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.producer_memory import ProducerMemory
 from rollbook.logservice.ids import ServerInfo
-from rollbook.logservice.log_metadata import LogNodes
-from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.log_metadata import LogMetadataStore
+from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.ports import Clock, Randomness
 
@@ -19,10 +19,10 @@ _WIDENED_MAX: Final = 32
 class OwnerContext:
     server: ServerInfo
     ledgers: Ledgers
-    nodes: LogNodes
+    nodes: LogMetadataStore
     clock: Clock
     randomness: Randomness
-    pulse: Pulse  # Started.
+    stall_detector: StallDetector  # Started.
     tail_memory: TailMemory
     uses_reserve: bool = (
         False  # On full bookies: only for an owner that makes room, and accepts no appends.

@@ -32,7 +32,7 @@ class _Peer:
         self.series: asyncio.Task[None] | None = None
 
 
-class Peers:
+class PeerLiveness:
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport, self._clock = transport, clock
         self._peers: dict[str, _Peer] = {}

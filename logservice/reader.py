@@ -41,7 +41,7 @@ from rollbook.logservice.core.segments import (
     from_last_settled,
 )
 from rollbook.logservice.ids import FIRST_OFFSET, NO_OWNER_YET, LogName, Offset
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import (
     CaughtUp,
     FellBehind,
@@ -116,7 +116,7 @@ class LogReader:
         start: Offset,
         *,
         uid: str = "",
-        nodes: LogNodes,
+        nodes: LogMetadataStore,
         ledgers: Ledgers,
         find_owner: Callable[[], Owner | None],
         find_proven: Callable[[], Awaitable[Owner | None]],

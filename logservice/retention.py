@@ -23,11 +23,11 @@ from typing import Final, Protocol
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent
 from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.core.retention import find_expired, is_free
 from rollbook.logservice.ids import LogName, Offset
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.messages import TruncateAnswer
 from rollbook.logservice.orphan_ledgers import OrphanRepair
@@ -47,7 +47,7 @@ _OPEN_DEADLINE_S: Final = 30.0
 _PAUSE_S: Final = 0.05  # Between ownerless logs, which takes 2 % of a processor at most.
 
 
-class LogOwner(Protocol):
+class OwnedLog(Protocol):
     @property
     def list(self) -> LedgerList: ...
 
@@ -64,7 +64,7 @@ class LogKeeper(Protocol):
     @property
     def owned_logs(self) -> Sequence[LogName]: ...
 
-    def find(self, name: LogName) -> LogOwner | None: ...
+    def find(self, name: LogName) -> OwnedLog | None: ...
 
     def is_suggested(self, name: LogName) -> bool: ...
 
@@ -74,7 +74,7 @@ class LogKeeper(Protocol):
 
     async def owner_of(
         self, name: LogName, due: float, *, heeds_preference: bool = True
-    ) -> LogOwner: ...
+    ) -> OwnedLog: ...
 
 
 class Lags(Protocol):
@@ -91,7 +91,7 @@ class Sweeper:
     def __init__(
         self,
         ledgers: Ledgers,
-        nodes: LogNodes,
+        nodes: LogMetadataStore,
         keeper: LogKeeper,
         lags: Lags,
         lost: LostSegments,
@@ -199,13 +199,17 @@ class Sweeper:
 
     async def _look_after(self, name: LogName) -> None:
         owner = self._keeper.find(name)
-        if owner is not None and not owner.list.discarded and owner.list.state is LogState.OPEN:
+        if (
+            owner is not None
+            and not owner.list.discarded
+            and owner.list.state is ListedLogState.OPEN
+        ):
             await owner.prove()  # Another server may have taken the log, or deleted it (SV6).
             await self._lost.on_sweep(name, owner.list)
             await self._expire(name, owner.list, None)
             return
         stored = await self._nodes.read(name)
-        if owner is not None and stored.list.state is LogState.DELETED:
+        if owner is not None and stored.list.state is ListedLogState.DELETED:
             # Elsewhere: no list says who answers for a sealed log.
             owner.lose("the log was deleted")
         if owner is None and not self._keeper.is_nobodys(name, stored.list):
@@ -222,7 +226,7 @@ class Sweeper:
                 *(self._ledgers, self._nodes, stored, self._now_us, self._lived),
                 keeps_name=is_fresh,
             )
-        elif stored.list.state is not LogState.DELETED:
+        elif stored.list.state is not ListedLogState.DELETED:
             if owner is None:
                 await self._lost.on_sweep(name, stored.list)
             await self._expire(name, stored.list, stored if owner is None else None)

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.writer import LedgerWriter
-from rollbook.logservice.append_path import Order, SegmentWriter
+from rollbook.logservice.append_path import AppendPath, SegmentWriter
 from rollbook.logservice.core.degraded_segments import (
     NEEDS_FULL_ENSEMBLE,
     RollToFullEnsemble,
@@ -26,7 +26,7 @@ from rollbook.logservice.core.degraded_segments import (
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX, SegmentLimits
 from rollbook.logservice.ids import Offset, SegmentId
-from rollbook.logservice.ledger_list_store import ListKeeper
+from rollbook.logservice.ledger_list_store import LedgerListStore
 from rollbook.logservice.owner_context import OwnerContext
 from rollbook.proto.errors import InvalidRequest, Missing, RollbookError, Superseded
 from rollbook.proto.ids import BookieId, EntryId, LedgerId
@@ -37,12 +37,12 @@ _LOOK_S: Final = (
 )
 
 
-class Succession:
+class SegmentRoll:
     def __init__(
         self,
         context: OwnerContext,
-        order: Order,
-        keeper: ListKeeper,
+        append_path: AppendPath,
+        list_store: LedgerListStore,
         log: structlog.typing.FilteringBoundLogger,
         *,
         on_disowned: Callable[[RollbookError], RollbookError],
@@ -50,9 +50,14 @@ class Succession:
         """`on_disowned`: the list says that the log is no longer ours. Returns the error to
         raise."""
         self.rolling: asyncio.Task[SegmentId] | None = None
-        self._context, self._order, self._keeper, self._log = context, order, keeper, log
+        self._context, self._append_path, self._list_store, self._log = (
+            context,
+            append_path,
+            list_store,
+            log,
+        )
         self._on_disowned = on_disowned
-        order.on_full = self.roll_if_due
+        append_path.on_full = self.roll_if_due
         self._loop = asyncio.get_running_loop()
         self._not_before_s = 0.0
         self._age_timer: asyncio.TimerHandle | None = None
@@ -65,8 +70,8 @@ class Succession:
     def watch(self) -> None:
         """The written segment was begun: idle ones end, too."""
         self._stop_age_timer()
-        writing = self._order.writing
-        if writing is not None and self._order.failure is None:
+        writing = self._append_path.writing
+        if writing is not None and self._append_path.failure is None:
             if writing not in self._unclosed:
                 self._unclosed.append(writing)
             wait_s = max(writing.oldest_s - self._loop.time(), _ROLL_AGAIN_S)
@@ -78,7 +83,7 @@ class Succession:
     @property
     def degraded_to(self) -> int:
         """The bookies of the segment that is written, if it was made with too few; else 0 (LS13)."""
-        writing, listed = self._order.writing, self._keeper.list.segments
+        writing, listed = self._append_path.writing, self._list_store.list.segments
         if writing is None or not listed or listed[-1].ledger_id != writing.ledger_id:
             return 0
         return listed[-1].degraded_to
@@ -86,19 +91,19 @@ class Succession:
     @property
     def vacant_seats(self) -> Mapping[BookieId, str]:
         """Bookies of the written segment that are not expected to get its next entry, and why (LS16)."""
-        writing = self._order.writing
+        writing = self._append_path.writing
         return {} if writing is None else writing.writer.vacant_seats
 
     @property
     def lacking_seats(self) -> int:
         """By how many bookies the written segment's next entry falls short of what its log wants."""
         bookies = self.degraded_to
-        missing = self._keeper.list.config.quorum.ensemble - bookies if bookies else 0
+        missing = self._list_store.list.config.quorum.ensemble - bookies if bookies else 0
         return max(0, missing) + len(self.vacant_seats)
 
     def _on_vacant(self) -> None:
         is_watched = self._widening is not None and not self._widening.done()
-        if self._order.failure is None and not is_watched:
+        if self._append_path.failure is None and not is_watched:
             self._widening = self._loop.create_task(self._widen())
 
     async def _widen(self) -> None:
@@ -113,7 +118,7 @@ class Succession:
                 return
             if reason is not None:
                 async with context.may_widen:
-                    wanted = self._keeper.list.config.quorum.ensemble
+                    wanted = self._list_store.list.config.quorum.ensemble
                     if await context.ledgers.check_healthy_bookies(wanted):
                         await self._roll_to_full()
 
@@ -130,13 +135,13 @@ class Succession:
 
     @property
     def _takes_no_more(self) -> bool:
-        return self._order.memory.is_sealed or not self._order.takes_more
+        return self._append_path.memory.is_sealed or not self._append_path.takes_more
 
     def roll_if_due(self) -> None:
-        order, now_s = self._order, self._loop.time()
-        if order.writing is None or self.rolling is not None or self._takes_no_more:
+        append_path, now_s = self._append_path, self._loop.time()
+        if append_path.writing is None or self.rolling is not None or self._takes_no_more:
             return
-        if now_s >= self._not_before_s and (reason := order.writing.reason_to_roll(now_s)):
+        if now_s >= self._not_before_s and (reason := append_path.writing.reason_to_roll(now_s)):
             self.start(reason)
 
     def start(self, reason: str) -> "asyncio.Task[SegmentId]":
@@ -155,16 +160,16 @@ class Succession:
     def _on_rolled(self, rolling: "asyncio.Task[SegmentId]") -> None:
         self.rolling = None
         error = None if rolling.cancelled() else rolling.exception()
-        if error is not None and self._order.failure is None:  # The old segment goes on.
+        if error is not None and self._append_path.failure is None:  # The old segment goes on.
             reason = error.code.reason if isinstance(error, RollbookError) else repr(error)
             self._log.warning("segment_not_rolled", reason=reason)
             self._not_before_s = self._loop.time() + _ROLL_AGAIN_S
         self.watch()
 
     async def _roll(self, reason: str) -> SegmentId:
-        order, old = self._order, self._order.writing
+        append_path, old = self._append_path, self._append_path.writing
         assert old is not None
-        if len(self._keeper.list.segments) >= SEGMENTS_MAX:
+        if len(self._list_store.list.segments) >= SEGMENTS_MAX:
             raise InvalidRequest(
                 f"a log that has {SEGMENTS_MAX} segments rolls no more",
                 next_step="truncate the log, or give it larger segments (roll_bytes, roll_age_s)",
@@ -174,32 +179,32 @@ class Succession:
             return listed.with_successor(
                 writer.ledger_id,
                 reason,
-                order.memory.timestamp_us,
+                append_path.memory.timestamp_us,
                 degraded_to=degraded_to(listed.config.quorum, writer.metadata.quorum),
                 began_us=self._context.clock.wall_us(),
             )
 
         try:
-            writer, segment = await self._keeper.list_ledger(
+            writer, segment = await self._list_store.list_ledger(
                 with_successor, needs_full_ensemble=reason in NEEDS_FULL_ENSEMBLE
             )
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
-        if order.failure is not None:
+        if append_path.failure is not None:
             await writer.stop()
-            raise order.refusal()
-        limits = SegmentLimits(self._keeper.list.config, self._context.randomness)
-        follows = order.memory.follows(old.ledger_id, old.writer.last_appended)
-        order.take(writer, segment.segment_id, limits)
-        self._unclosed = [old, order.writing] if order.writing else [old]
+            raise append_path.refusal()
+        limits = SegmentLimits(self._list_store.list.config, self._context.randomness)
+        follows = append_path.memory.follows(old.ledger_id, old.writer.last_appended)
+        append_path.take(writer, segment.segment_id, limits)
+        self._unclosed = [old, append_path.writing] if append_path.writing else [old]
         try:
-            order.say(follows)
+            append_path.say(follows)
         except RollbookError as error:  # Nothing else may be its first entry.
-            order.on_ledger_failed(error)
-            raise order.refusal() from error
-        next_offset, timestamp_us = order.memory.tail, order.memory.timestamp_us
+            append_path.on_ledger_failed(error)
+            raise append_path.refusal() from error
+        next_offset, timestamp_us = append_path.memory.tail, append_path.memory.timestamp_us
         await self._close_ledger(old)
-        order.on_closed()
+        append_path.on_closed()
         await self._list_closed(old, next_offset, timestamp_us)
         self._unclosed.remove(old)
         self._log.info(
@@ -239,7 +244,7 @@ class Succession:
         """How much is in each of them."""
         if not self._unclosed:
             return NOT_COUNTED
-        ends = [*(each.base_offset for each in self._unclosed[1:]), self._order.memory.tail]
+        ends = [*(each.base_offset for each in self._unclosed[1:]), self._append_path.memory.tail]
         return {
             each.ledger_id: Size(each.bytes, end - each.base_offset)
             for each, end in zip(self._unclosed, ends, strict=True)
@@ -249,11 +254,11 @@ class Succession:
 
     async def close_last(self) -> None:
         """The written segment, after all its records; there is no other one."""
-        order, writing = self._order, self._order.writing
+        append_path, writing = self._append_path, self._append_path.writing
         assert writing is not None
         await self._close_ledger(writing)
-        await self._list_closed(writing, order.memory.tail, order.memory.timestamp_us)
-        order.writing = None
+        await self._list_closed(writing, append_path.memory.tail, append_path.memory.timestamp_us)
+        append_path.writing = None
         self._stop_watching()
 
     async def stop(self) -> None:
@@ -274,8 +279,8 @@ class Succession:
         try:
             await segment.writer.close()
         except RollbookError as error:
-            self._order.on_ledger_failed(error)
-            raise self._order.refusal() from error
+            self._append_path.on_ledger_failed(error)
+            raise self._append_path.refusal() from error
         assert segment.writer.metadata.last_entry == end
 
     async def _list_closed(
@@ -297,7 +302,7 @@ class Succession:
     async def change(self, make: Callable[[LedgerList], LedgerList]) -> None:
         """Of the list, by its owner. Raises `OwnerChanging` if it is that no longer."""
         try:
-            await self._keeper.change(make)
+            await self._list_store.change(make)
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error
 

@@ -36,16 +36,16 @@ from rollbook.logservice.core.server_record import ServerRecord
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import LogName, ServerId, ServerInfo
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
-from rollbook.logservice.membership import Membership
+from rollbook.logservice.membership import ServerMembership
 from rollbook.logservice.outage_watch import OutageWatch
 from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.peer_liveness import Peers
+from rollbook.logservice.peer_liveness import PeerLiveness
 from rollbook.logservice.retention import Sweeper
 from rollbook.logservice.server_clock import ServerClock
-from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.errors import (
     NoSuchLog,
@@ -87,7 +87,7 @@ class LogServer:
         release: str,
         *,
         ledgers: Ledgers,
-        nodes: LogNodes,
+        nodes: LogMetadataStore,
         lease: MetadataStore,
         transport: Transport,
         clock: Clock,
@@ -98,7 +98,7 @@ class LogServer:
         self.config = config
         self.ledgers, self.nodes = ledgers, nodes
         self.server_id: Final = life_of(name, f"{randomness.getrandbits(32):08x}")
-        self.membership: Final = Membership(
+        self.membership: Final = ServerMembership(
             *(lease, ledgers.cluster.own_root),
             on_session_lost=self._on_session_lost,
             on_store=lambda answers: self.outage.on_store(answers=answers),
@@ -108,9 +108,9 @@ class LogServer:
         self._release = release
         self._randomness = randomness
         self.clock: Final = ServerClock(self.server_id, clock, nodes, self._clocks_of_others)
-        self._peers = Peers(transport, clock)
+        self._peers = PeerLiveness(transport, clock)
         self._patience = TakeoverPatience()
-        self._pulse = Pulse(clock, config.lease_s)
+        self._stall_detector = StallDetector(clock, config.lease_s)
         self.tail_memory: Final = TailMemory(config.tail_memory_bytes)
         self.producer_memory: Final = ProducerMemory(config.producer_memory_bytes)
         self._context: OwnerContext | None = None  # From `start` on.
@@ -140,7 +140,7 @@ class LogServer:
         URL of what it answers over HTTP.
         """
         info, clock = ServerInfo(self.server_id, address), self.clock
-        self._pulse.start()
+        self._stall_detector.start()
         await clock.compare()
         await self.membership.start(
             ServerRecord(
@@ -153,7 +153,7 @@ class LogServer:
         await self._on_clock_compared()
         self._context = OwnerContext(
             *(info, self.ledgers, self.nodes, clock, self._randomness),
-            pulse=self._pulse,
+            stall_detector=self._stall_detector,
             tail_memory=self.tail_memory,
             producer_memory=self.producer_memory,
         )
@@ -195,7 +195,7 @@ class LogServer:
         for owner in list(self._owners.values()):
             owner.lose("its server is stopped")
         await asyncio.gather(*self._closings.values(), *self._endings, return_exceptions=True)
-        self._pulse.close()
+        self._stall_detector.close()
         await self._peers.close()
         if self._context is not None:
             logger.info("log_server_stopped", server=self.server_id)

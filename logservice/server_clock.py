@@ -11,7 +11,7 @@ import structlog
 
 from rollbook.logservice.core.clocks import CLOCKS_APART_US_MAX, ServerTime, odd_clocks
 from rollbook.logservice.ids import ServerId
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.proto.errors import ClockDisagrees
 from rollbook.proto.ports import Clock
 from rollbook.proto.tasks import joined
@@ -31,7 +31,7 @@ class ServerClock:
         self,
         server_id: ServerId,
         clock: Clock,
-        nodes: LogNodes,
+        nodes: LogMetadataStore,
         others: Callable[[], Mapping[str, int]],
     ) -> None:
         """`others`: how far ahead of the metadata store's clock each of the other servers' is."""

@@ -10,8 +10,14 @@ from contextlib import suppress
 from typing import Final
 
 from rollbook.logservice import messages as words
-from rollbook.logservice.append_stream import AppendStream
-from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, LogEvent, LogState, Sizes
+from rollbook.logservice.append_stream import ServerAppendStream
+from rollbook.logservice.core.ledger_list import (
+    NOT_COUNTED,
+    LedgerList,
+    ListedLogState,
+    LogEvent,
+    Sizes,
+)
 from rollbook.logservice.core.log_end import (
     closed_end,
 )
@@ -86,7 +92,7 @@ _DRAINING: Final = words.ServerState.DRAINING
 _SERVING: Final = words.ServerState.SERVING
 
 
-class Service:
+class LogService:
     def __init__(self, server: LogServer, clock: Clock, ask_peer: AskPeer | None = None) -> None:
         """`ask_peer`: None if there is no way to ask other servers. Then this reader may lack the last block of
         a log that is owned elsewhere, and says so.
@@ -135,8 +141,8 @@ class Service:
         self.stats.on_answered(ack, len(request.block), laps, self._loop.time())
         return ack
 
-    def open_append_stream(self) -> AppendStream:
-        return AppendStream(self.server, self.server.config.stream_bytes_max, self.stats)
+    def open_append_stream(self) -> ServerAppendStream:
+        return ServerAppendStream(self.server, self.server.config.stream_bytes_max, self.stats)
 
     async def seal(self, request: words.Seal, due: float) -> words.SealAnswer:
         owner = await self.server.owner_of(request.log, due, uid=request.uid)
@@ -353,7 +359,9 @@ class Service:
             )
         stored = await in_time(due, self._nodes.read(request.log))
         check_life(request.log, text_of(stored.list.uid), request.uid)
-        if stored.list.state is LogState.DELETED:  # Asked again: perhaps the first time fell short.
+        if (
+            stored.list.state is ListedLogState.DELETED
+        ):  # Asked again: perhaps the first time fell short.
             await in_time(due, stop_writer(self._ledgers, stored))
             return await self._freed_sooner(stored, request.grace_ms, due)
         listed = await self._ends.list_of(request.log)
@@ -427,7 +435,7 @@ class Service:
     async def _deleted_as(self, name: LogName) -> StoredLog | None:
         with suppress(NoSuchLog):
             stored = await self._nodes.read(name)
-            if stored.list.state is LogState.DELETED and not stored.list.is_condemned:
+            if stored.list.state is ListedLogState.DELETED and not stored.list.is_condemned:
                 return stored
         return None
 
@@ -533,7 +541,7 @@ class Service:
             was_created=was_created,
             head=listed.head,
             tail=max(tail, owner.tail) if owner is not None else tail,
-            is_sealed=listed.state is LogState.SEALED,
+            is_sealed=listed.state is ListedLogState.SEALED,
             owner_id=listed.owner.server_id if listed.owner is not None else "",
             owner=listed.owner.address if listed.owner is not None else "",
             owner_epoch=listed.owner_epoch,

@@ -16,7 +16,7 @@ from rollbook.proto.ports import Clock
 _BEATS: Final = 6  # In a lease.
 
 
-class Pulse:
+class StallDetector:
     """One for all logs of a server. Start it, and close it at the end."""
 
     def __init__(self, clock: Clock, lease_s: float) -> None:

@@ -21,10 +21,10 @@ from typing import Final
 import structlog
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_tails import Scope, TailTable, tail_of_list
 from rollbook.logservice.ids import LogName, Offset, OwnerEpoch
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
 from rollbook.logservice.offset_lookup import find_tail
 from rollbook.logservice.owner import Owner
@@ -62,7 +62,7 @@ class _Watcher:
 
 
 class TailDirectory:
-    def __init__(self, server: LogServer, nodes: LogNodes, ledgers: Ledgers) -> None:
+    def __init__(self, server: LogServer, nodes: LogMetadataStore, ledgers: Ledgers) -> None:
         self._server, self._nodes, self._ledgers = server, nodes, ledgers
         self._loop = asyncio.get_running_loop()
         self._table = TailTable()
@@ -317,7 +317,7 @@ class TailDirectory:
     def _on_list(self, log: LogName, listed: LedgerList, *, is_named_here: bool) -> None:
         owner = self._server.find(log)
         is_owned = owner is not None and owner.owner_epoch == listed.owner_epoch
-        if listed.state is LogState.DELETED or not (is_owned or is_named_here):
+        if listed.state is ListedLogState.DELETED or not (is_owned or is_named_here):
             self._table.drop(log)
         elif owner is not None and is_owned and owner.uid == tail_of_list(log, listed, "").uid:
             owner.tail_cache.on_grown = partial(self._on_grown, log)

@@ -20,8 +20,8 @@ from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
     NOT_COUNTED,
     LedgerList,
+    ListedLogState,
     LogEvent,
-    LogState,
     Sizes,
 )
 from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
@@ -30,7 +30,7 @@ from rollbook.logservice.core.log_views import check_etag
 from rollbook.logservice.core.retention import is_free
 from rollbook.logservice.core.truncation import plan_truncation
 from rollbook.logservice.ids import LogName, LogUid, Offset, OwnerEpoch
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import TruncateAnswer
 from rollbook.proto.errors import (
     Guarded,
@@ -51,7 +51,7 @@ _RACES_MAX: Final = 20
 
 
 async def truncate(
-    nodes: LogNodes,
+    nodes: LogMetadataStore,
     stored: StoredLog,
     before: Offset,
     *,
@@ -93,7 +93,7 @@ async def truncate(
 
 async def truncate_closed(
     ledgers: Ledgers,
-    nodes: LogNodes,
+    nodes: LogMetadataStore,
     name: LogName,
     before: Offset,
     confirmed: Offset,
@@ -129,7 +129,9 @@ async def truncate_closed(
     raise MetadataConflict("the list changes again and again", log=str(name))
 
 
-async def delete_discarded(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog) -> StoredLog:
+async def delete_discarded(
+    ledgers: Ledgers, nodes: LogMetadataStore, stored: StoredLog
+) -> StoredLog:
     """Whatever can be deleted now, fenced first; what cannot stays listed as `discarded`.
 
     Raises only what reading and writing the list raises.
@@ -174,7 +176,7 @@ async def _delete(ledgers: Ledgers, name: LogName, uid: LogUid, ledger_id: Ledge
 
 
 async def delete_log(
-    nodes: LogNodes,
+    nodes: LogMetadataStore,
     name: LogName,
     free_at_us: int,
     event: LogEvent,
@@ -193,7 +195,7 @@ async def delete_log(
     """
     for _ in range(_RACES_MAX):
         stored = await nodes.read(name)
-        if stored.list.state is LogState.DELETED:
+        if stored.list.state is ListedLogState.DELETED:
             return stored
         if owned_by is not None and stored.list.owner_epoch != owned_by:
             raise OwnerChanging("it has been opened meanwhile", log=str(name))
@@ -242,7 +244,7 @@ async def stop_writer(ledgers: Ledgers, stored: StoredLog) -> None:
 
 async def free_log(
     ledgers: Ledgers,
-    nodes: LogNodes,
+    nodes: LogMetadataStore,
     stored: StoredLog,
     now_us: int,
     lived: LivedTime = NO_GAPS,

@@ -7,7 +7,7 @@ on it only tells others when they may take it without disturbing.
 import asyncio
 from contextlib import suppress
 
-from rollbook.logservice.append_path import Order, resolver_of
+from rollbook.logservice.append_path import AppendPath, resolver_of
 from rollbook.logservice.core.control_blocks import WriterReleased
 from rollbook.logservice.ids import WriterEpoch
 from rollbook.logservice.messages import AcquireMode, WriterGrant
@@ -15,22 +15,22 @@ from rollbook.proto.errors import LogSealed, RollbookError, WriterHeld
 from rollbook.proto.ports import Clock
 
 
-class Writership:
-    def __init__(self, order: Order, clock: Clock) -> None:
-        self._order, self._clock = order, clock
+class WriterEpochs:
+    def __init__(self, append_path: AppendPath, clock: Clock) -> None:
+        self._append_path, self._clock = append_path, clock
         self._changed = asyncio.Event()
-        order.sequencer.on_owner_changed(clock.monotonic_ns(), clock.wall_us())
+        append_path.sequencer.on_owner_changed(clock.monotonic_ns(), clock.wall_us())
 
     async def acquire(
         self, holder: str, mode: AcquireMode, ttl_ms: int, attempt: str = ""
     ) -> WriterGrant:
         """As `Owner.acquire_writer`."""
-        order, sequencer = self._order, self._order.sequencer
+        append_path, sequencer = self._append_path, self._append_path.sequencer
         while True:
-            order.use()
-            if sequencer.was_asked_by(holder, attempt) and not order.memory.is_sealed:
-                epoch = order.memory.writer_epoch
-                await order.barrier()
+            append_path.use()
+            if sequencer.was_asked_by(holder, attempt) and not append_path.memory.is_sealed:
+                epoch = append_path.memory.writer_epoch
+                await append_path.barrier()
                 return self.renew(
                     epoch
                 )  # Unless it was released or stolen: the holder had it then.
@@ -39,41 +39,41 @@ class Writership:
                 acquired = sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
             except WriterHeld as refusal:
                 if mode is AcquireMode.FAIL:
-                    await order.refused(refusal)
+                    await append_path.refused(refusal)
                 await self._change(sequencer.held_for_ns(now_ns))
                 continue
             except LogSealed as refusal:
-                await order.refused(refusal)
+                await append_path.refused(refusal)
                 raise
-            grant = WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
+            grant = WriterGrant(acquired.epoch, append_path.memory.tail, holder, ttl_ms)
             waiter: asyncio.Future[WriterGrant] = asyncio.get_running_loop().create_future()
-            order.say(acquired, resolver_of(waiter), grant)
+            append_path.say(acquired, resolver_of(waiter), grant)
             sequencer.on_acquired(acquired, now_ns)
-            order.keep_short()
+            append_path.keep_short()
             self.tell()
             return await waiter
 
     def renew(self, epoch: WriterEpoch) -> WriterGrant:
         """As `Owner.renew_writer`, after a barrier."""
-        sequencer, memory = self._order.sequencer, self._order.memory
+        sequencer, memory = self._append_path.sequencer, self._append_path.memory
         sequencer.check_epoch(epoch)
         sequencer.on_renewed(self._clock.monotonic_ns())
         return WriterGrant(epoch, memory.fence_offset, memory.holder, memory.ttl_ms)
 
     async def release(self, epoch: WriterEpoch) -> None:
         """As `Owner.release_writer`."""
-        order = self._order
-        order.use()
+        append_path = self._append_path
+        append_path.use()
         try:
-            order.sequencer.check_epoch(epoch)
+            append_path.sequencer.check_epoch(epoch)
         except RollbookError as refusal:
-            await order.refused(refusal)
-        if order.memory.is_sealed:  # It is of no use any more.
+            await append_path.refused(refusal)
+        if append_path.memory.is_sealed:  # It is of no use any more.
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        order.say(WriterReleased(epoch), resolver_of(waiter))
-        order.memory.on_released(epoch)
-        order.keep_short()
+        append_path.say(WriterReleased(epoch), resolver_of(waiter))
+        append_path.memory.on_released(epoch)
+        append_path.keep_short()
         self.tell()
         await waiter
 

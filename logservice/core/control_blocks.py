@@ -78,12 +78,19 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealBlock:
     pass
 
 
 Control = (
-    Follows | Snapshot | Opened | WriterAcquired | WriterReleased | ProducerBegun | Barrier | Sealed
+    Follows
+    | Snapshot
+    | Opened
+    | WriterAcquired
+    | WriterReleased
+    | ProducerBegun
+    | Barrier
+    | SealBlock
 )
 
 # The messages have the fields of the classes, by name.
@@ -95,7 +102,7 @@ _KINDS: Final[dict[str, type[Control]]] = {
     "writer_released": WriterReleased,
     "producer_begun": ProducerBegun,
     "barrier": Barrier,
-    "sealed": Sealed,
+    "sealed": SealBlock,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 

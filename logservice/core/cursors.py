@@ -49,7 +49,7 @@ _DELETE_SOME: Final = "delete cursors that nobody uses: rollbook cursor ls, roll
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class TruncationMarks:
     floor: Offset = FIRST_OFFSET
     offsets: tuple[tuple[CursorName, Offset], ...] = ()  # By name.
 
@@ -247,7 +247,7 @@ def unpack_counts(data: bytes) -> CursorCounts:
     return CursorCounts(tuple(sorted(pairs)))
 
 
-def pack_marks(marks: Marks, token: bytes) -> bytes:
+def pack_marks(marks: TruncationMarks, token: bytes) -> bytes:
     return pack_binary(
         schema.MarksNode(
             format_version=FORMAT_VERSION,
@@ -258,7 +258,7 @@ def pack_marks(marks: Marks, token: bytes) -> bytes:
     )
 
 
-def unpack_marks(data: bytes) -> tuple[Marks, bytes]:
+def unpack_marks(data: bytes) -> tuple[TruncationMarks, bytes]:
     """And the token of the write that made it. Raises `BadMetadata`, `UnsupportedVersion`."""
     message = unpack_binary(schema.MarksNode, data)
     check_version(message.format_version)
@@ -267,7 +267,7 @@ def unpack_marks(data: bytes) -> tuple[Marks, bytes]:
             parse_cursor_name(as_text(mark.name)): parse_offset(mark.offset)
             for mark in message.marks
         }
-        marks = Marks(parse_offset(message.floor), tuple(sorted(offsets.items())))
+        marks = TruncationMarks(parse_offset(message.floor), tuple(sorted(offsets.items())))
     except Invalid as error:
         raise BadMetadata(error.message) from None
     if len(offsets) != len(message.marks) or marks.below(marks.floor):

@@ -82,13 +82,13 @@ def draw_log_uid(randomness: Randomness) -> LogUid:
     return LogUid(randomness.randbytes(LOG_UID_BYTES))
 
 
-class LogState(Enum):
+class ListedLogState(Enum):
     OPEN = "open"
     SEALED = "sealed"
     DELETED = "deleted"  # Its ledgers are kept for the time of grace.
 
 
-class SegmentState(Enum):
+class ListedSegmentState(Enum):
     OPEN = "open"  # As far as the list knows: its ledger may have been closed in the meantime.
     CLOSED = "closed"
 
@@ -111,7 +111,7 @@ class Segment:
     owner_epoch: OwnerEpoch  # The owner when it was listed.
     reason: str  # Why it was begun.
     first_timestamp_us: int  # When it was begun, on the log's clock.
-    state: SegmentState = SegmentState.OPEN
+    state: ListedSegmentState = ListedSegmentState.OPEN
     base_offset: Offset | None = None  # Known when all before it are CLOSED.
     next_offset: Offset | None = None  # The last three: known when it is CLOSED itself.
     last_timestamp_us: int | None = None
@@ -123,7 +123,7 @@ class Segment:
 
     @property
     def is_closed(self) -> bool:
-        return self.state is SegmentState.CLOSED
+        return self.state is ListedSegmentState.CLOSED
 
     @property
     def records(self) -> int | None:
@@ -163,7 +163,7 @@ class LedgerList:
     uid: LogUid
     config: LogConfig
     created_us: int
-    state: LogState = LogState.OPEN
+    state: ListedLogState = ListedLogState.OPEN
     owner_epoch: OwnerEpoch = NO_OWNER_YET
     # None: the log has no owner yet, or the last one has released it.
     owner: ServerInfo | None = None
@@ -295,7 +295,7 @@ class LedgerList:
             )
         closed = replace(
             segment,
-            state=SegmentState.CLOSED,
+            state=ListedSegmentState.CLOSED,
             next_offset=next_offset,
             last_timestamp_us=max(last_timestamp_us, segment.first_timestamp_us),
             bytes=bytes,
@@ -385,31 +385,33 @@ class LedgerList:
 
     def with_sealed(self, tail: Offset) -> Self:
         """Seal the log permanently. Raises `MetadataConflict` unless all is CLOSED, up to that very offset."""
-        if self.state is LogState.SEALED and self.tail == tail:
+        if self.state is ListedLogState.SEALED and self.tail == tail:
             return self
         self._refuse_unless_open()
         if self.tail != tail or self.unclosed:
             raise MetadataConflict("the log does not end there", tail=tail, listed=self.tail)
-        return replace(self, state=LogState.SEALED)
+        return replace(self, state=ListedLogState.SEALED)
 
     def with_deleted(self, free_at_us: int) -> Self:
         """From here on it is neither read nor written; its ledgers stay until then."""
-        if self.state is LogState.DELETED:
+        if self.state is ListedLogState.DELETED:
             return self
-        return replace(self, state=LogState.DELETED, owner=None, free_at_us=max(free_at_us, 1))
+        return replace(
+            self, state=ListedLogState.DELETED, owner=None, free_at_us=max(free_at_us, 1)
+        )
 
     @property
     def is_condemned(self) -> bool:
         """Whether its grace is over, and its ledgers go or are gone. One that was never opened has none."""
         has_lost_all = not self.segments and (bool(self.discarded) or self.next_segment_id > 0)
-        return self.state is LogState.DELETED and has_lost_all
+        return self.state is ListedLogState.DELETED and has_lost_all
 
     def require_living(self, log: LogName) -> None:
         """Raises `NoSuchLog` if its records are gone or going, so that it cannot be brought back; `LogDeleted`
         if it was deleted."""
         if self.is_condemned:
             raise NoSuchLog(log=str(log))
-        if self.state is LogState.DELETED:
+        if self.state is ListedLogState.DELETED:
             raise LogDeleted(log=str(log), free_at_us=self.free_at_us)
 
     @property
@@ -424,17 +426,17 @@ class LedgerList:
 
     def with_undeleted(self) -> Self:
         """As it was before it was deleted. Raises `MetadataConflict` unless DELETED, `LogDeleted` if its ledgers go."""
-        if self.state is not LogState.DELETED:
+        if self.state is not ListedLogState.DELETED:
             raise MetadataConflict("the log is not deleted")
         if self.is_condemned:
             raise LogDeleted("its grace is over, and its records are deleted now")
         was_sealed = not self.unclosed and any(event.kind == LOG_SEALED for event in self.events)
-        state = LogState.SEALED if was_sealed else LogState.OPEN
+        state = ListedLogState.SEALED if was_sealed else ListedLogState.OPEN
         return replace(self, state=state, owner=None, free_at_us=0)
 
     def with_ledgers_condemned(self) -> Self:
         """The grace is over: everything is to be deleted (LL3). Raises `MetadataConflict` unless DELETED."""
-        if self.state is not LogState.DELETED:
+        if self.state is not ListedLogState.DELETED:
             raise MetadataConflict("the log is not deleted")
         ledger_ids = tuple(segment.ledger_id for segment in self.segments)
         return replace(
@@ -471,12 +473,12 @@ class LedgerList:
         return max((self.head, *known))
 
     def _refuse_deleted(self) -> None:
-        if self.state is LogState.DELETED:
+        if self.state is ListedLogState.DELETED:
             raise LogDeleted
 
     def _refuse_unless_open(self) -> None:
         self._refuse_deleted()
-        if self.state is LogState.SEALED:
+        if self.state is ListedLogState.SEALED:
             raise LogSealed(tail=self.tail)
 
 
@@ -490,11 +492,11 @@ def find_flaw(listed: LedgerList) -> str:
         return "the log has no uid"
     if min(listed.owner_epoch, listed.head, listed.created_us, listed.free_at_us) < 0:
         return "a number is negative"
-    if (listed.state is LogState.DELETED) != bool(listed.free_at_us):
+    if (listed.state is ListedLogState.DELETED) != bool(listed.free_at_us):
         return "a log is deleted iff it says until when it is kept"
     if any(not segment.is_closed for segment in segments[:-2]):
         return "a segment before the last two is unclosed (LL1)"
-    if listed.state is LogState.SEALED and any(not segment.is_closed for segment in segments):
+    if listed.state is ListedLogState.SEALED and any(not segment.is_closed for segment in segments):
         return "a sealed log has an unclosed segment"
     if segments and segments[-1].segment_id >= listed.next_segment_id:
         return "segment ids are used again"

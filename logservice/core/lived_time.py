@@ -29,14 +29,14 @@ _GAP: Final = struct.Struct("<qq")
 _INT64: Final = struct.Struct("<q")
 
 
-class Gap(NamedTuple):
+class LivedTimeGap(NamedTuple):
     start_us: int
     end_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class LivedTime:
-    gaps: tuple[Gap, ...] = ()  # In order; none overlaps another.
+    gaps: tuple[LivedTimeGap, ...] = ()  # In order; none overlaps another.
 
     def age_us(self, since_us: int, now_us: int) -> int:
         """How much of that time had servers present."""
@@ -46,11 +46,11 @@ class LivedTime:
         return now_us - since_us - unlived
 
     def with_gap(self, start_us: int, end_us: int) -> Self:
-        gaps = (*self.gaps, Gap(start_us, end_us))
+        gaps = (*self.gaps, LivedTimeGap(start_us, end_us))
         if len(gaps) > GAPS_MAX:
             first, second, *rest = gaps
             length_us = first.end_us - first.start_us + second.end_us - second.start_us
-            gaps = (Gap(second.end_us - length_us, second.end_us), *rest)
+            gaps = (LivedTimeGap(second.end_us - length_us, second.end_us), *rest)
         return replace(self, gaps=gaps)
 
     def pack(self) -> bytes:
@@ -63,7 +63,9 @@ class LivedTime:
             (count,) = _COUNT.unpack_from(data)
             if len(data) != _COUNT.size + count * _GAP.size or count > GAPS_MAX:
                 raise BadMetadata(f"{count} gaps of lived time do not take {len(data)} bytes")
-            return cls(tuple(map(Gap._make, _GAP.iter_unpack(memoryview(data)[_COUNT.size :]))))
+            return cls(
+                tuple(map(LivedTimeGap._make, _GAP.iter_unpack(memoryview(data)[_COUNT.size :])))
+            )
         except struct.error as error:
             raise BadMetadata(f"lived time is cut short: {error}") from None
 

@@ -20,7 +20,7 @@ is rightly ahead of what bookies report. It is refused only after the owner or t
 from dataclasses import replace
 from enum import Enum, auto
 
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_lives import text_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import LogTail
@@ -45,7 +45,7 @@ def listed_end(listed: LedgerList, tail: Offset, owner: str) -> LogTail:
     return LogTail(
         head=listed.head,
         tail=max(tail, listed.head),
-        is_sealed=listed.state is LogState.SEALED,
+        is_sealed=listed.state is ListedLogState.SEALED,
         timestamp_us=0,
         owner=owner,
         owner_epoch=listed.owner_epoch,

@@ -14,10 +14,10 @@ from typing import Any, Final
 from rollbook.logservice.core.ledger_list import (
     FlawedList,
     LedgerList,
+    ListedLogState,
+    ListedSegmentState,
     LogEvent,
-    LogState,
     Segment,
-    SegmentState,
 )
 from rollbook.logservice.ids import (
     FIRST_OFFSET,
@@ -43,9 +43,9 @@ TOKEN_BYTES: Final = 16
 _NODE_BYTES_MAX: Final = METADATA_BYTES_MAX - 64 * 1024  # The store's own frames come on top.
 
 _STATES: Final = {
-    schema.OPEN: LogState.OPEN,
-    schema.SEALED: LogState.SEALED,
-    schema.DELETED: LogState.DELETED,
+    schema.OPEN: ListedLogState.OPEN,
+    schema.SEALED: ListedLogState.SEALED,
+    schema.DELETED: ListedLogState.DELETED,
 }
 _STATE_NUMBERS: Final = {state: number for number, state in _STATES.items()}
 
@@ -175,7 +175,7 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
             known_base = Offset(known_base + packed.records)
             segment = Segment(
                 *(segment.segment_id, segment.ledger_id, segment.owner_epoch, segment.reason),
-                *(segment.first_timestamp_us, SegmentState.CLOSED, segment.base_offset),
+                *(segment.first_timestamp_us, ListedSegmentState.CLOSED, segment.base_offset),
                 known_base,
                 packed.first_timestamp_us + packed.last_timestamp_gap_us,
                 packed.bytes,

@@ -25,7 +25,7 @@ from typing import Final, Self
 from rollbook.logservice.core.control_blocks import (
     Follows,
     ProducerBegun,
-    Sealed,
+    SealBlock,
     Snapshot,
     WriterAcquired,
     WriterReleased,
@@ -107,7 +107,7 @@ class LogMemory:
                     self.on_released(epoch)
                 case ProducerBegun() as begun:
                     self.on_begun(begun)
-                case Sealed():
+                case SealBlock():
                     self.is_sealed = True
             return
         self.tail, self.record_us = block.next_offset, block.timestamp_us

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_lives import text_of
 from rollbook.logservice.ids import FIRST_OFFSET, LogName, parse_prefix
 from rollbook.logservice.messages import TailOfLog, Tails, WatchTails
@@ -69,7 +69,7 @@ def tail_of_list(log: LogName, listed: LedgerList, owner: str) -> TailOfLog:
         log=log,
         head=listed.head,
         tail=max((listed.head, tail or FIRST_OFFSET, *ends)),
-        is_sealed=listed.state is LogState.SEALED,
+        is_sealed=listed.state is ListedLogState.SEALED,
         timestamp_us=times[-1] if times else 0,
         uid=text_of(listed.uid),
         is_exact=tail is not None,  # Without another listed segment there are no appends.

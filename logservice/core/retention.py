@@ -14,7 +14,7 @@ log. Its records expire all the same; its ledger is deleted once an owner has be
 from dataclasses import dataclass
 from typing import Final
 
-from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, Segment
 from rollbook.logservice.core.lived_time import NO_GAPS, LivedTime
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.log_config import LogConfig
@@ -35,7 +35,7 @@ def find_expired(
 ) -> Expiry | None:
     """None: there is nothing to do."""
     config = listed.config
-    if listed.state is LogState.DELETED or not listed.segments:
+    if listed.state is ListedLogState.DELETED or not listed.segments:
         return None
     head = listed.head
     rest_bytes = listed.closed_bytes
@@ -55,7 +55,7 @@ def find_expired(
     if head == listed.head and not frees and not is_stuck and not is_left_open:
         return None
     needs_owner = is_stuck or is_left_open or frees > listed.first_kept(head, is_begun=False)
-    if listed.state is LogState.SEALED:  # It has no writer any more: its last ledger stays.
+    if listed.state is ListedLogState.SEALED:  # It has no writer any more: its last ledger stays.
         return Expiry(head, needs_owner=False) if head > listed.head else None
     return Expiry(head, needs_owner)
 
@@ -88,7 +88,7 @@ def _is_forgotten(listed: LedgerList, now_us: int, lived: LivedTime) -> bool:
 
 def is_free(listed: LedgerList, now_us: int, lived: LivedTime = NO_GAPS) -> bool:
     """A deleted log whose grace is over."""
-    if listed.state is not LogState.DELETED:
+    if listed.state is not ListedLogState.DELETED:
         return False
     deleted_us = listed.deleted_us
     return lived.age_us(deleted_us, now_us) >= listed.free_at_us - deleted_us

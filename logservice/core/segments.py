@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollbook.logservice.core.control_blocks import Follows, unpack_control
-from rollbook.logservice.core.ledger_list import LedgerList, LogState, Segment
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, Segment
 from rollbook.logservice.core.record_block import Block, span_of
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import DataLost
@@ -151,7 +151,7 @@ class Trail:
         else:
             segment = successor_of(listed.segments, self._behind[0])
         if segment is None:
-            return End() if listed.state is LogState.SEALED else AwaitOwner()
+            return End() if listed.state is ListedLogState.SEALED else AwaitOwner()
         self._is_settled = segment.base_offset is not None
         if segment.ledger_id == self._void and not self._is_settled:
             return AwaitRoll()

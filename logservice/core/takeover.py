@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbook.logservice.core.control_blocks import Follows
-from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedSegmentState, Segment
 from rollbook.logservice.ids import OwnerEpoch
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Randomness
@@ -45,7 +45,7 @@ class Ended:
 def to_end(log: LedgerList) -> Sequence[Segment]:
     """The segments that a new owner has to fence, recover and read."""
     last_two = log.segments[-2:]
-    is_settled = len(last_two) == 2 and last_two[0].state is SegmentState.CLOSED
+    is_settled = len(last_two) == 2 and last_two[0].state is ListedSegmentState.CLOSED
     return last_two[1:] if is_settled else last_two
 
 

@@ -11,7 +11,7 @@ is readable and their successor has begun (LL4). A mark below the new head forbi
 
 from dataclasses import dataclass
 
-from rollbook.logservice.core.cursors import Marks
+from rollbook.logservice.core.cursors import TruncationMarks
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Segment, Size, Sizes
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import TruncateAnswer
@@ -29,7 +29,7 @@ def plan_truncation(
     *,
     confirmed: Offset,
     is_begun: bool,
-    marks: Marks,
+    marks: TruncationMarks,
     written: Sizes = NOT_COUNTED,
 ) -> TruncationPlan:
     """`confirmed` and `is_begun` as for `LedgerList.with_head`. Raises as that does.

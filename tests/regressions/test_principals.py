@@ -11,7 +11,7 @@ from rollbook.api.access.core.principals import digest_of
 from rollbook.logservice import messages
 from rollbook.logservice.core.cursors import pack_cursor
 from rollbook.logservice.ids import CursorName, LogName, Offset
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import Create
@@ -122,7 +122,9 @@ async def fill(metadata: str, log: LogName) -> None:
     cursor = pack_cursor(messages.Cursor(CursorName("any"), Offset(0), 1, b"", False, 0))
     async with await open_metadata_store(metadata) as store:
         cluster = await open_cluster(store, MetadataUrl.parse(metadata).ledgers_root)
-        folder = f"{LogNodes(store, cluster, SystemClock(), random.Random()).path(log)}/cursors"
+        folder = (
+            f"{LogMetadataStore(store, cluster, SystemClock(), random.Random()).path(log)}/cursors"
+        )
         await store.create(folder, b"")
         for start in range(0, CURSORS_MAX, 500):
             numbers = range(start, start + 500)

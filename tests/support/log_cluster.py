@@ -18,9 +18,9 @@ from rollbook.api.methods import BY_REQUEST
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import ServerUnreachable
 from rollbook.proto.metastore.url import MetadataUrl
@@ -41,7 +41,7 @@ class RunningServer:
 
     def __init__(
         self,
-        service: Service,
+        service: LogService,
         ledgers: Ledgers,
         lease: MetadataStore,
         listener: Listener,
@@ -113,7 +113,7 @@ class LogCluster:
             *(transport, store, cluster, clock, randomness, ClientConfig()), owns_store=True
         )
         await ledgers.start()
-        nodes = LogNodes(store, cluster, clock, randomness)
+        nodes = LogMetadataStore(store, cluster, clock, randomness)
         await nodes.start()
         listener = await transport.listen(asyncio.Protocol, Address("127.0.0.1", 0))
         server = LogServer(

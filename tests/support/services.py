@@ -8,13 +8,13 @@ import inspect
 from typing import Final
 
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.ports import Clock
 
-_PARAMETERS: Final = inspect.signature(Service).parameters
+_PARAMETERS: Final = inspect.signature(LogService).parameters
 
 
-def service_of(server: LogServer, clock: Clock, ask_peer: object) -> Service:
+def service_of(server: LogServer, clock: Clock, ask_peer: object) -> LogService:
     """Once servers had no clock of their own, and could not ask each other for tails."""
     how = {"ask_peer": ask_peer} if "ask_peer" in _PARAMETERS else {}
-    return Service(server, getattr(server, "clock", clock), **how)  # type: ignore[arg-type]  # Of another product's age.
+    return LogService(server, getattr(server, "clock", clock), **how)  # type: ignore[arg-type]  # Of another product's age.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rollbook.ledger.ledgers import Ledgers
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.orphan_ledgers import belonging_of
 from rollbook.proto.errors import NoSuchLedger, NoSuchLog, PartOfLog
 from rollbook.proto.ids import LedgerId
@@ -29,7 +29,7 @@ async def require_no_part(
     """Raises `PartOfLog`; `instead` is the alternative for logs, with `{0}` for the name of one and `{1}` for
     its path in HTTP. `may_insist`: the caller has an option that names the log.
     """
-    nodes = LogNodes(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
+    nodes = LogMetadataStore(ledgers.store, ledgers.cluster, SystemClock(), random.SystemRandom())
     for ledger_id in ledger_ids:
         log = await _log_of(ledgers, nodes, ledger_id)
         if log is None or log == part_of_log:
@@ -43,7 +43,7 @@ async def require_no_part(
         )
 
 
-async def _log_of(ledgers: Ledgers, nodes: LogNodes, ledger_id: int) -> str | None:
+async def _log_of(ledgers: Ledgers, nodes: LogMetadataStore, ledger_id: int) -> str | None:
     """None: no log needs it. An orphan or a discarded segment is one that its log does not list."""
     try:
         stored = await ledgers.metadata(ledger_id, fresh=True)

@@ -27,9 +27,9 @@ from rollbook.api.rest.forwarding import GrpcPeers
 from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServerConfig, LogServiceConfig
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.logservice.stats import LogStats
 from rollbook.proto.addresses import (
     EVERY_ADDRESS,
@@ -199,7 +199,7 @@ async def _log_server(
         ledgers = await stack.enter_async_context(
             Ledgers(transport, store, cluster, machine.clock, randomness, ledger)
         )
-        nodes = LogNodes(store, cluster, machine.clock, randomness)
+        nodes = LogMetadataStore(store, cluster, machine.clock, randomness)
         await nodes.start()
         server = LogServer(
             *(name, __version__),
@@ -216,7 +216,7 @@ async def _log_server(
             report_untrusted(config, advertised.host)
         peers = GrpcPeers(shown.security, shown.look)
         stack.push_async_callback(peers.close)
-        service = Service(server, server.clock, peers.ask)
+        service = LogService(server, server.clock, peers.ask)
         relayed = GrpcPeers(
             shown.security, shown.look, options=RELAY_OPTIONS, shows=((RELAYED_KEY, "1"),)
         )

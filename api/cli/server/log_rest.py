@@ -15,7 +15,7 @@ from rollbook.api.rest.log_metrics import MetricsPage
 from rollbook.api.rest.server import HttpConfig
 from rollbook.logservice.config import LogServerConfig
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.logservice.stats import PART
 from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
@@ -23,7 +23,7 @@ from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.open_files import door_of
 
 
-def metrics_of(stack: AsyncExitStack, service: Service, config: LogServerConfig) -> Metrics:
+def metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConfig) -> Metrics:
     """The stack ends what watches. Raises `BadConfig`."""
     metrics = Metrics()
     metrics.add(PART, service.stats)
@@ -43,7 +43,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 async def serve_rest(
     stack: AsyncExitStack,
-    service: Service,
+    service: LogService,
     server: LogServer,
     peers: GrpcPeers,
     config: LogServerConfig,

@@ -16,11 +16,11 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.core.record_block import Block, BlockInfo, Codec, pack_block
 from rollbook.logservice.ids import LogName, Offset, ProducerRef, ServerId, ServerInfo
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import AppendAck, Condition
-from rollbook.logservice.owner import Owner, Pending
+from rollbook.logservice.owner import Owner, PendingAppend
 from rollbook.logservice.owner_context import OwnerContext
-from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_cache import TailMemory
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.errors import RollbookError
@@ -66,20 +66,20 @@ class Server:
         cluster = await open_cluster(store, ROOT)
         ledgers = Ledgers(node.transport, store, cluster, node.clock, node.randomness, FAST)
         await ledgers.start()
-        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
-        pulse = Pulse(node.clock, LEASE_S)
-        pulse.start()
+        stall_detector = StallDetector(node.clock, LEASE_S)
+        stall_detector.start()
         assert node.process is not None
         self.owner_context = OwnerContext(
             ServerInfo(ServerId(f"{self.name}~{node.process.number}"), f"{self.name}:7400"),
-            *(ledgers, nodes, node.clock, node.randomness, pulse, TailMemory(2**20)),
+            *(ledgers, nodes, node.clock, node.randomness, stall_detector, TailMemory(2**20)),
         )
         self._is_ready.set()
         try:
             await self._may_end.wait()
         finally:
-            pulse.close()
+            stall_detector.close()
             await ledgers.close()
             await store.close()
 
@@ -111,7 +111,7 @@ class Held:
         *values: bytes,
         producer: ProducerRef | None = None,
         condition: Condition | None = None,
-    ) -> Pending:
+    ) -> PendingAppend:
         block, info = block_of(*values, producer=producer)
         return self.server.do(self.owner.append, block, info, condition)
 
@@ -137,7 +137,7 @@ class Scene:
         self.bookies: dict[str, MemoryBookie] = {}
         self._servers: dict[str, Server] = {}
         self.store: MetadataStore
-        self.nodes: LogNodes  # For the story itself, as an operator.
+        self.nodes: LogMetadataStore  # For the story itself, as an operator.
         self.ledgers: Ledgers
 
     async def server(self, name: str) -> Server:
@@ -212,7 +212,7 @@ def play(
             scripted.node.start(scripted.serve)
         scene.ledgers = Ledgers(node.transport, store, cluster, node.clock, node.randomness, FAST)
         await scene.ledgers.start()
-        scene.nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        scene.nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await scene.nodes.start()
         await scene.nodes.create(LOG, config)
         await story(scene)

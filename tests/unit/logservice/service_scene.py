@@ -19,9 +19,9 @@ from rollbook.logservice import messages
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.ids import Earliest, LogName, Offset, Position, ProducerRef
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.server import LogServer
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import (
     ConnectionLost,
@@ -57,7 +57,7 @@ class Serving(Server):
     def __init__(self, scene: Scene, name: str, config: LogServiceConfig = QUICK) -> None:
         super().__init__(scene, name)
         self.config = config
-        self.service: Service
+        self.service: LogService
         self.listener: Listener
         self.takes_calls = False
 
@@ -75,7 +75,7 @@ class Serving(Server):
         cluster = await open_cluster(store, ROOT)
         ledgers = Ledgers(node.transport, store, cluster, node.clock, node.randomness, FAST)
         await ledgers.start()
-        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
         server = LogServer(
             *(self.name, "test"),

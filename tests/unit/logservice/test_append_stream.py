@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from rollbook.logservice import messages as words
-from rollbook.logservice.append_stream import AppendStream
+from rollbook.logservice.append_stream import ServerAppendStream
 from rollbook.logservice.ids import LogName
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.messages import AppendResult, Bind, Condition, StreamAppend
@@ -32,7 +32,7 @@ class Stream:
     """One, used from within its server's process."""
 
     server: Serving
-    stream: AppendStream
+    stream: ServerAppendStream
 
     def submit(self, binds: Sequence[Bind], appends: Sequence[StreamAppend]) -> None:
         self.server.do(self.stream.submit, binds, appends)
@@ -44,7 +44,7 @@ class Stream:
         return found
 
 
-async def _list(stream: AppendStream) -> list[AppendResult]:
+async def _list(stream: ServerAppendStream) -> list[AppendResult]:
     return list(await stream.results())
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from rollbook.logservice.core.ledger_list import LedgerList
-from rollbook.logservice.ledger_list_store import ListKeeper
+from rollbook.logservice.ledger_list_store import LedgerListStore
 from rollbook.logservice.log_config import WriterMode
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.proto.errors import MetadataConflict, WriterRequired
 from tests.unit.logservice.owner_scene import LOG, Scene, play, refused
 
@@ -16,13 +16,13 @@ def test_what_the_list_forbids_is_not_asked_for_for_ever() -> None:
 
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
-        keeper, asked_at = log.owner._keeper, list[float]()
+        list_store, asked_at = log.owner._list_store, list[float]()
 
         def forbid(listed: LedgerList) -> LedgerList:
             asked_at.append(scene.world.now)
             raise MetadataConflict("the segment was closed at another offset")
 
-        await refused(log.run(keeper.change(forbid)), MetadataConflict)
+        await refused(log.run(list_store.change(forbid)), MetadataConflict)
         assert 5 < len(asked_at) < 50
         assert all(b > a for a, b in pairwise(asked_at))
         await log.close()
@@ -33,8 +33,8 @@ def test_what_the_list_forbids_is_not_asked_for_for_ever() -> None:
 def test_change_that_loses_races_is_made_in_the_end() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
-        keeper: ListKeeper = log.owner._keeper
-        nodes: LogNodes = log.server.owner_context.nodes
+        list_store: LedgerListStore = log.owner._list_store
+        nodes: LogMetadataStore = log.server.owner_context.nodes
         races = 3
 
         async def change(_: StoredLog) -> tuple[StoredLog, int]:
@@ -42,9 +42,9 @@ def test_change_that_loses_races_is_made_in_the_end() -> None:
             if races:  # Somebody else bumps the list first.
                 races -= 1
                 await nodes.bump(await nodes.read(LOG))
-            return await nodes.bump(keeper.stored), 7
+            return await nodes.bump(list_store.stored), 7
 
-        assert await log.run(keeper.attempt(change, until_known=True)) == 7
+        assert await log.run(list_store.attempt(change, until_known=True)) == 7
         assert races == 0
         await log.close()
 

@@ -6,10 +6,10 @@ import pytest
 
 from rollbook.logservice import log_metadata as log_nodes
 from rollbook.logservice.core import cursors
-from rollbook.logservice.core.ledger_list import LogState
+from rollbook.logservice.core.ledger_list import ListedLogState
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.messages import (
     NO_CURSOR,
     CommitCursor,
@@ -61,8 +61,8 @@ async def cluster(service: MemoryService) -> Cluster:
         return await initialise(store, "/ledgers", random.Random(1))
 
 
-def make_nodes(store: MetadataStore, cluster: Cluster, seed: int) -> LogNodes:
-    return LogNodes(store, cluster, SystemClock(), random.Random(seed))
+def make_nodes(store: MetadataStore, cluster: Cluster, seed: int) -> LogMetadataStore:
+    return LogMetadataStore(store, cluster, SystemClock(), random.Random(seed))
 
 
 @pytest.fixture
@@ -72,19 +72,19 @@ async def store(service: MemoryService, cluster: Cluster) -> AsyncIterator[Fault
 
 
 @pytest.fixture
-async def nodes(store: FaultyStore, cluster: Cluster) -> LogNodes:
+async def nodes(store: FaultyStore, cluster: Cluster) -> LogMetadataStore:
     nodes = make_nodes(store, cluster, 2)
     await nodes.start()
     return nodes
 
 
 @pytest.fixture
-async def rival(service: MemoryService, cluster: Cluster) -> AsyncIterator[LogNodes]:
+async def rival(service: MemoryService, cluster: Cluster) -> AsyncIterator[LogMetadataStore]:
     async with await service.connect() as store:
         yield make_nodes(store, cluster, 3)
 
 
-async def opened(nodes: LogNodes, *ends: int) -> StoredLog:
+async def opened(nodes: LogMetadataStore, *ends: int) -> StoredLog:
     """With closed segments that end there, and an open one."""
     stored = await nodes.create(NAME, LogConfig())
     stored = await nodes.replace(stored, stored.list.with_owner(ANNA))
@@ -100,7 +100,7 @@ async def opened(nodes: LogNodes, *ends: int) -> StoredLog:
 # --- Logs -------------------------------------------------------------------------------------
 
 
-async def test_a_log_is_made_once(nodes: LogNodes, rival: LogNodes) -> None:
+async def test_a_log_is_made_once(nodes: LogMetadataStore, rival: LogMetadataStore) -> None:
     with pytest.raises(NoSuchLog):
         await nodes.read(NAME)
     stored, was_made = await nodes.ensure(NAME, None)
@@ -116,7 +116,7 @@ async def test_a_log_is_made_once(nodes: LogNodes, rival: LogNodes) -> None:
 
 @pytest.mark.parametrize("fate", LOST)
 async def test_whoever_made_it_knows_though_the_reply_was_lost(
-    nodes: LogNodes, store: FaultyStore, rival: LogNodes, fate: Fate
+    nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore, fate: Fate
 ) -> None:
     """LL7."""
     await nodes.create(LogName("default", "another"), LogConfig())
@@ -130,7 +130,7 @@ async def test_whoever_made_it_knows_though_the_reply_was_lost(
 
 @pytest.mark.parametrize("fate", LOST)
 async def test_a_change_is_made_once_though_the_reply_was_lost(
-    nodes: LogNodes, store: FaultyStore, fate: Fate
+    nodes: LogMetadataStore, store: FaultyStore, fate: Fate
 ) -> None:
     """LL7."""
     stored = await nodes.create(NAME, LogConfig())
@@ -142,7 +142,7 @@ async def test_a_change_is_made_once_though_the_reply_was_lost(
 
 @pytest.mark.parametrize("fate", LOST)
 async def test_the_same_change_of_somebody_else_is_not_ours(
-    nodes: LogNodes, store: FaultyStore, rival: LogNodes, fate: Fate
+    nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore, fate: Fate
 ) -> None:
     """LL7: both want the same bytes but for the token."""
     stored = await nodes.create(NAME, LogConfig())
@@ -160,7 +160,9 @@ async def test_the_same_change_of_somebody_else_is_not_ours(
         await nodes.replace(stored, wanted)
 
 
-async def test_a_change_from_an_old_list_is_refused(nodes: LogNodes, rival: LogNodes) -> None:
+async def test_a_change_from_an_old_list_is_refused(
+    nodes: LogMetadataStore, rival: LogMetadataStore
+) -> None:
     stored = await nodes.create(NAME, LogConfig())
     newer = await rival.replace(stored, stored.list.with_owner(ANNA))
     with pytest.raises(MetadataConflict):
@@ -171,7 +173,7 @@ async def test_a_change_from_an_old_list_is_refused(nodes: LogNodes, rival: LogN
 
 
 async def test_a_ledger_is_listed_from_the_version_alone_that_it_was_made_for(
-    nodes: LogNodes,
+    nodes: LogMetadataStore,
 ) -> None:
     """LL8: else repair could take it for an orphan while it is being listed."""
     stored = await nodes.create(NAME, LogConfig())
@@ -186,7 +188,7 @@ async def test_a_ledger_is_listed_from_the_version_alone_that_it_was_made_for(
     assert (await nodes.replace(stored, listed, made_for=stored.version)).list.lists(LedgerId(7))
 
 
-async def test_a_bump_changes_the_version_and_nothing_else(nodes: LogNodes) -> None:
+async def test_a_bump_changes_the_version_and_nothing_else(nodes: LogMetadataStore) -> None:
     stored = await opened(nodes, 10)
     bumped = await nodes.bump(stored)
     assert bumped == replace(stored, version=stored.version + 1)
@@ -195,7 +197,7 @@ async def test_a_bump_changes_the_version_and_nothing_else(nodes: LogNodes) -> N
 
 
 async def test_change_goes_on_until_nobody_comes_between(
-    nodes: LogNodes, store: FaultyStore, rival: LogNodes
+    nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore
 ) -> None:
     await nodes.create(NAME, LogConfig())
 
@@ -208,7 +210,7 @@ async def test_change_goes_on_until_nobody_comes_between(
     assert (stored.list.owner_epoch, stored.list.preferred_server) == (2, "bert")
 
 
-async def test_names_come_in_order_page_by_page(nodes: LogNodes) -> None:
+async def test_names_come_in_order_page_by_page(nodes: LogMetadataStore) -> None:
     names = [LogName("shop", f"log-{index:03d}") for index in range(40)]
     for name in reversed(names):
         await nodes.create(name, LogConfig())
@@ -225,7 +227,7 @@ async def test_names_come_in_order_page_by_page(nodes: LogNodes) -> None:
     ]
 
 
-async def test_a_log_is_removed_when_its_ledgers_are_gone(nodes: LogNodes) -> None:
+async def test_a_log_is_removed_when_its_ledgers_are_gone(nodes: LogMetadataStore) -> None:
     stored = await opened(nodes, 10)
     await nodes.commit_cursor(CommitCursor(NAME, CursorName("reader"), Offset(3)))
     stored = await nodes.replace_guarded(
@@ -236,7 +238,7 @@ async def test_a_log_is_removed_when_its_ledgers_are_gone(nodes: LogNodes) -> No
     with pytest.raises(MetadataConflict):
         await nodes.remove(stored)
     stored = await nodes.replace(stored, stored.list.with_ledgers_condemned())
-    assert stored.list.state is LogState.DELETED
+    assert stored.list.state is ListedLogState.DELETED
     stored = await nodes.replace(stored, stored.list.without_discarded(stored.list.discarded))
     await nodes.remove(stored)
     with pytest.raises(NoSuchLog):
@@ -254,7 +256,9 @@ def at(offset: int, **more: object) -> CommitCursor:
     return CommitCursor(NAME, SNAPSHOT, Offset(offset), **more)  # type: ignore[arg-type]  # Whatever fits.
 
 
-async def test_a_cursor_remembers_and_moves_by_version(nodes: LogNodes, rival: LogNodes) -> None:
+async def test_a_cursor_remembers_and_moves_by_version(
+    nodes: LogMetadataStore, rival: LogMetadataStore
+) -> None:
     with pytest.raises(NoSuchLog):
         await nodes.commit_cursor(at(1))
     with pytest.raises(NoSuchLog):
@@ -282,7 +286,7 @@ async def test_a_cursor_remembers_and_moves_by_version(nodes: LogNodes, rival: L
     assert await nodes.first_cursors(NAME, at_most=1) == ([first], 1)
 
 
-async def test_a_cursor_made_anew_is_another_one(nodes: LogNodes) -> None:
+async def test_a_cursor_made_anew_is_another_one(nodes: LogMetadataStore) -> None:
     await nodes.create(NAME, LogConfig())
     first = await nodes.commit_cursor(at(5))
     await nodes.delete_cursor(DeleteCursor(NAME, SNAPSHOT, first.version))
@@ -298,7 +302,7 @@ async def test_a_cursor_made_anew_is_another_one(nodes: LogNodes) -> None:
 @pytest.mark.parametrize("fate", LOST)
 @pytest.mark.parametrize("is_protected", [False, True])
 async def test_a_commit_is_made_once_though_the_reply_was_lost(
-    nodes: LogNodes, store: FaultyStore, fate: Fate, is_protected: bool
+    nodes: LogMetadataStore, store: FaultyStore, fate: Fate, is_protected: bool
 ) -> None:
     """LL7."""
     await nodes.create(NAME, LogConfig())
@@ -313,7 +317,7 @@ async def test_a_commit_is_made_once_though_the_reply_was_lost(
     assert (await nodes.read_marks(NAME)).marks.offsets == ()
 
 
-async def test_a_mark_holds_truncation_back(nodes: LogNodes) -> None:
+async def test_a_mark_holds_truncation_back(nodes: LogMetadataStore) -> None:
     """LL6."""
     stored = await opened(nodes, 10, 20)
     await nodes.commit_cursor(at(12, is_protected=True))
@@ -337,7 +341,7 @@ async def test_a_mark_holds_truncation_back(nodes: LogNodes) -> None:
 
 
 async def test_a_mark_and_a_truncation_that_meet_see_each_other(
-    nodes: LogNodes, store: FaultyStore, rival: LogNodes
+    nodes: LogMetadataStore, store: FaultyStore, rival: LogMetadataStore
 ) -> None:
     """LL6: whichever comes second, with or without marks before."""
     stored = await opened(nodes, 10, 20)
@@ -362,7 +366,7 @@ async def test_a_mark_and_a_truncation_that_meet_see_each_other(
         )
 
 
-async def test_a_cursor_is_no_obstacle(nodes: LogNodes) -> None:
+async def test_a_cursor_is_no_obstacle(nodes: LogMetadataStore) -> None:
     stored = await opened(nodes, 10)
     await nodes.commit_cursor(at(3))
     marks = await nodes.read_marks(NAME)
@@ -375,7 +379,7 @@ def committed_by(log: LogName, cursor: str, principal: str = "anna") -> CommitCu
 
 
 async def test_cursors_of_a_principal_are_bounded_over_all_logs(
-    nodes: LogNodes, monkeypatch: pytest.MonkeyPatch
+    nodes: LogMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CB1: what is deleted with its log makes room, too, and only once."""
     monkeypatch.setattr(cursors, "CURSORS_IN_ALL_LOGS_MAX", 3)

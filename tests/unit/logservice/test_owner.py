@@ -7,13 +7,13 @@ import pytest
 
 from rollbook.logservice import append_path
 from rollbook.logservice.core.control_blocks import Barrier, unpack_control
-from rollbook.logservice.core.ledger_list import LogState
+from rollbook.logservice.core.ledger_list import ListedLogState
 from rollbook.logservice.core.record_block import Block
 from rollbook.logservice.core.roll_rules import AGE
 from rollbook.logservice.ids import Offset, ProducerRef, WriterEpoch
 from rollbook.logservice.log_config import LogConfig, WriterMode
 from rollbook.logservice.messages import AcquireMode, Condition
-from rollbook.logservice.owner import Pending
+from rollbook.logservice.owner import PendingAppend
 from rollbook.logservice.tail_cache import Subscription
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -88,7 +88,7 @@ def test_what_is_pending_when_a_log_is_handed_over_is_acked() -> None:
 def test_a_log_rolls_under_load_and_nobody_notices() -> None:
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
-        pending: list[Pending] = []
+        pending: list[PendingAppend] = []
         for number in range(300):
             pending.append(log.begin(b"%d" % number, producer=ref(number)))
             if number % 3 == 0:
@@ -158,7 +158,7 @@ def test_a_sealed_log_takes_nothing_and_still_answers_retries() -> None:
             log.run(log.owner.acquire_writer("a", AcquireMode.STEAL)),
             LogSealed,
         )
-        assert (await scene.stored()).list.state is LogState.SEALED
+        assert (await scene.stored()).list.state is ListedLogState.SEALED
         await log.close()
         again = await (await scene.server("s2")).open()
         assert (again.owner.is_sealed, again.owner.tail) == (True, 2)
@@ -207,7 +207,7 @@ def test_a_log_is_sealed_while_it_rolls() -> None:
         for each in pending:
             await scene.within(each.answer)
         listed = (await scene.stored()).list
-        assert (listed.state, listed.tail) == (LogState.SEALED, 40)
+        assert (listed.state, listed.tail) == (ListedLogState.SEALED, 40)
         await log.close()
         assert len(await scene.values()) == 40
 
@@ -426,7 +426,7 @@ def test_a_full_window_refuses_and_changes_nothing() -> None:
         log = await (await scene.server("s1")).open()
         scene.set_bookies(is_hung=True)
         big = b"x" * 1_000_000
-        pending: list[Pending] = []
+        pending: list[PendingAppend] = []
         with suppress(Overloaded):
             while True:
                 pending.append(log.begin(big, producer=ref(len(pending))))
@@ -597,7 +597,7 @@ def test_what_holds_the_logs_memory_stays_until_the_next_segment_has_begun() -> 
         scene.set_bookies(ignored={ack.ledger_id + 1})
         rolling = log.server.begin(log.owner.roll())
         await scene.until(lambda: any(each.is_closed for each in log.owner.list.segments))
-        assert not log.owner._succession.has_begun(log.owner.list)
+        assert not log.owner._segment_roll.has_begun(log.owner.list)
         truncating = log.server.begin(log.owner.truncate(Offset(1)))
         await asyncio.sleep(0.5)
         assert not truncating.done()

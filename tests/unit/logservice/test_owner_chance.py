@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.messages import AppendAck
-from rollbook.logservice.owner import Pending
+from rollbook.logservice.owner import PendingAppend
 from rollbook.proto.errors import RollbookError
 from tests.unit.logservice.owner_scene import Held, Scene, play
 
@@ -50,7 +50,7 @@ class Client:
             await asyncio.sleep(self.chance.choice((0, 0.02, 0.2)))
 
     async def _write_some(self, log: Held, start: int, end: int) -> None:
-        pending: list[Pending] = [
+        pending: list[PendingAppend] = [
             log.begin(b"%d" % number, producer=ProducerRef(b"p", 0, number))
             for number in range(start, end)
         ]

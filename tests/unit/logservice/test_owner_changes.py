@@ -9,13 +9,13 @@ import pytest
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import log_takeover
 from rollbook.logservice.core.control_blocks import Barrier, Opened, unpack_control
-from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, LogState
+from rollbook.logservice.core.ledger_list import LEDGER_OF_VERSION, ListedLogState
 from rollbook.logservice.core.log_state import LogMemory, snapshot_in
 from rollbook.logservice.ids import Offset, ProducerRef
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
 from rollbook.logservice.messages import AcquireMode, Condition
-from rollbook.logservice.owner import Owner, Pending
+from rollbook.logservice.owner import Owner, PendingAppend
 from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_ledgers import make_ledger
 from rollbook.proto.errors import (
@@ -38,7 +38,7 @@ def ref(seq: int, epoch: int = 0) -> ProducerRef:
     return ProducerRef(b"p", epoch, seq)
 
 
-async def outcome(scene: Scene, pending: Pending) -> object:
+async def outcome(scene: Scene, pending: PendingAppend) -> object:
     try:
         return await scene.within(pending.answer)
     except RollbookError as error:
@@ -305,7 +305,7 @@ def test_owners_that_take_turns_lose_nothing(seed: int) -> None:
         for turn in range(12):
             log = await (await scene.server(f"s{turn % 3}")).open()
             held.append(log)
-            pending: list[tuple[bytes, Pending]] = []
+            pending: list[tuple[bytes, PendingAppend]] = []
             for _ in range(20):
                 value = b"%d" % number
                 number += 1
@@ -709,10 +709,10 @@ def test_who_heard_that_the_log_is_sealed_is_right_for_ever() -> None:
         await refused(first.append(b"b", producer=ref(1)), LogSealed)
         first.server.node.kill()
         sealing.cancel()
-        assert (await scene.stored()).list.state is LogState.OPEN
+        assert (await scene.stored()).list.state is ListedLogState.OPEN
         log = await (await scene.server("s2")).open()
         assert log.owner.is_sealed
-        assert (await scene.stored()).list.state is LogState.SEALED
+        assert (await scene.stored()).list.state is ListedLogState.SEALED
         await refused(log.append(b"b", producer=ref(1)), LogSealed)
         assert (await log.append(b"a", producer=ref(0))).is_duplicate
         assert await log.run(log.owner.seal()) == 1

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from rollbook.logservice.core.ledger_list import LogState
+from rollbook.logservice.core.ledger_list import ListedLogState
 from rollbook.logservice.ids import ProducerRef
 from rollbook.logservice.messages import AcquireMode, AppendAck
 from rollbook.proto.errors import LogSealed
@@ -119,7 +119,7 @@ async def _take_over(scene: Scene, life: Life) -> None:
     await log.close()
     assert await scene.values() == VALUES[: len(offsets)]
     listed = (await scene.stored()).list
-    assert (listed.state is LogState.SEALED) >= life.was_sealed
+    assert (listed.state is ListedLogState.SEALED) >= life.was_sealed
     # What is not listed is condemned: nothing that bookies keep is forgotten.
     kept = {each async for each in scene.ledgers.list()}
     assert kept >= {segment.ledger_id for segment in listed.segments}

@@ -57,7 +57,7 @@ def test_a_log_is_sealed_though_a_snapshot_takes_the_last_room(
     async def story(scene: Scene) -> None:
         log = await (await scene.server("s1")).open()
         scene.set_bookies(delay_s=0.05)
-        while log.owner._order.writing and log.owner._order.writing.entries < 10:
+        while log.owner._append_path.writing and log.owner._append_path.writing.entries < 10:
             log.begin(b"a")
         before = log.owner._memory.tail
         assert await log.run(log.owner.seal(*block_of(b"last"))) == before + 1
@@ -74,8 +74,8 @@ def test_who_truncates_when_the_owner_is_lost_hears_of_it() -> None:
         log = await (await scene.server("s1")).open()
         await log.append(b"a")
         truncating = log.server.begin(log.owner.truncate(Offset(1), force_roll=True))
-        await scene.until(lambda: log.owner._succession.rolling)
-        rolling = log.owner._succession.rolling
+        await scene.until(lambda: log.owner._segment_roll.rolling)
+        rolling = log.owner._segment_roll.rolling
         assert rolling is not None
 
         def lose(_: object) -> None:

@@ -11,7 +11,7 @@ from rollbook.logservice.core.ledger_list import LedgerList, LogEvent
 from rollbook.logservice.cursor_lags import CursorLags
 from rollbook.logservice.ids import CursorName, LogName, Offset, ServerId
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_metadata import LogNodes, StoredLog
+from rollbook.logservice.log_metadata import LogMetadataStore, StoredLog
 from rollbook.logservice.lost_segments import LostSegments
 from rollbook.logservice.messages import CommitCursor
 from rollbook.logservice.owner import Owner
@@ -254,7 +254,9 @@ def test_what_somebody_opens_while_its_leftovers_are_deleted_is_his(
         await asyncio.sleep(AGE_S + 1)
         server, opened = await scene.server("s1"), list[Held]()
 
-        async def slow_delete(ledgers: Ledgers, nodes: LogNodes, stored: StoredLog) -> StoredLog:
+        async def slow_delete(
+            ledgers: Ledgers, nodes: LogMetadataStore, stored: StoredLog
+        ) -> StoredLog:
             if not opened:
                 opened.append(await server.open())
                 owner = (await scene.stored()).list.owner

@@ -9,7 +9,7 @@ import pytest
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice import log_takeover as opening
 from rollbook.logservice import messages
-from rollbook.logservice.core.ledger_list import LogState
+from rollbook.logservice.core.ledger_list import ListedLogState
 from rollbook.logservice.ids import (
     INT64_MAX,
     AtOffset,
@@ -26,7 +26,7 @@ from rollbook.logservice.owner import Owner
 from rollbook.logservice.owner_context import OwnerContext
 from rollbook.logservice.segment_ledgers import make_ledger
 from rollbook.logservice.server import _Grounds
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.uncertain_writes import create_surely, delete_surely, read_surely
 from rollbook.proto.errors import (
     AppendUnsettled,
@@ -100,7 +100,7 @@ def test_a_log_is_not_kept_for_more_years_than_can_be_told() -> None:
             await refused(a.ask(a.service.delete_log(deletion, a.due())), InvalidRequest)
         deletion = messages.DeleteLog(log, grace_ms=DELETE_GRACE_MS_MAX)
         await a.ask(a.service.delete_log(deletion, a.due()))
-        assert (await scene.stored(log)).list.state is LogState.DELETED
+        assert (await scene.stored(log)).list.state is ListedLogState.DELETED
 
     play(story)
 
@@ -119,7 +119,7 @@ def test_a_deletion_that_could_not_stop_the_writer_is_in_doubt_and_can_be_repeat
         deletion = messages.DeleteLog(log)
         error = await refused(b.ask(b.service.delete_log(deletion, b.due(20.0))), QuorumTimeout)
         assert error.outcome is Outcome.UNKNOWN
-        assert (await scene.stored(log)).list.state is LogState.DELETED
+        assert (await scene.stored(log)).list.state is ListedLogState.DELETED
         for bookie in scene.bookies.values():
             bookie.scripted.node.start(bookie.scripted.serve)
         await b.ask(b.service.delete_log(deletion, b.due(20.0)))
@@ -865,7 +865,7 @@ def test_any_server_has_another_one_drained() -> None:
         assert not b.log_server.is_draining
         b.takes_calls = False
         await refused(a.ask(a.service.drain_server(request, a.due())), ServerUnreachable)
-        alone = Service(a.log_server, a.log_server.clock)
+        alone = LogService(a.log_server, a.log_server.clock)
         asking = a.ask(alone.drain_server(request, a.due()))
         assert (await refused(asking, NotOwner)).ids["owner"] == b.address
         asking = a.ask(a.service.drain_server(messages.DrainServer("c"), a.due()))

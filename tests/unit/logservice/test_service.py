@@ -11,7 +11,7 @@ from rollbook.logservice import messages
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import AtOffset, Earliest, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from tests.support.log_cluster import PATIENCE_S, LogCluster
 
 ORDERS = LogName("default", "orders")
@@ -31,7 +31,7 @@ def batch(first: int, count: int) -> bytes:
     return pack_block([b"%d" % number for number in range(first, first + count)])
 
 
-async def append(service: Service, first: int, count: int) -> messages.AppendAck:
+async def append(service: LogService, first: int, count: int) -> messages.AppendAck:
     return await service.append(messages.Append(ORDERS, batch(first, count)), due())
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.stall_detector import StallDetector
 from tests.simulation.kernel import Node, World
 
 
@@ -10,16 +10,16 @@ def test_a_process_that_was_stopped_knows_it_at_once() -> None:
     world, seen = World(1), list[int]()
 
     async def live(node: Node) -> None:
-        pulse = Pulse(node.clock, 3.0)
-        pulse.start()
+        stall_detector = StallDetector(node.clock, 3.0)
+        stall_detector.start()
         await asyncio.sleep(10)
-        seen.append(pulse.stalls())
+        seen.append(stall_detector.stalls())
         node.pause()
         await asyncio.sleep(0)
-        seen.append(pulse.stalls())
+        seen.append(stall_detector.stalls())
         await asyncio.sleep(10)
-        seen.append(pulse.stalls())
-        pulse.close()
+        seen.append(stall_detector.stalls())
+        stall_detector.close()
 
     async def scenario() -> None:
         node = world.node("s1")
@@ -35,18 +35,18 @@ def test_a_machine_that_slept_shows_on_the_wall_clock() -> None:
     world = World(1)
 
     async def live(node: Node) -> None:
-        pulse = Pulse(node.clock, 3.0)
-        pulse.start()
+        stall_detector = StallDetector(node.clock, 3.0)
+        stall_detector.start()
         node.clock.jump(2.0)
-        assert pulse.stalls() == 0
+        assert stall_detector.stalls() == 0
         await asyncio.sleep(10)
         node.clock.jump(4.0)
-        assert pulse.stalls() == 1
+        assert stall_detector.stalls() == 1
         await asyncio.sleep(10)
         node.clock.jump(-1000.0)
         await asyncio.sleep(10)
-        assert pulse.stalls() == 1
-        pulse.close()
+        assert stall_detector.stalls() == 1
+        stall_detector.close()
 
     async def scenario() -> None:
         await world.node("s1").start(live).result

@@ -12,7 +12,7 @@ from rollbook.logservice import tail_directory
 from rollbook.logservice.core.record_block import pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.proto.errors import MetadataUnavailable
 from tests.support.log_cluster import PATIENCE_S, LogCluster, RunningServer
 
@@ -168,15 +168,17 @@ async def test_a_scan_that_fails_is_made_again(
     a = await cluster.start_server("a")
     log = LogName("ns", "log")
     await make(a, log)
-    names, failures = LogNodes.names, [MetadataUnavailable() for _ in range(10)]
+    names, failures = LogMetadataStore.names, [MetadataUnavailable() for _ in range(10)]
     monkeypatch.setattr(tail_directory, "_PAUSE_S", 0.01)
 
-    async def names_at_last(nodes: LogNodes, namespace: str, prefix: str = "") -> list[LogName]:
+    async def names_at_last(
+        nodes: LogMetadataStore, namespace: str, prefix: str = ""
+    ) -> list[LogName]:
         if failures:
             raise failures.pop()
         return await names(nodes, namespace, prefix)
 
-    monkeypatch.setattr(LogNodes, "names", names_at_last)
+    monkeypatch.setattr(LogMetadataStore, "names", names_at_last)
     watching = Watching(a, "ns/")
     assert [*await watching.until_complete()] == [log]
     assert not failures

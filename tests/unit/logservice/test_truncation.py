@@ -1,6 +1,6 @@
 """Truncation and deletion on real ledgers: what is gone, what stays, and who goes on where one died."""
 
-from rollbook.logservice.core.ledger_list import LogEvent, LogState
+from rollbook.logservice.core.ledger_list import ListedLogState, LogEvent
 from rollbook.logservice.ids import CursorName, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
 from rollbook.logservice.log_metadata import StoredLog
@@ -149,7 +149,7 @@ def test_a_deleted_log_keeps_its_ledgers_for_the_grace() -> None:
         before = await three_segments(scene)
         await refused(delete_log(scene.nodes, LOG, 1000, EVENT, etag="another"), MetadataConflict)
         stored = await delete_log(scene.nodes, LOG, 1000, EVENT)
-        assert stored.list.state is LogState.DELETED
+        assert stored.list.state is ListedLogState.DELETED
         assert await delete_log(scene.nodes, LOG, 9999, EVENT) == stored
         assert not await free_log(scene.ledgers, scene.nodes, stored, now_us=999)
         assert len(await ledgers_of(scene)) == 3
@@ -182,7 +182,7 @@ def test_a_deleted_log_gives_its_name_away_and_keeps_its_ledgers() -> None:
         assert kept.list.segments == before.list.segments
         await refused(scene.nodes.undelete(LOG, "", None, EVENT), LogExists)
         back = await scene.nodes.undelete(LOG, "", OTHER, EVENT)
-        assert (back.name, back.list.state) == (OTHER, LogState.OPEN)
+        assert (back.name, back.list.state) == (OTHER, ListedLogState.OPEN)
         assert back.list.segments == before.list.segments
         assert await scene.nodes.all_displaced() == []
         assert await orphans(scene) == 0  # The ledgers bear the name of before.
@@ -213,7 +213,7 @@ def test_a_log_whose_ledgers_go_does_not_come_back() -> None:
         await delete_discarded(scene.ledgers, scene.nodes, stored)
         await refused(scene.nodes.undelete(LOG, "", None, EVENT), NoSuchLog)
         back = await scene.nodes.undelete(NEVER_OPENED, "", None, EVENT)
-        assert back.list.state is LogState.OPEN
+        assert back.list.state is ListedLogState.OPEN
 
     async def with_another(scene: Scene) -> None:
         await scene.nodes.create(NEVER_OPENED, LogConfig())
@@ -232,7 +232,7 @@ def test_a_marked_log_is_not_deleted() -> None:
         refusal = await refused(delete_log(scene.nodes, LOG, 0, EVENT), Guarded)
         assert refusal.ids == {"log": str(LOG), "marks": ("snapshot",)}, "it is about no offset"
         assert "cursors" in refusal.next_step
-        assert (await scene.stored()).list.state is LogState.OPEN
+        assert (await scene.stored()).list.state is ListedLogState.OPEN
 
     play(story)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollbook.logservice.core.cursors import Marks, unpack_marks
+from rollbook.logservice.core.cursors import TruncationMarks, unpack_marks
 from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_LOG,
     LEDGER_OF_VERSION,
     LedgerList,
+    ListedLogState,
     LogEvent,
-    LogState,
     Segment,
 )
 from rollbook.logservice.core.log_format import unpack_log_node
@@ -52,7 +52,7 @@ APART_S: Final = 300.0  # Clocks that are wrong by less are believed.
 OnBroken = Callable[[str, str], None]
 OnHead = Callable[[str, int], None]
 Copies = Callable[[int, int], int]
-_STATES: Final = (LogState.OPEN, LogState.SEALED, LogState.DELETED)
+_STATES: Final = (ListedLogState.OPEN, ListedLogState.SEALED, ListedLogState.DELETED)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Log:
     name: str
     version: int = -1
     listed: LedgerList | None = None
-    marks: Marks = field(default_factory=Marks)
+    marks: TruncationMarks = field(default_factory=TruncationMarks)
     ledgers: dict[LedgerId, None] = field(default_factory=dict)  # That were ever listed.
     before: dict[LedgerId, LedgerId] = field(default_factory=dict)  # What each ledger came after.
     acked: dict[LedgerId, int] = field(default_factory=dict)  # Up to which offset, by ledger.
@@ -74,11 +74,11 @@ class _Log:
 
     @property
     def is_sealed(self) -> bool:
-        return self.listed is not None and self.listed.state is LogState.SEALED
+        return self.listed is not None and self.listed.state is ListedLogState.SEALED
 
     @property
     def is_deleted(self) -> bool:
-        return self.listed is not None and self.listed.state is LogState.DELETED
+        return self.listed is not None and self.listed.state is ListedLogState.DELETED
 
     def kept(self) -> Sequence[Segment]:
         """Whose ledgers have to be there."""
@@ -173,7 +173,7 @@ class ListRules:
             self._break(EPOCH, f"{log.name}: {before.owner_epoch} was {listed.owner_epoch}")
         if listed.owner not in (None, before.owner) and listed.owner_epoch == before.owner_epoch:
             self._break(EPOCH, f"{log.name}: {before.owner} and {listed.owner} have one epoch")
-        if before.state is LogState.DELETED and listed.state is not LogState.DELETED:
+        if before.state is ListedLogState.DELETED and listed.state is not ListedLogState.DELETED:
             if before.discarded and not before.segments:
                 self._break(DELETION, f"{log.name}: its ledgers go, and it is {listed.state.value}")
         elif _STATES.index(listed.state) < _STATES.index(before.state):
@@ -186,7 +186,7 @@ class ListRules:
             self._break(UNCLOSED, f"{log.name}: {_told(listed)}")
         if listed.events[-1:] != before.events[-1:]:
             self._on_event(log, before, listed.events[-1], at_s)
-        if before.state is LogState.DELETED and before.segments and not listed.segments:
+        if before.state is ListedLogState.DELETED and before.segments and not listed.segments:
             left_s = (before.free_at_us - self._epoch_us) / 1e6 - at_s
             if left_s > APART_S:
                 self._break(DELETION, f"{log.name}: freed, {left_s:g} s before its grace is over")
@@ -235,7 +235,7 @@ class ListRules:
     def _on_gone(self, log: _Log, segment: Segment, *, is_front: bool) -> None:
         assert log.listed is not None
         ledger_id, head = segment.ledger_id, log.listed.head
-        if log.listed.state is LogState.DELETED:
+        if log.listed.state is ListedLogState.DELETED:
             return
         if ledger_id not in log.listed.discarded and ledger_id in self.ledgers:
             self._break(DISCARD, f"{log.name}: ledger {ledger_id} is in no list any more")
@@ -251,7 +251,7 @@ class ListRules:
     def _check_memory(self, log: _Log) -> None:
         """The first segment that is left has begun: what the log remembers is in it, and stays there."""
         assert log.listed is not None
-        if log.listed.state is LogState.DELETED:
+        if log.listed.state is ListedLogState.DELETED:
             return
         if not log.listed.segments:
             self._break(MEMORY, f"{log.name}: no segment is left")
@@ -302,12 +302,12 @@ class ListRules:
 
     # --- Marks ----------------------------------------------------------------------------------
 
-    def _on_marks(self, log: _Log, marks: Marks) -> None:
+    def _on_marks(self, log: _Log, marks: TruncationMarks) -> None:
         log.marks = marks
         self._check_marks(log)
 
     def _check_marks(self, log: _Log) -> None:
-        if log.listed is None or log.listed.state is LogState.DELETED:
+        if log.listed is None or log.listed.state is ListedLogState.DELETED:
             return
         for name, offset in log.marks.offsets:
             if offset < log.listed.head:

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 from rollbook.logservice.core.record_block import Block, pack_block
 from rollbook.logservice.ids import AtOffset, LogName, Offset
 from rollbook.logservice.log_config import LogConfig
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import Append, Read
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import Outcome, QuorumTimeout, RollbookError, ServerUnreachable
 from rollbook.proto.ports import MetadataStore
@@ -48,7 +48,7 @@ class LogOwner:
         self._unanswered: dict[str, None] = {}  # They may be there.
 
     async def make_log(self, store: MetadataStore, cluster: Cluster, node: Node) -> None:
-        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
         await nodes.create(_LOG, LogConfig())
 
@@ -117,7 +117,7 @@ class LogOwner:
             what = f"lacks {lacking}, has {known} for {self._acked}, and {twice} twice"
             self._break(RECORDS, f"the log {what}")
 
-    async def _ask(self, question: Callable[[Service, float], Coroutine[Any, Any, T]]) -> T:
+    async def _ask(self, question: Callable[[LogService, float], Coroutine[Any, Any, T]]) -> T:
         """In the owner's process, which may die before it answers."""
         service = self._servers.find(words.LOG_OWNER)
         if service is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rollbook.logservice import messages as service_words
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.errors import ConnectionLost, RollbookError, ServerUnreachable, Unavailable
 from rollbook.proto.ports import Address, Transport
 from tests.simulation.kernel.connection import Endpoint
@@ -54,7 +54,7 @@ class Listen:
 class Door(asyncio.Protocol):
     """One connection, at the server."""
 
-    def __init__(self, mail: Mail, service: Service) -> None:
+    def __init__(self, mail: Mail, service: LogService) -> None:
         self._mail, self._service = mail, service
         self._rest = bytearray()
         self._loop = asyncio.get_running_loop()

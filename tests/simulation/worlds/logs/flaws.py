@@ -20,10 +20,10 @@ from rollbook.logservice import (
     truncation,
 )
 from rollbook.logservice import retention as log_retention
-from rollbook.logservice.append_path import Order
+from rollbook.logservice.append_path import AppendPath
 from rollbook.logservice.core import ledger_list, retention, segments
-from rollbook.logservice.core.cursors import Marks
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, LogState, Segment
+from rollbook.logservice.core.cursors import TruncationMarks
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState, LogEvent, Segment
 from rollbook.logservice.core.lived_time import LivedTime, Witness
 from rollbook.logservice.core.log_end import listed_end
 from rollbook.logservice.core.log_state import LogMemory
@@ -33,20 +33,20 @@ from rollbook.logservice.core.segments import Trail
 from rollbook.logservice.core.sequencer import Sequencer
 from rollbook.logservice.core.takeover_backoff import TakeoverPatience
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.log_reads import LogReads
 from rollbook.logservice.messages import DeleteLogAnswer, Moving, WriterGrant
 from rollbook.logservice.offset_lookup import find_tail, read_block
 from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.reader import LogReader
 from rollbook.logservice.retention import Sweeper
-from rollbook.logservice.segment_roll import Succession
+from rollbook.logservice.segment_roll import SegmentRoll
 from rollbook.logservice.server import LogServer
 from rollbook.logservice.server_clock import ServerClock
-from rollbook.logservice.service import Service
-from rollbook.logservice.stall_detector import Pulse
+from rollbook.logservice.service import LogService
+from rollbook.logservice.stall_detector import StallDetector
 from rollbook.logservice.tail_lookup import TailLookup
-from rollbook.logservice.writer_epochs import Writership
+from rollbook.logservice.writer_epochs import WriterEpochs
 from rollbook.proto.errors import LogSealed, MetadataConflict, OwnerChanging, RollbookError
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from tests.simulation.worlds.logs import users
@@ -75,36 +75,38 @@ def _settle_any_ledger(self: PendingCommits[Any], ledger: int, last_entry: Any) 
     return self._take()
 
 
-def _tell_at_once(self: Order, waiter: Any, result: object) -> None:
+def _tell_at_once(self: AppendPath, waiter: Any, result: object) -> None:
     self._tell((waiter, result, None))
 
 
-def _barrier_at_once(self: Order, waiter: Any, result: object) -> None:
+def _barrier_at_once(self: AppendPath, waiter: Any, result: object) -> None:
     self._tell((waiter, result, None))
 
 
-_on_written = Order._on_written
+_on_written = AppendPath._on_written
 
 
-def _answer_when_sent(self: Order, entry_id: Any, item: Any, *, is_barrier: bool = False) -> None:
+def _answer_when_sent(
+    self: AppendPath, entry_id: Any, item: Any, *, is_barrier: bool = False
+) -> None:
     _on_written(self, entry_id, (None, None, None), is_barrier=is_barrier)
     if is_barrier:
         self._barriers.on_settled()
     self._settle([item])
 
 
-_end = Order.end
+_end = AppendPath.end
 
 
-def _end_with_a_no(self: Order, why: str, loss: Any) -> None:
+def _end_with_a_no(self: AppendPath, why: str, loss: Any) -> None:
     _end(self, why, OwnerChanging)  # type: ignore[arg-type]  # That is the flaw.
 
 
-def _never_stalls(self: Pulse) -> int:
+def _never_stalls(self: StallDetector) -> int:
     return 0
 
 
-async def _stay_as_it_is(self: Succession) -> None:
+async def _stay_as_it_is(self: SegmentRoll) -> None:
     pass
 
 
@@ -152,14 +154,14 @@ def _knows_nobody(self: Sequencer, holder: str, attempt: str) -> bool:
 
 
 async def _grant_at_once(
-    self: Writership, holder: str, mode: Any, ttl_ms: int, attempt: str = ""
+    self: WriterEpochs, holder: str, mode: Any, ttl_ms: int, attempt: str = ""
 ) -> WriterGrant:
-    order, now_ns = self._order, self._clock.monotonic_ns()
-    order.use()
-    acquired = order.sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
-    order.say(acquired)
-    order.sequencer.on_acquired(acquired, now_ns)
-    return WriterGrant(acquired.epoch, order.memory.tail, holder, ttl_ms)
+    append_path, now_ns = self._append_path, self._clock.monotonic_ns()
+    append_path.use()
+    acquired = append_path.sequencer.acquire(holder, mode, ttl_ms, now_ns, attempt)
+    append_path.say(acquired)
+    append_path.sequencer.on_acquired(acquired, now_ns)
+    return WriterGrant(acquired.epoch, append_path.memory.tail, holder, ttl_ms)
 
 
 # --- Succession and takeover (LS1, LS2, LS3) ------------------------------------------------------
@@ -179,7 +181,7 @@ def _discard_the_unclosed_successor(
     return kept, ended[len(kept) :]
 
 
-async def _close_nothing(self: Succession, segment: Any) -> None:
+async def _close_nothing(self: SegmentRoll, segment: Any) -> None:
     pass
 
 
@@ -187,11 +189,11 @@ def _follows_anything(first: Any, end: Any) -> bool:
     return True
 
 
-_list_replace = LogNodes.replace
+_list_replace = LogMetadataStore.replace
 
 
 async def _list_for_any_version(
-    self: LogNodes, stored: Any, listed: LedgerList, *, made_for: int | None = None
+    self: LogMetadataStore, stored: Any, listed: LedgerList, *, made_for: int | None = None
 ) -> Any:
     """A late owner reads the list again and lists its ledger all the same."""
     while True:
@@ -242,11 +244,11 @@ def _with_any_successor(self: LedgerList, *arguments: Any) -> LedgerList:
     return make(self, *arguments)
 
 
-def _roll_whenever_due(self: Succession) -> None:
-    order = self._order
-    if order.writing is None or order.memory.is_sealed or not order.takes_more:
+def _roll_whenever_due(self: SegmentRoll) -> None:
+    append_path = self._append_path
+    if append_path.writing is None or append_path.memory.is_sealed or not append_path.takes_more:
         return
-    if reason := order.writing.reason_to_roll(self._loop.time()):
+    if reason := append_path.writing.reason_to_roll(self._loop.time()):
         self.rolling = None
         self.start(reason)
 
@@ -276,7 +278,7 @@ async def _truncate_at_once(self: owner.Owner, before: Any, **options: Any) -> A
             event=LogEvent("log_truncated", self._context.clock.wall_us()),
         )
 
-    return await self._keeper.attempt(attempt, until_known=False)
+    return await self._list_store.attempt(attempt, until_known=False)
 
 
 _with_head = LedgerList.with_head
@@ -327,10 +329,10 @@ def _always_a_new_epoch(error: Any, *, is_in_doubt: bool) -> bool:
 
 
 def _no_grace(listed: LedgerList, now_us: int) -> bool:
-    return listed.state is LogState.DELETED
+    return listed.state is ListedLogState.DELETED
 
 
-async def _tell_nobody(self: Service, request: Any, due: float) -> Any:
+async def _tell_nobody(self: LogService, request: Any, due: float) -> Any:
     """The list says that the log is deleted; its owner goes on."""
     listed = await self._ends.list_of(request.log)
     grace_us = listed.config.delete_grace_s * 1_000_000
@@ -382,11 +384,11 @@ def _forget_the_discarded(self: LedgerList, segment_id: Any) -> LedgerList:
     return replace(_with_discarded(self, segment_id), discarded=self.discarded)
 
 
-def _nothing_below(self: Marks, head: Offset) -> tuple[()]:
+def _nothing_below(self: TruncationMarks, head: Offset) -> tuple[()]:
     return ()
 
 
-def _mark_anywhere(self: Marks, name: Any, offset: Offset) -> Marks:
+def _mark_anywhere(self: TruncationMarks, name: Any, offset: Offset) -> TruncationMarks:
     return self._with({**dict(self.offsets), name: offset})
 
 
@@ -416,17 +418,17 @@ def _nothing_at_the_owner(self: LogReader, ledger: Any) -> EntryId:
     return NO_ENTRY if self._find_owner() is not None else _confirmed_in(self, ledger)
 
 
-def _first_unclosed(self: Succession) -> tuple[Any, EntryId] | None:
+def _first_unclosed(self: SegmentRoll) -> tuple[Any, EntryId] | None:
     """The ledger before a roll as long as there was no other roll."""
     return next(iter(self.confirmed.items()), None)
 
 
-_roll = Succession._roll
+_roll = SegmentRoll._roll
 
 
-async def _roll_and_keep(self: Succession, reason: str) -> SegmentId:
+async def _roll_and_keep(self: SegmentRoll, reason: str) -> SegmentId:
     """The segment that was closed still counts as one that may be unclosed."""
-    old = self._order.writing
+    old = self._append_path.writing
     assert old is not None
     segment_id = await _roll(self, reason)
     self._unclosed.insert(0, old)
@@ -484,13 +486,13 @@ LOG_MUTANTS: Final = (
         "logs-closes-in-the-list-only",
         "A roll says that a ledger is closed, and does not close it (LS2).",
         _BUDGET,
-        ((Succession, "_close_ledger", _close_nothing),),
+        ((SegmentRoll, "_close_ledger", _close_nothing),),
     ),
     LogMutant(
         "logs-lists-for-any-version",
         "A ledger is listed from a later version of the list than it was made for (LS3).",
         _BUDGET,
-        ((LogNodes, "replace", _list_for_any_version),),
+        ((LogMetadataStore, "replace", _list_for_any_version),),
     ),
     LogMutant(
         "logs-one-owner-epoch",
@@ -502,34 +504,34 @@ LOG_MUTANTS: Final = (
         "logs-answers-at-once",
         "A duplicate is answered before the first one is confirmed (LS4).",
         _BUDGET,
-        ((Order, "answer", _tell_at_once),),
+        ((AppendPath, "answer", _tell_at_once),),
         drill="stuck_roll",
     ),
     LogMutant(
         "logs-barrier-from-memory",
         "A barrier is answered from memory, by whoever takes himself for the owner (LS10).",
         _BUDGET,
-        ((Order, "_ask", _barrier_at_once),),
+        ((AppendPath, "_ask", _barrier_at_once),),
         drill="two_owners",
     ),
     LogMutant(
         "logs-acks-what-was-sent",
         "Appends are acked, and shown to readers, before they are confirmed (LS4).",
         _BUDGET,
-        ((Order, "_on_written", _answer_when_sent),),
+        ((AppendPath, "_on_written", _answer_when_sent),),
     ),
     LogMutant(
         "logs-says-no-when-lost",
         "An owner that was fenced says that what is pending was not appended (LS4).",
         _BUDGET,
-        ((Order, "end", _end_with_a_no),),
+        ((AppendPath, "end", _end_with_a_no),),
         drill="two_owners",
     ),
     LogMutant(
         "logs-never-stalls",
         "Whoever stood still goes on and acks (LS9).",
         _BUDGET,
-        ((Pulse, "stalls", _never_stalls),),
+        ((StallDetector, "stalls", _never_stalls),),
         drill="frozen_owner",
     ),
     LogMutant(
@@ -576,7 +578,7 @@ LOG_MUTANTS: Final = (
         "logs-grants-at-once",
         "A writer epoch is granted before what came under older ones is settled (LS8).",
         _BUDGET,
-        ((Writership, "acquire", _grant_at_once),),
+        ((WriterEpochs, "acquire", _grant_at_once),),
         drill="rivals",
     ),
     LogMutant(
@@ -618,14 +620,14 @@ LOG_MUTANTS: Final = (
         "logs-passes-marks",
         "Truncation does not look at protected marks (LL6).",
         _BUDGET,
-        ((Marks, "below", _nothing_below),),
+        ((TruncationMarks, "below", _nothing_below),),
         drill="truncation",
     ),
     LogMutant(
         "logs-marks-what-is-gone",
         "A mark is made below the head (LL6).",
         _BUDGET,
-        ((Marks, "with_mark", _mark_anywhere),),
+        ((TruncationMarks, "with_mark", _mark_anywhere),),
         drill="truncation",
     ),
     LogMutant(
@@ -635,7 +637,7 @@ LOG_MUTANTS: Final = (
         (
             (ledger_list, "find_flaw", _any_number_unclosed),
             (LedgerList, "with_successor", _with_any_successor),
-            (Succession, "roll_if_due", _roll_whenever_due),
+            (SegmentRoll, "roll_if_due", _roll_whenever_due),
         ),
         drill="two_rolls",
     ),
@@ -734,7 +736,7 @@ LOG_MUTANTS: Final = (
         "logs-stays-degraded",
         "A degraded segment is not rolled when there are bookies again (LS13).",
         _BUDGET,
-        ((Succession, "_widen", _stay_as_it_is),),
+        ((SegmentRoll, "_widen", _stay_as_it_is),),
         drill="few_bookies",
     ),
     LogMutant(
@@ -784,8 +786,8 @@ LOG_MUTANTS: Final = (
         "An owner that has rolled names the ledger before it to servers that ask for its tail (RL6).",
         _BUDGET,
         (
-            (Succession, "_roll", _roll_and_keep),
-            (Succession, "last_confirmed", property(_first_unclosed)),
+            (SegmentRoll, "_roll", _roll_and_keep),
+            (SegmentRoll, "last_confirmed", property(_first_unclosed)),
         ),
         drill="elsewhere",
     ),
@@ -800,7 +802,7 @@ LOG_MUTANTS: Final = (
         "logs-acks-when-deleted",
         "The owner of a log that is deleted does not hear of it.",
         _BUDGET,
-        ((Service, "delete_log", _tell_nobody),),
+        ((LogService, "delete_log", _tell_nobody),),
         drill="deletion",
     ),
 )

@@ -18,13 +18,13 @@ from typing import Any, Final
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice import membership, orphan_ledgers, server_clock
 from rollbook.logservice import server as log_server
-from rollbook.logservice.append_path import Order
-from rollbook.logservice.core.ledger_list import LogState
-from rollbook.logservice.ledger_list_store import ListKeeper
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.append_path import AppendPath
+from rollbook.logservice.core.ledger_list import ListedLogState
+from rollbook.logservice.ledger_list_store import LedgerListStore
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import AppendAck
 from rollbook.logservice.owner import Owner
-from rollbook.logservice.segment_roll import Succession
+from rollbook.logservice.segment_roll import SegmentRoll
 from rollbook.proto.cluster.cluster import initialise, open_cluster
 from rollbook.proto.errors import (
     LogDeleted,
@@ -80,8 +80,8 @@ class LogsScene:
 # Steps that no user sees, by what takes them.
 _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
     (Owner, "_close", "hand over"),
-    (Succession, "_roll", "roll"),
-    (ListKeeper, "change", "change list"),
+    (SegmentRoll, "_roll", "roll"),
+    (LedgerListStore, "change", "change list"),
     (log_server.LogServer, "_open", "open"),
 )
 
@@ -97,15 +97,15 @@ _RESTLESS: Final[tuple[Patch, ...]] = (
 
 def _watched(run: "_Run") -> list[Patch]:
     """So that the checker hears of each ack in the moment in which an owner decides to give it."""
-    tell = Order._tell
+    tell = AppendPath._tell
 
-    def judged_tell(self: Order, item: Any) -> None:
+    def judged_tell(self: AppendPath, item: Any) -> None:
         waiter, result, _ = item
         if waiter is not None and isinstance(result, AppendAck):
             run.lists.on_ack(run.world.loop.lane().host, result, run.world.now)
         tell(self, item)
 
-    return [(Order, "_tell", judged_tell)]
+    return [(AppendPath, "_tell", judged_tell)]
 
 
 class _Nemesis(Nemesis):
@@ -248,7 +248,7 @@ class _Run(Stage):
         return not any(
             listed.unclosed[-1].degraded_to and listed.config.quorum.ensemble <= _FEW
             for listed in lists
-            if listed is not None and listed.unclosed and listed.state is LogState.OPEN
+            if listed is not None and listed.unclosed and listed.state is ListedLogState.OPEN
         )
 
     async def _finish(self, node: Node) -> None:
@@ -356,7 +356,7 @@ class _Run(Stage):
         store = await node.metadata()
         cluster = await initialise(store, ROOT, random.Random(0))
         await self._bookies.start(store)
-        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
         for log, config in self._logs.items():
             stored = await nodes.create(words.LOGS[log], config)
@@ -410,7 +410,7 @@ class _Run(Stage):
         cluster = await open_cluster(store, ROOT)
         ledgers = Ledgers(node.transport, store, cluster, node.clock, node.randomness, LEDGERS)
         await ledgers.start()
-        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         for step in self._case.steps:
             if step.actor != words.STRANGER:
                 continue

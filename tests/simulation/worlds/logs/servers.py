@@ -16,10 +16,10 @@ from rollbook.ledger.config import ClientConfig
 from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice.config import LogServiceConfig
 from rollbook.logservice.ids import LogName
-from rollbook.logservice.log_metadata import LogNodes
+from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.server import LogServer, _Grounds
-from rollbook.logservice.service import Service
+from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import NodeExists, NoSuchNode, RollbookError
 from rollbook.proto.formats.paths import AVAILABLE
@@ -166,7 +166,7 @@ class Servers:
         self._addresses = addresses
         self.is_over = False  # A server that stops now is not started again.
         self._world, self._mail, self._tell, self._live = world, mail, tell, live
-        self._serving: dict[str, tuple[Process, Service]] = {}
+        self._serving: dict[str, tuple[Process, LogService]] = {}
         self._may_end: dict[str, asyncio.Event] = {}
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class Servers:
         for name in self.names:
             self._start_again(self._world.node(name))
 
-    def find(self, name: str) -> Service | None:
+    def find(self, name: str) -> LogService | None:
         """The one that serves."""
         process, service = self._serving.get(name, (None, None))
         return service if process is not None and process.is_alive else None
@@ -240,7 +240,7 @@ class Servers:
         ledgers = await stack.enter_async_context(
             Ledgers(node.transport, store, cluster, node.clock, node.randomness, LEDGERS)
         )
-        nodes = LogNodes(store, cluster, node.clock, node.randomness)
+        nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
         server = LogServer(
             *(node.name, "test"),
@@ -254,7 +254,7 @@ class Servers:
         )
         peers = Peers(self._mail, node.transport)
         stack.callback(peers.close)
-        service = Service(server, server.clock, peers.ask)
+        service = LogService(server, server.clock, peers.ask)
         listener = await node.transport.listen(
             lambda: Door(self._mail, service), Address(node.name, PORT)
         )

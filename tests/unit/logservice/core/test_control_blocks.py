@@ -8,7 +8,7 @@ from rollbook.logservice.core.control_blocks import (
     Follows,
     Opened,
     ProducerBegun,
-    Sealed,
+    SealBlock,
     Snapshot,
     WriterAcquired,
     WriterReleased,
@@ -28,7 +28,7 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
     st.builds(WriterAcquired, _INTS, st.text(), _INTS),
     st.builds(WriterReleased, _INTS),
     st.just(Barrier()),
-    st.just(Sealed()),
+    st.just(SealBlock()),
 )
 
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_read_is_no_kind_of_the_future() -> None:
 
 def test_a_client_controls_nothing() -> None:
     with pytest.raises(InvalidBlock):
-        check_block(pack_control(Sealed()), CEILING)
+        check_block(pack_control(SealBlock()), CEILING)
 
 
 def test_a_large_memory_fits() -> None:

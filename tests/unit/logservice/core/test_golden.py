@@ -15,7 +15,7 @@ from rollbook.logservice.core.control_blocks import (
     Follows,
     Opened,
     ProducerBegun,
-    Sealed,
+    SealBlock,
     Snapshot,
     WriterAcquired,
     WriterReleased,
@@ -23,7 +23,7 @@ from rollbook.logservice.core.control_blocks import (
     unpack_control,
 )
 from rollbook.logservice.core.cursors import (
-    Marks,
+    TruncationMarks,
     pack_cursor,
     pack_marks,
     unpack_cursor,
@@ -83,7 +83,7 @@ CONTROLS: dict[str, Control] = {
     "writer_released": WriterReleased(WriterEpoch(5)),
     "producer_begun": ProducerBegun(b"loader", 1_767_225_600, is_new=True),
     "barrier": Barrier(),
-    "sealed": Sealed(),
+    "sealed": SealBlock(),
 }
 CONFIG = LogConfig(
     quorum=Quorum(5, 3, 2),
@@ -148,7 +148,9 @@ def made_anew() -> dict[str, bytes]:
 
 
 CURSOR = Cursor(CursorName("snapshot"), Offset(2**40), 2**52 + 1, b"s3://x", True, 1_700_000_000)
-MARKS = Marks(Offset(7), ((CursorName("a"), Offset(7)), (CursorName("b.2"), Offset(2**50))))
+MARKS = TruncationMarks(
+    Offset(7), ((CursorName("a"), Offset(7)), (CursorName("b.2"), Offset(2**50)))
+)
 
 
 def golden(name: str) -> bytes:

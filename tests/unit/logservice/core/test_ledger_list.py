@@ -12,7 +12,7 @@ from rollbook.logservice.core.ledger_list import (
     LEDGER_OF_VERSION,
     FlawedList,
     LedgerList,
-    LogState,
+    ListedLogState,
     custom_metadata,
 )
 from rollbook.logservice.ids import Offset, OwnerEpoch, SegmentId
@@ -187,7 +187,7 @@ def test_a_log_is_sealed_where_it_ends_and_for_good() -> None:
         with pytest.raises(LogSealed):
             change()
     assert sealed.with_head(Offset(20), Offset(20)).head == 20  # Truncation goes on.
-    assert sealed.with_config(LogConfig(description="archive")).state is LogState.SEALED
+    assert sealed.with_config(LogConfig(description="archive")).state is ListedLogState.SEALED
 
 
 def test_of_a_deleted_log_everything_goes() -> None:
@@ -248,8 +248,8 @@ def test_a_list_that_breaks_a_rule_cannot_be_made() -> None:
     wrongs: list[dict[str, Any]] = [
         {"head": Offset(-1)},
         {"uid": b""},
-        {"state": LogState.SEALED},
-        {"state": LogState.DELETED},
+        {"state": ListedLogState.SEALED},
+        {"state": ListedLogState.DELETED},
         {"free_at_us": 1},
         {"discarded": (first.ledger_id,)},
         {"next_segment_id": SegmentId(3)},

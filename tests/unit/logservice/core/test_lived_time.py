@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rollbook.logservice.core.lived_time import GAPS_MAX, NO_GAPS, Gap, LivedTime, Witness
+from rollbook.logservice.core.lived_time import GAPS_MAX, NO_GAPS, LivedTime, LivedTimeGap, Witness
 from rollbook.proto.errors import BadMetadata
 
 S = 1_000_000
@@ -22,12 +22,12 @@ def test_what_nobody_lived_through_makes_nothing_older() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_many_gaps_the_oldest_are_merged_and_nothing_gets_older_by_that(seed: int) -> None:
-    chance, now, exact, gaps = random.Random(seed), 0, NO_GAPS, list[Gap]()
+    chance, now, exact, gaps = random.Random(seed), 0, NO_GAPS, list[LivedTimeGap]()
     for _ in range(3 * GAPS_MAX):
         start = now + chance.randint(1, 100)
         now = start + chance.randint(1, 1000)
         exact = exact.with_gap(start, now)
-        gaps.append(Gap(start, now))
+        gaps.append(LivedTimeGap(start, now))
         assert len(exact.gaps) <= GAPS_MAX
     for _ in range(200):
         since = chance.randint(0, now)
@@ -47,7 +47,7 @@ def test_a_witness_notices_when_all_were_away_or_all_clocks_were_set() -> None:
     assert later.is_close(1340 * S)
     assert not later.is_close(1341 * S)
     away = later.on_beat(9000 * S)
-    assert away == Witness(9000 * S, LivedTime((Gap(1040 * S, 9000 * S),)))
+    assert away == Witness(9000 * S, LivedTime((LivedTimeGap(1040 * S, 9000 * S),)))
     assert away.lived.age_us(1000 * S, 9010 * S) == 50 * S
     assert Witness.unpack(away.pack()) == away
 

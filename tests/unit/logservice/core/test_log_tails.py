@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.logservice.core.ledger_list import LedgerList, LogState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedLogState
 from rollbook.logservice.core.log_tails import (
     NAMED_MAX,
     MergedTails,
@@ -77,7 +77,7 @@ def test_the_list_tells_an_exact_end_only_if_the_last_segment_is_closed() -> Non
     again = closed.with_owner(server).with_successor(LedgerId(2), "opened", 5)
     known = tail_of_list(LOG, again, "")
     assert (known.tail, known.is_exact, known.timestamp_us) == (7, False, 9)
-    assert tail_of_list(LOG, replace(closed, state=LogState.SEALED), "").is_sealed
+    assert tail_of_list(LOG, replace(closed, state=ListedLogState.SEALED), "").is_sealed
 
 
 def test_a_slow_watcher_gets_each_log_once_as_it_is_now() -> None:

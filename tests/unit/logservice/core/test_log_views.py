@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollbook.logservice.core.ledger_list import LedgerList, LogEvent, Segment, SegmentState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedSegmentState, LogEvent, Segment
 from rollbook.logservice.core.log_views import journal_of, segments_page
 from rollbook.logservice.core.roll_rules import SEGMENTS_MAX
 from rollbook.logservice.ids import FIRST_SEGMENT, Offset, OwnerEpoch, SegmentId
@@ -17,7 +17,7 @@ def many(count: int) -> LedgerList:
     segments = tuple(
         Segment(
             *(SegmentId(number), LedgerId(number), OwnerEpoch(1), "owner", 0),
-            *(SegmentState.CLOSED, Offset(number), Offset(number + 1), 0, 100),
+            *(ListedSegmentState.CLOSED, Offset(number), Offset(number + 1), 0, 100),
         )
         for number in range(count)
     )

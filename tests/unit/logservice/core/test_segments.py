@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rollbook.logservice.core.control_blocks import Barrier, Control, Follows, pack_control
-from rollbook.logservice.core.ledger_list import LedgerList, Segment, SegmentState
+from rollbook.logservice.core.ledger_list import LedgerList, ListedSegmentState, Segment
 from rollbook.logservice.core.record_block import Block, pack_block, stamped
 from rollbook.logservice.core.segments import (
     AwaitOwner,
@@ -263,7 +263,7 @@ def test_a_reader_in_a_segment_that_is_discarded_under_him_finds_its_replacement
 def segment(number: int, base: int | None, end: int | None, last_us: int | None) -> Segment:
     return Segment(
         *(SegmentId(number), LedgerId(number), OwnerEpoch(1), "test", 0),
-        state=SegmentState.OPEN if end is None else SegmentState.CLOSED,
+        state=ListedSegmentState.OPEN if end is None else ListedSegmentState.CLOSED,
         base_offset=None if base is None else Offset(base),
         next_offset=None if end is None else Offset(end),
         last_timestamp_us=last_us,

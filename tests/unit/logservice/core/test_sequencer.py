@@ -7,7 +7,7 @@ import pytest
 from rollbook.logservice.core.control_blocks import (
     Control,
     Follows,
-    Sealed,
+    SealBlock,
     Snapshot,
     WriterAcquired,
     WriterReleased,
@@ -276,7 +276,7 @@ def full_log() -> Log:
     log.memory.on_released(epoch)
     log.acquire("ü", AcquireMode.STEAL, 0, 0, "é1")
     log.append(producer=ref(0, epoch=1), wall_us=15)
-    log.say(Sealed())
+    log.say(SealBlock())
     log.memory.is_sealed = True
     return log
 
