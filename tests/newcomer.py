@@ -1,5 +1,5 @@
 """A newcomer's way (`python -m tests newcomer`): the README's first screens, the tutorial, the page about HTTP, and then
-on a cluster of their own the steps of `first_day.py`.
+on a cluster of their own the steps of `first_day.py`, and the way from the dashboard's URL to a record.
 
 In a fresh folder and on one cluster, as somebody would go it: every block and every indented command as it stands,
 one after the other, but for `rollbook dev` itself, which is there; only where the cluster is, is put in its place.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tests import first_day
+from tests.rest import browser
 from tests.support import pages
 from tests.support.dev import running_dev
 from tests.support.processes import REPOSITORY
@@ -29,6 +30,9 @@ _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```|((?:^    \S[^\n]*\n)+)", re.MU
 _SHELLS: Final = ("sh", "bash")
 _LOGS: Final = "127.0.0.1:7400"
 _HTTP: Final = "127.0.0.1:7480"
+_DASHBOARD_SHOWN: Final = re.compile(r"^dashboard +(http://\S+)$", re.MULTILINE)
+_LINKS: Final = ("Logs", "default/orders")  # From the overview to a record, a click on each.
+_CLICKS_MAX: Final = 2
 _HTTP_SHOWN: Final = re.compile(r"^rest +http://(\S+)/v1$", re.MULTILINE)
 
 
@@ -96,6 +100,8 @@ def run(say: Callable[[str], None]) -> Tally:
                 say(f"{time.monotonic() - since:6.1f} s  {step.title}")
         if not tally.failed:
             _spend_first_day(folder, tally, say)
+        if not tally.failed:
+            _find_a_record(folder, tally, say)
     say(f"{time.monotonic() - began:6.1f} s  from the first command to the last")
     return tally
 
@@ -118,3 +124,42 @@ def _spend_first_day(folder: Path, tally: Tally, say: Callable[[str], None]) -> 
                 return
             tally.passed += 1
             say(f"{time.monotonic() - since:6.1f} s  {step.command[:70]}")
+
+
+def _find_a_record(folder: Path, tally: Tally, say: Callable[[str], None]) -> None:
+    """In a browser, by clicks on links alone. The seconds count from the URL that `rollbook dev` prints, to a record
+    that can be seen without scrolling; in between a record is appended as in the tutorial.
+    """
+    if browser.path() is None:
+        tally.skipped.append(browser.missing())
+        return
+    record = "tea and milk"
+    with browser.Page() as page, running_dev(folder / "clicks-data", bookies=3) as dev:
+        since = time.monotonic()
+        (url,) = _DASHBOARD_SHOWN.findall(dev.said)
+        environment = {**os.environ, "ROLLBOOK_SERVER": f"log://{dev.address}"}
+        append = f"rollbook log append orders '{record}' --create"
+        try:
+            pages.run(["sh", "-euc", append], folder, environment)
+            appended = time.monotonic()
+            page.open(url)
+            page.wait_for("Overview")
+            clicks = 0
+            for link in _LINKS:
+                page.click_link(link)
+                clicks += 1
+                page.wait_until(f"document.querySelector('h1')?.innerText.includes('{link}')")
+            page.wait_for(record)
+            assert page.is_in_sight(record), f"{record!r} is not in sight after {clicks} clicks"
+            assert clicks <= _CLICKS_MAX, f"it took {clicks} clicks"
+            assert not page.complaints
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            tally.failed += 1
+            say(f"from the dashboard's URL to a record\n{error}")
+            return
+        now = time.monotonic()
+    tally.passed += 1
+    say(
+        f"{now - since:6.1f} s  from the dashboard's URL to a record in {clicks} clicks; "
+        f"{now - appended:.1f} s from the page"
+    )

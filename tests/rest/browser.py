@@ -208,6 +208,29 @@ class Page:
         self.run("0")  # What happened is heard before its answer.
         self._pipe.events.clear()
 
+    def click_link(self, text: str) -> None:
+        """With the mouse, on the middle of the link, once it can be seen."""
+        find = f"[...document.querySelectorAll('a')].find(each => each.innerText === {json.dumps(text)})"
+        middle = f"""(at => {{
+            const box = at?.getBoundingClientRect();
+            return box && box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+        }})({find})"""
+        x, y = self.wait_until(middle)
+        about = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type="mousePressed", **about)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", **about)
+
+    def is_in_sight(self, text: str) -> bool:
+        """Whether some element with this text alone can be seen without scrolling."""
+        boxes = f"""[...document.querySelectorAll('*')]
+            .filter(each => each.innerText?.trim() === {json.dumps(text)})
+            .map(each => each.getBoundingClientRect())"""
+        return bool(
+            self.run(
+                f"{boxes}.some(each => each.height && each.top >= 0 && each.bottom <= innerHeight)"
+            )
+        )
+
     def press(self, key: str, text: str = "", *, shift: bool = False) -> None:
         """A key of the keyboard, such as Tab or Enter."""
         about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEY_CODES.get(key, 0)}
