@@ -508,6 +508,8 @@ class Dashboard:
     # --- Screens of logs ----------------------------------------------------------------------
 
     async def _list_logs(self, request: Request, visit: "_Visit") -> Screen:
+        from rollbook.api.client.positions import listed
+
         query, token = request.query_params, visit.session.token
         asked = {name: query[name] for name in ("prefix", "after") if query.get(name)}
         prefix, after = asked.get("prefix", ""), asked.get("after", "")
@@ -516,7 +518,7 @@ class Dashboard:
             visit.own(with_query("logs", **asked)),
             lambda: self._logs.logs(token, prefix, after),
         )
-        where = log_screens.of_logs(*await self._where(visit), prefix)
+        where = log_screens.of_logs(*await self._where(visit), *listed(prefix, ""), after)
         grants = CALLER.get().principal.grants
         return log_screens.logs(visit.framed(), rows, following, asked, where, grants)
 

@@ -96,9 +96,14 @@ def logs(
     )
 
 
-def of_logs(server: str, http: str, prefix: str) -> OnLogs:
-    pattern = f" --namespace {shlex.quote(prefix)}" if prefix and "/" not in prefix else ""
-    return OnLogs(server, http, [f"log ls --long{pattern}"], [("GET", "/logs", "")])
+def of_logs(server: str, http: str, namespace: str, start: str, after: str) -> OnLogs:
+    """The logs of the namespace, empty for all, whose names begin with `start`."""
+    which, path = "", "/logs"
+    if namespace:
+        which = f" {shlex.quote(f'{namespace}/{start}')}"
+        path = f"/namespaces/{quote(namespace)}/logs"
+    query = with_query(path, prefix=start, page_token=after)
+    return OnLogs(server, http, [f"log ls --long{which}"], [("GET", query, "")])
 
 
 def log(

@@ -228,6 +228,7 @@ def _bookie_acts(frame: PageFrame, row: Facts, grants: Grants) -> Child:
 def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, str]) -> Screen:
     """`asked`: state, bookie, short and after, as in the URL."""
     filters = {name: asked.get(name, "") for name in ("state", "bookie", "short")}
+    start = f" --start {int(asked['after']) + 1}" if asked.get("after") else ""
     lines = [
         (
             link(str(row["ledger_id"]), f"/ledgers/{row['ledger_id']}"),
@@ -258,7 +259,7 @@ def ledgers(rows: Sequence[Facts], next_after: int | None, asked: Mapping[str, s
             table(columns, lines, empty),
             _next("/ledgers", **filters, after=next_after) if next_after is not None else None,
         ],
-        commands=["ledger ls --long"],
+        commands=[] if any(filters.values()) else [f"ledger ls --long{start}"],
         calls=[("GET", with_query("/ledgers", **asked), "")],
         at="/ledgers",
     )
