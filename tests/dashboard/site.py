@@ -28,7 +28,7 @@ class Site:
         self.metadata = f"sqlite://{folder}/dev/metadata.db"
         self.url = f"http://{self.http}/dashboard"
         self.dev = self._start_dev()
-        self.bookie = self._start_bookie()
+        self.bookie = self.start_bookie("bk-9")
 
     def _start(self, *words: str | Path) -> processes.Child:
         environment = {"NO_COLOR": "1", "PATH": os.environ["PATH"]}
@@ -44,12 +44,12 @@ class Site:
         where = ("--listen", self.logs, "--rest", self.rest, "--http", self.http)
         return self._start("dev", "--bookies", "3", *where, "--data", self._folder / "dev")
 
-    def _start_bookie(self) -> processes.Child:
-        file, home = self._folder / "bookie.toml", self._folder / "bk-9"
+    def start_bookie(self, name: str) -> processes.Child:
+        file, home = self._folder / f"{name}.toml", self._folder / name
         file.write_text("[bookie]\nsession_timeout_s = 2\n")
         return self._start(
             *("server", "bookie", "--config", file, "--metadata", self.metadata),
-            *("--bookie-id", "bk-9", "--listen", "127.0.0.1:0"),
+            *("--bookie-id", name, "--listen", "127.0.0.1:0"),
             *("--journal-dir", home / "journal", "--ledger-dir", home / "ledgers"),
         )
 

@@ -6,12 +6,9 @@ No console error, no report of the policy and no failed request is allowed, but 
 import base64
 import json
 import os
-import re
-import shlex
 import threading
 import urllib.request
 from collections.abc import Iterator
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -102,28 +99,6 @@ def test_a_log_is_made_followed_and_truncated(site: Site, page: Page) -> None:
     click(page, "Truncate", typed=_LOG)
     page.wait_for("The first record is 5 now.")
     assert not page.complaints
-
-
-def test_every_same_as_line_does_the_same(site: Site, page: Page) -> None:
-    """Typed into a shell; those that change something are for other tests."""
-    typed = 0
-    processes = ("/process?kind=bookie&name=bk-1", "/process?kind=recovery&name=recovery-1")
-    for path in ("", "/logs", f"/log?name={_LOG}", "/server?name=log-1", *processes):
-        with urllib.request.urlopen(f"{site.url}{path}", timeout=10) as answer:
-            text = answer.read().decode()
-        for line in map(unescape, re.findall("<code>([^<]+)</code>", text)):
-            program, *words = shlex.split(line)
-            if {"drain", "audit"} & set(words) or "POST" in words:
-                continue
-            typed += 1
-            if program == "curl":
-                (url,) = words
-                with urllib.request.urlopen(url, timeout=10) as answer:
-                    json.load(answer)
-            else:
-                done = commands.run(*words)
-                assert done.returncode == 0, (line, done.stderr)
-    assert typed >= 18
 
 
 def test_charts_have_pixels(site: Site, page: Page) -> None:
