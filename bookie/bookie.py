@@ -64,7 +64,7 @@ from rollbook.proto.ports import (
     SessionId,
     Transport,
 )
-from rollbook.proto.tasks import first_failure, first_of
+from rollbook.proto.tasks import first_failure, first_of, stop_tasks
 
 logger = structlog.get_logger()
 
@@ -439,9 +439,7 @@ class Bookie:
         self.state = BookieState.CLOSING
         for leave in self._leavers:
             leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
         if self.membership:
             await self.membership.close()
         try:

@@ -37,6 +37,7 @@ from rollbook.bookie.journal_reading import write_again
 from rollbook.proto.errors import BookieFailed, DataLost, WrongCluster
 from rollbook.proto.ids import LEDGER_ID_MAX, NO_ENTRY
 from rollbook.proto.ports import Disk, File, OpenMode, Randomness
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -454,9 +455,7 @@ class CatalogFiles:
             await self._disk.sync_directory(directory)
 
     async def close(self) -> None:
-        if self._writing:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        await stop_tasks(self._writing)
         await self._current.close()
 
 

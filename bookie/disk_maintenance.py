@@ -36,7 +36,7 @@ from rollbook.proto.cluster.cluster import Cluster
 from rollbook.proto.errors import BookieFailed, RollbookError
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock, Disk, DiskSpace, MetadataStore, OpenMode, Randomness
-from rollbook.proto.tasks import first_failure
+from rollbook.proto.tasks import first_failure, stop_tasks
 
 logger = structlog.get_logger()
 
@@ -121,8 +121,7 @@ class Space:
     async def close(self) -> None:
         """Before the storage. Running work ends within a step; nothing is left half done."""
         for task in self._tasks:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await stop_tasks(task)
         await self.compactor.close()
         await self.scrubber.close()
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.messages import ReceivedRequest
 
 # For readers in one turn, which a step of one answer may take; and while there are adds about.
@@ -216,8 +217,7 @@ class Lane:
         self._is_closed = True
         self._ready.clear()
         for task in list(self._tasks):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await stop_tasks(task)
 
     async def _work(self) -> None:
         self._has_newcomer = False

@@ -13,7 +13,7 @@ import structlog
 from rollbook.proto.cluster.registration import BookieRegistration, RegisteredMode
 from rollbook.proto.errors import OutcomeUnknown, SessionExpired, Unavailable
 from rollbook.proto.formats.service_info import BookieServiceInfo
-from rollbook.proto.tasks import first_failure
+from rollbook.proto.tasks import first_failure, stop_tasks
 
 logger = structlog.get_logger()
 
@@ -61,9 +61,7 @@ class Membership:
 
     async def close(self) -> None:
         """Changes nothing any more. The registration ends with the session."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
 
     async def _follow(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from rollbook.bookie.server_context import Shared
 from rollbook.bookie.stats import Stats
 from rollbook.bookie.storage import Storage
 from rollbook.proto.ports import Address, Clock, Listener, Transport
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -135,9 +136,7 @@ class BookieServer:
         await self._shared.ordinary.close()
         if self._timer is not None:
             self._timer.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await stop_tasks(self._watching)
 
     def _abort_all(self) -> None:
         for connection in list(self._connections):

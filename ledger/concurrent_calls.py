@@ -21,6 +21,7 @@ from rollbook.proto.errors import (
     Throttled,
 )
 from rollbook.proto.ids import BookieId
+from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.messages import AuthReply, Reply, Request
 
 Question = TypeVar("Question")
@@ -186,10 +187,7 @@ class Calls(Generic[Question]):
         for reply in list(self._replies):
             reply.cancel()
         if self._tasks:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop_tasks(*self._tasks)
 
     async def __aenter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Watch
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -82,9 +83,7 @@ class LedgerView:
         self.is_stopped = True
         self._tell()
         self._listeners.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_tasks(self._task)
 
     def _fail(self, error: RollbookError) -> None:
         self.failure = error

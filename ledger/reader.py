@@ -34,6 +34,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import FIRST_ENTRY, NO_ENTRY, EntryId, LedgerId
 from rollbook.proto.metadata import LedgerMetadata
 from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.digest import Entry, LedgerDigest
 from rollbook.proto.wire.messages import ReadLac
 
@@ -101,10 +102,7 @@ class LedgerReader:
         """
         self.is_stopped = True
         await self._view.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
 
     async def stop(self) -> None:
         """Like `close`, cancelled or not."""
@@ -139,8 +137,7 @@ class LedgerReader:
                 lac = await self._ask_lac()
                 await refreshing
             finally:
-                refreshing.cancel()
-                await asyncio.gather(refreshing, return_exceptions=True)
+                await stop_tasks(refreshing)
             self._on_confirmed(lac)
             if self.metadata.fragments[-1] == before.fragments[-1]:
                 break  # Otherwise the bookies that were asked need not know of the last entries.

@@ -12,6 +12,7 @@ from rollbook.proto.cluster.bookie_watcher import LiveBookies
 from rollbook.proto.errors import BookieUnreachable
 from rollbook.proto.ids import BookieId
 from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import stop_tasks
 
 _LOOK_S: Final = 1.0
 _STEP_S: Final = 0.1
@@ -43,9 +44,7 @@ class SeatWatch:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -43,7 +43,7 @@ from rollbook.proto.errors import (
 from rollbook.proto.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from rollbook.proto.metadata import Fragment, LedgerMetadata
 from rollbook.proto.ports import Clock, Randomness
-from rollbook.proto.tasks import joined
+from rollbook.proto.tasks import joined, stop_tasks
 from rollbook.proto.wire import v2
 from rollbook.proto.wire.adds import AddPacker, AddReplies
 from rollbook.proto.wire.digest import LedgerDigest, ledger_key
@@ -311,9 +311,7 @@ class LedgerWriter:
         """
         if not self.is_stopped:
             self._stop(LedgerClosed("its writer was stopped", ledger_id=self.ledger_id))
-        if self._closing is not None:
-            self._closing.cancel()
-            await asyncio.gather(self._closing, return_exceptions=True)
+        await stop_tasks(self._closing)
         await self._end_tasks()
 
     @property

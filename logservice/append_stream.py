@@ -27,6 +27,7 @@ from rollbook.proto.errors import (
     OwnerChanging,
     RollbookError,
 )
+from rollbook.proto.tasks import stop_tasks
 
 _REFS_MAX: Final = 100_000
 _OVERHEAD_BYTES: Final = 500  # Of an append in flight, over its block.
@@ -142,10 +143,7 @@ class ServerAppendStream:
     async def close(self) -> None:
         self._is_closed = True
         self._let_in()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
         self._lines.clear()
         self._results.clear()
 

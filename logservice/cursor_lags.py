@@ -25,6 +25,7 @@ from rollbook.logservice.ids import LogName, Offset
 from rollbook.logservice.messages import Cursor
 from rollbook.logservice.stats import LAGS_MAX
 from rollbook.proto.errors import Missing, RollbookError
+from rollbook.proto.tasks import stop_tasks
 
 _INTERVAL_S: Final = 30.0
 # After this long without a request, idle logs are not read any more.
@@ -112,10 +113,7 @@ class CursorLags:
     async def close(self) -> None:
         """Idempotent."""
         self._is_closed = True
-        tasks = [each for each in (self._looking, self._reading) if each is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(self._looking, self._reading)
 
     def lags(self) -> Mapping[str, float]:
         """In records, by log:cursor, for those that lag most."""

@@ -62,6 +62,7 @@ from rollbook.proto.errors import (
     Truncated,
 )
 from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
 
@@ -312,10 +313,7 @@ class LogReads:
                         interval_s if owner is not None else max(interval_s, _LOOK_S)
                     )
         finally:
-            under_way = [each for each in (looking, dating) if each is not None]
-            for each in under_way:
-                each.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await stop_tasks(looking, dating)
 
     async def _date(self, log: LogName, tail: LogTail, watch: TailWatch) -> None:
         watch.on_looked(await self._ends.dated(log, tail), self._loop.time())

@@ -48,6 +48,7 @@ from rollbook.proto.ports import (
     Node,
     SessionState,
 )
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -102,9 +103,7 @@ class ServerMembership:
     async def close(self) -> None:
         """Not visible any more. Idempotent."""
         record, self._record = self._record, None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
         self._tasks.clear()
         if record is None:
             return

@@ -12,6 +12,7 @@ from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.logservice.messages import ObstacleKind, Outage
 from rollbook.proto.errors import OwnerChanging, QuorumTimeout, RollbookError
 from rollbook.proto.ports import Clock
+from rollbook.proto.tasks import stop_tasks
 
 _LOOK_S: Final = 0.5  # For anything that is asked to respond.
 _FRESH_S: Final = 1.0  # A check that is not older serves all waiting requests.
@@ -30,10 +31,7 @@ class OutageWatch:
         self._hearing = asyncio.get_running_loop().create_task(self._hear())
 
     async def close(self) -> None:
-        tasks = [each for each in (self._hearing, self._looking) if each is not None]
-        for each in tasks:
-            each.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(self._hearing, self._looking)
 
     @property
     def known(self) -> Outage:

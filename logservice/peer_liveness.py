@@ -16,6 +16,7 @@ from rollbook.logservice.core.takeover_backoff import Refusals
 from rollbook.proto.addresses import parse_address
 from rollbook.proto.errors import BadConfig, Unavailable
 from rollbook.proto.ports import Clock, Transport
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -59,9 +60,7 @@ class PeerLiveness:
 
     async def close(self) -> None:
         for peer in list(self._peers.values()):
-            if peer.series is not None:
-                peer.series.cancel()
-                await asyncio.gather(peer.series, return_exceptions=True)
+            await stop_tasks(peer.series)
 
     async def _ask(self, address: str, peer: _Peer) -> None:
         was_dead = peer.refusals.is_dead

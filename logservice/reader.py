@@ -75,7 +75,7 @@ from rollbook.proto.errors import (
 )
 from rollbook.proto.ids import NO_ENTRY, EntryId
 from rollbook.proto.ports import Clock
-from rollbook.proto.tasks import to_its_end
+from rollbook.proto.tasks import stop_tasks, to_its_end
 
 logger = structlog.get_logger()
 
@@ -216,9 +216,7 @@ class LogReader:
     async def close(self) -> None:
         """Idempotent."""
         await self._stop_resting()
-        if self._step is not None:
-            self._step.cancel()
-            await asyncio.gather(self._step, return_exceptions=True)
+        await stop_tasks(self._step)
         await self._leave_ledger()
         self._memory = None
 
@@ -578,8 +576,7 @@ class LogReader:
             self._idle = None
         if self._resting is not None:
             resting, self._resting = self._resting, None
-            resting.cancel()
-            await asyncio.gather(resting, return_exceptions=True)
+            await stop_tasks(resting)
 
 
 async def _left(follower: Follower | None, ledger: LedgerReader) -> None:

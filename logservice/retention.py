@@ -34,6 +34,7 @@ from rollbook.logservice.orphan_ledgers import OrphanRepair
 from rollbook.logservice.truncation import delete_discarded, free_log, truncate
 from rollbook.proto.errors import NoSuchLog, NotOwner, RollbookError
 from rollbook.proto.ports import Clock, Randomness
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -115,9 +116,7 @@ class Sweeper:
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
 
     async def sweep(self) -> None:
         """Visits every log that this server looks after, once. A log that fails is left for the

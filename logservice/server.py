@@ -58,7 +58,7 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.ports import Clock, MetadataStore, Randomness, Transport
-from rollbook.proto.tasks import joined, to_its_end
+from rollbook.proto.tasks import joined, stop_tasks, to_its_end
 
 logger = structlog.get_logger()
 
@@ -178,14 +178,10 @@ class LogServer:
         await self.outage.close()
         await self.cursor_lags.close()
         for task in (self._balancing, self._comparing):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            await stop_tasks(task)
         await self.clock.close()
         openings = list(self._openings.values())
-        for opening in openings:
-            opening.cancel()
-        await asyncio.gather(*openings, return_exceptions=True)
+        await stop_tasks(*openings)
         await self.membership.close()  # First, so that others are suggested for the released logs.
         try:
             async with asyncio.timeout_at(due):
@@ -560,9 +556,7 @@ class LogServer:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop_tasks(*tasks)
 
     async def let_go(self, name: LogName, reason: str, preferred: str | None = None) -> None:
         """Closes the log so that the next owner has nothing to recover. If it is cancelled, that

@@ -14,7 +14,7 @@ from rollbook.logservice.ids import ServerId
 from rollbook.logservice.log_metadata import LogMetadataStore
 from rollbook.proto.errors import ClockDisagrees
 from rollbook.proto.ports import Clock
-from rollbook.proto.tasks import joined
+from rollbook.proto.tasks import joined, stop_tasks
 
 logger = structlog.get_logger()
 
@@ -95,9 +95,7 @@ class ServerClock:
         await joined(self._comparing, self.refusal)
 
     async def close(self) -> None:
-        if self._comparing is not None:
-            self._comparing.cancel()
-            await asyncio.gather(self._comparing, return_exceptions=True)
+        await stop_tasks(self._comparing)
 
     async def _compare(self) -> None:
         began_ns = self.monotonic_ns()

@@ -38,6 +38,7 @@ from rollbook.proto.errors import (
     Unavailable,
 )
 from rollbook.proto.ports import EventKind
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -175,9 +176,7 @@ class TailDirectory:
         for names in (self._grown, self._unread, self._listed, self._doubtful):
             names.clear()
         self._is_scanned = False
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
 
     # --- Logs that are owned here -------------------------------------------------------------
 

@@ -33,6 +33,14 @@ async def joined(work: "asyncio.Future[T]", lost: Callable[[], Exception]) -> T:
         raise lost() from None
 
 
+async def stop_tasks(*tasks: "asyncio.Future[Any] | None") -> None:
+    """Cancels them in this order, and returns when all have ended, however they did."""
+    stopped = [task for task in tasks if task is not None]
+    for task in stopped:
+        task.cancel()
+    await asyncio.gather(*stopped, return_exceptions=True)
+
+
 async def first_of(*works: Coroutine[Any, Any, T]) -> T:
     """The result of the one that ends first; the others are cancelled, and have ended, too."""
     loop = asyncio.get_running_loop()
@@ -44,9 +52,7 @@ async def first_of(*works: Coroutine[Any, Any, T]) -> T:
         await is_over.wait()
         return next(task for task in tasks if task.done()).result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
 
 
 async def first_failure(tasks: "Iterable[asyncio.Task[None]]") -> BaseException:

@@ -34,6 +34,7 @@ from rollbook.proto.errors import (
     Unauthorized,
 )
 from rollbook.proto.runtime.malloc_tuning import keep_pieces_of_messages
+from rollbook.proto.tasks import stop_tasks
 
 if TYPE_CHECKING:
     from rollbook.api.client.tails import TailsWatch
@@ -192,9 +193,7 @@ class Client(BelongsToProcess):
                 else:
                     return None
         finally:
-            for each in asking:
-                each.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await stop_tasks(*asking)
         silent = [each for each in failures if isinstance(each, QuorumTimeout)]
         return silent[0] if silent else self.owners.nobody_answers(failures[-1])
 

@@ -17,6 +17,7 @@ from rollbook.proto.errors import (
     ReaderStalled,
     RollbookError,
 )
+from rollbook.proto.tasks import stop_tasks
 
 _PATIENCE_S: Final = 1.0
 _AGAIN_S: Final = 2.0
@@ -75,9 +76,7 @@ class Outages:
 
     async def close(self) -> None:
         self.ask = None
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await stop_tasks(self._looking)
 
     async def _look(self, ask: Ask) -> None:
         while True:

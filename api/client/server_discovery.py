@@ -13,6 +13,7 @@ from typing import Final
 
 from rollbook.api.client.owner_cache import Owners
 from rollbook.proto.errors import RollbookError
+from rollbook.proto.tasks import stop_tasks
 
 _EVERY_S: Final = 20.0
 _AGAIN_S: Final = 0.5
@@ -38,9 +39,7 @@ class Meeting:
                     await self._has_met.wait()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_tasks(self._task)
 
     async def _meet_on(self) -> None:
         while True:

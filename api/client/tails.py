@@ -32,6 +32,7 @@ from rollbook.proto.errors import (
     QuorumTimeout,
     RollbookError,
 )
+from rollbook.proto.tasks import stop_tasks
 
 _MISSED_MAX: Final = 2  # Heartbeats; then a server is asked again.
 _ASK_AGAIN_S: Final = 1.0  # While none of the named servers can be reached.
@@ -131,9 +132,7 @@ class TailsWatch:
         self._is_closed = True
         self._has_news.set()
         tasks = [self._meeting, *self._streams.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
 
     async def __aenter__(self) -> Self:
         return self

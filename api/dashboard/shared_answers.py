@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollbook.proto.errors import OutcomeUnknown, Unavailable
+from rollbook.proto.tasks import stop_tasks
 
 _S: Final = 1_000_000_000
 
@@ -68,9 +69,7 @@ class SharedAnswers:
     async def close(self) -> None:
         """There is no waiter any more."""
         asking = [each.answer for each in self._asking.values()]
-        for each in asking:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await stop_tasks(*asking)
 
     def _is_fresh(self, known: Answer) -> bool:
         is_young = self._now_ns() - known.at_ns < self._fresh_ns

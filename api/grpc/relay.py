@@ -50,6 +50,7 @@ from rollbook.proto.errors import (
     ServerUnreachable,
     Unauthorized,
 )
+from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.v1 import log_pb2
 
 Metadata = Iterable[tuple[str, Any]] | None
@@ -218,9 +219,7 @@ class RelayedAppends:
 
     async def close(self) -> None:
         self._call.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
 
     async def _until_it_breaks(self, side: Awaitable[None]) -> None:
         """Once it is open it is not known what the owner has received: the outcome of everything in flight is

@@ -11,6 +11,7 @@ import structlog
 
 from rollbook.api.rest.problems import problem_of, surprise
 from rollbook.proto.errors import Missing, OutcomeUnknown, Overloaded, RollbookError
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -132,8 +133,7 @@ class RunningOperations:
         """Each operation ends, and its end is logged."""
         await asyncio.sleep(0)  # A task cancelled before its first step never runs, nor ends.
         for _, task in list(self._running.values()):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await stop_tasks(task)
 
 
 def _now_ms() -> int:

@@ -28,6 +28,7 @@ from rollbook.logservice.messages import (
     ReadStream,
 )
 from rollbook.proto.errors import InvalidRequest, NotOwner, RollbookError
+from rollbook.proto.tasks import stop_tasks
 
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 600_000
@@ -145,7 +146,4 @@ class OwnerRouting:
 
     async def close(self) -> None:
         """Ends a response that would go on for ever; clients resume elsewhere."""
-        followers = list(self.followers)
-        for each in followers:
-            each.cancel()
-        await asyncio.gather(*followers, return_exceptions=True)
+        await stop_tasks(*self.followers)

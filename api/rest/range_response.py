@@ -32,6 +32,7 @@ from rollbook.api.rest.response_backpressure import HOLD, Hold
 from rollbook.logservice.core.record_block import packed_body_of
 from rollbook.logservice.ids import Offset
 from rollbook.logservice.messages import ReadAnswer
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -78,8 +79,7 @@ class RangeResponse(Response):
         try:
             await self._tell(text, send, hold, gone, scope["path"])
         finally:
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            await stop_tasks(gone)
 
     async def _tell(
         self, text: bytes, send: Send, hold: Hold, gone: asyncio.Future[None], path: str

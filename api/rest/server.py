@@ -67,6 +67,7 @@ from rollbook.proto.ports import Address
 from rollbook.proto.runtime.network import ACCEPTED_AT_ONCE, cannot_listen, widen_backlog
 from rollbook.proto.runtime.tls import TlsFiles, server_context
 from rollbook.proto.runtime.tls_handshakes import Handshakes
+from rollbook.proto.tasks import stop_tasks
 
 _CONNECTIONS_MAX: Final = 64
 _HEAD_BYTES_MAX: Final = 16 * 1024
@@ -222,9 +223,7 @@ class HttpServer:
         tasks = list(self._state.tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=deadline_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(*tasks)
         for connection in list(self._state.connections):
             connection.transport.abort()
         await asyncio.sleep(0)  # Lets them know.

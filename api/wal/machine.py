@@ -49,6 +49,7 @@ from rollbook.proto.errors import (
     RollbookError,
     Truncated,
 )
+from rollbook.proto.tasks import stop_tasks
 
 T = TypeVar("T")
 Told = Callable[[WriterEpoch, Any], None]
@@ -137,9 +138,7 @@ class StateMachine:
     async def __aexit__(self, *_: object) -> None:
         await self.stop_following()
         await self._barrier.close()
-        if self._checkpointing is not None:
-            self._checkpointing.cancel()
-            await asyncio.gather(self._checkpointing, return_exceptions=True)
+        await stop_tasks(self._checkpointing)
 
     # --- For everybody ------------------------------------------------------------------------
 
@@ -261,10 +260,8 @@ class StateMachine:
 
     async def stop_following(self) -> None:
         """When it returns only a term changes the state."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-            self._following = None
+        await stop_tasks(self._following)
+        self._following = None
 
     async def _follow(self) -> None:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from rollbook.api.client.core.retry_rules import again
 from rollbook.logservice.ids import Offset
 from rollbook.proto.errors import RollbookError
+from rollbook.proto.tasks import stop_tasks
 
 
 class SharedBarrier:
@@ -29,10 +30,7 @@ class SharedBarrier:
             raise again(error, error.outcome) from None
 
     async def close(self) -> None:
-        tasks = [task for task in (self._sent, self._next) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stop_tasks(self._sent, self._next)
 
     async def _send(self, before: "asyncio.Task[Offset] | None") -> Offset:
         if before is not None:

@@ -29,6 +29,7 @@ from rollbook.proto.formats.paths import AVAILABLE, READ_ONLY
 from rollbook.proto.formats.service_info import BookieServiceInfo, unpack_service_info
 from rollbook.proto.ids import BookieId, LedgerId, parse_bookie_id
 from rollbook.proto.ports import EventKind, MetadataStore, Watch, WatchEvent
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -117,9 +118,7 @@ class BookieWatcher:
         return self._current
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop_tasks(self._task)
 
     async def _run(self, watch: Watch) -> None:
         try:

@@ -46,6 +46,7 @@ from rollbook.proto.formats.service_info import (
 from rollbook.proto.ids import BookieId
 from rollbook.proto.metastore.url import MetadataUrl
 from rollbook.proto.ports import NO_SESSION, CreateMode, MetadataStore, Node, SessionState, Watch
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -166,9 +167,7 @@ class BookieRegistration:
                         task.result()
                 await self._restore()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop_tasks(*tasks)
 
     async def _hear_session(self, has_news: asyncio.Event) -> None:
         async for event in self._store.session_events():

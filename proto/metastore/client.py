@@ -62,6 +62,7 @@ from rollbook.proto.ports import (
     SessionState,
     Set,
 )
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -233,9 +234,7 @@ class StoreClient:
             await self._end()
 
     async def _end(self) -> None:
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.gather(self._runner, return_exceptions=True)
+        await stop_tasks(self._runner)
         self._session = NO_SESSION
         self._fail(self._unsent, MetadataUnavailable(_CLOSED))
         if self._timer is not None:

@@ -21,6 +21,7 @@ from rollbook.proto.loopback import is_loopback
 from rollbook.proto.ports import Address
 from rollbook.proto.runtime.metrics import Metrics
 from rollbook.proto.runtime.open_files import door_of
+from rollbook.proto.tasks import stop_tasks
 
 
 def metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConfig) -> Metrics:
@@ -37,8 +38,7 @@ def metrics_of(stack: AsyncExitStack, service: LogService, config: LogServerConf
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await stop_tasks(task)
 
 
 async def serve_rest(

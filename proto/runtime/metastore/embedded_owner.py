@@ -48,6 +48,7 @@ from rollbook.proto.ports import Clock, Randomness
 from rollbook.proto.runtime.exit_status import EXIT_STORAGE_FAILED
 from rollbook.proto.runtime.metastore.embedded_file import StoreFile
 from rollbook.proto.runtime.system_errors import describe_error
+from rollbook.proto.tasks import stop_tasks
 from rollbook.proto.wire.frames import FrameDecoder
 
 logger = structlog.get_logger()
@@ -179,9 +180,7 @@ class StoreOwner:
     async def close(self) -> None:
         """Sessions live on, for the next owner to keep."""
         self._file.may_wait = False  # A process that ends does not wait for room.
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await stop_tasks(self._looking)
         if self._server is not None:
             for listening in self._server.sockets:
                 _CLOSED_IN_CHILDREN.pop(listening.fileno(), None)

@@ -84,6 +84,7 @@ from rollbook.proto.runtime.metastore.kazoo_link import (
     Reply,
     Request,
 )
+from rollbook.proto.tasks import stop_tasks
 
 logger = structlog.get_logger()
 
@@ -382,9 +383,7 @@ class ZooKeeperStore:
         self._refuse(MetadataUnavailable(f"the client of {self._hosts} is closed"))
         if self._restart is not None:
             self._restart.cancel()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        await stop_tasks(self._keeping)
         reachable = self._is_connected()
         await self._link.stop(min(_CLOSE_TIMEOUT_S, self._timeout_s) if reachable else 0)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.proto.tasks import TaskGroup, first_failure, first_of, joined, unwrapped
+from rollbook.proto.tasks import TaskGroup, first_failure, first_of, joined, stop_tasks, unwrapped
 
 
 async def test_children_are_cancelled_in_the_order_in_which_they_were_made() -> None:
@@ -140,3 +140,25 @@ def test_a_group_of_one_error_is_that_error() -> None:
     assert unwrapped(ExceptionGroup("", [ExceptionGroup("", [error])])) is error
     assert unwrapped(ExceptionGroup("", [both])) is both
     assert unwrapped(error) is error
+
+
+async def test_tasks_are_stopped_in_their_order_and_have_ended_then() -> None:
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async def fail() -> None:
+        raise ValueError
+
+    tasks = [asyncio.ensure_future(work(name)) for name in "ba"]
+    failed = asyncio.ensure_future(fail())
+    await asyncio.sleep(0)
+    await stop_tasks(*tasks, None, failed)
+    assert ended == ["b", "a"]
+    assert all(task.cancelled() for task in tasks)
+    await stop_tasks()  # Nothing to stop.
