@@ -25,8 +25,12 @@ _BLANKS: Final = " \t\f"
 
 # Without these, access or metadata is open that was not before.
 _GUARDS: Final = (
-    *("bookieAuthProviderFactoryClass", "tlsProviderFactoryClass", "tlsClientAuthentication"),
-    *("authorizedRoles", "httpServerTlsEnable", "zkEnableSecurity"),
+    "bookieAuthProviderFactoryClass",
+    "tlsProviderFactoryClass",
+    "tlsClientAuthentication",
+    "authorizedRoles",
+    "httpServerTlsEnable",
+    "zkEnableSecurity",
 )
 _DEFAULT_PORT: Final = 3181
 _DEFAULT_HTTP_PORT: Final = 8080
@@ -138,13 +142,17 @@ _OFF: Final = _FALSE | {""}
 # Error messages about our settings name these keys.
 KEYS_OF: Final = {
     "metadata": (
-        *("metadataServiceUri", "zkServers", "zkLedgersRootPath"),
+        "metadataServiceUri",
+        "zkServers",
+        "zkLedgersRootPath",
         "ledgerManagerFactoryClass",
     ),
     "bookie_id": ("bookieId",),
     "listen": ("listeningInterface", "bookiePort"),
     "advertise": (
-        *("advertisedAddress", "listeningInterface", "useHostNameAsBookieID"),
+        "advertisedAddress",
+        "listeningInterface",
+        "useHostNameAsBookieID",
         "useShortHostName",
     ),
     "session_timeout_s": ("zkTimeout",),

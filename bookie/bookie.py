@@ -219,16 +219,26 @@ class Bookie:
         locks = await self.identity.establish(self._require_place)
         self._holder = locks[0].token
         self.storage = await Storage.open(
-            *(machine.disk, settings.storage, machine.clock, machine.randomness),
+            machine.disk,
+            settings.storage,
+            machine.clock,
+            machine.randomness,
             locks=locks,
             stats=self.stats,
         )
         self.storage.start()
         self._closers.append(self.storage.close)
         self.space = Space(
-            *(machine.disk, machine.clock, machine.randomness, self.storage, settings.storage),
-            *(settings.space, self._store, self.cluster),
-            *(self.bookie_id, settings.bookie.session_timeout_s),
+            machine.disk,
+            machine.clock,
+            machine.randomness,
+            self.storage,
+            settings.storage,
+            settings.space,
+            self._store,
+            self.cluster,
+            self.bookie_id,
+            settings.bookie.session_timeout_s,
         )
         self._leavers.append(self.space.garbage.end)
         if self.space.surplus:
@@ -244,7 +254,11 @@ class Bookie:
         # (B8).
         self.storage.may_promise = await self.identity.begin()
         self.server = BookieServer(
-            *(self.storage, settings.server, machine.transport, machine.clock, self.stats),
+            self.storage,
+            settings.server,
+            machine.transport,
+            machine.clock,
+            self.stats,
             identity=self.bookie_id.encode(),
         )
         self._closers.append(lambda: self.server.drain(settings.bookie.drain_s))
@@ -370,7 +384,10 @@ class Bookie:
     def _registration(self, advertised: Address | None = None) -> BookieRegistration:
         info = self._info(advertised or self._advertised)
         return BookieRegistration(
-            *(self._store, self.cluster.root, self.bookie_id, info),
+            self._store,
+            self.cluster.root,
+            self.bookie_id,
+            info,
             self.config.bookie.session_timeout_s,
             self.cluster.url,
         )

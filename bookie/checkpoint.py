@@ -146,7 +146,11 @@ class Checkpointer:
 
     async def _rewrite(self, file: JournalFile, directory: int, path: str) -> NewLog:
         target = await SortedLog.create(
-            *(self._disk, path, file.number, self._catalog.store_id, self._randomness),
+            self._disk,
+            path,
+            file.number,
+            self._catalog.store_id,
+            self._randomness,
             pause=self._give_way,
         )
         try:

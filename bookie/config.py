@@ -117,8 +117,12 @@ class StorageConfig:
                 settings=("journal_file_bytes",),
             )
         for name in (
-            *("index_bytes_max", "cache_bytes", "queued_bytes_max", "waiting_files_max"),
-            *("idle_after_ms", "alone_after_chunks"),
+            "index_bytes_max",
+            "cache_bytes",
+            "queued_bytes_max",
+            "waiting_files_max",
+            "idle_after_ms",
+            "alone_after_chunks",
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero", settings=(name,))
@@ -224,8 +228,13 @@ class SpaceConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            *("gc_interval_s", "gc_brake_share", "deleted_kept_s", "compaction_bytes_per_s"),
-            *("scrub_bytes_per_s", "scrub_interval_s", "disk_check_interval_s"),
+            "gc_interval_s",
+            "gc_brake_share",
+            "deleted_kept_s",
+            "compaction_bytes_per_s",
+            "scrub_bytes_per_s",
+            "scrub_interval_s",
+            "disk_check_interval_s",
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} must be above zero", settings=(name,))

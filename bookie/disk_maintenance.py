@@ -109,7 +109,10 @@ class Space:
 
     def start(self) -> None:
         works = (
-            *(self._watch_disks, self._collect, self._compact, self._scrub),
+            self._watch_disks,
+            self._collect,
+            self._compact,
+            self._scrub,
             *((self._drop_surplus,) if self.surplus and self._config.surplus_interval_s else ()),
         )
         self._tasks = [asyncio.create_task(work()) for work in works]

@@ -74,8 +74,14 @@ class Garbage:
     def state(self) -> GarbageState:
         suspects = self._suspects
         return GarbageState(
-            *(self._turn.locked(), self._outcome, self._reason, self._ended_ms),
-            *(suspects.ledgers, len(suspects), suspects.agreed, self._deleted),
+            self._turn.locked(),
+            self._outcome,
+            self._reason,
+            self._ended_ms,
+            suspects.ledgers,
+            len(suspects),
+            suspects.agreed,
+            self._deleted,
         )
 
     async def collect(self, *, force: bool = False) -> GarbageState:

@@ -294,7 +294,7 @@ class Identity:
             await _release(locks)
             raise
         storage = await Storage.open(
-            *(self._disk, self._config, clock, self._randomness), accepts_loss=True, locks=locks
+            self._disk, self._config, clock, self._randomness, accepts_loss=True, locks=locks
         )
         try:
             await storage.distrust(doubted, old_below)
@@ -325,7 +325,7 @@ class Identity:
         await self._stamp_all(record, state)  # None passes for an earlier life's any more.
         await self._remove_files()
         await Storage.make(
-            *(self._disk, self._config, self._randomness), doubted=doubted, old_below=old_below
+            self._disk, self._config, self._randomness, doubted=doubted, old_below=old_below
         )
         try:
             await self._nodes.write(member, self.cookie, record)
@@ -414,7 +414,10 @@ class Identity:
                 path, node = taken
                 raise id_taken(
                     "a process is registered under this bookie id; nothing was changed",
-                    *(path, self.bookie_id, node, self._cluster.url),
+                    path,
+                    self.bookie_id,
+                    node,
+                    self._cluster.url,
                     "stop it first; if it is dead, type this again when its session is over",
                 )
             looks_left -= 1

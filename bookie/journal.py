@@ -433,8 +433,11 @@ class Journal:
         if await self._disk.stat(path):
             await self._disk.unlink(path)  # Half made; only the catalog makes it count.
         header = FileHeader(
-            *(Purpose.JOURNAL, number, self._catalog.store_id),
-            *(self._randomness.randbytes(ID_BYTES), size),
+            Purpose.JOURNAL,
+            number,
+            self._catalog.store_id,
+            self._randomness.randbytes(ID_BYTES),
+            size,
         )
         file = await self._disk.open(path, OpenMode.CREATE)
         try:

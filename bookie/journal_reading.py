@@ -73,7 +73,12 @@ async def read_back(
         proven = max(last_synced, durable_through)
         if is_ended or sequence > durable_through:
             return ReadBack(
-                *(replayed, 0, align(position), sequence, is_ended, unproven_at(proven)),
+                replayed,
+                0,
+                align(position),
+                sequence,
+                is_ended,
+                unproven_at(proven),
                 is_blank=not starts and not is_ended,
             )
     rest = RecordReader(await file.read_at(position, size - position), header.file_id, position)
@@ -85,7 +90,11 @@ async def read_back(
     )
     replay_scan(replayed, rest, found)
     return ReadBack(
-        *(replayed, len(found.rot), found.end, found.next_sequence, found.is_ended),
+        replayed,
+        len(found.rot),
+        found.end,
+        found.next_sequence,
+        found.is_ended,
         found.unproven_at if found.proven >= sequence else unproven_at(found.proven),
         is_blank=False,
     )

@@ -201,7 +201,8 @@ class RecordFile:
         try:
             positions = self.records[numbers.start : numbers.stop]
             bodies = await self.file.read_with(
-                *(start, self._end_of(numbers[-1]) - start),
+                start,
+                self._end_of(numbers[-1]) - start,
                 lambda contents: self._bodies_in(contents, start, positions),
             )
             for position, body in zip(positions, bodies, strict=True):

@@ -85,9 +85,14 @@ class Scrubber:
     def state(self) -> ScrubState:
         scrubbed = self._storage.catalog.scrubbed
         return ScrubState(
-            *(self._turn.locked(), not self._may_run.is_set(), scrubbed, len(self._left())),
-            *(self._rounds, self._round_ended_ms),
-            *(self._stats.scrub_bytes, self._stats.scrub_damages),
+            self._turn.locked(),
+            not self._may_run.is_set(),
+            scrubbed,
+            len(self._left()),
+            self._rounds,
+            self._round_ended_ms,
+            self._stats.scrub_bytes,
+            self._stats.scrub_damages,
         )
 
     def suspend(self) -> None:
@@ -241,7 +246,9 @@ class Scrubber:
         finally:
             await logs.close()
         return ScrubResult(
-            *(ledger_id, entries, sum(held.entry_bytes for held in held_by_log)),
+            ledger_id,
+            entries,
+            sum(held.entry_bytes for held in held_by_log),
             tuple((first, last) for _, first, last in _joined(damaged)[:_DAMAGES_TOLD_MAX]),
             tuple((first, last) for first, last in self._storage.catalog.doubts.of(ledger_id)),
         )

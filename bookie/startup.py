@@ -321,7 +321,10 @@ class _Boot:
             raise WrongCluster(STRANGE_JOURNAL, path=path, next_step=STRANGE_REMEDY)
         durable_through = await self._durable_through(range(number + 1, needed.stop))
         found = await read_back(
-            *(file, header, self.found.next_sequence, durable_through),
+            file,
+            header,
+            self.found.next_sequence,
+            durable_through,
             is_blank=number in self._blank,
         )
         is_whole = await file.size() == header.allocated_bytes

@@ -23,8 +23,17 @@ from rollbook.proto.stats import (
 )
 
 REQUESTS: Final = (
-    *("add", "read", "batch_read", "long_poll", "fence", "read_lac", "write_lac", "force"),
-    *("list_entries", "info", "other"),
+    "add",
+    "read",
+    "batch_read",
+    "long_poll",
+    "fence",
+    "read_lac",
+    "write_lac",
+    "force",
+    "list_entries",
+    "info",
+    "other",
 )
 
 

@@ -109,7 +109,11 @@ class Storage:
         parts = (disk, config, randomness, found.catalog, cache)
         self._logs = EntryLogs(disk, found.catalog.store_id, self._path_of_log, cache)
         self._reading = Reading(
-            *(self.catalog, self._logs, self._files, self._known_ledger, stats),
+            self.catalog,
+            self._logs,
+            self._files,
+            self._known_ledger,
+            stats,
             has_failed=lambda: self._journal.failure is not None,
         )
         self.peek, self.read = self._reading.peek, self._reading.read

@@ -89,8 +89,14 @@ class Bookies:
         self._is_closed = False
         buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._shared = _Shared(
-            *(transport, clock, randomness, config, health, self.txn_ids),
-            *(self.turn, buffer),
+            transport,
+            clock,
+            randomness,
+            config,
+            health,
+            self.txn_ids,
+            self.turn,
+            buffer,
             address_of=self._address,
             names_itself=lambda bookie: self.has_extension(bookie, IDENTITY),
         )
@@ -352,7 +358,10 @@ class Link:
 
     def add_channel(self, ledger_id: LedgerId, sink: AddSink, is_high_priority: bool) -> AddChannel:
         channel = AddChannel(
-            *(self._bookie, ledger_id, sink, self._on_channel_closed),
+            self._bookie,
+            ledger_id,
+            sink,
+            self._on_channel_closed,
             is_high_priority=is_high_priority,
         )
         self._channels[ledger_id] = channel
@@ -405,7 +414,10 @@ class Link:
         if address is None:
             raise self._unreachable("it has published no address that this client can use")
         client = BookieClient(
-            *(self._bookie, self._version, shared.config, shared.txn_ids),
+            self._bookie,
+            self._version,
+            shared.config,
+            shared.txn_ids,
             turn=shared.turn,
             buffer=shared.buffer,
             on_lost=self._on_lost,

@@ -74,7 +74,7 @@ class BookieReplacement:
         refusing = live.refusing(self._tail.ledger_id)
         return bool(
             self._placement.pick_replacements(
-                *(self._quorum, ensemble, (slot,), live, now_ns), excluded=refusing
+                self._quorum, ensemble, (slot,), live, now_ns, excluded=refusing
             )
         )
 
@@ -113,7 +113,7 @@ class BookieReplacement:
 
     async def _ask(self, resting: list[BookieId]) -> None:
         await pardon_those_that_answer(
-            *(resting, self._bookies, self._health, self._clock), question_s=self._question_s
+            resting, self._bookies, self._health, self._clock, question_s=self._question_s
         )
         self._asking = None
 

@@ -130,7 +130,8 @@ class Calls(Generic[Question]):
             answer: Reply | RollbookError
             try:
                 answer = await self._bookies.call(
-                    *(asked.bookie, asked.request),
+                    asked.bookie,
+                    asked.request,
                     deadline_s=asked.due - self._loop.time(),
                     is_high_priority=asked.is_high_priority,
                 )

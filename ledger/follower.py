@@ -208,7 +208,8 @@ class Follower(AsyncIterator[News]):
 
     def _ask(self, calls: Calls[int], slot: int, fragment: Fragment) -> None:
         request = Read(
-            *(self._digest.ledger_id, NO_ENTRY),
+            self._digest.ledger_id,
+            NO_ENTRY,
             previous_lac=self._lac,
             timeout_ms=int(_POLL_S * 1000),
             piggyback=True,

@@ -95,11 +95,16 @@ class Ledgers:
             transport, self._watcher, clock, randomness, config, self._health
         )
         self._placement = Placement(
-            *(self._health, randomness, config.rack_of), uses_tls=config.uses_tls
+            self._health, randomness, config.rack_of, uses_tls=config.uses_tls
         )
         self._recovery = Recovery(
-            *(self.nodes, self.bookies, self._placement, self._health),
-            *(clock, randomness, config),
+            self.nodes,
+            self.bookies,
+            self._placement,
+            self._health,
+            clock,
+            randomness,
+            config,
         )
         self._seat_watch = SeatWatch(self.live, self._open_writers, self._pardon, clock)
         self._handles: dict[LedgerWriter | LedgerReader, None] = {}
@@ -179,7 +184,11 @@ class Ledgers:
         `ConnectionLost`, there may be an empty ledger without a writer.
         """
         stored = await self._create(
-            *(Quorum(ensemble, write, ack), digest, password, dict(custom), ledger_id),
+            Quorum(ensemble, write, ack),
+            digest,
+            password,
+            dict(custom),
+            ledger_id,
             is_urgent=is_urgent,
         )
         return self._write(stored, digest, password, is_urgent=is_urgent)
@@ -407,7 +416,7 @@ class Ledgers:
     async def _pardon(self) -> None:
         resting = self._placement.resting(self.live(), self._clock.monotonic_ns())
         await pardon_those_that_answer(
-            *(resting, self.bookies, self._health, self._clock), question_s=_QUESTION_S
+            resting, self.bookies, self._health, self._clock, question_s=_QUESTION_S
         )
 
     @property
@@ -463,7 +472,9 @@ class Ledgers:
 
         def make(new_id: LedgerId) -> LedgerMetadata:
             return LedgerMetadata(
-                *(new_id, quorum, (Fragment(FIRST_ENTRY, placed),)),
+                new_id,
+                quorum,
+                (Fragment(FIRST_ENTRY, placed),),
                 digest_type=digest,
                 password=password,
                 custom=tuple(sorted(custom.items())),
@@ -484,7 +495,9 @@ class Ledgers:
     ) -> LedgerWriter:
         self._make_sure_it_is_open()
         writer = LedgerWriter(
-            *(stored, LedgerDigest(digest, password, stored.metadata.ledger_id), password),
+            stored,
+            LedgerDigest(digest, password, stored.metadata.ledger_id),
+            password,
             nodes=self.nodes,
             bookies=self.bookies,
             placement=self._placement,
@@ -504,7 +517,8 @@ class Ledgers:
         self._make_sure_it_is_open()
         key, kind = credentials(stored.metadata, password, digest)
         reader = LedgerReader(
-            *(stored, LedgerDigest(kind, key, stored.metadata.ledger_id)),
+            stored,
+            LedgerDigest(kind, key, stored.metadata.ledger_id),
             nodes=self.nodes,
             bookies=self.bookies,
             health=self._health,

@@ -89,7 +89,11 @@ class Connecting:
             await store.close()
             raise
         ledgers = Ledgers(
-            *(SocketTransport(client_tls=self._tls), store, cluster, clock, randomness),
+            SocketTransport(client_tls=self._tls),
+            store,
+            cluster,
+            clock,
+            randomness,
             self._config,
             owns_store=True,
         )

@@ -65,7 +65,12 @@ class LedgerReader:
         self._config = config
         self._preferred = randomness.randrange(metadata.quorum.ensemble)
         self._copies = Copies(
-            *(metadata.quorum, digest, bookies, health, clock, config),
+            metadata.quorum,
+            digest,
+            bookies,
+            health,
+            clock,
+            config,
             preferred=self._preferred,
         )
         self._tasks: dict[asyncio.Task[list[Entry]], None] = {}  # Of all its streams.
@@ -230,7 +235,9 @@ class LedgerReader:
     def _stream(self, first_entry: EntryId, last_entry: EntryId) -> EntryStream:
         self._require_possible(first_entry)
         return EntryStream(
-            *(first_entry, last_entry, self._read_run),
+            first_entry,
+            last_entry,
+            self._read_run,
             end_of_run=self._end_of_run,
             has_batches=lambda each: self._copies.has_batches(
                 self.metadata.fragment_of(each).ensemble
@@ -282,7 +289,8 @@ class LedgerReader:
     def follow(self, start: EntryId = FIRST_ENTRY) -> Follower:
         """Like `tail`, with news every two seconds at least, entries or not."""
         return Follower(
-            *(start, self.last_add_confirmed),
+            start,
+            self.last_add_confirmed,
             view=self._view,
             digest=self._digest,
             bookies=self._bookies,

@@ -157,12 +157,23 @@ class Recovery:
         metadata = stored.metadata
         digest = LedgerDigest(digest_type, password, metadata.ledger_id)
         copies = Copies(
-            *(metadata.quorum, digest, self._bookies, self._health, self._clock, self._config),
+            metadata.quorum,
+            digest,
+            self._bookies,
+            self._health,
+            self._clock,
+            self._config,
             preferred=self._randomness.randrange(metadata.quorum.ensemble),
         )
         return _Attempt(
-            *(stored, digest, ledger_key(password), copies),
-            *(self._bookies, self._placement, self._clock, self._config),
+            stored,
+            digest,
+            ledger_key(password),
+            copies,
+            self._bookies,
+            self._placement,
+            self._clock,
+            self._config,
         )
 
 
@@ -302,12 +313,17 @@ class _Attempt:
         start = survey.last_add_confirmed  # Never below the end of earlier fragments.
         entry_bytes = self._entry_bytes or _ENTRY_BYTES_GUESSED
         search = TailSearch(
-            *(self._quorum, start, survey.highest_entry),
+            self._quorum,
+            start,
+            survey.highest_entry,
             batch_slots=self._batch_slots,
             batch_entries_max=max(1, self._config.read_batch_bytes // entry_bytes),
         )
         write_backs = WriteBacks(
-            *(self._quorum, EntryId(start + 1), self._ensemble, start),
+            self._quorum,
+            EntryId(start + 1),
+            self._ensemble,
+            start,
             digest=self._digest,
             ledger_key=self._key,
             bookies=self._bookies,
@@ -508,7 +524,10 @@ class _Attempt:
         if ask.first_entry != NO_ENTRY:
             self._asked_at[ask] = self._loop.time()
         return self._calls.ask(
-            *(ask, self._ensemble[ask.slot], request, self._config.read_deadline_s),
+            ask,
+            self._ensemble[ask.slot],
+            request,
+            self._config.read_deadline_s,
             is_high_priority=True,
             passing=passing,
         )

@@ -54,13 +54,16 @@ def make_recovery_packer(
     """
     if bookies.protocol_version == v2.VERSION:
         return V2AddPacker(
-            *(ledger_key, digest),
+            ledger_key,
+            digest,
             is_recovery=True,
             is_high_priority=is_urgent,
             frame_bytes_max=config.frame_bytes_max,
         )
     return V3AddPacker(
-        *(ledger_key, digest, bookies.txn_ids),
+        ledger_key,
+        digest,
+        bookies.txn_ids,
         is_recovery=True,
         is_high_priority=is_urgent,
         frame_bytes_max=config.frame_bytes_max,
@@ -233,7 +236,11 @@ class WriteBacks:
         self._close_channel(place)
         now_ns = self._clock.monotonic_ns()
         picked = self._placement.pick_replacements(
-            *(self._quorum, self._copies.ensemble, [place.slot], self._bookies.live(), now_ns),
+            self._quorum,
+            self._copies.ensemble,
+            [place.slot],
+            self._bookies.live(),
+            now_ns,
             excluded=[*self._failed, *self._copies.holders()],
             is_urgent=True,
         )

@@ -103,20 +103,24 @@ class LedgerWriter:
         self._tail = LedgerTail(stored, self._seating, nodes, clock, self._log)
         self._tick_s = bookies.tick_s
         self._stand_ins = BookieReplacement(
-            *(metadata.quorum, self._seating, self._pipeline, self._tail),
-            *(placement, health, bookies, clock),
+            metadata.quorum,
+            self._seating,
+            self._pipeline,
+            self._tail,
+            placement,
+            health,
+            bookies,
+            clock,
             question_s=LAGGARD_TICKS * self._tick_s,
             on_moved=self._on_moved,
             on_refused=self._stop,
         )
         self._explicit_lac = ExplicitLac(
-            *(
-                self._pipeline,
-                self._seating,
-                bookies,
-                self._make_write_lac,
-                self._verify_when_stale,
-            ),
+            self._pipeline,
+            self._seating,
+            bookies,
+            self._make_write_lac,
+            self._verify_when_stale,
             ack_quorum=metadata.quorum.ack,
             is_wanted=config.explicit_lac_idle_ms > 0,
             deadline_s=config.add_deadline_s,
@@ -344,7 +348,9 @@ class LedgerWriter:
                 frame_bytes_max=limit,
             )
         return V3AddPacker(
-            *(self._key, self._digest, self._bookies.txn_ids),
+            self._key,
+            self._digest,
+            self._bookies.txn_ids,
             is_high_priority=self._is_urgent,
             frame_bytes_max=limit,
         )

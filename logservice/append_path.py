@@ -209,8 +209,14 @@ class AppendPath:
         if isinstance(place, AppendedBatch):
             base_offset, next_offset, timestamp_us, ledger_id, entry_id = place
             ack = AppendAck(
-                *(base_offset, next_offset, timestamp_us, True),
-                *(owner_epoch, writer_epoch, ledger_id, entry_id),
+                base_offset,
+                next_offset,
+                timestamp_us,
+                True,
+                owner_epoch,
+                writer_epoch,
+                ledger_id,
+                entry_id,
             )
             self.answer(tell, ack)
             return True
@@ -228,8 +234,14 @@ class AppendPath:
         self.sequencer.on_placed(place, info, ledger_id, entry_id)
         writing.has_records = True
         ack = AppendAck(
-            *(base_offset, next_offset, timestamp_us, False),
-            *(owner_epoch, writer_epoch, ledger_id, entry_id),
+            base_offset,
+            next_offset,
+            timestamp_us,
+            False,
+            owner_epoch,
+            writer_epoch,
+            ledger_id,
+            entry_id,
         )
         self._on_written(entry_id, (tell, ack, (base_offset, next_offset, data)))
         if writing.is_look_due:

@@ -151,9 +151,19 @@ class LogServiceConfig:
                 "ensemble >= write >= ack >= 1 does not hold", settings=("ensemble", "write", "ack")
             )
         for name in (
-            *("lease_s", "opens_max", "open_deadline_s", "hand_overs_max", "rebalance_after_s"),
-            *("tail_memory_bytes", "stream_bytes_max", "readers_max", "heartbeat_s", "idle_s_max"),
-            *("sweep_interval_s", "orphans_interval_s", "producer_memory_bytes"),
+            "lease_s",
+            "opens_max",
+            "open_deadline_s",
+            "hand_overs_max",
+            "rebalance_after_s",
+            "tail_memory_bytes",
+            "stream_bytes_max",
+            "readers_max",
+            "heartbeat_s",
+            "idle_s_max",
+            "sweep_interval_s",
+            "orphans_interval_s",
+            "producer_memory_bytes",
         ):
             if getattr(self, name) <= 0:
                 raise BadConfig(f"{name} has to be above 0", settings=(name,))

@@ -118,8 +118,12 @@ class LogReads:
         if doubt is not None and not found.blocks:
             raise doubt  # Only the owner can say that there are no records (RL6).
         return words.ReadAnswer(
-            *(found.blocks, found.base_offset, found.next_offset),
-            *(tail.head, max(tail.tail, found.next_offset), tail.is_sealed),
+            found.blocks,
+            found.base_offset,
+            found.next_offset,
+            tail.head,
+            max(tail.tail, found.next_offset),
+            tail.is_sealed,
             is_tail_uncertain=doubt is not None,
             uid=uid,
         )

@@ -121,13 +121,20 @@ class Owner:
         self._list_store = LedgerListStore(context, stored, self._log, self._on_configured)
         self.limits = Limits.of(self.config)  # Of blocks that are appended.
         self._append_path = AppendPath(
-            *(self.name, context, self.owner_epoch, opening.memory, self.config),
+            self.name,
+            context,
+            self.owner_epoch,
+            opening.memory,
+            self.config,
             stalls=stalls,
             on_lost=self._end,
         )
         self.submit: Final = self._append_path.append  # The hot path does not pass this file.
         self._segment_roll = SegmentRoll(
-            *(context, self._append_path, self._list_store, self._log),
+            context,
+            self._append_path,
+            self._list_store,
+            self._log,
             on_disowned=self._on_disowned,
         )
         self._writer_epochs = WriterEpochs(self._append_path, context.clock)
@@ -458,7 +465,9 @@ class Owner:
 
         async def attempt(stored: StoredLog) -> tuple[StoredLog, TruncateAnswer]:
             return await truncate(
-                *(self._context.nodes, stored, before),
+                self._context.nodes,
+                stored,
+                before,
                 confirmed=self.tail,
                 is_begun=self._segment_roll.has_begun(stored.list),
                 event=self._event("log_truncated", reason, before),

@@ -519,7 +519,10 @@ class LogReader:
     def _progress_at(self, position: Offset, head: Offset, waits_for: WaitsFor) -> Progress:
         lag = max(self._tail - position, 0)
         return Progress(
-            *(position, head, max(self._tail, position), lag),
+            position,
+            head,
+            max(self._tail, position),
+            lag,
             lag_bytes=lag * self._bytes_told // max(self._records_told, 1),
             lag_us=max(self._clock.wall_us() - self._trail.last_timestamp_us, 0)
             if lag and self._trail.last_timestamp_us

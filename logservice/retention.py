@@ -222,7 +222,11 @@ class Sweeper:
             # that version.
             is_fresh = self._now_us - stored.list.free_at_us < _NAME_KEPT_US
             await free_log(
-                *(self._ledgers, self._nodes, stored, self._now_us, self._lived),
+                self._ledgers,
+                self._nodes,
+                stored,
+                self._now_us,
+                self._lived,
                 keeps_name=is_fresh,
             )
         elif stored.list.state is not ListedLogState.DELETED:
@@ -258,7 +262,7 @@ class Sweeper:
     async def _truncate(self, stored: StoredLog, head: Offset, now_us: int) -> StoredLog:
         event = LogEvent("log_truncated", now_us, stored.list.owner_epoch, None, RETENTION, head)
         stored, _ = await truncate(
-            *(self._nodes, stored, head), confirmed=head, is_begun=False, event=event
+            self._nodes, stored, head, confirmed=head, is_begun=False, event=event
         )
         return stored
 

@@ -99,7 +99,8 @@ class LogServer:
         self.ledgers, self.nodes = ledgers, nodes
         self.server_id: Final = life_of(name, f"{randomness.getrandbits(32):08x}")
         self.membership: Final = ServerMembership(
-            *(lease, ledgers.cluster.own_root),
+            lease,
+            ledgers.cluster.own_root,
             on_session_lost=self._on_session_lost,
             on_store=lambda answers: self.outage.on_store(answers=answers),
         )
@@ -128,7 +129,13 @@ class LogServer:
         self.cursor_lags: Final = CursorLags(nodes, self)
         self.lost_segments: Final = LostSegments(ledgers.nodes, nodes)
         self._sweeper = Sweeper(
-            *(ledgers, nodes, self, self.cursor_lags, self.lost_segments, self.clock, randomness),
+            ledgers,
+            nodes,
+            self,
+            self.cursor_lags,
+            self.lost_segments,
+            self.clock,
+            randomness,
             sweep_interval_s=config.sweep_interval_s,
             orphans_interval_s=config.orphans_interval_s,
         )
@@ -144,7 +151,9 @@ class LogServer:
         await clock.compare()
         await self.membership.start(
             ServerRecord(
-                *(info, self._release, clock.wall_us()),
+                info,
+                self._release,
+                clock.wall_us(),
                 quorum=self.config.quorum,
                 http=http,
                 clock_apart_us=clock.apart_us,
@@ -152,7 +161,11 @@ class LogServer:
         )
         await self._on_clock_compared()
         self._context = OwnerContext(
-            *(info, self.ledgers, self.nodes, clock, self._randomness),
+            info,
+            self.ledgers,
+            self.nodes,
+            clock,
+            self._randomness,
             stall_detector=self._stall_detector,
             tail_memory=self.tail_memory,
             producer_memory=self.producer_memory,
@@ -435,7 +448,8 @@ class LogServer:
                 self.clock.require()
                 waited_s = loop.time() - since_s
                 owner = await Owner.open(
-                    *(name, self._context),
+                    name,
+                    self._context,
                     reason=grounds.reason,
                     seen=grounds.seen,
                     on_listed=partial(self._on_taken, name) if grounds.is_rude else None,

@@ -285,7 +285,12 @@ class LogService:
             return self.server.is_nobodys(request.log, present)
 
         return await truncate_closed(
-            *(self._ledgers, self._nodes, request.log, before, ends[-1], event),
+            self._ledgers,
+            self._nodes,
+            request.log,
+            before,
+            ends[-1],
+            event,
             is_nobodys=is_nobodys,
             dry_run=request.dry_run,
         )
@@ -296,7 +301,10 @@ class LogService:
         stored, was_created = await in_time(
             due,
             self._nodes.ensure(
-                *(request.log, request.config, self._default, request.fields or CONFIG_FIELDS),
+                request.log,
+                request.config,
+                self._default,
+                request.fields or CONFIG_FIELDS,
                 before_displaced=lambda stored: stop_writer(self._ledgers, stored),
             ),
         )
@@ -372,7 +380,10 @@ class LogService:
         stored = await in_time(
             due,
             delete_log(
-                *(self._nodes, request.log, now_us + grace_ms * 1000, event),
+                self._nodes,
+                request.log,
+                now_us + grace_ms * 1000,
+                event,
                 uid=request.uid,
                 etag=request.etag,
                 owned_by=listed.owner_epoch,

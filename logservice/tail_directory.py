@@ -200,9 +200,15 @@ class TailDirectory:
         listed = tail_of_list(owner.name, owner.list, self._server.address)
         self._table.put(
             TailOfLog(
-                *(owner.name, owner.head, owner.tail, owner.is_sealed),
-                *(owner.record_us or listed.timestamp_us, owner.uid, True),
-                *(self._server.address, owner.owner_epoch),
+                owner.name,
+                owner.head,
+                owner.tail,
+                owner.is_sealed,
+                owner.record_us or listed.timestamp_us,
+                owner.uid,
+                True,
+                self._server.address,
+                owner.owner_epoch,
             )
         )
 

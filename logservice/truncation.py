@@ -68,7 +68,8 @@ async def truncate(
     """
     marks = await nodes.read_marks(stored.name)
     plan = plan_truncation(
-        *(stored.list, before),
+        stored.list,
+        before,
         confirmed=confirmed,
         is_begun=is_begun,
         marks=marks.marks,
@@ -113,7 +114,9 @@ async def truncate_closed(
             return None
         try:
             stored, answer = await truncate(
-                *(nodes, stored, before),
+                nodes,
+                stored,
+                before,
                 confirmed=confirmed,
                 is_begun=False,
                 event=replace(event, owner_epoch=stored.list.owner_epoch),

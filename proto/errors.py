@@ -700,8 +700,16 @@ def error_of_reason(reason: str) -> type[RollbookError]:
 
 # Several classes may share one code; received, it means the first of these.
 _HEARD: Final = (
-    *(NoSuchLedger, NoSuchEntry, InvalidRequest, BookieFailed, Unauthorized, UnsupportedVersion),
-    *(LedgerFenced, BookieReadOnly, Overloaded, EntryStateUnknown),
+    NoSuchLedger,
+    NoSuchEntry,
+    InvalidRequest,
+    BookieFailed,
+    Unauthorized,
+    UnsupportedVersion,
+    LedgerFenced,
+    BookieReadOnly,
+    Overloaded,
+    EntryStateUnknown,
 )
 _BY_V2: Final[dict[int, type[RollbookError]]] = {
     e.code.v2: e for e in reversed(_HEARD) if e.code.v2

@@ -108,11 +108,17 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         _require_at_least(
-            *(self, 0, "lost_bookie_delay_s", "bookie_check_s", "placement_check_s", "overdue_s"),
-            *("copies_check_s", "ledgers_check_s"),
+            self,
+            0,
+            "lost_bookie_delay_s",
+            "bookie_check_s",
+            "placement_check_s",
+            "overdue_s",
+            "copies_check_s",
+            "ledgers_check_s",
         )
         _require_at_least(
-            *(self, 1, "marks_at_once", "check_ledgers_per_s_max", "check_bytes_per_s_max")
+            self, 1, "marks_at_once", "check_ledgers_per_s_max", "check_bytes_per_s_max"
         )
         if not 0 <= self.ledgers_check_percent <= 100:
             raise BadConfig(

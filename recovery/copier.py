@@ -118,7 +118,11 @@ class Copier:
             self._budget.give(settled)
 
         restorer = Restorer(
-            *(target, self._digest, self._key, self._bookies, self._config),
+            target,
+            self._digest,
+            self._key,
+            self._bookies,
+            self._config,
             is_urgent=is_urgent,
             on_durable=settle,
         )

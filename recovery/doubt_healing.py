@@ -154,7 +154,10 @@ class DoubtHealing:
 
         logger.info("bookie_healing_started", bookie=bookie, everything=state.doubts_everything)
         healer = Healer(
-            *(self._ledgers, bookie, doubts, self._config),
+            self._ledgers,
+            bookie,
+            doubts,
+            self._config,
             spares_writers=True,
             closes_open_ends=is_grace_over,
         )

@@ -191,7 +191,8 @@ class Healer:
 
         accepted = self._accepted.get(ledger_id, ())
         return LedgerHealer(
-            *(self._ledgers, self._bookie),
+            self._ledgers,
+            self._bookie,
             Task(ledger_id, ranges, everything, self._includes_all, accepted),
             found=found,
             settle=settle,

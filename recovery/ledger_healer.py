@@ -211,7 +211,10 @@ class LedgerHealer:
             await self._fence(ledger_key(password))
         listed = await self._list()
         copier = Copier(
-            *(self._bookies, self._ledgers.config, digest, ledger_key(password)),
+            self._bookies,
+            self._ledgers.config,
+            digest,
+            ledger_key(password),
             mean_entry_bytes=_mean_entry_bytes(metadata),
             budget=self._budget,
             throttle=self._throttle,

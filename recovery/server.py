@@ -139,14 +139,20 @@ class RecoveryServer:
             self._works["count"] = lambda: patiently("count", self._count_short)
         if config.runs_worker:
             self.worker = Worker(
-                *(ledgers, store, clock, config.worker),
+                ledgers,
+                store,
+                clock,
+                config.worker,
                 name=name,
                 local_bookie=local_bookie,
                 marks=marks,
             )
             self._works["worker"] = self.worker.run
         self.events = ClusterEvents(
-            *(store, cluster, clock, lambda ledger_id: self._log_of(ledger_id, log_of)),
+            store,
+            cluster,
+            clock,
+            lambda ledger_id: self._log_of(ledger_id, log_of),
             overdue_s=config.audit.overdue_s,
         )
         if operations:

@@ -391,7 +391,11 @@ class Worker:
         if found.losses:
             code, message = "DATA_LOST", "no holder has a good copy of these entries"
         failure = after_failure(
-            *(before, self._wall_ms(), code, message, found.losses),
+            before,
+            self._wall_ms(),
+            code,
+            message,
+            found.losses,
             drains=drains,
             first_pause_s=self._config.retry_pause_s,
         )

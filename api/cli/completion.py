@@ -99,7 +99,10 @@ def _access(context: click.Context) -> LogAccess:
     server = said.get("server")
     tls = (said.get("tls_authorities"), said.get("tls_certificate"), said.get("tls_key"))
     access = LogAccess(
-        *(server or DEFAULT_SERVER, said.get("token_file"), *tls, _PATIENCE_S),
+        server or DEFAULT_SERVER,
+        said.get("token_file"),
+        *tls,
+        _PATIENCE_S,
         insecure=said.get("insecure", False),
         tls_name=said.get("tls_name"),
     )

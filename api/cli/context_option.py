@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from rollbook.api.cli.log.connection import LogAccess
 
 _FOR_ACCESS: Final = (
-    *("token_file", "tls_authorities", "tls_certificate", "tls_key", "tls_name"),
+    "token_file",
+    "tls_authorities",
+    "tls_certificate",
+    "tls_key",
+    "tls_name",
     "insecure",
 )
 F = TypeVar("F", bound=Callable[..., Any])

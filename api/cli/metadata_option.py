@@ -38,7 +38,8 @@ class Metadata:
 
 def metadata_option(help_text: str, **how: Any) -> Callable[[F], F]:
     return click.option(
-        *("--metadata", "url"),
+        "--metadata",
+        "url",
         metavar="URL",
         envvar="ROLLBOOK_METADATA",
         show_envvar=True,

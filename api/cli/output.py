@@ -43,7 +43,9 @@ output_option: Final = _output_option("For people, or for programs.")
 bare_output_option: Final = _output_option("For people, for programs, or as bare as can be.", "raw")
 list_output_option: Final = _output_option(  # For everything with a name.
     "For people or programs; `wide` has all columns, `name` (and `raw`) is a name a line.",
-    *("raw", "wide", "name"),
+    "raw",
+    "wide",
+    "name",
 )
 
 

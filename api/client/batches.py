@@ -19,8 +19,22 @@ class Batch:
     """One block, from its first record to its ack."""
 
     __slots__ = (
-        *("ack", "block", "due", "error", "event_times", "first_sent_at", "headers", "is_doubtful"),
-        *("is_noticed", "keys", "packed_records", "sent_at", "seq", "size", "values", "waiters"),
+        "ack",
+        "block",
+        "due",
+        "error",
+        "event_times",
+        "first_sent_at",
+        "headers",
+        "is_doubtful",
+        "is_noticed",
+        "keys",
+        "packed_records",
+        "sent_at",
+        "seq",
+        "size",
+        "values",
+        "waiters",
     )
 
     def __init__(self, due: float) -> None:

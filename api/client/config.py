@@ -61,15 +61,15 @@ class LogClientConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            *(
-                "timeout_s",
-                "connect_s",
-                "attempt_s",
-                "batch_bytes_max",
-                "batch_records_max",
-                "window_bytes",
-            ),
-            *("window_batches", "heartbeat_s", "silences_max"),
+            "timeout_s",
+            "connect_s",
+            "attempt_s",
+            "batch_bytes_max",
+            "batch_records_max",
+            "window_bytes",
+            "window_batches",
+            "heartbeat_s",
+            "silences_max",
         ):
             if not getattr(self, name) > 0:
                 raise BadConfig(f"{name} has to be above 0")

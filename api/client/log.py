@@ -212,7 +212,7 @@ class Log(BelongsToProcess):
         pipeline = self._pipelines(epoch, producer)
         return client.adopt(
             SyncWriter(
-                *(thread, client.config, self.name, self.config, pipeline, client.disown, resumed)
+                thread, client.config, self.name, self.config, pipeline, client.disown, resumed
             )
         )
 
@@ -235,7 +235,11 @@ class Log(BelongsToProcess):
 
         def make(source: Source) -> Pipeline:
             return Pipeline(
-                *(self.name, source, client.lines, client.owners, client.config),
+                self.name,
+                source,
+                client.lines,
+                client.owners,
+                client.config,
                 memory_s=self.config.dedupe_age_s,
                 condition=condition,
                 uid=self.uid,

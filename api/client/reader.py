@@ -500,5 +500,7 @@ def require_truncated(gap: messages.Gap) -> None:
 def warn_of_skipped(gap: messages.Gap) -> None:
     _logger.warning(
         "records_skipped: %d records from %d to %d were truncated",
-        *(gap.end - gap.start, gap.start, gap.end - 1),
+        gap.end - gap.start,
+        gap.start,
+        gap.end - 1,
     )

@@ -436,7 +436,8 @@ class Dashboard:
 
         def ask() -> Awaitable[Any]:
             return self._admin.ledgers(
-                *(after, PAGE),
+                after,
+                PAGE,
                 state=asked.get("state"),
                 bookie=asked.get("bookie"),
                 short=asked["short"] == "true" if "short" in asked else None,
@@ -559,7 +560,14 @@ class Dashboard:
         ensembles = await self._ensembles(visit, found["segments"]) if records else {}
         where = await self._where(visit)
         return log_screens.log(
-            *(visit.framed(), found, records, asked, plan, ensembles, others, where),
+            visit.framed(),
+            found,
+            records,
+            asked,
+            plan,
+            ensembles,
+            others,
+            where,
             grants,
             self._draw(),
             is_news=is_news,
@@ -903,7 +911,12 @@ class _Visit:
     def framed(self) -> PageFrame:
         known = self._frame
         return PageFrame(
-            *(known.base, known.metadata, known.secret, known.principal, known.notes, self.banner),
+            known.base,
+            known.metadata,
+            known.secret,
+            known.principal,
+            known.notes,
+            self.banner,
             known.page,
         )
 

@@ -447,7 +447,13 @@ def servers(rows: Sequence[Facts], reached: Mapping[str, str], others: Sequence[
         for row in rows
     ]
     columns = (
-        *("Server", "State", "Address", "REST", "Owned logs", "With few copies", "Release"),
+        "Server",
+        "State",
+        "Address",
+        "REST",
+        "Owned logs",
+        "With few copies",
+        "Release",
         "Started",
     )
     http = next((row["http"] for row in rows if row["http"]), "")

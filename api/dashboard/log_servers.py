@@ -219,7 +219,7 @@ class LogServers:
         tls = self._tls
         try:
             text = await asyncio.to_thread(
-                fetch, *(url, "/v1/settings", token, tls.authorities, tls.name)
+                fetch, url, "/v1/settings", token, tls.authorities, tls.name
             )
             return settings_of(text)
         except (OSError, HTTPException, ValueError) as error:

@@ -71,7 +71,11 @@ class Sampler:
             try:
                 text = await asyncio.to_thread(
                     fetch,
-                    *(row["http"], "/metrics", self._token(), self._authorities, self._tls_name),
+                    row["http"],
+                    "/metrics",
+                    self._token(),
+                    self._authorities,
+                    self._tls_name,
                 )
             except (OSError, HTTPException, ValueError, RollbookError) as error:
                 return f"{type(error).__name__}: {error}"

@@ -257,7 +257,9 @@ def _ledger_acts(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
     )
     async def delete_ledger_as_bookkeeper(ledger_id: _LedgerId) -> Any:
         done = await acts.change(
-            *(Duty.REMOVE, "DeleteLedger", f"delete-{ledger_id}-False"),
+            Duty.REMOVE,
+            "DeleteLedger",
+            f"delete-{ledger_id}-False",
             lambda: admin.delete_ledger(ledger_id, force=False),
             ledger_id=ledger_id,
             force=False,

@@ -356,7 +356,7 @@ def _ledgers(admin: ClusterAdmin) -> APIRouter:
         """Those with an id above `after`, ascending. A page of a rare kind may be empty and have a next one."""
         wanted = state.value if state else None
         found, next_after = await admin.ledgers(
-            *(after, limit), state=wanted, bookie=bookie, short=short
+            after, limit, state=wanted, bookie=bookie, short=short
         )
         return ClusterLedgers.model_validate({"ledgers": found, "next_after": next_after})
 

@@ -110,7 +110,9 @@ def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIR
         """Refused while the bookie is registered or a ledger names it."""
         digest = sha256(wanted.model_dump_json().encode()).hexdigest()[:16]
         done = await acts.change(
-            *(Duty.REMOVE, "PutCookie", f"put-cookie-{digest}-{bookie_id}"),
+            Duty.REMOVE,
+            "PutCookie",
+            f"put-cookie-{digest}-{bookie_id}",
             lambda: admin.put_cookie(bookie_id, wanted.text, wanted.version),
             bookie=bookie_id,
         )
@@ -124,7 +126,9 @@ def cookies(admin: ClusterAdmin, acts: BookieActs, looks: Sequence[Any]) -> APIR
     async def delete_cookie(bookie_id: BookieName) -> Any:
         """Answers with the cookie that was there. Refused while the bookie is registered or a ledger names it."""
         done = await acts.change(
-            *(Duty.REMOVE, "DeleteCookie", f"delete-cookie-{bookie_id}"),
+            Duty.REMOVE,
+            "DeleteCookie",
+            f"delete-cookie-{bookie_id}",
             lambda: admin.delete_cookie(bookie_id),
             bookie=bookie_id,
         )
@@ -156,7 +160,9 @@ def ledger_ends(admin: ClusterAdmin, acts: BookieActs) -> APIRouter:
         of a log.
         """
         done = await acts.change(
-            *(Duty.REMOVE, "DeleteLedger", f"{'forced-' if force else ''}delete-{ledger_id}"),
+            Duty.REMOVE,
+            "DeleteLedger",
+            f"{'forced-' if force else ''}delete-{ledger_id}",
             lambda: admin.delete_ledger(ledger_id, force=force),
             ledger_id=ledger_id,
             force=force,

@@ -33,8 +33,14 @@ _PREFLIGHT_AGE_S: Final = 600  # Longer: fewer preflights, later news of a chang
 # What a page may send, and what it may see, besides `Log-…` and `Producer-…`.
 _SENT: Final = frozenset(
     (
-        *("accept", "authorization", "content-encoding", "content-type", "idempotency-key"),
-        *("if-match", "if-none-match", "last-event-id"),
+        "accept",
+        "authorization",
+        "content-encoding",
+        "content-type",
+        "idempotency-key",
+        "if-match",
+        "if-none-match",
+        "last-event-id",
     )
 )
 _SEEN: Final = frozenset(

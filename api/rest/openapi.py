@@ -39,16 +39,27 @@ from rollbook.proto.errors import (
 Errors = Sequence[type[RollbookError]]
 
 ANYWHERE: Final[Errors] = (
-    *(InvalidRequest, NoSuchLog, LogDeleted),
+    InvalidRequest,
+    NoSuchLog,
+    LogDeleted,
     LogReplaced,  # Without a uid, too: a log that is deleted and created again during the request.
-    *(QuorumTimeout, Overloaded),
+    QuorumTimeout,
+    Overloaded,
 )
 AT_OWNER: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, OwnerLost, LogSealed)
 OF_APPENDS: Final[Errors] = (
     *AT_OWNER,
-    *(OffsetMismatch, StaleEpoch, WriterRequired),
-    *(ProducerGap, ProducerFenced, DuplicateTooOld, DuplicateDiffers),
-    *(EntryTooLarge, InvalidBlock, BadChecksum, NotEnoughBookies),
+    OffsetMismatch,
+    StaleEpoch,
+    WriterRequired,
+    ProducerGap,
+    ProducerFenced,
+    DuplicateTooOld,
+    DuplicateDiffers,
+    EntryTooLarge,
+    InvalidBlock,
+    BadChecksum,
+    NotEnoughBookies,
 )
 OF_READS: Final[Errors] = (*ANYWHERE, NotOwner, OwnerChanging, Truncated, BeyondTail)
 

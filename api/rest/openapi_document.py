@@ -39,12 +39,23 @@ _OF_TAILS: Final = ("Log-Head", "Log-Tail", "Log-Sealed", "Log-Epoch", "Log-Owne
 _BY_OPERATION: Final[dict[str, tuple[str, ...]]] = {
     "append": ("Location", "Log-Next-Offset", "Log-Epoch"),
     "read": (
-        *("Log-Head?", "Log-Tail?", "Log-First-Offset?", "Log-Next-Offset?", "Log-Up-To-Date?"),
-        *("Log-Sealed?", "Log-Uid?"),  # A response that continues has the last one of them.
+        "Log-Head?",
+        "Log-Tail?",
+        "Log-First-Offset?",
+        "Log-Next-Offset?",
+        "Log-Up-To-Date?",
+        "Log-Sealed?",
+        "Log-Uid?",  # A response that continues has the last one of them.
     ),
     "read_record": (
-        *("ETag", "Log-Offset", "Log-Timestamp-Us", "Log-Uid"),
-        *("Log-Key?", "Log-Meta-*?", "Log-Event-Time-Us?", "Log-Omitted?"),
+        "ETag",
+        "Log-Offset",
+        "Log-Timestamp-Us",
+        "Log-Uid",
+        "Log-Key?",
+        "Log-Meta-*?",
+        "Log-Event-Time-Us?",
+        "Log-Omitted?",
     ),
     **dict.fromkeys(("barrier", "head_log"), _OF_TAILS),
     "get_tail": tuple(
@@ -144,7 +155,9 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 
 def _add_refusals(responses: dict[str, Any], describe: Describe) -> None:
     refusals: tuple[tuple[int, type[RollbookError]], ...] = (
-        *((400, InvalidRequest), (401, Unauthorized), (403, Unauthorized)),
+        (400, InvalidRequest),
+        (401, Unauthorized),
+        (403, Unauthorized),
         (Throttled.code.http, Throttled),
     )
     for status, error in refusals:

@@ -96,8 +96,13 @@ _UNSENT_BY_SYSTEM: Final = 64 * 1024
 _LOOKING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _ONCE: Final = frozenset(
     (
-        *("authorization", "content-encoding", "content-type", "idempotency-key", "if-match"),
-        *("last-event-id", "origin"),
+        "authorization",
+        "content-encoding",
+        "content-type",
+        "idempotency-key",
+        "if-match",
+        "last-event-id",
+        "origin",
     )
 )
 _ONCE_IN_CHANGES: Final = _ONCE | {"if-none-match"}  # A client may know several.
@@ -180,7 +185,13 @@ class HttpServer:
         tls = server_context(config.tls) if config.tls else None
         settings = uvicorn.Config(
             Guard(
-                *(app, doorkeeper, hosts, frozenset(open_paths), bounds, own_door, own_refusal),
+                app,
+                doorkeeper,
+                hosts,
+                frozenset(open_paths),
+                bounds,
+                own_door,
+                own_refusal,
                 cross_origin=CrossOrigin(config.origins),
             ),
             interface="asgi3",

@@ -56,8 +56,10 @@ class Control(NamedTuple):
         key_size = 0 if key is None else len(key) + 1
         return b"".join(
             (
-                *(_HEAD.pack(self.operation, self.ledger_id, key_size), key or b""),
-                *(_BODY.pack(self.number, len(self.packet)), self.packet),
+                _HEAD.pack(self.operation, self.ledger_id, key_size),
+                key or b"",
+                _BODY.pack(self.number, len(self.packet)),
+                self.packet,
             )
         )
 

@@ -203,8 +203,14 @@ class FooterBuilder:
             yield data
         entry_ids = columns.entry_ids
         extent = Extent(
-            *(ledger_id, entry_ids[0], entry_ids[-1], len(entry_ids), entry_bytes),
-            *(last_add_confirmed, first_page, self._pages - first_page),
+            ledger_id,
+            entry_ids[0],
+            entry_ids[-1],
+            len(entry_ids),
+            entry_bytes,
+            last_add_confirmed,
+            first_page,
+            self._pages - first_page,
         )
         self.extents.append(extent)
         self._extent_rows += _EXTENT.pack(*extent)
@@ -213,8 +219,13 @@ class FooterBuilder:
         record_rows = array("I", record_positions).tobytes()
         tables = b"".join((self._extent_rows, self._page_rows, record_rows))
         trailer = _TRAILER.pack(
-            *(_MAGIC, _VERSION, 0, self._footer_at),
-            *(len(self.extents), self._pages, len(record_positions)),
+            _MAGIC,
+            _VERSION,
+            0,
+            self._footer_at,
+            len(self.extents),
+            self._pages,
+            len(record_positions),
             _extend(seed_of(self._file_id, self.position), tables),
         )
         trailer_at = self.position + len(tables)

@@ -83,8 +83,14 @@ class Ledger:
     """One ledger, as it is now: facts, and pending changes."""
 
     __slots__ = (
-        *("deletion_is_wanted", "facts", "fence_is_wanted", "is_suspect", "last_add_confirmed"),
-        *("ledger_id", "shown_key", "told_lac"),
+        "deletion_is_wanted",
+        "facts",
+        "fence_is_wanted",
+        "is_suspect",
+        "last_add_confirmed",
+        "ledger_id",
+        "shown_key",
+        "told_lac",
     )
 
     def __init__(self, ledger_id: int, facts: LedgerFacts) -> None:

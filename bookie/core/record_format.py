@@ -93,7 +93,13 @@ class FileHeader:
 
     def pack(self) -> bytes:
         fields = _FILE.pack(
-            *(_FILE_MAGIC, _VERSION, self.purpose, 0, self.number, self.store_id, self.file_id),
+            _FILE_MAGIC,
+            _VERSION,
+            self.purpose,
+            0,
+            self.number,
+            self.store_id,
+            self.file_id,
             self.allocated_bytes,
         )
         sector = (fields + _CRC.pack(_extend(0, fields))).ljust(SECTOR, b"\0")
@@ -155,8 +161,15 @@ def pack_record(
     seed = seed_of(file_id, position)
     tail_at = position + HEAD_BYTES + len(body) + len(rows)
     fields = (
-        *(_VERSION, kind, 0, len(rows) // _ROW.size, len(body), sequence, last_synced),
-        *(_extend(seed, rows), _extend(seed, body)),
+        _VERSION,
+        kind,
+        0,
+        len(rows) // _ROW.size,
+        len(body),
+        sequence,
+        last_synced,
+        _extend(seed, rows),
+        _extend(seed, body),
     )
     head = _HEAD.pack(_HEAD_MAGIC, *fields)
     tail = _TAIL_MAGIC + head[len(_HEAD_MAGIC) :]
@@ -286,15 +299,15 @@ class RecordReader:
             return None
         body_start = position + HEAD_BYTES
         return FoundRecord(
-            *(
-                position,
-                RecordKind(kind),
-                sequence,
-                last_synced,
-                body_start,
-                body_start + body_bytes,
-            ),
-            *(end, rows_crc, body_crc),
+            position,
+            RecordKind(kind),
+            sequence,
+            last_synced,
+            body_start,
+            body_start + body_bytes,
+            end,
+            rows_crc,
+            body_crc,
         )
 
 

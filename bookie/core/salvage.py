@@ -96,8 +96,12 @@ def _entry_at(body: bytes, at: int) -> Salvaged | None:
             entry = frame[group.starts[0] : group.ends[0]]
             if proves_itself(entry, group.ledger_id, group.entry_ids[0]):
                 return Salvaged(
-                    *(group.ledger_id, group.entry_ids[0], group.lacs[0]),
-                    *(start + group.starts[0], start + group.ends[0], group.ledger_key),
+                    group.ledger_id,
+                    group.entry_ids[0],
+                    group.lacs[0],
+                    start + group.starts[0],
+                    start + group.ends[0],
+                    group.ledger_key,
                 )
     return None
 

@@ -216,8 +216,13 @@ def unpack_cursor(name: CursorName, data: bytes) -> Cursor:
     if min(message.offset, message.version, message.changed_us) < 0:
         raise BadMetadata("a number of a cursor is negative")
     return Cursor(
-        *(name, Offset(message.offset), message.version, message.blob),
-        *(message.is_protected, message.changed_us, message.log_uid.hex()),
+        name,
+        Offset(message.offset),
+        message.version,
+        message.blob,
+        message.is_protected,
+        message.changed_us,
+        message.log_uid.hex(),
     )
 
 

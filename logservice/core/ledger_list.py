@@ -248,7 +248,10 @@ class LedgerList:
         if self.lists(ledger_id) or ledger_id in self.discarded:
             raise MetadataConflict("this ledger was listed before", ledger_id=ledger_id)
         segment = Segment(
-            *(self.next_segment_id, ledger_id, self.owner_epoch, reason[:_TEXT_CHARACTERS_MAX]),
+            self.next_segment_id,
+            ledger_id,
+            self.owner_epoch,
+            reason[:_TEXT_CHARACTERS_MAX],
             first_timestamp_us=max(first_timestamp_us, self._last_timestamp_us()),
             base_offset=self.tail,
             degraded_to=degraded_to,

@@ -174,8 +174,13 @@ def _unpack_segments(message: schema.LogNode) -> tuple[Segment, ...]:
         if packed.is_closed and known_base is not None:
             known_base = Offset(known_base + packed.records)
             segment = Segment(
-                *(segment.segment_id, segment.ledger_id, segment.owner_epoch, segment.reason),
-                *(segment.first_timestamp_us, ListedSegmentState.CLOSED, segment.base_offset),
+                segment.segment_id,
+                segment.ledger_id,
+                segment.owner_epoch,
+                segment.reason,
+                segment.first_timestamp_us,
+                ListedSegmentState.CLOSED,
+                segment.base_offset,
                 known_base,
                 packed.first_timestamp_us + packed.last_timestamp_gap_us,
                 packed.bytes,
@@ -204,9 +209,17 @@ def _unpack_event(packed: schema.Event) -> LogEvent:
 # --- Configuration ----------------------------------------------------------------------------
 
 _PLAIN: Final = (
-    *("roll_bytes", "roll_entries", "roll_age_s", "dedupe_batches", "dedupe_age_s"),
-    *("record_bytes_max", "batch_bytes_max", "batch_records_max", "tail_cache_bytes"),
-    *("delete_grace_s", "description"),
+    "roll_bytes",
+    "roll_entries",
+    "roll_age_s",
+    "dedupe_batches",
+    "dedupe_age_s",
+    "record_bytes_max",
+    "batch_bytes_max",
+    "batch_records_max",
+    "tail_cache_bytes",
+    "delete_grace_s",
+    "description",
 )
 _OPTIONAL: Final = ("retention_age_s", "retention_bytes")
 

@@ -113,7 +113,7 @@ class LogMemory:
         self.tail, self.record_us = block.next_offset, block.timestamp_us
         if block.producer is not None:
             batch = AppendedBatch(
-                *(block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id)
+                block.base_offset, block.next_offset, block.timestamp_us, ledger_id, entry_id
             )
             self.producers.on_batch(block.producer, batch, block.crc)
 
@@ -128,8 +128,15 @@ class LogMemory:
         holder, attempt = self.holder.encode(), self.attempt.encode()
         version = _VERSION if attempt else _WITHOUT_ATTEMPT
         head = _HEAD.pack(
-            *(version, _SEALED * self.is_sealed, len(attempt), self.ttl_ms),
-            *(self.tail, self.timestamp_us, self.writer_epoch, self.fence_offset, len(holder)),
+            version,
+            _SEALED * self.is_sealed,
+            len(attempt),
+            self.ttl_ms,
+            self.tail,
+            self.timestamp_us,
+            self.writer_epoch,
+            self.fence_offset,
+            len(holder),
         )
         return b"".join((head, holder, attempt, self.producers.pack()))
 

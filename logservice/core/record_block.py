@@ -299,9 +299,16 @@ def with_producer(block: bytes, producer: ProducerRef) -> bytes:
     half = b"".join(
         (
             _CLIENT_HEADER.pack(
-                *(header.flags, header.codec, len(producer.id), 0, header.records),
-                *(header.sections, header.stored_bytes, header.unpacked_bytes),
-                *(producer.epoch, producer.seq),
+                header.flags,
+                header.codec,
+                len(producer.id),
+                0,
+                header.records,
+                header.sections,
+                header.stored_bytes,
+                header.unpacked_bytes,
+                producer.epoch,
+                producer.seq,
             ),
             producer.id,
             _PADDING[len(producer.id) % 8],
@@ -394,7 +401,14 @@ def _framed(
     header = b"".join(
         (
             _CLIENT_HEADER.pack(
-                *(flags, codec, len(identity), 0, records, sections, len(stored), len(body)),
+                flags,
+                codec,
+                len(identity),
+                0,
+                records,
+                sections,
+                len(stored),
+                len(body),
                 *((producer.epoch, producer.seq) if producer else (0, 0)),
             ),
             identity,
@@ -670,8 +684,11 @@ def _check_columns(body: bytes, spans: _Spans, count: int, limits: Limits) -> No
 
 
 _OF_HEADERS: Final = (
-    *(Section.HEADER_OFFSETS, Section.HEADER_NAME_OFFSETS, Section.HEADER_NAMES),
-    *(Section.HEADER_VALUE_OFFSETS, Section.HEADER_VALUES),
+    Section.HEADER_OFFSETS,
+    Section.HEADER_NAME_OFFSETS,
+    Section.HEADER_NAMES,
+    Section.HEADER_VALUE_OFFSETS,
+    Section.HEADER_VALUES,
 )
 
 
@@ -685,7 +702,7 @@ def _check_headers(body: bytes, spans: _Spans, count: int, value_max: int) -> No
     start, end = spans[Section.HEADER_OFFSETS]
     _check_offsets(body[start:end], count, pairs, pairs)
     _check_strings(
-        *(body, spans, Section.HEADER_NAME_OFFSETS, pairs, _HEADER_NAME_BYTES_MAX), shortest=1
+        body, spans, Section.HEADER_NAME_OFFSETS, pairs, _HEADER_NAME_BYTES_MAX, shortest=1
     )
     _check_strings(body, spans, Section.HEADER_VALUE_OFFSETS, pairs, value_max)
     start, end = spans[Section.HEADER_NAMES]
@@ -928,8 +945,11 @@ class Block:
             rest = (self._keys(start, end), self._headers(start, end))
             event_times = self._event_times(start, end)
         rows: Iterator[tuple[Any, ...]] = zip(
-            *(range(base + start, base + end), self._values(start, end), *rest),
-            *(repeat(self._header.timestamp_us), event_times),
+            range(base + start, base + end),
+            self._values(start, end),
+            *rest,
+            repeat(self._header.timestamp_us),
+            event_times,
             strict=False,  # Repeats never end.
         )
         # Four times as fast as calling the class, which would ask for each field by name.

@@ -271,7 +271,10 @@ class BookieRegistration:
         raise id_taken(
             "another process is registered under this bookie id, and was so for "
             f"at least {self._patience_s:g} s; this one does not serve",
-            *(path, self._bookie_id, node, self._url),
+            path,
+            self._bookie_id,
+            node,
+            self._url,
             "stop it, or give this bookie an id of its own; if it is dead, start again when "
             "its session is over",
         )

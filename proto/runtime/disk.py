@@ -153,7 +153,10 @@ class SystemFile:
         is_cold = not probe_page_cache(descriptor, position, length)
         direct = self._device.direct.of(self, descriptor, position, length) if is_cold else None
         self._device.ahead.start(
-            *(self, position, length, direct),
+            self,
+            position,
+            length,
+            direct,
             lambda: read_cold(descriptor, position, length, direct),
         )
 

@@ -50,7 +50,10 @@ class Handshakes:
         transport.set_write_buffer_limits(0)
         tls = _Tls(
             self._read_bytes_max,
-            *(loop, self._factory(), self._context, is_over),
+            loop,
+            self._factory(),
+            self._context,
+            is_over,
             server_side=True,
             ssl_handshake_timeout=self._timeout_s,
             ssl_shutdown_timeout=_SHUTDOWN_S_MAX,

@@ -166,8 +166,14 @@ def _pack_batch_reply(
     """Like `_pack_read_reply`, for a batch."""
     status = pack_varint(code_of(reply.error))
     parts: list[Buffer] = [
-        *(b"\x08", status, b"\x10", pack_varint(reply.ledger_id)),
-        *(b"\x18", pack_varint(reply.first_entry), b"\x20", pack_varint(reply.request_id)),
+        b"\x08",
+        status,
+        b"\x10",
+        pack_varint(reply.ledger_id),
+        b"\x18",
+        pack_varint(reply.first_entry),
+        b"\x20",
+        pack_varint(reply.request_id),
     ]
     if bodies:
         parts += (b"\x2a", pack_varint(sum(map(len, bodies))), *bodies)

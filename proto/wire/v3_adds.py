@@ -267,7 +267,8 @@ def _take_run(
     fixed = _fixed_places(
         size,
         *(at - position for at in (txn_at, txn_end, varint_at, varint_end)),
-        *(entry_start - position, entry_end - position),
+        entry_start - position,
+        entry_end - position,
     )
 
     def count_like(rows: int) -> int:
@@ -315,8 +316,11 @@ def _take_alike(buffer: bytes, model: int, position: int, lists: _Lists, places:
     (txn_at, txn_end), (varint_at, varint_end), (entry_start, entry_end) = places
     size = position - model
     like = _like(
-        *(txn_at - model, varint_at - txn_at - 1, entry_start + 8 - varint_at - 1),
-        *(entry_end - entry_start - _IDS_BYTES, position - entry_end),
+        txn_at - model,
+        varint_at - txn_at - 1,
+        entry_start + 8 - varint_at - 1,
+        entry_end - entry_start - _IDS_BYTES,
+        position - entry_end,
     )
     before, txn_low, between, varint_low, behind, entry_id, _, tail = like.unpack_from(
         buffer, model

@@ -308,7 +308,10 @@ def _operation(before: str | None, sight: Sight) -> list[Event]:
         begun_ms = sight.started_ms
         events.append(
             _event(
-                *(sight, EventKind.OPERATION_STARTED, ".started", text),
+                sight,
+                EventKind.OPERATION_STARTED,
+                ".started",
+                text,
                 state="running",
                 at_ms=begun_ms,
             )

@@ -349,3 +349,15 @@ def test_the_repository_speaks_of_the_product_alone() -> None:
         ):
             text = Path(path).read_text(errors="replace")
             assert not private.search(text), f"{name} names a path of somebody's machine"
+
+
+def test_no_literal_tuple_is_unpacked_into_a_call_or_a_display() -> None:
+    """It saves lines, and hides how many arguments there are: write `f(a, b)`, not `f(*(a, b))`."""
+    found = [
+        f"{module.path}:{node.lineno}"
+        for package in PACKAGES
+        for module in modules(package)
+        for node in module.nodes
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
+    ]
+    assert not found, "write the elements as plain arguments, or use keywords"

@@ -35,7 +35,10 @@ _AGES: Final = {
     "delete_grace": "delete_grace_s",
 }
 _SIZES: Final = (
-    *("retention_bytes", "roll_bytes", "record_bytes_max", "batch_bytes_max"),
+    "retention_bytes",
+    "roll_bytes",
+    "record_bytes_max",
+    "batch_bytes_max",
     "tail_cache_bytes",
 )
 _COUNTS: Final = ("roll_entries", "dedupe_batches", "batch_records_max")

@@ -41,8 +41,15 @@ _PAGE: Final = 500
 _POLL_S: Final = 0.2
 _API: Final = "/api/v1/bookie"
 _LEDGER_COLUMNS: Final = (
-    *("ledger_id", "entries", "first_entry", "last_entry", "entry_bytes"),
-    *("last_add_confirmed", "is_fenced", "is_deleted", "is_doubtful"),
+    "ledger_id",
+    "entries",
+    "first_entry",
+    "last_entry",
+    "entry_bytes",
+    "last_add_confirmed",
+    "is_fenced",
+    "is_deleted",
+    "is_doubtful",
 )
 
 
@@ -67,16 +74,23 @@ class Where:
         from rollbook.api.cli.bookie_admin_client import AdminClient
 
         return AdminClient(
-            *(self.http or _HTTP, self.token_file, self.ca_file),
-            *(self.tls_certificate, self.tls_key, self.insecure),
+            self.http or _HTTP,
+            self.token_file,
+            self.ca_file,
+            self.tls_certificate,
+            self.tls_key,
+            self.insecure,
         )
 
     @property
     def flags(self) -> str:
         """As they would be typed again."""
         typed: tuple[tuple[str, str | None], ...] = (
-            *(("http", self.http), ("token-file", self.token_file), ("ca-file", self.ca_file)),
-            *(("tls-certificate", self.tls_certificate), ("tls-key", self.tls_key)),
+            ("http", self.http),
+            ("token-file", self.token_file),
+            ("ca-file", self.ca_file),
+            ("tls-certificate", self.tls_certificate),
+            ("tls-key", self.tls_key),
         )
         if self.is_files:
             typed = (
@@ -216,8 +230,14 @@ def _takes(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
         ) -> None:
             listed = ledger_dirs or _listed(os.environ.get("ROLLBOOK_LEDGER_DIR", ""))
             where = Where(
-                *(http, token_file, ca_file, tls_certificate, tls_key, insecure),
-                *(journal_dir, listed),
+                http,
+                token_file,
+                ca_file,
+                tls_certificate,
+                tls_key,
+                insecure,
+                journal_dir,
+                listed,
             )
             if config_file and not (http or journal_dir or listed):
                 where = _where_in(config_file, where)

@@ -147,7 +147,9 @@ class ClusterAdmin:
         self._cookies = CookieNodes(self._store, self._cluster.root)
         self.callbacks = CallbackAdmin(
             CallbackNodes(self._store, self._cluster),
-            *(events, self._clock, callback_hosts),
+            events,
+            self._clock,
+            callback_hosts,
             self._look,
             lambda work: self._act(work, "ask GET /api/v1/callbacks which there are"),
         )
@@ -501,8 +503,13 @@ class ClusterAdmin:
                 failed_ms = failure.failed_ms if failure else None
                 rows.append(
                     _bad_row(
-                        *(ledger_id, "no copy", "worker", holders),
-                        *(loss.first_entry, loss.last_entry, failed_ms),
+                        ledger_id,
+                        "no copy",
+                        "worker",
+                        holders,
+                        loss.first_entry,
+                        loss.last_entry,
+                        failed_ms,
                     )
                 )
         return rows, found[limit - 1] if len(found) > limit else None
@@ -537,7 +544,8 @@ class ClusterAdmin:
 
         async def delete() -> Facts:
             await require_no_part(
-                *(self._ledgers, [ledger_id]),
+                self._ledgers,
+                [ledger_id],
                 instead=HTTP_INSTEAD_OF_REMOVAL,
                 may_insist=False,
             )
@@ -666,8 +674,16 @@ class ClusterAdmin:
 
     def _operation_facts(self, operation: LastingOperation) -> Facts:
         shown = (
-            *("id", "kind", "principal", "created_ms", "started_ms", "ended_ms", "done", "total"),
-            *("result", "problem"),
+            "id",
+            "kind",
+            "principal",
+            "created_ms",
+            "started_ms",
+            "ended_ms",
+            "done",
+            "total",
+            "result",
+            "problem",
         )
         return {name: getattr(operation, name) for name in shown} | {
             "about": dict(operation.about),

@@ -65,7 +65,7 @@ def move_cursor(
     async def move(client: Client) -> dict[str, Any]:
         place: messages.FoundOffset = await client.ask(messages.FindOffset(log_name, wanted))
         request = messages.CommitCursor(
-            *(log_name, parse_cursor_name(name), place.offset, None, protect, version, rewind)
+            log_name, parse_cursor_name(name), place.offset, None, protect, version, rewind
         )
         moved: messages.Cursor = await client.ask(request)
         return _facts(moved, place.tail)

@@ -53,8 +53,15 @@ class DemoCluster:
     async def start_bookie(self, name: str) -> None:
         home = os.path.join(self.folder, name)
         await self._start(
-            *(name, "server", "bookie", "--bookie-id", name),
-            *("--journal-dir", f"{home}/journal", "--ledger-dir", f"{home}/ledgers"),
+            name,
+            "server",
+            "bookie",
+            "--bookie-id",
+            name,
+            "--journal-dir",
+            f"{home}/journal",
+            "--ledger-dir",
+            f"{home}/ledgers",
         )
 
     async def _start_log(self, name: str) -> None:
@@ -64,7 +71,11 @@ class DemoCluster:
         common = ("--metadata", self.url, "--listen", f"{_HOST}:0", "--log-level", "warning")
         with open(self._log_of(name), "ab") as log:  # noqa: ASYNC230  # Nothing else runs yet.
             self._processes[name] = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "rollbook.api.cli.demo.child", *command, *common),
+                sys.executable,
+                "-m",
+                "rollbook.api.cli.demo.child",
+                *command,
+                *common,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

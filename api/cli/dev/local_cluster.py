@@ -189,7 +189,13 @@ async def _dashboard(
     async with (
         local_pages(admins, audit_of(doorkeeper)) as pages,
         management(
-            *(repair.ledgers, repair.events, url, config, doorkeeper, metrics, log_tls),
+            repair.ledgers,
+            repair.events,
+            url,
+            config,
+            doorkeeper,
+            metrics,
+            log_tls,
             own_logs={server_name(logs.server.server_id): own},
             pages_of=pages.get,
             callback_hosts=settings.server.callback_hosts,

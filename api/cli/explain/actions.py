@@ -72,8 +72,11 @@ class Look:
     def __init__(self, client: Client, log: LogName, timeout_s: float) -> None:
         self._client, self._log, self._timeout_s = client, log, timeout_s
         self._parts: tuple[Any, ...] = (
-            *(messages.GetLog(log), messages.Lookup((log,)), messages.ListSegments(log)),
-            *(messages.ListCursors(log), messages.GetJournal(log, _EVENTS)),
+            messages.GetLog(log),
+            messages.Lookup((log,)),
+            messages.ListSegments(log),
+            messages.ListCursors(log),
+            messages.GetJournal(log, _EVENTS),
         )
 
     async def look(self) -> _Found:
@@ -101,7 +104,9 @@ class Look:
             tail = tail or await self._tail_by(parts[1], _PART_S)
         state, owners, segments, cursors, journal = parts
         return _Found(
-            *(state, tail, _owner_in(owners)),
+            state,
+            tail,
+            _owner_in(owners),
             segments.segments if segments is not None else (),
             cursors.cursors if cursors is not None else (),
             journal.events if journal is not None else (),

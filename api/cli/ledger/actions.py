@@ -29,7 +29,14 @@ _JAVAS_DIGEST: Final[dict[DigestType | None, str]] = {
     DigestType.DUMMY: "DUMMY",
 }
 _ROW_COLUMNS: Final = (
-    *("ledger_id", "state", "quorum", "digest", "last_entry", "length", "fragments", "created"),
+    "ledger_id",
+    "state",
+    "quorum",
+    "digest",
+    "last_entry",
+    "length",
+    "fragments",
+    "created",
 )
 
 
@@ -203,7 +210,9 @@ def remove_ledgers(
 
     async def remove(ledgers: Ledgers) -> list[dict[str, Any]]:
         await require_no_part(
-            *(ledgers, ledger_ids, part_of_log),
+            ledgers,
+            ledger_ids,
+            part_of_log,
             instead="rollbook log truncate {0} --before OFFSET, or rollbook log rm {0}",
         )
         for ledger_id in ledger_ids:
@@ -226,7 +235,9 @@ def recover_ledgers(
 ) -> None:
     async def recover(ledgers: Ledgers) -> list[dict[str, Any]]:
         await require_no_part(
-            *(ledgers, ledger_ids, part_of_log),
+            ledgers,
+            ledger_ids,
+            part_of_log,
             instead=INSTEAD_OF_RECOVERY,
         )
         return [

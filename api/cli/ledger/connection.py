@@ -77,7 +77,8 @@ class Access:
             raise BadConfig("TLS needs --tls-authorities: who signs the bookies' certificates")
         config = replace(self._config(), **settings)
         async with connect(
-            *(self.metadata.url, config),
+            self.metadata.url,
+            config,
             tls=tls,
             visits=not needs_bookies,
             open_timeout_s=COMMAND_TIMEOUT_S,

@@ -19,7 +19,13 @@ _LOST: Final = 7
 _CODES: Final = {"sound": 0, "degraded": _DEGRADED, "in doubt": _IN_DOUBT, "lost": _LOST}
 _SEVERITY: Final = tuple(_CODES.values())
 _FLAW_COLUMNS: Final = (
-    *("ledger_id", "fragment", "bookie", "state", "first_entry", "last_entry", "copies"),
+    "ledger_id",
+    "fragment",
+    "bookie",
+    "state",
+    "first_entry",
+    "last_entry",
+    "copies",
 )
 
 

@@ -25,16 +25,14 @@ _TAIL_COLUMNS: Final = ("log", "head", "tail", "last", "sealed", "exact", "owner
 _TAIL_COLUMNS_WIDE: Final = ("owner_epoch", "uid")
 _FOR_PROGRAMS: Final = ("json", "ndjson")
 _SEGMENT_COLUMNS: Final = (
-    *(
-        "segment_id",
-        "ledger_id",
-        "state",
-        "base_offset",
-        "next_offset",
-        "records",
-        "bytes",
-        "reason",
-    ),
+    "segment_id",
+    "ledger_id",
+    "state",
+    "base_offset",
+    "next_offset",
+    "records",
+    "bytes",
+    "reason",
 )
 
 

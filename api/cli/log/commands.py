@@ -346,7 +346,9 @@ def journal(access: "LogAccess", **how: Any) -> None:
 )
 @click.option("--event-time", metavar="TIME", help="Of each record: 2026-01-31T10:00:00Z.")
 @click.option(
-    *("--format", "--frame", "frame"),
+    "--format",
+    "--frame",
+    "frame",
     type=click.Choice(("lines", "ndjson", "json", "nul", "len32", "whole", "lf")),
     default="lines",
     show_default=True,

@@ -34,8 +34,13 @@ from rollbook.proto.printable import harmless
 T = TypeVar("T")
 
 _NAMED: Final = (
-    *("context", "server", "token_file"),
-    *("tls_authorities", "tls_certificate", "tls_key", "tls_name"),
+    "context",
+    "server",
+    "token_file",
+    "tls_authorities",
+    "tls_certificate",
+    "tls_key",
+    "tls_name",
 )
 _CONNECT_S: Final = 1.5  # A user waits no longer to learn that there is no server.
 

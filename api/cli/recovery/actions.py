@@ -118,7 +118,9 @@ def heal_bookie(
         tls = (access.tls_certificate, access.tls_key)
         client = AdminClient(url, token_file, ca_file, *tls, insecure)
         healer = Healer(
-            *(ledgers, bookie_id, AdminDoubts(client)),
+            ledgers,
+            bookie_id,
+            AdminDoubts(client),
             HealConfig(bytes_per_s_max=mib_per_s * _MIB),
             accepted=given_up,
             includes_all=includes_all,

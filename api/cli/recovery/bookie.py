@@ -58,7 +58,10 @@ def recover_bookies(
             departures = Departures(store, ledgers.cluster, SystemClock(), random.SystemRandom())
             await departures.require_named(order.bookies)
             evacuation = Evacuation(
-                *(ledgers, store, order, WorkerConfig(bytes_per_s_max=mib_per_s * _MIB)),
+                ledgers,
+                store,
+                order,
+                WorkerConfig(bytes_per_s_max=mib_per_s * _MIB),
                 name=socket.gethostname(),
             )
             with bar_of_shares(f"recovering {', '.join(order.bookies)}") as on_progress:

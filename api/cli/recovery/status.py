@@ -33,11 +33,24 @@ COUNT_MAX: Final = 10_000  # Marks that `status` counts; a walk over more would 
 _ASKS: Final = parse_bookie_id("command")  # It only reads who leads.
 _PART_COLUMNS: Final = ("process", "part", "state", "restarts", "last_error")
 _CHECK_COLUMNS: Final = (
-    *("check", "is_running", "ledgers", "marked", "undecided", "unknown", "unreadable"),
-    *("without_target", "differing"),
+    "check",
+    "is_running",
+    "ledgers",
+    "marked",
+    "undecided",
+    "unknown",
+    "unreadable",
+    "without_target",
+    "differing",
 )
 _DOUBT_COLUMNS: Final = (
-    *("bookie", "is_running", "doubts_everything", "ledgers_done", "ledgers", "lost", "attempts"),
+    "bookie",
+    "is_running",
+    "doubts_everything",
+    "ledgers_done",
+    "ledgers",
+    "lost",
+    "attempts",
     "last_error",
 )
 _COLUMNS: Final = ("ledger_id", "task", "bookies", "since", "locked_by", "attempts", "next_try")

@@ -73,13 +73,16 @@ def settings_of(file: "BookieFile", **flags: Any) -> Settings:
     others = {k: v for k, v in os.environ.items() if k not in _OF_DIRECTORIES.values()}
     sources: dict[str, str] = {}
     storage = load_section(
-        *(StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES), sources=sources
+        StorageConfig, "storage", file, storage_flags, others, _OF_DIRECTORIES, sources=sources
     )
     variables = variables_of_flags(BookieConfig)
     return Settings(
         _advertising(
             load_section(
-                *(BookieConfig, "bookie", file, flags),
+                BookieConfig,
+                "bookie",
+                file,
+                flags,
                 variables=variables,
                 check=_check_bookie,
                 sources=sources,
@@ -228,9 +231,7 @@ async def _with_identity(settings: Settings, use: Callable[[Identity], Awaitable
     async with await open_store(settings.bookie, serve=False) as store:
         cluster = await open_cluster(store, url.ledgers_root, url=url)
         return await use(
-            Identity(
-                *(machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id)
-            )
+            Identity(machine.disk, settings.storage, machine.randomness, store, cluster, bookie_id)
         )
 
 

@@ -36,7 +36,8 @@ def group() -> None:
 def _log_level_option(command: F) -> F:
     """Its default is that of the settings, which a file may change."""
     return click.option(
-        *("--log-level", "log_level"),
+        "--log-level",
+        "log_level",
         type=click.Choice(LOG_LEVELS),
         envvar=LOG_LEVEL_VARIABLE,
         help="[default: info]",
@@ -45,7 +46,8 @@ def _log_level_option(command: F) -> F:
 
 def _startup_option(command: F) -> F:
     return click.option(
-        *("--startup-s", "startup_s"),
+        "--startup-s",
+        "startup_s",
         type=Number(0, 86_400),
         metavar="SECONDS",
         help="Waits so long for a missing metadata store or cluster.  [default: 60]",
@@ -152,7 +154,8 @@ _LOG_SERVER_OPTIONS: Final = (
 
 _BOOKIE_TLS_OPTIONS: Final = (
     click.option(
-        *("--bookie-authorities", "bookie_authorities"),
+        "--bookie-authorities",
+        "bookie_authorities",
         metavar="FILE",
         help="Speaks TLS to bookies; who signs their certificates.",
     ),
@@ -265,17 +268,23 @@ def log(**flags: Any) -> None:
 )
 @click.option("--bookie-ca-file", metavar="FILE", help="Who signs the certificates of those pages.")
 @click.option(
-    *("--tls-authorities", "--bookie-authorities", "tls_authorities"),
+    "--tls-authorities",
+    "--bookie-authorities",
+    "tls_authorities",
     metavar="FILE",
     help="Speaks TLS to bookies; who signs their certificates.",
 )
 @click.option(
-    *("--tls-certificate", "--bookie-certificate", "tls_certificate"),
+    "--tls-certificate",
+    "--bookie-certificate",
+    "tls_certificate",
     metavar="FILE",
     help="Shown to bookies that want one.",
 )
 @click.option(
-    *("--tls-key", "--bookie-key", "tls_key"),
+    "--tls-key",
+    "--bookie-key",
+    "tls_key",
     metavar="FILE",
     help="Its key.  [default: in the certificate's file]",
 )

@@ -202,7 +202,8 @@ async def _log_server(
         nodes = LogMetadataStore(store, cluster, machine.clock, randomness)
         await nodes.start()
         server = LogServer(
-            *(name, __version__),
+            name,
+            __version__,
             ledgers=ledgers,
             nodes=nodes,
             lease=lease,
@@ -234,7 +235,14 @@ async def _log_server(
 
             metrics = metrics_of(stack, service, config)
             http = await serve_rest(
-                *(stack, service, server, peers, config, advertised.host, doorkeeper, metrics),
+                stack,
+                service,
+                server,
+                peers,
+                config,
+                advertised.host,
+                doorkeeper,
+                metrics,
                 settings.shown(),
                 dashboard=dashboard,
             )

@@ -59,7 +59,10 @@ async def serve_rest(
     listen = rest_address_of(config)
     tls = tls_files(config)
     http = HttpConfig(
-        *(listen, config.token_file or None, tls, config.insecure),
+        listen,
+        config.token_file or None,
+        tls,
+        config.insecure,
         knows_callers=bool(config.access_file),
         origins=config.rest_origin,
     )
@@ -75,7 +78,11 @@ async def serve_rest(
         return found is not None and not found.is_draining
 
     rest = await RestServer.start(
-        *(service, http, url_of, peers, is_ready),
+        service,
+        http,
+        url_of,
+        peers,
+        is_ready,
         bounds=replace(BOUNDS, connections=door_of(HTTP_PART, BOUNDS.connections)),
         doorkeeper=doorkeeper,
         shown=MetricsPage(metrics, server.cursor_lags.look, settings),

@@ -62,7 +62,8 @@ async def management(
         logs = LogServers(log_addresses, log_tls)
         stack.push_async_callback(logs.close)
         sampler = Sampler(
-            *(admin.log_servers, own_logs),
+            admin.log_servers,
+            own_logs,
             authorities=log_tls.authorities,
             tls_name=log_tls.name,
             token=lambda: token_of_file(metrics_token_file),
@@ -72,16 +73,14 @@ async def management(
         own = own or OwnProcess("this server", (), metrics)
         app = make_app(admin, managing, operations, metrics, own.settings)
         dashboard = Dashboard(
-            *(
-                admin,
-                managing,
-                operations,
-                logs,
-                sampler.samples,
-                doorkeeper,
-                lambda: secrets.token_urlsafe(32),
-                own,
-            ),
+            admin,
+            managing,
+            operations,
+            logs,
+            sampler.samples,
+            doorkeeper,
+            lambda: secrets.token_urlsafe(32),
+            own,
             is_behind_tls=config.tls is not None,
         )
         stack.push_async_callback(dashboard.close)

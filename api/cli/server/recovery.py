@@ -343,7 +343,13 @@ async def _pages(settings: RecoverySettings, server: RecoveryServer) -> AsyncIte
         return _pages_of_bookie(config, ledgers, bookie)
 
     async with management(
-        *(ledgers, server.events, shown, http, doorkeeper, metrics, log_tls),
+        ledgers,
+        server.events,
+        shown,
+        http,
+        doorkeeper,
+        metrics,
+        log_tls,
         metrics_token_file=config.log_metrics_token_file,
         pages_of=pages_of,
         callback_hosts=config.callback_hosts,
@@ -424,7 +430,11 @@ async def _recovery_server(
         stack.callback(post.close)
         name = local_bookie or parse_bookie_id(config.name or socket.gethostname())
         server = RecoveryServer(
-            *(ledgers, store, machine.clock, randomness, settings.recovery),
+            ledgers,
+            store,
+            machine.clock,
+            randomness,
+            settings.recovery,
             release=__version__,
             name=name,
             local_bookie=local_bookie,

@@ -102,5 +102,12 @@ def _ledgers(count: int | str) -> str:
 _NAMED: Final = 3
 _GOOD: Final = ("writable", "serving", "draining", "read-only")
 _RULES: Final[tuple[Callable[[Facts, Facts], Sentence | None], ...]] = (
-    *(_lost, _unavailable, _missing, _short, _paused, _no_auditor, _degraded, _leaving),
+    _lost,
+    _unavailable,
+    _missing,
+    _short,
+    _paused,
+    _no_auditor,
+    _degraded,
+    _leaving,
 )

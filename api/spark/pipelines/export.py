@@ -41,7 +41,13 @@ _logger: Final = logging.getLogger("rollbook.spark")
 Measure = Callable[[Sequence[Sequence[Piece]], str], list[Measured]]
 _STEP_BYTES: Final = 1024 * 1024 * 1024
 _OF_ONE_LOG: Final = (
-    *(ArchiveDamaged, ArchiveHeld, BadConfig, LogDataLoss, LogDeleted, LogReplaced, NoSuchLog),
+    ArchiveDamaged,
+    ArchiveHeld,
+    BadConfig,
+    LogDataLoss,
+    LogDeleted,
+    LogReplaced,
+    NoSuchLog,
 )
 
 

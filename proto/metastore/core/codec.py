@@ -85,8 +85,15 @@ M = TypeVar("M")
 _REFUSALS: Final = {
     error.__name__: error
     for error in (
-        *(NoSuchNode, NodeExists, NodeNotEmpty, MetadataConflict),
-        *(InvalidRequest, EntryTooLarge, SessionExpired, Overloaded, MetadataFull),
+        NoSuchNode,
+        NodeExists,
+        NodeNotEmpty,
+        MetadataConflict,
+        InvalidRequest,
+        EntryTooLarge,
+        SessionExpired,
+        Overloaded,
+        MetadataFull,
     )
 }
 
@@ -238,8 +245,13 @@ def _item(item: object) -> OpResult:
 
 def _stat_head(stat: NodeStat) -> tuple[int, ...]:
     return (
-        *(stat.version, stat.created_txn, stat.modified_txn, stat.created_ms, stat.modified_ms),
-        *(stat.owner, stat.children),
+        stat.version,
+        stat.created_txn,
+        stat.modified_txn,
+        stat.created_ms,
+        stat.modified_ms,
+        stat.owner,
+        stat.children,
     )
 
 

@@ -120,7 +120,12 @@ _ERRORS: Final[dict[type[Exception], type[RollbookError]]] = {
 _NOT_TO_BLAME: Final = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
 
 _SAY_ENOUGH: Final = (
-    *(NoSuchNode, NodeExists, MetadataConflict, NodeNotEmpty, ConnectionLost, SessionExpired),
+    NoSuchNode,
+    NodeExists,
+    MetadataConflict,
+    NodeNotEmpty,
+    ConnectionLost,
+    SessionExpired,
 )
 
 _EVENT_KINDS: Final = {
