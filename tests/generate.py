@@ -66,8 +66,15 @@ def _generator_python(scratch: str) -> list[str]:
     if shutil.which("uv"):
         withs = [part for pin in GENERATOR for part in ("--with", pin)]
         return [
-            *("uv", "run", "--quiet", "--isolated", "--no-project"),
-            *("--python", PYTHON_OF_GENERATOR, *withs, "python"),
+            "uv",
+            "run",
+            "--quiet",
+            "--isolated",
+            "--no-project",
+            "--python",
+            PYTHON_OF_GENERATOR,
+            *withs,
+            "python",
         ]
     try:
         venv.create(scratch, with_pip=True)

@@ -30,22 +30,26 @@ from tests.tally import Tally, clean, missing_piece, progress_line
 BENCHES: Final = {
     name: f"tests.bench.{name}"
     for name in (
-        *(
-            "blocks",
-            "bookie",
-            "cli",
-            "codec",
-            "dashboard",
-            "hostile",
-            "hung",
-            "ledger",
-            "ledger_client",
-            "logs",
-            "memory",
-            "metastore",
-            "recovery",
-        ),
-        *("relay", "rest", "restart", "simulator", "space", "spark", "takeover"),
+        "blocks",
+        "bookie",
+        "cli",
+        "codec",
+        "dashboard",
+        "hostile",
+        "hung",
+        "ledger",
+        "ledger_client",
+        "logs",
+        "memory",
+        "metastore",
+        "recovery",
+        "relay",
+        "rest",
+        "restart",
+        "simulator",
+        "space",
+        "spark",
+        "takeover",
     )
 }
 SMOKE_SEEDS: Final = 100
@@ -135,27 +139,39 @@ def everything(arguments: argparse.Namespace) -> Tally:
 # They wait for clocks more than they compute, so that two of them have room beside each other: the
 # first ones for sessions, faults, commands and Spark, the others for processes.
 _WAITING: Final[tuple[str, ...]] = (
-    *(
-        "contract",
-        "chaos",
-        "owners",
-        "leaders",
-        "losses",
-        "deploy",
-        "doors",
-        "spark",
-        "spark-kills",
-    ),
+    "contract",
+    "chaos",
+    "owners",
+    "leaders",
+    "losses",
+    "deploy",
+    "doors",
+    "spark",
+    "spark-kills",
 )
 _PATIENT: Final[tuple[str, ...]] = (
-    *("interop", "crash", "hostile", "dashboard", "languages", "regressions"),
+    "interop",
+    "crash",
+    "hostile",
+    "dashboard",
+    "languages",
+    "regressions",
 )
 # The others know no time but their own, or have patience: they take what is left of the processors.
 # Each lane that is through takes the next of them, so that all lanes end at about the same time: what
 # takes longest comes first, and what is short last.
 _FIRST: Final = (
-    *("format", "lint", "types", "unit", "mutants", "images", "ledgers", "logs", "clusters"),
-    *("bookies", "determinism"),
+    "format",
+    "lint",
+    "types",
+    "unit",
+    "mutants",
+    "images",
+    "ledgers",
+    "logs",
+    "clusters",
+    "bookies",
+    "determinism",
 )
 _LAST: Final = ("fuzz", "rest", "management", "operations", "kills", "simulate", "generated")
 
@@ -354,7 +370,7 @@ def chaos(arguments: argparse.Namespace) -> Tally:
         _add(
             tally,
             module.chaos(
-                *(arguments.seconds, arguments.seed, _progress, _say), arguments.closed_within
+                arguments.seconds, arguments.seed, _progress, _say, arguments.closed_within
             ),
         )
         tally.unit = "tests+ledgers"
@@ -482,9 +498,7 @@ def rest(arguments: argparse.Namespace) -> Tally:
             return without_curl
         kills = importlib.import_module("tests.rest.kills")
         wanted = arguments.kills or _KILLS_WITH_BROWSER, arguments.seed
-        found: Tally = kills.run(
-            *(*wanted, _progress("kills"), _say), with_browser=arguments.browser
-        )
+        found: Tally = kills.run(*wanted, _progress("kills"), _say, with_browser=arguments.browser)
         return found
     of = {
         "logs": ("tests.rest.log_subject", "LogSubject"),
@@ -497,9 +511,7 @@ def rest(arguments: argparse.Namespace) -> Tally:
         theirs: Tally = by_others.run(subject, arguments.cases, arguments.seed)
         return theirs
     module = importlib.import_module("tests.rest.run")
-    tally: Tally = module.run(
-        *(subject, arguments.cases, arguments.seed, _progress("requests"), _say)
-    )
+    tally: Tally = module.run(subject, arguments.cases, arguments.seed, _progress("requests"), _say)
     return tally
 
 

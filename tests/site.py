@@ -77,7 +77,9 @@ def _contexts(
     command: click.Command, name: str, parent: click.Context | None = None
 ) -> Iterator[click.Context]:
     context = click.Context(
-        *(command, parent, name),
+        command,
+        parent,
+        name,
         **{"terminal_width": _WIDTH, "max_content_width": _WIDTH, **command.context_settings},
     )
     yield context

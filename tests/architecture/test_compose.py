@@ -34,7 +34,11 @@ def test_each_command_can_be_typed(command: str) -> None:
 
 def test_every_part_is_started() -> None:
     assert sorted(each.split()[1] for each in COMMANDS) == [
-        *("bookie", "export", "init", "log", "recovery")
+        "bookie",
+        "export",
+        "init",
+        "log",
+        "recovery",
     ]
 
 

@@ -258,8 +258,21 @@ def test_no_help_loads_what_its_command_does() -> None:
     asked, loaded = json.loads(found.stderr)
     assert {"", "server bookie", "bookie init", "bookie mark", "cluster info", "demo"} <= set(asked)
     groups = {
-        *("access", "apply", "bench", "bookie", "cluster", "cursor", "debug", "demo", "dev"),
-        *("explain", "ledger", "log", "recovery", "server", "spark"),
+        "access",
+        "apply",
+        "bench",
+        "bookie",
+        "cluster",
+        "cursor",
+        "debug",
+        "demo",
+        "dev",
+        "explain",
+        "ledger",
+        "log",
+        "recovery",
+        "server",
+        "spark",
     }
     words = {*groups, *(f"{name}.commands" for name in groups)}
     words |= {"bookie.identity", "bookie.inspection", "bookie.lifecycle", "bookie.options"}

@@ -16,8 +16,11 @@ _ERROR_TOO: Final = "exception"  # An error, with its traceback.
 _OF_LOGS: Final = ("api/access", "api/grpc", "api/cli/server/log_peers", "logservice")
 _OF_LOGS_OVER_HTTP: Final = ("api/rest/forwarding.py", "api/rest/range_response.py")
 _ELSEWHERE: Final = (
-    *("api/cli/server/bookie.py", "api/cli/server/bookie_settings.py"),
-    *("proto/cluster/registration.py", "api/access/authenticator.py", "api/access/audit.py"),
+    "api/cli/server/bookie.py",
+    "api/cli/server/bookie_settings.py",
+    "proto/cluster/registration.py",
+    "api/access/authenticator.py",
+    "api/access/audit.py",
 )
 
 # Events about no ledger alone.
@@ -149,6 +152,9 @@ def test_events_are_constant_names(module: Module) -> None:
 def test_the_search_finds_events() -> None:
     code = "logger.info('a', x=1)\nlogger.warning('b' if y else 'c')\nsay('d')\nprint('e')"
     assert set(_events(Module(Path("events.py"), code))) == {
-        *(("a", "info"), ("b", "warning"), ("c", "warning"), ("d", "")),
+        ("a", "info"),
+        ("b", "warning"),
+        ("c", "warning"),
+        ("d", ""),
     }
     assert str(Path(_ELSEWHERE[0])).endswith("server/bookie.py")

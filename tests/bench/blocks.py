@@ -46,19 +46,28 @@ def _measures() -> Iterator[tuple[str, str, float | None, int, Callable[[], obje
     large = _as_stored(pack_block(values * 10, producer=PRODUCER))
     single = _as_stored(pack_block(values[:1], producer=PRODUCER))
     yield (
-        *("pack", "µs/record", 0.2, RECORDS),
+        "pack",
+        "µs/record",
+        0.2,
+        RECORDS,
         lambda: pack_block(values, producer=PRODUCER),
     )
     yield "check", "ns/record", None, RECORDS, lambda: check_block(plain, CEILING)
     yield (
-        *("check, batches of 10,000", "ns/record", 10, 10 * RECORDS),
+        "check, batches of 10,000",
+        "ns/record",
+        10,
+        10 * RECORDS,
         lambda: check_block(large, CEILING),
     )
     yield "stamp", "ns/record", None, RECORDS, lambda: _as_stored(plain)
     yield "read as values", "records/s", 5e6, RECORDS, lambda: Block(plain).values()
     yield "read as records", "records/s", 1.5e6, RECORDS, lambda: Block(plain).records()
     yield (
-        *("pack, with keys and headers", "µs/record", None, RECORDS),
+        "pack, with keys and headers",
+        "µs/record",
+        None,
+        RECORDS,
         lambda: pack_block(values, keys=keys, headers=headers, producer=PRODUCER),
     )
     yield (
@@ -69,11 +78,17 @@ def _measures() -> Iterator[tuple[str, str, float | None, int, Callable[[], obje
         lambda: check_block(full, CEILING),
     )
     yield (
-        *("read as records, with keys and headers", "records/s", None, RECORDS),
+        "read as records, with keys and headers",
+        "records/s",
+        None,
+        RECORDS,
         lambda: Block(full).records(),
     )
     yield (
-        *("pack, text with zstd", "µs/record", None, RECORDS),
+        "pack, text with zstd",
+        "µs/record",
+        None,
+        RECORDS,
         lambda: pack_block(text, codec=Codec.ZSTD, producer=PRODUCER),
     )
     yield "check, text with zstd", "ns/record", None, RECORDS, lambda: check_block(packed, CEILING)

@@ -109,7 +109,9 @@ class Shape(NamedTuple):
         return [
             add_batches(
                 list(itertools.islice(ledger_ids, self.ledgers)),
-                *(entries, self.payload_bytes, BATCH_BYTES),
+                entries,
+                self.payload_bytes,
+                BATCH_BYTES,
                 version=self.version,
             )
             for _ in range(CONNECTIONS)

@@ -107,8 +107,12 @@ def _figures(runs: int) -> Iterator[Figure]:
         one_call = [*python, "-c", _ONE_CALL, dev.url.removeprefix("log://")]
         yield from _both("gRPC alone, one call", runs, lambda: spent(one_call), target_s=None)
         for words in (
-            *("log create bench -o raw", "log append bench hello", "log read bench"),
-            *("log ls", "log show bench", "cluster info"),
+            "log create bench -o raw",
+            "log append bench hello",
+            "log read bench",
+            "log ls",
+            "log show bench",
+            "cluster info",
         ):
             command = [*shell, *words.split()]
             yield from _both(words, runs, lambda command=command: spent(command, environment))  # type: ignore[misc]  # A default in a lambda.

@@ -135,7 +135,12 @@ def _page(cluster: FakeCluster, path: str) -> bytes:
 async def _rendered(cluster: FakeCluster, path: str) -> bytes:
     operations = RunningOperations()
     dashboard = Dashboard(
-        *(cluster, Managing(Audit(lambda: 0)), operations, FakeLogs(), Samples(), None),
+        cluster,
+        Managing(Audit(lambda: 0)),
+        operations,
+        FakeLogs(),
+        Samples(),
+        None,
         lambda: "drawn",
     )
     app = Starlette(routes=dashboard.routes)

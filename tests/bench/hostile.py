@@ -138,12 +138,18 @@ def _http() -> Iterator[_Door]:
 
         def mob_of(attack: Attack) -> Child:
             return cluster.children.start_module(
-                *("tests.hostile.http_attacks", server.address.host, str(server.address.port)),
-                *(attack.name, str(_MOB_S), str(_EACH_SECOND)),
+                "tests.hostile.http_attacks",
+                server.address.host,
+                str(server.address.port),
+                attack.name,
+                str(_MOB_S),
+                str(_EACH_SECOND),
             )
 
         yield _Door(
-            *("HTTP", http_attacks(), mob_of),
+            "HTTP",
+            http_attacks(),
+            mob_of,
             p99_ms=lambda: asyncio.run(_p99_over_http_ms(server)),
             resident_bytes=lambda: server.resident_bytes,
         )
@@ -165,11 +171,9 @@ def _grpc(*, has_certificates: bool = True) -> Iterator[_Door]:
             ("gRPC", lasting_grpc_attacks()) if has_certificates else (_NAMELESS, _worst())
         )
         yield _Door(
-            *(
-                name,
-                kinds,
-                partial(_grpc_mob, cluster.children, server.grpc, server.authority, shown),
-            ),
+            name,
+            kinds,
+            partial(_grpc_mob, cluster.children, server.grpc, server.authority, shown),
             p99_ms=lambda: runner.run(_p99_over_grpc_ms(server)),
             resident_bytes=lambda: server.process.resident_bytes,
             beyond_us=OF_GRPC_ITSELF if has_certificates else (),
@@ -191,7 +195,9 @@ def _bare_grpc() -> Iterator[_Door]:
         process = RunningBookie(child)
         place = process.wait_ready()
         yield _Door(
-            *(_BARE, _worst(), partial(_grpc_mob, children, place, authority, shown)),
+            _BARE,
+            _worst(),
+            partial(_grpc_mob, children, place, authority, shown),
             p99_ms=lambda: runner.run(_p99_of_bare_grpc_ms(place, shown)),
             resident_bytes=lambda: process.resident_bytes,
             beyond_us=OF_GRPC_ITSELF,
@@ -206,9 +212,15 @@ def _grpc_mob(
     children: Family, place: Address, authority: Authority, shown: TlsFiles, attack: Attack
 ) -> Child:
     return children.start_module(
-        *("tests.hostile.grpc_attacks", place.host, str(place.port)),
-        *(attack.name, str(_MOB_S), str(_EACH_SECOND)),
-        *(authority.certificate, shown.certificate, shown.key),
+        "tests.hostile.grpc_attacks",
+        place.host,
+        str(place.port),
+        attack.name,
+        str(_MOB_S),
+        str(_EACH_SECOND),
+        authority.certificate,
+        shown.certificate,
+        shown.key,
     )
 
 

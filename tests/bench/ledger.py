@@ -219,7 +219,9 @@ def _adds(
 
 def _large_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
     return _adds(
-        *(sides, runs, size),
+        sides,
+        runs,
+        size,
         bytes_=KIB,
         factor=1.5,
         target=75_000.0,
@@ -229,7 +231,7 @@ def _large_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
 
 
 def _few_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
-    return _adds(*(sides, runs, size), window=100, factor=1.5, target=None, cpu_us_max=None)
+    return _adds(sides, runs, size, window=100, factor=1.5, target=None, cpu_us_max=None)
 
 
 def _many_adds(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
@@ -258,7 +260,8 @@ def _reads(sides: Sides, runs: int, size: Size) -> Iterator[Figure]:
         if side.name not in ledgers:
             ledgers[side.name] = side.run("adds", "v2", **fill)["ledger"]
         found = side.run(
-            *("read", client),
+            "read",
+            client,
             ledger=ledgers[side.name],
             batched=client == "v2",
             requests=4,

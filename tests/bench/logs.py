@@ -391,7 +391,9 @@ def _long_tail(sides: Sequence[LogSide], _runs: int, size: Size) -> Iterator[Fig
     what = f"{records * KIB / 1e9:.3g} GB, appended"
     yield judged(
         f"{what}, followed by one and unread by another: memory of the log server, beyond that without",
-        *("MiB", 64.0, [grown[True] - grown[False]]),
+        "MiB",
+        64.0,
+        [grown[True] - grown[False]],
     )
     yield judged(f"{what}, without readers: what it grows by", "MiB", None, [grown[False]])
 

@@ -33,8 +33,13 @@ _FORMAT: Final = "kafka.tools.StorageTool"
 _NODES: Final = (1, 2, 3)
 _HEAP: Final = "512m"
 _JVM: Final = (  # As Kafka's own scripts start it, but for the heap.
-    *("-server", f"-Xms{_HEAP}", f"-Xmx{_HEAP}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
-    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
+    "-server",
+    f"-Xms{_HEAP}",
+    f"-Xmx{_HEAP}",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
 )
 _SETTINGS: Final[Mapping[str, str | int]] = {

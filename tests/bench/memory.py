@@ -141,7 +141,9 @@ def _turns(ledgers: int, first: int, turns: int) -> list[list[FrameBatch]]:
     return [
         add_batches(
             range(1 + at * each, 1 + (at + 1) * each),
-            *(each * turns, 1_000, BATCH_BYTES),
+            each * turns,
+            1_000,
+            BATCH_BYTES,
             first_entry=first,
         )
         for at in range(CONNECTIONS)

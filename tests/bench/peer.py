@@ -20,7 +20,10 @@ _JOB_TIMEOUT_S: Final = 180.0
 PROJECT: Final = JavaProject(
     _FOLDER,
     (
-        *("-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g", "-XX:+UseParallelGC"),
+        "-Xms1g",
+        "-Xmx1g",
+        "-XX:MaxDirectMemorySize=1g",
+        "-XX:+UseParallelGC",
         "-Dio.netty.leakDetectionLevel=disabled",
         f"-Dlog4j2.configurationFile={_FOLDER / 'logging.xml'}",
     ),

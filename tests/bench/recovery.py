@@ -169,7 +169,7 @@ class Site:
 
     def start_bookie(self, name: str) -> None:
         bookie = bookies.start(
-            *(self.children, self._folder / name, self.url, "--log-level", "error"), bookie_id=name
+            self.children, self._folder / name, self.url, "--log-level", "error", bookie_id=name
         )
         bookie.wait_ready()
         self.bookies[name] = bookie

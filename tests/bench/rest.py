@@ -87,8 +87,18 @@ class RestServer:
     def __init__(self, cluster: LogProcesses) -> None:
         self.child: Child = cluster.children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", cluster.metadata, "--server-name", "log-1"),
-            *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0", "--log-level", "error"),
+            "server",
+            "log",
+            "--metadata",
+            cluster.metadata,
+            "--server-name",
+            "log-1",
+            "--listen",
+            "127.0.0.1:0",
+            "--rest",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
         )
         while not (line := self.child.line(bookies.PATIENCE_S)).startswith("rest "):
             pass

@@ -97,7 +97,7 @@ class Files:
         began = time.perf_counter()
         words = bookies.arguments(self.folder, self._metadata_url)
         child = self._family.start_module(
-            *(_LAUNCHER, keep, *words, "--log-level=error"), environment=self._settings
+            _LAUNCHER, keep, *words, "--log-level=error", environment=self._settings
         )
         self.bookie = RunningBookie(child)
         opened_s = float(child.line(bookies.PATIENCE_S))
@@ -121,7 +121,9 @@ class Files:
             work = [
                 add_batches(
                     range(1 + at * each, 1 + (at + 1) * each),
-                    *(count * turn, shape.payload_bytes, batch_bytes),
+                    count * turn,
+                    shape.payload_bytes,
+                    batch_bytes,
                     version=shape.version,
                     first_entry=first * shape.in_a_row,
                     in_a_row=shape.in_a_row,

@@ -55,7 +55,9 @@ class Size:
 
 FULL: Final = Size()
 SMALL: Final = Size(
-    *(40, 100, 1_000),
+    40,
+    100,
+    1_000,
     journal_file_bytes=MIB // 2,
     reserve_bytes=MIB // 8,
     disk_bytes=8 * MIB,

@@ -52,7 +52,7 @@ class Actor:
         self.lives += 1
         life = f"{self.name}-{self.lives}"
         self._child = self._children.start(
-            *(*_LOGGED, self._logs / life, *self._command(life)), environment=self._environment
+            *_LOGGED, self._logs / life, *self._command(life), environment=self._environment
         )
         asyncio.get_running_loop().add_reader(self._child.output, self._hear)
 

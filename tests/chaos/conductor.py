@@ -349,8 +349,13 @@ async def conduct(
         "closed_after_s": closed_after_s,
         "faults": len(conductor.struck),
         "lines": describe(
-            *(events, judgement, conductor.struck, starts),
-            *(conductor.open_at_healing, healed_after_s, closed_after_s),
+            events,
+            judgement,
+            conductor.struck,
+            starts,
+            conductor.open_at_healing,
+            healed_after_s,
+            closed_after_s,
         ),
     }
 

@@ -70,8 +70,12 @@ _HOW_LONG_S: Final = {
     FaultKind.KILL_ZOOKEEPER: (0.0, 3.0),
 }
 _TWICE_IN_A_DECK: Final = (
-    *(FaultKind.KILL_BOOKIE, FaultKind.STOP_BOOKIE, FaultKind.CUT, FaultKind.CUT_ONE_WAY),
-    *(FaultKind.KILL_WRITER, FaultKind.STOP_WRITER),
+    FaultKind.KILL_BOOKIE,
+    FaultKind.STOP_BOOKIE,
+    FaultKind.CUT,
+    FaultKind.CUT_ONE_WAY,
+    FaultKind.KILL_WRITER,
+    FaultKind.STOP_WRITER,
 )
 _TAKES_BOOKIE_AWAY: Final = frozenset(
     {

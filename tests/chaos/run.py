@@ -59,8 +59,15 @@ def run(
         skipped.append(missing_piece("zk", str(error), zookeeper.HOW_TO_ENABLE))
     with tempfile.TemporaryDirectory(prefix="rollbook-chaos-") as folder, family() as children:
         conductor = children.start(
-            *(*alone, sys.executable, "-m", "tests.chaos.conductor"),
-            *(Path(folder), str(seconds), str(seed), str(closed_within_s), flaw),
+            *alone,
+            sys.executable,
+            "-m",
+            "tests.chaos.conductor",
+            Path(folder),
+            str(seconds),
+            str(seed),
+            str(closed_within_s),
+            flaw,
             "cut" if alone else "whole",
         )
         bars: dict[str, Callable[[int, int], None]] = {}

@@ -42,9 +42,7 @@ def test_nothing_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
         "run(600, 0, lambda what: lambda done, total: print(what, flush=True))"
     )
     with family() as children:
-        runner = children.start(
-            *(sys.executable, "-c", code), environment={"TMPDIR": str(tmp_path)}
-        )
+        runner = children.start(sys.executable, "-c", code, environment={"TMPDIR": str(tmp_path)})
         assert runner.line(_PATIENCE_S) == "seconds of chaos"
         assert _who_mentions(tmp_path)
         runner.kill()

@@ -230,7 +230,7 @@ def _subject(
             "tests.crash.server", url
         )  # The process that serves it must not be killed.
         yield Subject(
-            *(folder / "bookie", children, url), flaw=flaw, journal_file_bytes=journal_file_bytes
+            folder / "bookie", children, url, flaw=flaw, journal_file_bytes=journal_file_bytes
         )
 
 

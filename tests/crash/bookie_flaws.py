@@ -108,13 +108,18 @@ def _plant(name: str) -> None:
 
 
 _IN_MEMORY: Final = (
-    *(answers_what_it_will_write, keeps_fences_in_memory, forgets_lacs, marks_too_much_as_done),
+    answers_what_it_will_write,
+    keeps_fences_in_memory,
+    forgets_lacs,
+    marks_too_much_as_done,
 )
 _ON_FAILURE: Final = (only_syncs_what_it_read, takes_failed_syncs_for_good)
 
 FOUND_BY_KILLS: Final = (*(flaw.__name__ for flaw in _IN_MEMORY), "the facts stay behind")
 FOUND_BY_POWER_CUTS: Final = (
-    *("the journal never syncs", "a log is not synced", "the catalog never syncs"),
+    "the journal never syncs",
+    "a log is not synced",
+    "the catalog never syncs",
 )
 # If a file's sync brings no name along.
 FOUND_BY_LOST_NAMES: Final = ("a log's name is not synced",)

@@ -222,8 +222,12 @@ class Judge:
         ledger = self.of(ledger_id)
         must_be_there = entry_id in ledger.promised and not ledger.is_deletion_asked
         return Question(
-            *(must_be_there, entry_id not in ledger.in_flight, ledger.is_deleted),
-            *(ledger.is_fenced, ledger.lac_floor, ledger.sent),
+            must_be_there,
+            entry_id not in ledger.in_flight,
+            ledger.is_deleted,
+            ledger.is_fenced,
+            ledger.lac_floor,
+            ledger.sent,
         )
 
     def on_read(

@@ -314,7 +314,9 @@ class Lane:
         frames: list[bytes] = []
         for entry_id in entry_ids:
             self._judge.on_sent(
-                *(self.ledger_id, entry_id, lac),
+                self.ledger_id,
+                entry_id,
+                lac,
                 is_recovery=is_recovery,
                 is_sync_deferred=is_deferred,
             )
@@ -322,7 +324,9 @@ class Lane:
             payload = payload_of(self.ledger_id, entry_id)
             frames.append(
                 self._writer.pack(
-                    *(entry_id, lac, payload),
+                    entry_id,
+                    lac,
+                    payload,
                     is_recovery=is_recovery,
                     is_high_priority=is_recovery,
                     is_sync_deferred=is_deferred,
@@ -405,9 +409,7 @@ async def read(judge: Judge, client: BookieClient, ledger_id: int, entry_id: int
     question = judge.ask(ledger_id, entry_id)
     reply = await client.call(Read(LedgerId(ledger_id), EntryId(entry_id)))
     assert isinstance(reply, ReadReply)
-    judge.on_read(
-        *(ledger_id, entry_id, question, reply.error, reply.body, reply.last_add_confirmed)
-    )
+    judge.on_read(ledger_id, entry_id, question, reply.error, reply.body, reply.last_add_confirmed)
 
 
 async def fence(judge: Judge, client: BookieClient, ledger_id: int, entry_id: int) -> None:

@@ -55,9 +55,11 @@ class Subject:
     ) -> None:
         self.pid = 0
         self._launcher = children.start_module(
-            *("tests.crash.bookie_server", flaw),
+            "tests.crash.bookie_server",
+            flaw,
             *bookies.arguments(folder, metadata_url, ledger_dirs=2),
-            *("--log-level", "error"),
+            "--log-level",
+            "error",
             environment={
                 **_ENVIRONMENT,
                 "ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(journal_file_bytes),

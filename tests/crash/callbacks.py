@@ -131,9 +131,18 @@ class Rig:
             command = (sys.executable, "-c", _RECEIVER, str(self._port), str(self._received))
         else:
             command = (
-                *(*_SERVER, "--metadata", self._url, "--name", name, "--only-http"),
-                *("--http", "127.0.0.1:0", "--log-level", "error"),
-                *("--callback-hosts", f"127.0.0.1:{self._port}"),
+                *_SERVER,
+                "--metadata",
+                self._url,
+                "--name",
+                name,
+                "--only-http",
+                "--http",
+                "127.0.0.1:0",
+                "--log-level",
+                "error",
+                "--callback-hosts",
+                f"127.0.0.1:{self._port}",
             )
         environment = {} if name == "receiver" else {"ROLLBOOK_SESSION_TIMEOUT_S": "1"}
         self._running[name] = self._children.start(*command, environment=environment)

@@ -106,8 +106,11 @@ def forgets_what_watchers_heard() -> None:
 
 
 FOUND_BY_KILLS: Final = (
-    *(answers_first, tears_transactions, forgets_sessions),
-    *(counts_children_that_are_left, forgets_what_watchers_heard),
+    answers_first,
+    tears_transactions,
+    forgets_sessions,
+    counts_children_that_are_left,
+    forgets_what_watchers_heard,
 )
 FOUND_BY_POWER_CUTS: Final = (never_syncs,)
 FOUND_BY_FAILED_SYNCS: Final = (trusts_the_log,)

@@ -173,8 +173,12 @@ class Rig:
         violations += self._compare_live([])
         outcomes = self.judge.outcomes
         return Outcome(
-            *(crashes, outcomes["acknowledged"], outcomes["unknown"], outcomes["refused"]),
-            *(self._outages_s, violations),
+            crashes,
+            outcomes["acknowledged"],
+            outcomes["unknown"],
+            outcomes["refused"],
+            self._outages_s,
+            violations,
         )
 
     def _compare_mirrors(self, store: dict[str, str]) -> list[str]:

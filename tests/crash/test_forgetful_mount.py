@@ -184,11 +184,23 @@ def random_call(chance: random.Random) -> tuple[object, ...]:
     calls: list[tuple[object, ...]] = [
         *[("write", index, position, data), ("read", index, position, len(data))] * 3,
         *[("open", name, chance.choice(OPEN_FLAGS))] * 3,
-        *[("close", index), ("sync", index), ("stat_open", index), ("append", index, data)],
-        *[("truncate", index, position), ("allocate", index, position, len(data))],
-        *[("map_and_write", index, data), ("stat", name), ("listing", name), ("mkdir", name)],
-        *[("rmdir", name), ("rename", name, other), ("link", name, other), ("unlink", name)],
-        *[("symlink", "s", other), ("readlink", name), ("chmod", name, 0o600)],
+        ("close", index),
+        ("sync", index),
+        ("stat_open", index),
+        ("append", index, data),
+        ("truncate", index, position),
+        ("allocate", index, position, len(data)),
+        ("map_and_write", index, data),
+        ("stat", name),
+        ("listing", name),
+        ("mkdir", name),
+        ("rmdir", name),
+        ("rename", name, other),
+        ("link", name, other),
+        ("unlink", name),
+        ("symlink", "s", other),
+        ("readlink", name),
+        ("chmod", name, 0o600),
     ]
     return chance.choice(calls)
 

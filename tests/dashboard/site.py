@@ -10,9 +10,20 @@ from typing import Final
 from tests.support import processes
 
 _SCREENS: Final = (
-    *("", "/logs", "/servers", "/bookies", "/ledgers", "/ledgers/bad", "/recovery"),
-    *("/operations", "/metadata", "/events", "/callbacks", "/server?name=log-1"),
-    *("/process?kind=bookie&name=bk-1", "/process?kind=bookie&name=bk-9"),
+    "",
+    "/logs",
+    "/servers",
+    "/bookies",
+    "/ledgers",
+    "/ledgers/bad",
+    "/recovery",
+    "/operations",
+    "/metadata",
+    "/events",
+    "/callbacks",
+    "/server?name=log-1",
+    "/process?kind=bookie&name=bk-1",
+    "/process?kind=bookie&name=bk-9",
     "/process?kind=recovery&name=recovery-1",
 )
 _PATIENCE_S: Final = 60.0
@@ -48,9 +59,20 @@ class Site:
         file, home = self._folder / f"{name}.toml", self._folder / name
         file.write_text("[bookie]\nsession_timeout_s = 2\n")
         return self._start(
-            *("server", "bookie", "--config", file, "--metadata", self.metadata),
-            *("--bookie-id", name, "--listen", "127.0.0.1:0"),
-            *("--journal-dir", home / "journal", "--ledger-dir", home / "ledgers"),
+            "server",
+            "bookie",
+            "--config",
+            file,
+            "--metadata",
+            self.metadata,
+            "--bookie-id",
+            name,
+            "--listen",
+            "127.0.0.1:0",
+            "--journal-dir",
+            home / "journal",
+            "--ledger-dir",
+            home / "ledgers",
         )
 
     def kill_dev_and_start_it_again(self) -> None:

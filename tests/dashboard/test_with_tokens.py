@@ -35,10 +35,25 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         tokens[name] = done.stdout.decode().split()[0]
     with processes.family() as children:
         child = children.start_module(
-            *("rollbook.api.cli.main", "server", "all", "--bookies", "4", "--data", folder / "d"),
-            *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-level", "error"),
-            *("--tls-certificate", tls.certificate, "--tls-key", tls.key),
-            *("--access-file", access),
+            "rollbook.api.cli.main",
+            "server",
+            "all",
+            "--bookies",
+            "4",
+            "--data",
+            folder / "d",
+            "--listen",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
+            "--tls-certificate",
+            tls.certificate,
+            "--tls-key",
+            tls.key,
+            "--access-file",
+            access,
             environment={"PATH": os.environ["PATH"]},
         )
         said = ""

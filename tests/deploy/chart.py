@@ -30,8 +30,11 @@ _NETWORK: Final = "rollbook-chart"
 _NAMESPACE: Final = "prod"
 # As docs/deploy.md has them for this release and namespace.
 _NAMES: Final = (
-    *("rollbook-log", "rollbook-log.prod.svc", "*.rollbook-log-servers.prod.svc"),
-    *("*.rollbook-bookie.prod.svc", "rollbook-recovery.prod.svc"),
+    "rollbook-log",
+    "rollbook-log.prod.svc",
+    "*.rollbook-log-servers.prod.svc",
+    "*.rollbook-bookie.prod.svc",
+    "rollbook-recovery.prod.svc",
 )
 _READY_WITHIN_S: Final = 90.0
 _BOSS: Final = "boss --file /made/access.toml --admin '*' --read '*' --append '*' --operate"
@@ -210,10 +213,16 @@ class Release:
         settings = self._service_variables() | pod.settings()
         limits = container["resources"]["limits"]
         return [
-            *("run", "--detach", f"--name={pod.name}", f"--hostname={pod.name}"),
-            *(f"--network={_NETWORK}", *(f"--network-alias={each}" for each in self._names(pod))),
-            *(f"--user={user}:{group}", f"--group-add={context['fsGroup']}"),
-            *("--cap-drop=ALL", "--security-opt=no-new-privileges:true"),
+            "run",
+            "--detach",
+            f"--name={pod.name}",
+            f"--hostname={pod.name}",
+            f"--network={_NETWORK}",
+            *(f"--network-alias={each}" for each in self._names(pod)),
+            f"--user={user}:{group}",
+            f"--group-add={context['fsGroup']}",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges:true",
             *(
                 ["--read-only"]
                 if container["securityContext"].get("readOnlyRootFilesystem")
@@ -275,8 +284,15 @@ class Release:
         """As a new disk after kubelet gave it to the pod's group."""
         steps = f"mkdir -m 700 /new/lost+found && chown root:{group} /new && chmod 2775 /new"
         self._engine.docker(
-            *("run", "--rm", "--network=none", "--user=0", f"--volume={volume}:/new"),
-            *("--entrypoint=sh", self._image, "-c", steps),
+            "run",
+            "--rm",
+            "--network=none",
+            "--user=0",
+            f"--volume={volume}:/new",
+            "--entrypoint=sh",
+            self._image,
+            "-c",
+            steps,
         )
 
     def _is_ready(self, pod: Pod) -> bool:
@@ -321,12 +337,14 @@ class Release:
         tls = authority.issue("rollbook", ",".join(f"DNS:{each}" for each in _NAMES))
         token = os.urandom(32).hex()
         lines = self._engine.docker(
-            *("run", "--rm", "--network=none", "--tmpfs=/made:mode=1777", "--entrypoint=sh"),
-            *(
-                self._image,
-                "-c",
-                f"umask 077; rollbook access add {_BOSS} >&2; cat /made/access.toml",
-            ),
+            "run",
+            "--rm",
+            "--network=none",
+            "--tmpfs=/made:mode=1777",
+            "--entrypoint=sh",
+            self._image,
+            "-c",
+            f"umask 077; rollbook access add {_BOSS} >&2; cat /made/access.toml",
         )
         secrets = {
             "tls": {
@@ -346,9 +364,13 @@ class Release:
 
     def _shell(self, *words: str, text: str | None = None) -> str:
         return self._engine.docker(
-            *("run", "--rm", "--interactive", f"--network={_NETWORK}"),
+            "run",
+            "--rm",
+            "--interactive",
+            f"--network={_NETWORK}",
             *(f"--volume={self._folder}/{each}:/{each}:ro" for each in ("tls", "access")),
-            *(self._image, *words),
+            self._image,
+            *words,
             text=text,
         )
 

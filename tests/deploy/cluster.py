@@ -46,8 +46,11 @@ class Cluster:
 
     def compose(self, *words: str, timeout_s: float = 200.0, image: str = "") -> str:
         return self.engine.run(
-            *(*self._compose, "--project-name", self.project),
-            *(*self._files, *words),
+            *self._compose,
+            "--project-name",
+            self.project,
+            *self._files,
+            *words,
             timeout_s=timeout_s,
             environment=self._settings | ({"ROLLBOOK_IMAGE": image} if image else {}),
         )
@@ -162,11 +165,21 @@ class Traffic:
         self._last = ""
         self._process = subprocess.Popen(
             [
-                *("docker", "run", "--rm", "--interactive", f"--network={cluster.network()}"),
-                *(f"--name={cluster.project}-traffic", "--read-only", "--tmpfs=/tmp"),
-                *(f"--volume={TRAFFIC}:/traffic.py:ro", *_shown(cluster)),
-                *("--entrypoint=python", cluster.image),
-                *("/traffic.py", log_name, str(offset)),
+                "docker",
+                "run",
+                "--rm",
+                "--interactive",
+                f"--network={cluster.network()}",
+                f"--name={cluster.project}-traffic",
+                "--read-only",
+                "--tmpfs=/tmp",
+                f"--volume={TRAFFIC}:/traffic.py:ro",
+                *_shown(cluster),
+                "--entrypoint=python",
+                cluster.image,
+                "/traffic.py",
+                log_name,
+                str(offset),
             ],
             env=cluster.engine.environment,
             stdin=subprocess.PIPE,
@@ -221,7 +234,8 @@ def _shown(cluster: Cluster) -> list[str]:
     if not cluster.has_tls:
         return ["--env=ROLLBOOK_SERVER=log://log:7400"]
     return [
-        *(f"--volume={cluster.project}_tls:/etc/rollbook/tls:ro", "--env=FOLDER=/etc/rollbook/tls"),
+        f"--volume={cluster.project}_tls:/etc/rollbook/tls:ro",
+        "--env=FOLDER=/etc/rollbook/tls",
         "--env=ROLLBOOK_SERVER=log+tls://log:7400",
     ]
 

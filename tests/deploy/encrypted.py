@@ -87,8 +87,15 @@ class Outside:
             words = (*words, "--cacert", str(self._authorities), "--header", token)
         done = subprocess.run(
             [
-                *("curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "20"),
-                *("--header", "Log-Forward: auto", *words),
+                "curl",
+                "--silent",
+                "--show-error",
+                "--fail-with-body",
+                "--max-time",
+                "20",
+                "--header",
+                "Log-Forward: auto",
+                *words,
                 f"{'https' if self._shown else 'http'}://{url}",
             ],
             capture_output=True,
@@ -118,8 +125,18 @@ class Outside:
         assert "outside-0" in names(self._token)
         file = f"{_FOLDER}/access.toml"
         token = self._cluster.compose(
-            *("run", "--rm", "--no-deps", "--entrypoint=rollbook", "certificates"),
-            *("access", "add", "reports", "--file", file, "--read", "default/outside-1"),
+            "run",
+            "--rm",
+            "--no-deps",
+            "--entrypoint=rollbook",
+            "certificates",
+            "access",
+            "add",
+            "reports",
+            "--file",
+            file,
+            "--read",
+            "default/outside-1",
         )
         path = self._token.with_name("reports")
         path.touch(0o600)

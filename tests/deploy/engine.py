@@ -141,10 +141,17 @@ def _start(folder: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [
                 # It stops in good order, even where the test is killed.
-                *("setpriv", "--pdeathsig", "TERM", "--"),
-                *("dockerd", f"--config-file={settings}", f"--data-root={folder}/data"),
-                *(f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"),
-                *(f"--host=unix://{folder}/socket", f"--cgroup-parent=/{folder.name}"),
+                "setpriv",
+                "--pdeathsig",
+                "TERM",
+                "--",
+                "dockerd",
+                f"--config-file={settings}",
+                f"--data-root={folder}/data",
+                f"--exec-root={folder}/exec",
+                f"--pidfile={folder}/pid",
+                f"--host=unix://{folder}/socket",
+                f"--cgroup-parent=/{folder.name}",
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

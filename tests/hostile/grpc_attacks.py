@@ -30,9 +30,18 @@ _FRAME_BYTES_MAX: Final = 16 * 1024
 _HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _LIMITS: Final = "/rollbook.v1.LogAdmin/GetLimits"
 _PATHS: Final = (
-    *("", "/", "//", "*", "rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogAdmin/", "/ä/日本"),
-    *("/rollbook.v1.LogAdmin/../LogAdmin/GetLimits", "/rollbook.v1.LogAdmin%2FGetLimits"),
-    *("/rollbook.v1.LogAdmin/GetLimits\0", "/" + "x" * 10_000, "/a" * 5_000),
+    "",
+    "/",
+    "//",
+    "*",
+    "rollbook.v1.LogAdmin/GetLimits",
+    "/rollbook.v1.LogAdmin/",
+    "/ä/日本",
+    "/rollbook.v1.LogAdmin/../LogAdmin/GetLimits",
+    "/rollbook.v1.LogAdmin%2FGetLimits",
+    "/rollbook.v1.LogAdmin/GetLimits\0",
+    "/" + "x" * 10_000,
+    "/a" * 5_000,
 )
 
 
@@ -133,8 +142,12 @@ def _fields(path: str) -> bytes:
     return b"".join(
         _text(name, value)
         for name, value in (
-            *((":method", "POST"), (":scheme", "https"), (":path", path), (":authority", "x")),
-            *(("te", "trailers"), ("content-type", "application/grpc")),
+            (":method", "POST"),
+            (":scheme", "https"),
+            (":path", path),
+            (":authority", "x"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
         )
     )
 

@@ -62,10 +62,26 @@ class GuardedServer:
         access.write_text(_ACCESS)
         child = cluster.children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", cluster.metadata, "--server-name", "log-1"),
-            *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0", "--log-level", "error"),
-            *("--tls-certificate", of_server.certificate, "--tls-key", of_server.key),
-            *("--tls-authorities", of_server.authorities, "--access-file", access),
+            "server",
+            "log",
+            "--metadata",
+            cluster.metadata,
+            "--server-name",
+            "log-1",
+            "--listen",
+            "127.0.0.1:0",
+            "--rest",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
+            "--tls-certificate",
+            of_server.certificate,
+            "--tls-key",
+            of_server.key,
+            "--tls-authorities",
+            of_server.authorities,
+            "--access-file",
+            access,
         )
         while not (line := child.line(bookies.PATIENCE_S)).startswith("rest "):
             pass

@@ -20,12 +20,10 @@ _NOWHERE: Final = b"HTTP/1.1 404"
 _NO_NAME: Final = b"HTTP/1.1 421"
 _TOO_LARGE: Final = b"HTTP/1.1 413"
 _PATHS: Final = (
-    *(
-        "/v1/namespaces/bench%2Flogs/logs/x",
-        "/v1/../etc/passwd",
-        "/v1/namespaces/%C3%A4/logs",
-        "/%",
-    ),
+    "/v1/namespaces/bench%2Flogs/logs/x",
+    "/v1/../etc/passwd",
+    "/v1/namespaces/%C3%A4/logs",
+    "/%",
 )
 
 

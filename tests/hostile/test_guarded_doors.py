@@ -138,7 +138,8 @@ async def _status(
         pems += [server.shown[who].key, server.shown[who].certificate]
     credentials = grpc.ssl_channel_credentials(*(Path(pem).read_bytes() for pem in pems))
     options = (
-        *(("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_metadata_size", _MIB),
     )
     async with grpc.aio.secure_channel(str(server.grpc), credentials, options) as channel:

@@ -319,7 +319,7 @@ class Cluster:
         log_path = self._folder / "puppet.log"
         return Puppet(
             self.children.start(
-                *("sh", "-c", 'exec "$@" 2>>"$0"', log_path), *toolchain.command("Puppet")
+                "sh", "-c", 'exec "$@" 2>>"$0"', log_path, *toolchain.command("Puppet")
             )
         )
 

@@ -260,7 +260,12 @@ def test_our_commands_steer_javas_auditor_and_worker_on_java_bookies(javas: Setu
     }
     is_open = ids[-1] in short
     moved = rollbook(
-        *(cluster, recovery, "bookie", lost.bookie_id, "--skip-open", "--yes"),
+        cluster,
+        recovery,
+        "bookie",
+        lost.bookie_id,
+        "--skip-open",
+        "--yes",
         code=5 if is_open else 0,
     )
     assert (moved["repaired"], moved["skipped_open"]) == (len(short) - is_open, int(is_open))

@@ -74,7 +74,9 @@ class Speaker:
         ledger = self._client.ledger(step.ledger_id, password=step.password)
         self._client.send(
             ledger.pack(
-                *(step.entry_id, step.lac, step.payload),
+                step.entry_id,
+                step.lac,
+                step.payload,
                 is_recovery=step.is_recovery,
                 is_high_priority=step.is_high_priority,
                 is_sync_deferred=step.is_sync_deferred,
@@ -101,7 +103,9 @@ def conversation(version: int, chance: random.Random) -> Iterator[Step]:
         match chance.choice(kinds):
             case "write":
                 yield Write(
-                    *(ledger_id, entry_id, EntryId(chance.randrange(-1, entry_id + 1))),
+                    ledger_id,
+                    entry_id,
+                    EntryId(chance.randrange(-1, entry_id + 1)),
                     bytes(SIZES[(ledger_id + entry_id) % len(SIZES)]),
                     password,
                     is_recovery=chance.random() < 0.3,
@@ -116,13 +120,18 @@ def conversation(version: int, chance: random.Random) -> Iterator[Step]:
                 yield Read(ledger_id, entry_id, shown, fence)
             case "batch":
                 yield BatchRead(
-                    *(ledger_id, entry_id, chance.randrange(1 << 40)),
-                    *(chance.randrange(-1, ENTRIES), chance.choice((0, 100, 5200, 1 << 20))),
-                    *(key if fence else None, fence),
+                    ledger_id,
+                    entry_id,
+                    chance.randrange(1 << 40),
+                    chance.randrange(-1, ENTRIES),
+                    chance.choice((0, 100, 5200, 1 << 20)),
+                    key if fence else None,
+                    fence,
                 )
             case "poll":
                 yield Read(
-                    *(ledger_id, NO_ENTRY),
+                    ledger_id,
+                    NO_ENTRY,
                     previous_lac=EntryId(chance.randrange(-1, ENTRIES)),
                     timeout_ms=chance.choice((None, 0, 20)),
                     piggyback=True,
@@ -181,7 +190,9 @@ def agree(ours: Heard, theirs: Heard) -> bool:
             )
         case BookieInfoReply(), BookieInfoReply():
             return [ours.error, ours.total_bytes is None, ours.free_bytes is None] == [
-                *(theirs.error, theirs.total_bytes is None, theirs.free_bytes is None)
+                theirs.error,
+                theirs.total_bytes is None,
+                theirs.free_bytes is None,
             ]
         case ReadReply(), ReadReply():
             return _untimed(ours) == _untimed(theirs)

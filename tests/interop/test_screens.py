@@ -27,9 +27,7 @@ def site(mixed: Cluster) -> Iterator[Site]:
     http, logs = free_port(), free_port()
     mixed.start_recovery("recovery-1", "--http", f"127.0.0.1:{http}")
     where = ("--listen", f"127.0.0.1:{logs}", "--server-name", "log-1", "--rest", "127.0.0.1:0")
-    server = mixed.children.start(
-        *(*ROLLBOOK, "server", "log", "--metadata", mixed.metadata, *where)
-    )
+    server = mixed.children.start(*ROLLBOOK, "server", "log", "--metadata", mixed.metadata, *where)
     while not server.line(PATIENCE_S).startswith("ready"):
         pass
     with rollbook.connect(f"log://127.0.0.1:{logs}") as client:

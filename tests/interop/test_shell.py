@@ -53,8 +53,16 @@ def test_readledger(tell: Tell, ledger: Ledger) -> None:
 
 def test_readledger_of_one_bookie(tell: Tell, ledger: Ledger, cluster: Cluster) -> None:
     said = tell(
-        *("readledger", "-m", "-fe", 0, "-le", 9, "-ledgerid", ledger.ledger_id),
-        *("-bookie", cluster.bookies[2].bookie_id),
+        "readledger",
+        "-m",
+        "-fe",
+        0,
+        "-le",
+        9,
+        "-ledgerid",
+        ledger.ledger_id,
+        "-bookie",
+        cluster.bookies[2].bookie_id,
     )
     numbers = [f"number {number}" for number in range(9)]  # It stops before the last it names.
     assert re.findall(r"number \d", said) == numbers

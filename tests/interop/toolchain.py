@@ -10,7 +10,9 @@ _FOLDER: Final = Path(__file__).parent / "java"
 PROJECT: Final = JavaProject(
     _FOLDER,
     (
-        *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),  # Many short lives.
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",  # Many short lives.
         "-Dio.netty.leakDetectionLevel=disabled",
         f"-Dlog4j2.configurationFile={_FOLDER / 'logging.xml'}",
     ),

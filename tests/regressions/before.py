@@ -88,8 +88,16 @@ def run(commit: str, register: Register, *pytest_arguments: str, keeps: bool) ->
     with product_of(commit) as (folder, full_commit):
         report = folder / "regressions.xml"
         command = [
-            *(sys.executable, "-m", "pytest", "tests/regressions", "-q", "--no-header"),
-            *("--no-summary", "-p", "no:cacheprovider", "--continue-on-collection-errors"),
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/regressions",
+            "-q",
+            "--no-header",
+            "--no-summary",
+            "-p",
+            "no:cacheprovider",
+            "--continue-on-collection-errors",
             f"--junitxml={report}",
             *pytest_arguments,
         ]

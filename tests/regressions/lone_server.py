@@ -64,8 +64,19 @@ def running(folder: Path, *flags: str, **settings: float) -> Iterator[Site]:
         bookie.wait_ready(PATIENCE_S)
         server = children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", url, "--server-name", "a", "--log-level", "error"),
-            *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0", *flags),
+            "server",
+            "log",
+            "--metadata",
+            url,
+            "--server-name",
+            "a",
+            "--log-level",
+            "error",
+            "--listen",
+            "127.0.0.1:0",
+            "--rest",
+            "127.0.0.1:0",
+            *flags,
             environment={
                 f"ROLLBOOK_LOG_SERVICE_{key.upper()}": str(each) for key, each in wanted.items()
             },

@@ -45,8 +45,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
     with processes.family() as children:
         child = children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", url, "--server-name", "log-1"),
-            *("--listen", "127.0.0.1:0", "--log-level", "error", "--access-file", access),
+            "server",
+            "log",
+            "--metadata",
+            url,
+            "--server-name",
+            "log-1",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
+            "--access-file",
+            access,
         )
         address = bookies.address_in(child.line(60.0))
         with connect(f"log://{address}", token=_TOKEN) as client:

@@ -32,8 +32,18 @@ class Server:
         settings = {"ENSEMBLE": 1, "WRITE": 1, "ACK": 1, "TAIL_MEMORY_BYTES": 8 * len(BLOCK)}
         self.child: Child = children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", url, "--server-name", name, "--log-level", "error"),
-            *("--listen", "127.0.0.1:0", "--rest", "127.0.0.1:0"),
+            "server",
+            "log",
+            "--metadata",
+            url,
+            "--server-name",
+            name,
+            "--log-level",
+            "error",
+            "--listen",
+            "127.0.0.1:0",
+            "--rest",
+            "127.0.0.1:0",
             environment={
                 f"ROLLBOOK_LOG_SERVICE_{key}": str(each) for key, each in settings.items()
             },

@@ -34,7 +34,11 @@ class _Cluster:
     def start_it_again(self) -> None:
         processes = self.processes
         again = bookies.start(
-            *(processes.children, self._folder, processes.metadata, "--log-level", "error"),
+            processes.children,
+            self._folder,
+            processes.metadata,
+            "--log-level",
+            "error",
             bookie_id="bk-3",
         )
         bookies.serving([again])

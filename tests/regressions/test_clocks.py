@@ -44,8 +44,20 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogProc
 def start_skewed(cluster: LogProcesses, name: str, ahead_s: int) -> RunningLogServer:
     """A log server whose wall clock is so far ahead of all others'."""
     child = cluster.children.start(
-        *(sys.executable, "-c", SKEWED, str(ahead_s), "server", "log", "--log-level", "error"),
-        *("--metadata", cluster.metadata, "--listen", "127.0.0.1:0", "--server-name", name),
+        sys.executable,
+        "-c",
+        SKEWED,
+        str(ahead_s),
+        "server",
+        "log",
+        "--log-level",
+        "error",
+        "--metadata",
+        cluster.metadata,
+        "--listen",
+        "127.0.0.1:0",
+        "--server-name",
+        name,
     )
     address = str(bookies.address_in(child.line(bookies.PATIENCE_S)))
     cluster.servers[name] = RunningLogServer(child, address)

@@ -67,7 +67,13 @@ def test_a_drain_that_is_tried_again_has_all_its_attempts(tmp_path: Path) -> Non
         url = cluster.url
         asyncio.run(write_ledger(url))
         server = children.start(
-            *(*MAIN, "server", "recovery", "--metadata", url, "--http", "127.0.0.1:0"),
+            *MAIN,
+            "server",
+            "recovery",
+            "--metadata",
+            url,
+            "--http",
+            "127.0.0.1:0",
             environment=QUICK,
         )
         page = server.line(PATIENCE_S).partition("(http on ")[2].strip(" )\n")

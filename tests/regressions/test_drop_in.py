@@ -46,8 +46,10 @@ def test_one_directory_may_be_that_of_the_journal_and_of_ledgers(
     port = free_port()
     config = _config(
         tmp_path,
-        *(f"bookiePort={port}", "advertisedAddress=127.0.0.1"),
-        *(f"journalDirectories={tmp_path}/{journal}", f"ledgerDirectories={ledger_dirs}"),
+        f"bookiePort={port}",
+        "advertisedAddress=127.0.0.1",
+        f"journalDirectories={tmp_path}/{journal}",
+        f"ledgerDirectories={ledger_dirs}",
     )
     with family() as children:
         for _ in range(2):  # Made, and found again.
@@ -66,8 +68,12 @@ def test_the_id_is_the_name_of_the_interface(tmp_path: Path, short: str) -> None
     port = free_port()
     config = _config(
         tmp_path,
-        *(f"bookiePort={port}", "listeningInterface=lo", "useHostNameAsBookieID=true", short),
-        *(f"journalDirectories={tmp_path}/journal", f"ledgerDirectories={tmp_path}/ledgers"),
+        f"bookiePort={port}",
+        "listeningInterface=lo",
+        "useHostNameAsBookieID=true",
+        short,
+        f"journalDirectories={tmp_path}/journal",
+        f"ledgerDirectories={tmp_path}/ledgers",
     )
     with family() as children:
         assert (

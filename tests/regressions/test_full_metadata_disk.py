@@ -78,7 +78,7 @@ def test_a_full_metadata_disk_refuses_what_grows_and_ends_nobody(
 
     with family() as children:
         running = [
-            bookies.start(*(children, tmp_path / name, url, "--log-level", "error"), bookie_id=name)
+            bookies.start(children, tmp_path / name, url, "--log-level", "error", bookie_id=name)
             for name in ("bk-1", "bk-2")
         ]
         for bookie in running:

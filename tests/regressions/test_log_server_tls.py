@@ -26,10 +26,25 @@ def test_a_log_server_whose_certificate_the_others_refuse_says_so(tmp_path: Path
     said = tmp_path / "said"
     with processes.family() as children:
         server = children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log", "--metadata", url),
-            *("--listen", ":0", "--advertise", "log-1.example.com", "--server-name", "log-1"),
-            *("--tls-certificate", tls.certificate, "--tls-key", tls.key),
-            *("--token-file", str(tmp_path / "token")),
+            sys.executable,
+            "-m",
+            "rollbook.api.cli.main",
+            "server",
+            "log",
+            "--metadata",
+            url,
+            "--listen",
+            ":0",
+            "--advertise",
+            "log-1.example.com",
+            "--server-name",
+            "log-1",
+            "--tls-certificate",
+            tls.certificate,
+            "--tls-key",
+            tls.key,
+            "--token-file",
+            str(tmp_path / "token"),
             log=said,
         )
         server.line(_PATIENCE_S)

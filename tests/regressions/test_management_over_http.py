@@ -38,8 +38,16 @@ def base(url: str) -> Iterator[str]:
     assert commands.run("cluster", "init", "--metadata", url).returncode == 0
     with processes.family() as children:
         child = children.start_module(
-            *("rollbook.api.cli.main", "server", "recovery", "--only-http", "--metadata", url),
-            *("--http", "127.0.0.1:0", "--log-level", "error"),
+            "rollbook.api.cli.main",
+            "server",
+            "recovery",
+            "--only-http",
+            "--metadata",
+            url,
+            "--http",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
         )
         (address,) = re.findall(r"http on ([\d.:]+)", child.line(_PATIENCE_S))
         yield f"http://{address}"

@@ -98,9 +98,21 @@ def store_away(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogProcesse
     """One of the bookies serves the metadata, and all of them stand still."""
     with log_processes.running(tmp_path_factory.mktemp("store")) as cluster:
         child = cluster.children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log"),
-            *("--metadata", cluster.metadata, "--listen", f"127.0.0.1:{_GRPC_PORT}"),
-            *("--rest", f"127.0.0.1:{_PORT}", "--server-name", "log-1", "--log-level", "error"),
+            sys.executable,
+            "-m",
+            "rollbook.api.cli.main",
+            "server",
+            "log",
+            "--metadata",
+            cluster.metadata,
+            "--listen",
+            f"127.0.0.1:{_GRPC_PORT}",
+            "--rest",
+            f"127.0.0.1:{_PORT}",
+            "--server-name",
+            "log-1",
+            "--log-level",
+            "error",
         )
         child.line(bookies.PATIENCE_S)
         cluster.servers["log-1"] = RunningLogServer(child, f"127.0.0.1:{_GRPC_PORT}")

@@ -66,8 +66,15 @@ def _start_hurt(
     children: Family, folder: Path, url: str, token_file: Path
 ) -> bookies.RunningBookie:
     bookie = bookies.start(
-        *(children, folder / HURT, url, "--log-level", "error", "--http", "127.0.0.1:0"),
-        *("--http-token-file", str(token_file)),
+        children,
+        folder / HURT,
+        url,
+        "--log-level",
+        "error",
+        "--http",
+        "127.0.0.1:0",
+        "--http-token-file",
+        str(token_file),
         bookie_id=HURT,
     )
     bookie.wait_ready(PATIENCE_S)

@@ -30,8 +30,17 @@ def test_directories_of_a_running_bookie_stay_its_own_without_their_lock_files(
         for directory in directories:
             (directory / "lock").unlink()
         done = commands.run(
-            *("bookie", "write-off", "--yes", "--metadata", cluster.url, "--bookie-id", "bk-1"),
-            *("--journal-dir", str(directories[0]), "--ledger-dir", str(directories[1])),
+            "bookie",
+            "write-off",
+            "--yes",
+            "--metadata",
+            cluster.url,
+            "--bookie-id",
+            "bk-1",
+            "--journal-dir",
+            str(directories[0]),
+            "--ledger-dir",
+            str(directories[1]),
         )
         assert b"another process holds" in done.stderr, done.stderr.decode()
         assert done.returncode != 0

@@ -79,7 +79,7 @@ def test_the_tails_of_many_logs_come_at_once(cluster: LogProcesses) -> None:
             assert news is not None
             assert [(tail.log, tail.tail) for tail in news.tails] == [(LOGS[0], 3)]
             lines = commands.run(
-                *("log", "tails", "many/", "-o", "ndjson", "--server", cluster.url)
+                "log", "tails", "many/", "-o", "ndjson", "--server", cluster.url
             ).stdout.splitlines()
             rows = {row["log"]: row for row in map(json.loads, lines)}
             assert set(rows) == {str(log) for log in LOGS}

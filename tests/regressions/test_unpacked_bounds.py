@@ -75,8 +75,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Site]:
         access.write_text(_ACCESS)
         child = cluster.children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", cluster.metadata, "--server-name", "log-1"),
-            *("--listen", "127.0.0.1:0", "--log-level", "error", "--access-file", access),
+            "server",
+            "log",
+            "--metadata",
+            cluster.metadata,
+            "--server-name",
+            "log-1",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
+            "--access-file",
+            access,
         )
         found = _Site(RunningBookie(child), str(bookies.address_in(child.line(60.0))))
         with found.client("member") as client:

@@ -21,8 +21,12 @@ HOW_TO_ENABLE: Final = "apt-get install --no-install-recommends chromium-headles
 
 _NAMES: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _FLAGS: Final = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-    *("--disable-background-networking", "--remote-debugging-pipe"),
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--remote-debugging-pipe",
 )
 _PATIENCE_S: Final = 60.0
 _SCRIPT: Final = """

@@ -124,9 +124,21 @@ class Server:
     def start(self) -> None:
         self._is_ready = False
         self._child = self._cluster.children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log"),
-            *("--metadata", self._cluster.metadata, "--server-name", self.name),
-            *("--listen", self._listen, "--rest", self.place, "--log-level", "error"),
+            sys.executable,
+            "-m",
+            "rollbook.api.cli.main",
+            "server",
+            "log",
+            "--metadata",
+            self._cluster.metadata,
+            "--server-name",
+            self.name,
+            "--listen",
+            self._listen,
+            "--rest",
+            self.place,
+            "--log-level",
+            "error",
         )
 
     def until_ready(self) -> None:

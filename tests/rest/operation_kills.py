@@ -103,9 +103,20 @@ class _Site:
     def start(self, name: str) -> None:
         """It serves when it returns."""
         child = self._children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "recovery"),
-            *("--metadata", self.cluster.url, "--name", name, "--log-level", "error"),
-            *("--http", f"127.0.0.1:{self._ports[name]}", *_SERVERS[name]),
+            sys.executable,
+            "-m",
+            "rollbook.api.cli.main",
+            "server",
+            "recovery",
+            "--metadata",
+            self.cluster.url,
+            "--name",
+            name,
+            "--log-level",
+            "error",
+            "--http",
+            f"127.0.0.1:{self._ports[name]}",
+            *_SERVERS[name],
             environment=_QUICK,
         )
         child.line(_PATIENCE_S)

@@ -52,10 +52,24 @@ def _send(door: Door, cases: int, seed: int, report: Path, hooks: dict[str, str]
     each = 1 + int(cases / operations / _MADE_UP_OF_ALLOWED)
     where = f"http://{door.place}/openapi.json"
     command = (
-        *(PROGRAM, "--config-file", _FOLDER / "schemathesis.toml", "run", where),
-        *("--max-examples", str(each), "--seed", str(seed), "--request-timeout", str(_PATIENCE_S)),
-        *("--continue-on-failure", "--no-shrink", "--no-color"),
-        *("--report", "json", "--report-json-path", report),
+        PROGRAM,
+        "--config-file",
+        _FOLDER / "schemathesis.toml",
+        "run",
+        where,
+        "--max-examples",
+        str(each),
+        "--seed",
+        str(seed),
+        "--request-timeout",
+        str(_PATIENCE_S),
+        "--continue-on-failure",
+        "--no-shrink",
+        "--no-color",
+        "--report",
+        "json",
+        "--report-json-path",
+        report,
     )
     subprocess.run(command, env={**os.environ, **hooks}, cwd=report.parent, check=False)
     found: dict[str, Any] = json.loads(report.read_text())

@@ -72,7 +72,11 @@ class Script:
     def _start(self) -> None:
         self._said = 0
         self._child = self._children.start(
-            *(SCRIPT, self._servers, self._log, "script", self._next_file),
+            SCRIPT,
+            self._servers,
+            self._log,
+            "script",
+            self._next_file,
             environment={"PATH": f"{self._bin}:{os.environ['PATH']}"},
         )
         while self._said < self.next:

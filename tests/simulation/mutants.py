@@ -258,12 +258,16 @@ MUTANTS: Final = (
     Mutant("moving-lac", Parts(recovery=MovingLac), 4_000),
     Mutant("forgotten-fence", Parts(bookie=ForgottenFence), 400),
     Mutant(
-        *("reads-do-not-fence", Parts(OrderedReads, recovery=ReadsDoNotFence), 500),
+        "reads-do-not-fence",
+        Parts(OrderedReads, recovery=ReadsDoNotFence),
+        500,
         drill=drills.late_adds,
     ),
     Mutant("hasty-negative", Parts(bookie=HastyNegative), 400),
     Mutant(
-        *("silence-is-absence", Parts(recovery=SilenceIsAbsence), 500),
+        "silence-is-absence",
+        Parts(recovery=SilenceIsAbsence),
+        500,
         drill=drills.dark_recovery,
     ),
     Mutant("starts-too-low", Parts(recovery=StartsTooLow), 300, drill=drills.new_members),
@@ -278,8 +282,11 @@ MUTANTS: Final = (
 AnyMutant = Mutant | BookieMutant | LedgerMutant | LogMutant | ClusterMutant
 
 ALL_MUTANTS: Final[tuple[AnyMutant, ...]] = (
-    *(*MUTANTS, *BOOKIE_MUTANTS),
-    *(*LEDGER_MUTANTS, *LOG_MUTANTS, *CLUSTER_MUTANTS),
+    *MUTANTS,
+    *BOOKIE_MUTANTS,
+    *LEDGER_MUTANTS,
+    *LOG_MUTANTS,
+    *CLUSTER_MUTANTS,
 )
 
 

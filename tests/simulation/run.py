@@ -209,9 +209,18 @@ def _run_one(actors: Scene, seed: int) -> SeedResult:
     cpu_s = time.process_time() - start
     history = report.history
     return SeedResult(
-        *(seed, report.broke, report.detail, report.digest, history.weakness()),
-        *(report.callbacks, cpu_s, len(history.appends), sum(1 for _ in history.unknowns())),
-        *(history.is_decisive(), history.overlapped(), history.met() if history.calls else {}),
+        seed,
+        report.broke,
+        report.detail,
+        report.digest,
+        history.weakness(),
+        report.callbacks,
+        cpu_s,
+        len(history.appends),
+        sum(1 for _ in history.unknowns()),
+        history.is_decisive(),
+        history.overlapped(),
+        history.met() if history.calls else {},
     )
 
 

@@ -78,8 +78,13 @@ class Fault:
 
 _DIRECTED: Final = (Kind.CUT_ONE_WAY, Kind.STALL, Kind.SLOW_LINK, Kind.TAIL_LATENCY)
 _IN_US: Final = (
-    *(Kind.SLOW_LINK, Kind.FAR_APART, Kind.JITTER, Kind.TAIL_LATENCY, Kind.SLOW_DISK),
-    *(Kind.CLOCK_JUMP, Kind.METADATA_LAG),
+    Kind.SLOW_LINK,
+    Kind.FAR_APART,
+    Kind.JITTER,
+    Kind.TAIL_LATENCY,
+    Kind.SLOW_DISK,
+    Kind.CLOCK_JUMP,
+    Kind.METADATA_LAG,
 )
 
 

@@ -77,9 +77,24 @@ def run(
 def _kill_one(url: str, folder: Path, pipes: Pipes, chance: random.Random) -> None:
     """Once it has archived something, so that it is anywhere in a step."""
     command = (
-        *(sys.executable, "-m", "rollbook.api.cli.main", "spark", "export", LOG, "--server", url),
-        *("--archive", pipes.archive.path, "--every", "10ms", "--step-bytes", "20K"),
-        *("--report", str(folder / "report"), "--master", "local[2]"),
+        sys.executable,
+        "-m",
+        "rollbook.api.cli.main",
+        "spark",
+        "export",
+        LOG,
+        "--server",
+        url,
+        "--archive",
+        pipes.archive.path,
+        "--every",
+        "10ms",
+        "--step-bytes",
+        "20K",
+        "--report",
+        str(folder / "report"),
+        "--master",
+        "local[2]",
     )
     before = _archived(pipes)
     errors = folder / "errors"

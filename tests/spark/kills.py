@@ -171,7 +171,9 @@ class Scene:
             environment = {FOLDER: str(self._strikes), FLAW: self._flaw}
             self._driver = self._cluster.children.start(
                 *to_file,
-                *(sys.executable, "-m", "tests.spark.struck_driver"),
+                sys.executable,
+                "-m",
+                "tests.spark.struck_driver",
                 self._folder / f"driver-{self._lives}",
                 environment=environment,
             )
@@ -230,8 +232,11 @@ class Scene:
             time.sleep(self._chance.uniform(0, 2))
             name = f"bk-{number + 1}"
             bookie = bookies.start(
-                *(cluster.children, self._folder / name, cluster.metadata),
-                *("--log-level", "error"),
+                cluster.children,
+                self._folder / name,
+                cluster.metadata,
+                "--log-level",
+                "error",
                 bookie_id=name,
             )
             bookie.wait_ready()

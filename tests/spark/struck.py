@@ -24,9 +24,16 @@ from rollbook.api.spark.stream import StreamReader
 FOLDER: Final = "ROLLBOOK_TEST_STRIKES"
 FLAW: Final = "ROLLBOOK_TEST_FLAW"
 STAGES: Final = (
-    *("latest offset", "partitions", "read", "source commit"),
+    "latest offset",
+    "partitions",
+    "read",
+    "source commit",
     "transform",
-    *("write", "commit", "between blocks", "before the mark", "committed"),
+    "write",
+    "commit",
+    "between blocks",
+    "before the mark",
+    "committed",
 )
 
 

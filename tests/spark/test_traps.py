@@ -27,8 +27,16 @@ def _second(site: Site) -> Iterator[None]:
     with processes.family() as children:
         server = children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", site.metadata, "--server-name", "b"),
-            *("--listen", "127.0.0.1:0", "--log-level", "error"),
+            "server",
+            "log",
+            "--metadata",
+            site.metadata,
+            "--server-name",
+            "b",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
         )
         server.line(PATIENCE_S)
         yield

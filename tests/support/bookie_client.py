@@ -84,12 +84,15 @@ class LedgerWriter:
         if self._version == v2.VERSION:
             assert not is_sync_deferred, "version 2 has no word for it"
             return V2AddPacker(
-                *(self._key, self.digest),
+                self._key,
+                self.digest,
                 is_recovery=is_recovery,
                 is_high_priority=is_high_priority,
             )
         return V3AddPacker(
-            *(self._key, self.digest, self._txn_ids),
+            self._key,
+            self.digest,
+            self._txn_ids,
             is_recovery=is_recovery,
             is_high_priority=is_high_priority,
             is_sync_deferred=is_sync_deferred,

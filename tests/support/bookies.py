@@ -35,9 +35,16 @@ def arguments(
     """The command line behind `rollbook`, with all of the bookie's files below `folder`."""
     directories = [folder / f"ledgers{number + 1}" for number in range(ledger_dirs)]
     return [
-        *("server", "bookie", "--metadata", metadata_url),
-        *("--listen", listen, "--bookie-id", bookie_id),
-        *("--journal-dir", str(folder / "journal")),
+        "server",
+        "bookie",
+        "--metadata",
+        metadata_url,
+        "--listen",
+        listen,
+        "--bookie-id",
+        bookie_id,
+        "--journal-dir",
+        str(folder / "journal"),
         *(word for path in directories for word in ("--ledger-dir", str(path))),
     ]
 
@@ -57,7 +64,7 @@ def start(
         folder, metadata_url, bookie_id=bookie_id, listen=listen, ledger_dirs=ledger_dirs
     )
     child = children.start(
-        *(sys.executable, "-m", "rollbook.api.cli.main", *command, *more), environment=environment
+        sys.executable, "-m", "rollbook.api.cli.main", *command, *more, environment=environment
     )
     return RunningBookie(child)
 

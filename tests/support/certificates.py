@@ -17,8 +17,17 @@ class Authority:
     def make(cls, folder: Path) -> "Authority":
         made = cls(folder)
         _openssl(
-            *("req", "-x509", *_KEY, "-days", "2", "-subj", "/CN=authority"),
-            *("-out", made.certificate, "-keyout", str(folder / "ca.key")),
+            "req",
+            "-x509",
+            *_KEY,
+            "-days",
+            "2",
+            "-subj",
+            "/CN=authority",
+            "-out",
+            made.certificate,
+            "-keyout",
+            str(folder / "ca.key"),
         )
         return made
 
@@ -32,13 +41,33 @@ class Authority:
             str(self.folder / f"{name}.{kind}") for kind in ("csr", "pem", "key")
         )
         _openssl(
-            *("req", *_KEY, "-subj", f"/CN={name}", "-addext", f"subjectAltName={alternative}"),
-            *("-out", request, "-keyout", key),
+            "req",
+            *_KEY,
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            f"subjectAltName={alternative}",
+            "-out",
+            request,
+            "-keyout",
+            key,
         )
         _openssl(
-            *("x509", "-req", "-in", request, "-copy_extensions", "copy", "-days", str(days)),
-            *("-CA", self.certificate, "-CAkey", str(self.folder / "ca.key"), "-CAcreateserial"),
-            *("-out", certificate),
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-copy_extensions",
+            "copy",
+            "-days",
+            str(days),
+            "-CA",
+            self.certificate,
+            "-CAkey",
+            str(self.folder / "ca.key"),
+            "-CAcreateserial",
+            "-out",
+            certificate,
         )
         return TlsFiles(certificate, key, self.certificate)
 

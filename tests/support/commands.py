@@ -26,9 +26,12 @@ from typing import Final
 PATIENCE_S: Final = 60.0
 _REQUEST_BYTES_MAX: Final = 1 << 17
 _PRELOADED: Final = (
-    *("rollbook.api.cli.cluster.actions", "rollbook.api.cli.ledger.actions"),
-    *("rollbook.api.cli.recovery.actions", "rollbook.proto.runtime.metastore.embedded_owner"),
-    *("rollbook.api.cli.log.actions", "rollbook.api.client.client"),
+    "rollbook.api.cli.cluster.actions",
+    "rollbook.api.cli.ledger.actions",
+    "rollbook.api.cli.recovery.actions",
+    "rollbook.proto.runtime.metastore.embedded_owner",
+    "rollbook.api.cli.log.actions",
+    "rollbook.api.client.client",
 )
 
 

@@ -15,7 +15,9 @@ class DirectDoubts:
         doubts = storage.catalog.doubts
         ids = sorted(each for each in doubts.ledger_ids if each > after)[:limit]
         return DoubtsPage(
-            *(self._bookie.bookie_id, self._bookie.cluster.instance_id, storage.doubts_stamp),
+            self._bookie.bookie_id,
+            self._bookie.cluster.instance_id,
+            storage.doubts_stamp,
             everything=doubts.everything,
             ledgers={each: tuple(EntryRange(*part) for part in doubts.of(each)) for each in ids},
             next_after=ids[-1] if len(ids) == limit else None,

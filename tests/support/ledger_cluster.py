@@ -141,9 +141,7 @@ class LocalCluster:
         try:
             cluster = await open_cluster(store, MetadataUrl.parse(self.url).ledgers_root)
             storage = self._settings(name).storage
-            yield Identity(
-                *(self._disk(), storage, random.Random(), store, cluster, BookieId(name))
-            )
+            yield Identity(self._disk(), storage, random.Random(), store, cluster, BookieId(name))
         finally:
             await store.close()
 
@@ -184,7 +182,11 @@ class ProcessCluster:
     def start(self, name: str) -> bookies.RunningBookie:
         """It serves and is registered when this returns."""
         bookie = bookies.start(
-            *(self._children, self._folder / name, self.url, "--log-level", "error"),
+            self._children,
+            self._folder / name,
+            self.url,
+            "--log-level",
+            "error",
             bookie_id=name,
             environment=self._environment,
         )

@@ -110,14 +110,15 @@ class LogCluster:
         lease = await open_metadata_store(url, session_timeout_s=config.lease_s)
         cluster = await open_cluster(store, MetadataUrl.parse(url).ledgers_root)
         ledgers = Ledgers(
-            *(transport, store, cluster, clock, randomness, ClientConfig()), owns_store=True
+            transport, store, cluster, clock, randomness, ClientConfig(), owns_store=True
         )
         await ledgers.start()
         nodes = LogMetadataStore(store, cluster, clock, randomness)
         await nodes.start()
         listener = await transport.listen(asyncio.Protocol, Address("127.0.0.1", 0))
         server = LogServer(
-            *(name, "test"),
+            name,
+            "test",
             ledgers=ledgers,
             nodes=nodes,
             lease=lease,

@@ -61,9 +61,18 @@ class LogProcesses:
         before = self.servers.get(name)
         listen = before.address if before else "127.0.0.1:0"
         child = self.children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", "log"),
+            sys.executable,
+            "-m",
+            "rollbook.api.cli.main",
+            "server",
+            "log",
             *(() if says else _QUIET),
-            *("--metadata", self.metadata, "--listen", listen, "--server-name", name),
+            "--metadata",
+            self.metadata,
+            "--listen",
+            listen,
+            "--server-name",
+            name,
             log=says,
         )
         address = str(bookies.address_in(child.line(bookies.PATIENCE_S)))
@@ -78,9 +87,21 @@ class LogProcesses:
         before = self.servers.get(name)
         port = parse_address(before.address, "server").port if before else _free_port()
         child = self.children.start(
-            *(sys.executable, "-m", "tests.support.resolving_server", "server", "log", *_QUIET),
-            *("--metadata", self.metadata, "--server-name", name, "--insecure"),
-            *("--listen", f"0.0.0.0:{port}", "--advertise", f"{name}.invalid:{port}"),
+            sys.executable,
+            "-m",
+            "tests.support.resolving_server",
+            "server",
+            "log",
+            *_QUIET,
+            "--metadata",
+            self.metadata,
+            "--server-name",
+            name,
+            "--insecure",
+            "--listen",
+            f"0.0.0.0:{port}",
+            "--advertise",
+            f"{name}.invalid:{port}",
         )
         child.line(bookies.PATIENCE_S)
         self.servers[name] = RunningLogServer(child, f"127.0.0.1:{port}")

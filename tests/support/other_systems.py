@@ -10,13 +10,29 @@ import sys
 from typing import Final
 
 _LINUX_ONLY: Final = (
-    *("O_DIRECT", "RWF_NOWAIT", "fdatasync", "posix_fadvise", "posix_fallocate"),
-    *("POSIX_FADV_DONTNEED", "POSIX_FADV_RANDOM", "POSIX_FADV_WILLNEED"),
+    "O_DIRECT",
+    "RWF_NOWAIT",
+    "fdatasync",
+    "posix_fadvise",
+    "posix_fallocate",
+    "POSIX_FADV_DONTNEED",
+    "POSIX_FADV_RANDOM",
+    "POSIX_FADV_WILLNEED",
 )
 _OPTIONS_OF_LINUX: Final = ("TCP_KEEPIDLE", "TCP_NOTSENT_LOWAT")
 _POSIX_ONLY: Final = (
-    *("O_DIRECTORY", "fchmod", "fork", "getloadavg", "getuid", "geteuid", "preadv", "pwritev"),
-    *("pread", "pwrite", "register_at_fork", "sysconf"),
+    "O_DIRECTORY",
+    "fchmod",
+    "fork",
+    "getloadavg",
+    "getuid",
+    "geteuid",
+    "preadv",
+    "pwritev",
+    "pread",
+    "pwrite",
+    "register_at_fork",
+    "sysconf",
 )
 _POSIX_MODULES: Final = ("fcntl", "grp", "pwd", "resource")
 

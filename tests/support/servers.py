@@ -30,12 +30,12 @@ from tests.support.commands import become
 _MAIN: Final = "rollbook.api.cli.main"
 _REPOSITORY: Final = Path(__file__).parents[2]
 _PRELOADED: Final = (
-    *(
-        "rollbook.api.cli.server.log",
-        "rollbook.api.cli.server.log_rest",
-    ),
-    *("rollbook.api.cli.server.bookie", "rollbook.api.cli.server.recovery"),
-    *("rollbook.api.rest.bookie", "rollbook.proto.runtime.metastore.embedded_owner"),
+    "rollbook.api.cli.server.log",
+    "rollbook.api.cli.server.log_rest",
+    "rollbook.api.cli.server.bookie",
+    "rollbook.api.cli.server.recovery",
+    "rollbook.api.rest.bookie",
+    "rollbook.proto.runtime.metastore.embedded_owner",
     "rollbook.api.cli.dev.run",
 )
 _REQUEST_BYTES_MAX: Final = 1 << 17

@@ -46,7 +46,8 @@ class Stopwatch:
 SHARES: Final = (
     *(step / 100 for step in range(99)),
     *(step / 1_000 for step in range(990, 1_000)),
-    *(0.9995, 0.9999),
+    0.9995,
+    0.9999,
 )
 
 

@@ -213,7 +213,10 @@ class _Worker:
         config = WorkerConfig(bytes_per_s_max=job["rate"]) if job.get("rate") else _UNHELD
         target = BookieId(job["target"]) if job.get("target") else None
         worker = Worker(
-            *(self._ledgers, self._store, SystemClock(), config),
+            self._ledgers,
+            self._store,
+            SystemClock(),
+            config,
             name="bench",
             local_bookie=target,
             marks=self._marks,

@@ -117,7 +117,7 @@ class Conductor:
         for name in names:
             command = partial(self._command, name)
             self.actors[name] = Actor(
-                *(name, self._children, self.logs, command, _ENVIRONMENT, self._on_line)
+                name, self._children, self.logs, command, _ENVIRONMENT, self._on_line
             )
             self.actors[name].start()
         await self.until_ready(names)

@@ -51,7 +51,7 @@ class Idle:
         self._recovery_log = folder / "recovery"
         self._bookies = {
             name: bookies.start(
-                *(children, folder / name, url, *_QUIET), bookie_id=name, environment=_ENVIRONMENT
+                children, folder / name, url, *_QUIET, bookie_id=name, environment=_ENVIRONMENT
             )
             for name in BOOKIES
         }
@@ -59,13 +59,26 @@ class Idle:
         module = (sys.executable, "-m", "rollbook.api.cli.main")
         to_file = ("sh", "-c", 'exec "$@" 2>>"$0"', self._recovery_log)
         recovery = children.start(
-            *(*to_file, *module, "server", "recovery", "--metadata", url),
+            *to_file,
+            *module,
+            "server",
+            "recovery",
+            "--metadata",
+            url,
             environment=_ENVIRONMENT,
         )
         recovery.line(bookies.PATIENCE_S)
         server = children.start(
-            *(*module, "server", "log", "--metadata", url, "--listen", "127.0.0.1:0", *_QUIET),
-            *("--server-name", "log-1"),
+            *module,
+            "server",
+            "log",
+            "--metadata",
+            url,
+            "--listen",
+            "127.0.0.1:0",
+            *_QUIET,
+            "--server-name",
+            "log-1",
         )
         self.address = f"log://{bookies.address_in(server.line(bookies.PATIENCE_S))}"
 

@@ -73,7 +73,11 @@ class Run:
         self._servers, self.nodes = (
             {
                 name: Actor(
-                    *(name, cluster.children, self._logs, partial(command, name), {}),
+                    name,
+                    cluster.children,
+                    self._logs,
+                    partial(command, name),
+                    {},
                     self._on_line,
                 )
                 for name in names

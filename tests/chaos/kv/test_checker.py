@@ -86,7 +86,7 @@ def test_an_order_that_was_there_is_found_and_a_lie_is_not_believed(seed: int) -
         expect = chance.choice((state, "other")) if do == "cas" else None
         made = op(do, called, returned, value=value, expect=expect)
         is_done = do != "cas" or expect == state
-        told = op(*(do, called, returned), value=value, expect=expect, is_done=is_done, found=state)
+        told = op(do, called, returned, value=value, expect=expect, is_done=is_done, found=state)
         if chance.random() < 0.1:
             told = op(do, called, value=value, expect=expect)
         ops.append(told)

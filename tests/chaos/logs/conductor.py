@@ -81,7 +81,9 @@ class Conductor:
     def cast(self, names: Iterable[str]) -> None:
         for name in names:
             self.actors[name] = Actor(
-                *(name, self._children, self._logs),
+                name,
+                self._children,
+                self._logs,
                 partial(self._command, name),
                 _ENVIRONMENT,
                 self._on_line,

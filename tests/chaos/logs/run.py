@@ -20,8 +20,12 @@ Progress = Callable[[str], Callable[[int, int], None]]
 def chaos(seconds: float, seed: int, progress: Progress, say: Callable[[str], None]) -> Tally:
     with tempfile.TemporaryDirectory(prefix="rollbook-chaos-") as folder, family() as children:
         conductor = children.start(
-            *(sys.executable, "-m", "tests.chaos.logs.conductor"),
-            *(Path(folder), str(seconds), str(seed)),
+            sys.executable,
+            "-m",
+            "tests.chaos.logs.conductor",
+            Path(folder),
+            str(seconds),
+            str(seed),
         )
         bars: dict[str, Callable[[int, int], None]] = {}
         while True:

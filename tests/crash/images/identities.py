@@ -94,7 +94,7 @@ class _Machine:
         """As a bookie does it, up to where its port would open."""
         locks = await self.identity.establish()
         storage = await Storage.open(
-            *(self.disk, self._config, StandingClock(), self._chance), locks=locks
+            self.disk, self._config, StandingClock(), self._chance, locks=locks
         )
         await self.identity.begin()
         doubts = answer(storage, LEDGER, 0) is EntryStateUnknown

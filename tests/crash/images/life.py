@@ -199,8 +199,15 @@ class Life:
             self._trouble(node)
             action = self._chance.choices(
                 (
-                    *(self._add, self._fence, self._write_lac, self._delete, self._drop),
-                    *(self._rest, self._delete_for_good, self._compact, self._scrub),
+                    self._add,
+                    self._fence,
+                    self._write_lac,
+                    self._delete,
+                    self._drop,
+                    self._rest,
+                    self._delete_for_good,
+                    self._compact,
+                    self._scrub,
                 ),
                 (
                     30,

@@ -354,7 +354,7 @@ class Connection:
             raise OSError(errno.EPROTO, f"the kernel speaks FUSE 7.{minor}, we speak 7.{_MINOR}")
         flags &= _BIG_WRITES | _PARALLEL_DIROPS | _MAX_PAGES | _ASYNC_READ | _ASYNC_DIO
         return _INIT_REPLY.pack(
-            *(_MAJOR, _MINOR, read_ahead, flags, 64, 48, MAX_WRITE, 1, MAX_WRITE // PAGE, 0)
+            _MAJOR, _MINOR, read_ahead, flags, 64, 48, MAX_WRITE, 1, MAX_WRITE // PAGE, 0
         )
 
     def _statfs(self, request: Request) -> Reply:
@@ -372,11 +372,18 @@ class Connection:
 def _pack_attributes(inode: Inode) -> bytes:
     times = inode.atime_ns, inode.mtime_ns, inode.ctime_ns
     return _ATTRIBUTES.pack(
-        *(inode.number, inode.size, -(-inode.size // 512)),
+        inode.number,
+        inode.size,
+        -(-inode.size // 512),
         *(time // 10**9 for time in times),
         *(time % 10**9 for time in times),
-        *(inode.mode, 1 if inode.is_directory else inode.links, inode.uid, inode.gid),
-        *(inode.rdev, PAGE, 0),
+        inode.mode,
+        1 if inode.is_directory else inode.links,
+        inode.uid,
+        inode.gid,
+        inode.rdev,
+        PAGE,
+        0,
     )
 
 

@@ -48,9 +48,23 @@ class Inode:
     """A file, directory, symbolic link or socket."""
 
     __slots__ = (
-        *("number", "mode", "uid", "gid", "rdev", "atime_ns", "mtime_ns", "ctime_ns"),
-        *("contents", "target", "entries", "durable_entries", "parent"),
-        *("links", "durable_links", "pending", "lookups"),
+        "atime_ns",
+        "contents",
+        "ctime_ns",
+        "durable_entries",
+        "durable_links",
+        "entries",
+        "gid",
+        "links",
+        "lookups",
+        "mode",
+        "mtime_ns",
+        "number",
+        "parent",
+        "pending",
+        "rdev",
+        "target",
+        "uid",
     )
 
     def __init__(self, number: int, mode: int, uid: int, gid: int) -> None:

@@ -31,7 +31,7 @@ def _quiet() -> Iterator[None]:
 
 async def opened(node: Node, *, accepts_loss: bool = False) -> Storage:
     storage = await Storage.open(
-        *(node.disk, CONFIG, node.clock, node.randomness), accepts_loss=accepts_loss
+        node.disk, CONFIG, node.clock, node.randomness, accepts_loss=accepts_loss
     )
     storage.start()
     return storage

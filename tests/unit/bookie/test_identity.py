@@ -780,9 +780,16 @@ async def ruin_both_catalogs(disk: Disk) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        *(take_the_header, give_the_header_of_another_store, cut_the_journal, cut_a_spare_file),
-        *(cut_a_log, take_a_log, take_a_journal_file, bring_a_later_journal_file),
-        *(bring_a_later_log, ruin_both_catalogs),
+        take_the_header,
+        give_the_header_of_another_store,
+        cut_the_journal,
+        cut_a_spare_file,
+        cut_a_log,
+        take_a_log,
+        take_a_journal_file,
+        bring_a_later_journal_file,
+        bring_a_later_log,
+        ruin_both_catalogs,
     ],
 )
 def test_the_doctor_says_what_a_start_says(damage: Damage) -> None:

@@ -94,8 +94,13 @@ async def whole(contents: bytes, durable_through: int) -> ReadBack:
     reader = RecordReader(contents, FILE_ID)
     found = scan(reader, first_sequence=100, durable_through=durable_through)
     return ReadBack(
-        *(replay(reader, found), len(found.rot), found.end, found.next_sequence, found.is_ended),
-        *(found.unproven_at, False),
+        replay(reader, found),
+        len(found.rot),
+        found.end,
+        found.next_sequence,
+        found.is_ended,
+        found.unproven_at,
+        False,
     )
 
 
@@ -105,8 +110,15 @@ def known_of(found: ReadBack) -> tuple[object, ...]:
         ledger_id: rows.sorted_columns() for ledger_id, rows in replayed.memtable.ledgers.items()
     }
     return (
-        *(ledgers, replayed.records, replayed.doubts, replayed.doubts_everything),
-        *(found.rotten_places, found.end, found.next_sequence, found.is_ended, found.unproven_at),
+        ledgers,
+        replayed.records,
+        replayed.doubts,
+        replayed.doubts_everything,
+        found.rotten_places,
+        found.end,
+        found.next_sequence,
+        found.is_ended,
+        found.unproven_at,
     )
 
 

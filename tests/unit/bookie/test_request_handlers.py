@@ -82,7 +82,8 @@ OPERATIONS: Final[dict[str, Callable[[Case], Request]]] = {
     ),
     "urgent add": lambda c: Add(c.ledger_id, c.entry_id, c.key, entry(c.ledger_id, c.entry_id)),
     "long poll": lambda c: Read(
-        *(c.ledger_id, NO_ENTRY),
+        c.ledger_id,
+        NO_ENTRY,
         previous_lac=EntryId(c.entry_id - 1),
         timeout_ms=100,
         piggyback=True,
@@ -96,9 +97,21 @@ OPERATIONS: Final[dict[str, Callable[[Case], Request]]] = {
     "start tls": lambda c: StartTls(),
 }
 SITUATIONS: Final = (
-    *("sound", "no such ledger", "no such entry", "no entries", "in doubt", "fenced", "deleted"),
-    *("other key", "short key", "negative ledger", "negative entry"),
-    *("read-only", "queue full", "journal fails", "bad version"),
+    "sound",
+    "no such ledger",
+    "no such entry",
+    "no entries",
+    "in doubt",
+    "fenced",
+    "deleted",
+    "other key",
+    "short key",
+    "negative ledger",
+    "negative entry",
+    "read-only",
+    "queue full",
+    "journal fails",
+    "bad version",
 )
 USUAL: Final = dict.fromkeys(SITUATIONS, "EOK") | {"bad version": "EBADVERSION"}
 
@@ -205,8 +218,15 @@ TABLE["start tls"] = dict.fromkeys(SITUATIONS, "EBADREQ") | {"bad version": "EBA
 def operations(version: int) -> list[str]:
     if version == v2.VERSION:
         return [
-            *("read", "read last", "fence", "batch", "batch fence"),
-            *("add", "recovery add", "urgent add", "auth"),
+            "read",
+            "read last",
+            "fence",
+            "batch",
+            "batch fence",
+            "add",
+            "recovery add",
+            "urgent add",
+            "auth",
         ]
     return list(OPERATIONS)
 

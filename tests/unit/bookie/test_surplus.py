@@ -47,12 +47,14 @@ class Site:
 
     def new_surplus(self) -> Surplus:
         return Surplus(
-            *(self.storage, self.node.clock, DAY_S, self.store, self.cluster, US, SESSION_S)
+            self.storage, self.node.clock, DAY_S, self.store, self.cluster, US, SESSION_S
         )
 
     async def create(self, ledger_id: int, holder: BookieId, *, closed: bool = True) -> None:
         metadata = LedgerMetadata(
-            *(LedgerId(ledger_id), Quorum(1, 1, 1), (Fragment(EntryId(0), (holder,)),)),
+            LedgerId(ledger_id),
+            Quorum(1, 1, 1),
+            (Fragment(EntryId(0), (holder,)),),
             created_ms=1,
             creation_token=ledger_id,
         )

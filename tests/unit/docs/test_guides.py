@@ -82,7 +82,9 @@ def test_operations_work_as_written(dev: RunningDev, tmp_path: Path) -> None:
 def test_commands_for_users_of_other_systems_work(dev: RunningDev, tmp_path: Path) -> None:
     told = run("coming-from.md", dev, tmp_path)
     assert [line for line in told if line.startswith(("0 ", "1 ", "2 "))] == [
-        *("0 17 paid", "1  shipped", "2  returned"),
+        "0 17 paid",
+        "1  shipped",
+        "2  returned",
     ]
     ended = ["shipped", "returned", "3", "default/orders", "2", "0", "2", "orders"]
     assert told[-len(ended) :] == ended
@@ -96,11 +98,15 @@ def test_the_first_day_in_python_works_as_written(dev: RunningDev, tmp_path: Pat
     ]
     lines = pages.run(command, tmp_path, {**os.environ}).splitlines()
     assert lines == [
-        *("paid at offset 0 now", "the last of many at 1000"),
+        "paid at offset 0 now",
+        "the last of many at 1000",
         "paid b'17' {'source': b'shop'} 2026-01-31 12:00:00+00:00",
-        *("1001 records", "billing is at 1001"),
-        *("NoSuchLog not_applied", "NoSuchCursor not_applied"),
-        *("first-day/orders", "the newest is item 999"),
+        "1001 records",
+        "billing is at 1001",
+        "NoSuchLog not_applied",
+        "NoSuchCursor not_applied",
+        "first-day/orders",
+        "the newest is item 999",
     ]
 
 

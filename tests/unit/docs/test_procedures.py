@@ -118,7 +118,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         cluster = ProcessCluster(children, folder, ("bk-1", "bk-2", "bk-3"))
         command = ("rollbook.api.cli.main", "server", "recovery", "--log-level", "error")
         children.start_module(
-            *(*command, "--metadata", cluster.url),
+            *command,
+            "--metadata",
+            cluster.url,
             environment={"ROLLBOOK_WORKER_GRACE_S": "0", "ROLLBOOK_STEWARD_LOOK_AGAIN_S": "0.2"},
         )
         yield Machine(children, folder, cluster.url)

@@ -60,8 +60,17 @@ class Cluster:
     def _start(self, children: processes.Family, server: str) -> Child:
         where = {"recovery": ("--http",), "log": ("--server-name", "log-1", "--listen")}[server]
         return children.start(
-            *(sys.executable, "-m", "rollbook.api.cli.main", "server", server, "--log-level"),
-            *("error", "--metadata", self.url, *where, "127.0.0.1:0"),
+            sys.executable,
+            "-m",
+            "rollbook.api.cli.main",
+            "server",
+            server,
+            "--log-level",
+            "error",
+            "--metadata",
+            self.url,
+            *where,
+            "127.0.0.1:0",
             environment=_QUICK,
         )
 
@@ -104,8 +113,11 @@ def test_two_of_five_bookies_are_removed_by_curl_while_a_log_is_written(cluster:
         assert [record.value for record in log.read(0, count)] == [b"%d" % n for n in range(count)]
     assert told.count("true") == 2
     assert told[-5:] == [
-        *("bk-1 writable active", "bk-2 writable active", "bk-3 writable active"),
-        *('["bk-1","bk-2","bk-3"]', "[]"),
+        "bk-1 writable active",
+        "bk-2 writable active",
+        "bk-3 writable active",
+        '["bk-1","bk-2","bk-3"]',
+        "[]",
     ]
     asyncio.run(require_sound_copies(cluster.url))
     third = cluster.run(f"{removes.partition('remove bk-4')[0]}\n{fails}")

@@ -27,7 +27,9 @@ def test_its_commands_work_as_written(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with processes.family() as children:
         child = children.start(
-            *("sh", "-euc", f"cd {tmp_path}; exec rollbook {command} --bookies 1"),
+            "sh",
+            "-euc",
+            f"cd {tmp_path}; exec rollbook {command} --bookies 1",
             environment={"NO_COLOR": "1", "PATH": path},
         )
         said = ""

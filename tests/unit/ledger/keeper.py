@@ -266,8 +266,13 @@ class Stage:
         node = scene.client_node
         self.placement = Placement(scene.health, node.randomness)
         self.recovery = Recovery(
-            *(self.nodes, scene.bookies, self.placement, scene.health),
-            *(node.clock, node.randomness, config),
+            self.nodes,
+            scene.bookies,
+            self.placement,
+            scene.health,
+            node.clock,
+            node.randomness,
+            config,
         )
         self._keepers = {name: Keeper(scene.start(name)) for name in bookies}
 
@@ -295,7 +300,8 @@ class Stage:
 
     async def create(self, quorum: Quorum, *fragments: tuple[int, str]) -> StoredLedger:
         metadata = LedgerMetadata(
-            *(L1, quorum),
+            L1,
+            quorum,
             tuple(
                 Fragment(EntryId(first), tuple(map(BookieId, names.split())))
                 for first, names in fragments

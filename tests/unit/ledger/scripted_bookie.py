@@ -168,7 +168,7 @@ class Scene:
     def open(self, node: Node) -> None:
         watcher = FixedWatcher(self.infos)
         self.bookies = Bookies(
-            *(node.transport, watcher, node.clock, node.randomness, self._config, self.health)
+            node.transport, watcher, node.clock, node.randomness, self._config, self.health
         )
 
     def packer(self, ledger_id: int) -> AddPacker:

@@ -60,7 +60,9 @@ class Meeting:
     async def _write(self) -> None:
         on, node = self.on, self.on.scene.client_node
         writer = LedgerWriter(
-            *(on.stored, DIGEST, PASSWORD),
+            on.stored,
+            DIGEST,
+            PASSWORD,
             nodes=on.nodes,
             bookies=on.scene.bookies,
             placement=on.placement,

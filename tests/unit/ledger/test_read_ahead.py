@@ -26,7 +26,9 @@ class Ledger:
 
     def stream(self, *, entry_bytes: int) -> EntryStream:
         return EntryStream(
-            *(EntryId(0), EntryId(10**9), self.read_run),
+            EntryId(0),
+            EntryId(10**9),
+            self.read_run,
             end_of_run=lambda _: 10**10,
             has_batches=lambda _: True,
             entry_bytes=entry_bytes,

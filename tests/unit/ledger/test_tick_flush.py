@@ -87,8 +87,12 @@ def test_an_interrupt_costs_no_step_but_the_one_that_it_hit() -> None:
         loop.run_until_complete(asyncio.sleep(0.01))
         loop.run_until_complete(go_on(turn))
     assert done == [
-        *("interrupted", "handed out", "shared: True"),
-        *("interrupted", "written", "handed out later"),
+        "interrupted",
+        "handed out",
+        "shared: True",
+        "interrupted",
+        "written",
+        "handed out later",
     ]
 
 

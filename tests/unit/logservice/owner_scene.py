@@ -73,7 +73,12 @@ class Server:
         assert node.process is not None
         self.owner_context = OwnerContext(
             ServerInfo(ServerId(f"{self.name}~{node.process.number}"), f"{self.name}:7400"),
-            *(ledgers, nodes, node.clock, node.randomness, stall_detector, TailMemory(2**20)),
+            ledgers,
+            nodes,
+            node.clock,
+            node.randomness,
+            stall_detector,
+            TailMemory(2**20),
         )
         self._is_ready.set()
         try:

@@ -78,7 +78,8 @@ class Serving(Server):
         nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
         server = LogServer(
-            *(self.name, "test"),
+            self.name,
+            "test",
             ledgers=ledgers,
             nodes=nodes,
             lease=lease,

@@ -123,7 +123,9 @@ def test_what_another_server_owns_is_refused_and_the_stream_goes_on() -> None:
         )
         results = {each.number: each for each in await stream.results(3)}
         assert reasons([results[number] for number in range(3)]) == [
-            *("ok", "NOT_OWNER", "LOG_NOT_FOUND")
+            "ok",
+            "NOT_OWNER",
+            "LOG_NOT_FOUND",
         ]
         assert results[1].error is not None
         assert results[1].error.ids["owner"] == b.address

@@ -58,8 +58,13 @@ def test_an_attempt_fits_into_the_memory_of_a_log() -> None:
 @pytest.mark.parametrize(
     ("until", "tail", "resumed_at", "end"),
     [
-        *((None, 9, 3, 9), (5, 9, 3, 5), (9, 5, 3, 5), (None, None, 3, None)),
-        *((None, 9, 12, 12), (5, None, 7, 7), (5, 9, 7, 7)),
+        (None, 9, 3, 9),
+        (5, 9, 3, 5),
+        (9, 5, 3, 5),
+        (None, None, 3, None),
+        (None, 9, 12, 12),
+        (5, None, 7, 7),
+        (5, 9, 7, 7),
     ],
 )
 def test_who_reads_to_the_tail_resumes_within_his_range(

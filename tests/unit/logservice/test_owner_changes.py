@@ -151,7 +151,10 @@ def test_an_answer_that_rests_on_what_is_lost_is_never_given() -> None:
         await asyncio.sleep(0.1)
         assert not any(each.answer.done() for each in (lost, mismatch, again, gap))
         assert [each.is_refused for each in (lost, mismatch, again, gap)] == [
-            *(False, True, False, True)
+            False,
+            True,
+            False,
+            True,
         ]
         for bookie in scene.bookies.values():
             bookie.is_hung = False

@@ -67,12 +67,13 @@ class Keeper:
         context = self._server.owner_context
         self.lags = self.lags or CursorLags(context.nodes, self)
         return Sweeper(
-            *(context.ledgers, context.nodes, self, self.lags),
-            *(
-                LostSegments(context.ledgers.nodes, context.nodes),
-                context.clock,
-                context.randomness,
-            ),
+            context.ledgers,
+            context.nodes,
+            self,
+            self.lags,
+            LostSegments(context.ledgers.nodes, context.nodes),
+            context.clock,
+            context.randomness,
             sweep_interval_s=60.0,
             orphans_interval_s=3600.0,
         )

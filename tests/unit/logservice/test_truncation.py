@@ -46,7 +46,7 @@ def test_ledgers_below_the_head_are_deleted_and_forgotten() -> None:
         stored = await three_segments(scene)
         before = [segment.ledger_id for segment in stored.list.segments]
         stored, answer = await truncate(
-            *(scene.nodes, stored, Offset(5)), confirmed=Offset(6), is_begun=False, event=EVENT
+            scene.nodes, stored, Offset(5), confirmed=Offset(6), is_begun=False, event=EVENT
         )
         assert (answer.old_head, answer.new_head, answer.records) == (0, 5, 5)
         assert answer.segments == (0, 1)
@@ -72,7 +72,7 @@ def test_a_plan_changes_nothing_and_names_what_stands_in_the_way() -> None:
             CommitCursor(LOG, CursorName("snapshot"), Offset(3), is_protected=True)
         )
         same, plan = await truncate(
-            *(scene.nodes, stored, Offset(5)), confirmed=Offset(6), is_begun=False, dry_run=True
+            scene.nodes, stored, Offset(5), confirmed=Offset(6), is_begun=False, dry_run=True
         )
         assert (same, plan.new_head, plan.guards) == (stored, 5, ("snapshot",))
         assert await scene.stored() == stored
@@ -85,7 +85,9 @@ def test_a_plan_changes_nothing_and_names_what_stands_in_the_way() -> None:
         )
         await refused(
             truncate(
-                *(scene.nodes, StoredLog(LOG, stored.list, stored.version - 1), Offset(3)),
+                scene.nodes,
+                StoredLog(LOG, stored.list, stored.version - 1),
+                Offset(3),
                 confirmed=Offset(6),
                 is_begun=False,
             ),
@@ -112,7 +114,7 @@ def test_a_ledger_that_is_anothers_is_forgotten_and_not_deleted() -> None:
         listed = closed(listed, 0, 2).with_successor(LedgerId(10**6), "test", 0)
         stored = await scene.nodes.replace(stored, closed(listed, 1, 3), made_for=stored.version)
         stored, _ = await truncate(
-            *(scene.nodes, stored, Offset(2)), confirmed=Offset(3), is_begun=False
+            scene.nodes, stored, Offset(2), confirmed=Offset(3), is_begun=False
         )
         stored = await delete_discarded(scene.ledgers, scene.nodes, stored)
         assert stored.list.discarded == ()

@@ -279,8 +279,12 @@ def test_no_sequence_of_changes_breaks_a_ledger(seed: int) -> None:
 
     for author, (before, after) in zip(store.authors[1:], pairwise(store.history), strict=True):
         assert not find_flaw(
-            *(after.ledger_id, after.quorum, after.fragments),
-            *(after.state, after.last_entry, after.length),
+            after.ledger_id,
+            after.quorum,
+            after.fragments,
+            after.state,
+            after.last_entry,
+            after.length,
         )
         assert all(len(set(each.ensemble)) == len(each.ensemble) for each in after.fragments)
         if before.state is not LedgerState.OPEN:

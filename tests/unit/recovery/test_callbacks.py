@@ -118,7 +118,7 @@ class Desk:
         kind: type[CallbackSender] = CallbackSender,
     ) -> AsyncIterator[None]:
         sender = kind(
-            *(store, self.cluster, SystemClock(), random.Random(1), events, self.receivers.post)
+            store, self.cluster, SystemClock(), random.Random(1), events, self.receivers.post
         )
         own_root = self.cluster.own_root
         election = Election(store, f"{own_root}/{RUNNER}", BookieId("r:1"), above=own_root)

@@ -81,7 +81,10 @@ async def give_seat(
     password, kind = credentials(metadata, None, None)
     digest = LedgerDigest(kind, password, ledger_id)
     copier = Copier(
-        *(site.ledgers.bookies, site.ledgers.config, digest, ledger_key(password)),
+        site.ledgers.bookies,
+        site.ledgers.config,
+        digest,
+        ledger_key(password),
         mean_entry_bytes=100,
         budget=ByteBudget(1 << 20),
         throttle=Throttle(1 << 30),
@@ -274,7 +277,7 @@ async def test_copies_in_one_rack_are_marked_if_another_rack_has_a_bookie(
         ledger_id = await write_elsewhere(site, 20)
         await site.write(3, ack=3)
         assert PLACEMENT not in Checks(
-            *(site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, AuditConfig())
+            site.ledgers, site.store, SystemClock(), random.Random(1), site.marks, AuditConfig()
         ).works(opened), "nobody knows racks there"
         await check(site, PLACEMENT, ledgers=mapped)
         mark = await site.marks.read(ledger_id)

@@ -53,7 +53,7 @@ async def healing(
     watcher = BookieWatcher(store, root)
     await watcher.start()
     healer = DoubtHealing(
-        *(ledgers, watcher, Marks(store, root), SystemClock()), doubts_of or of, config
+        ledgers, watcher, Marks(store, root), SystemClock(), doubts_of or of, config
     )
     running = asyncio.create_task(healer.run())
     try:

@@ -49,7 +49,13 @@ def test_a_bookie_that_serves_is_emptied(tmp_path: Path) -> None:
         cluster = ProcessCluster(children, tmp_path, names)
         command = (sys.executable, "-m", "rollbook.api.cli.main", "server", "recovery")
         server = children.start(
-            *(*command, "--metadata", cluster.url, "--name", "recovery-1", "--log-level", "error"),
+            *command,
+            "--metadata",
+            cluster.url,
+            "--name",
+            "recovery-1",
+            "--log-level",
+            "error",
             environment={"ROLLBOOK_WORKER_GRACE_S": "0"},
         )
         assert "ready" in server.line()

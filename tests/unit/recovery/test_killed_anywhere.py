@@ -264,7 +264,10 @@ async def test_source_or_target_may_die_before_any_step(cluster: LocalCluster, w
                 await site.mark(ledger_id)
                 marks = Marks(store, site.ledgers.cluster.root)
                 worker = Worker(
-                    *(site.ledgers, store, SystemClock(), replace(CONFIG, retry_pause_s=0.0)),
+                    site.ledgers,
+                    store,
+                    SystemClock(),
+                    replace(CONFIG, retry_pause_s=0.0),
                     name="here",
                     local_bookie=BookieId("bk-4"),
                     marks=marks,

@@ -128,8 +128,14 @@ class DrainSite(Site):
         await watcher.start()
         index = LedgerIndex(store, self.cluster, SystemClock())
         steward = Steward(
-            *(store, self.cluster, SystemClock(), random.Random(3), watcher, index),
-            *(Marks(store, ROOT), StewardConfig(tasks_max=tasks_max, look_again_s=0.02)),
+            store,
+            self.cluster,
+            SystemClock(),
+            random.Random(3),
+            watcher,
+            index,
+            Marks(store, ROOT),
+            StewardConfig(tasks_max=tasks_max, look_again_s=0.02),
         )
         folder = f"{self.cluster.own_root}/steward"
         election = Election(store, folder, BookieId(name), above=self.cluster.own_root)

@@ -43,7 +43,11 @@ async def recovery(
     )
     async with site.cluster.connect(QUICK) as ledgers:
         server = RecoveryServer(
-            *(ledgers, site.store, SystemClock(), random.Random(1), config),
+            ledgers,
+            site.store,
+            SystemClock(),
+            random.Random(1),
+            config,
             name=BookieId("recovery-1"),
         )
         running = asyncio.create_task(server.run())

@@ -136,7 +136,9 @@ class Client:
         if verb in ("add", "defer", "mend"):
             async with self._adding.setdefault(bookie, asyncio.Lock()):
                 self.add(
-                    *(await self._link_with_room(bookie, version), ledger_id, count),
+                    await self._link_with_room(bookie, version),
+                    ledger_id,
+                    count,
                     is_recovery=verb == "mend",
                     is_deferred=verb == "defer",
                 )
@@ -291,7 +293,9 @@ class Client:
             payload = self._payload(bookie, ledger_id, entry_id, size)
             frames.append(
                 writer.pack(
-                    *(entry_id, lac, payload),
+                    entry_id,
+                    lac,
+                    payload,
                     is_recovery=is_recovery,
                     is_high_priority=is_urgent,
                     is_sync_deferred=is_deferred,
@@ -377,7 +381,8 @@ class Client:
         link.reading[ledger_id, entry_id] = None
         asked = self._sums.checker.on_asked(link.bookie, ledger_id, is_fencing=is_fencing)
         request = Read(
-            *(LedgerId(ledger_id), EntryId(entry_id)),
+            LedgerId(ledger_id),
+            EntryId(entry_id),
             ledger_key=KEY if is_fencing else None,
             fence=is_fencing,
         )
@@ -404,7 +409,7 @@ class Client:
         sums = self._sums
         asked = sums.checker.on_asked(link.bookie, ledger_id)
         batch = BatchRead(
-            *(LedgerId(ledger_id), EntryId(first), asked.at, count_max), bytes_max=_BATCH_BYTES
+            LedgerId(ledger_id), EntryId(first), asked.at, count_max, bytes_max=_BATCH_BYTES
         )
         reply = await self._ask(link, "batch", batch)
         assert isinstance(reply, BatchReadReply)
@@ -435,7 +440,8 @@ class Client:
         known = sums.checker.known_lac(link.bookie, ledger_id)
         previous = max(NO_ENTRY, known - sums.chance.choice((0, 0, 1)))
         request = Read(
-            *(LedgerId(ledger_id), NO_ENTRY),
+            LedgerId(ledger_id),
+            NO_ENTRY,
             previous_lac=EntryId(previous),
             timeout_ms=timeout_ms,
             piggyback=True,

@@ -186,7 +186,10 @@ class _Run(Stage):
         self._mover: Mover | None = None
         self._nemesis = _Nemesis(self)
         self._sums = Sums(
-            *(self.checker, self.history, self.world.random("clients"), self.broken),
+            self.checker,
+            self.history,
+            self.world.random("clients"),
+            self.broken,
             process_of=self._process_of,
         )
         self._registrations = RegistrationChecker(ROOT, self._lives, self.broken)
@@ -336,7 +339,7 @@ class _Run(Stage):
             store = await node.metadata(session_timeout_s=SESSION_S, operation_timeout_s=1.0)
             cluster = await open_cluster(store, ROOT)
             identity = Identity(
-                *(node.disk, STORAGE, node.randomness, store, cluster, BookieId(node.name))
+                node.disk, STORAGE, node.randomness, store, cluster, BookieId(node.name)
             )
             await identity.write_off(node.clock)
             await store.close()

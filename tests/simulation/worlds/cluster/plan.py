@@ -77,7 +77,9 @@ def draw_case(seed: int, drill: str | None = None) -> Case:
         recipes = [replace(each, odds=odds * each.odds) for each in _recipes(bookies)]
         faults += draw(rng, recipes, CHAOS_US, more)
     return Case(
-        *(WORLD, seed, tuple(sorted(steps, key=lambda step: step.at_us))),
+        WORLD,
+        seed,
+        tuple(sorted(steps, key=lambda step: step.at_us)),
         tuple(sorted(faults, key=lambda fault: fault.at_us)),
     )
 
@@ -171,11 +173,13 @@ def _recipes(bookies: tuple[str, ...]) -> tuple[Recipe, ...]:
         Recipe(Kind.METADATA_DOWN, ((),), times=(1, 1), for_us=(50 * MS, 4000 * MS), odds=0.3),
         Recipe(Kind.METADATA_LOSS, each_recovery + each_writer, times=(1, 4), amount=(0, 1)),
         Recipe(
-            *(Kind.METADATA_EXPIRY, each_recovery + each_recovery + each_writer + each_bookie),
+            Kind.METADATA_EXPIRY,
+            each_recovery + each_recovery + each_writer + each_bookie,
             times=(1, 3),
         ),
         Recipe(
-            *(Kind.METADATA_LAG, ((),)),
+            Kind.METADATA_LAG,
+            ((),),
             times=(1, 1),
             amount=(MS, 300 * MS),
             odds=0.2,

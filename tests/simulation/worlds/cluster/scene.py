@@ -196,14 +196,20 @@ class _Run(Stage):
         self._sleeps: dict[str, list[tuple[float, float]]] = {}  # From when to when.
         self.first_member = ""  # Of the first ledger, when it was made.
         self.cluster = Cluster(
-            *(self.world, self.history, self.checker, ledger_plan.bookies_of(case)),
+            self.world,
+            self.history,
+            self.checker,
+            ledger_plan.bookies_of(case),
             disks_fill_up=any(fault.kind is Kind.DISK_FULL for fault in case.faults),
             tell=self.tell,
             on_broken=self.broken,
             live=self.live,
         )
         self.judge = ClusterChecker(
-            *(self.checker.facts, ROOT, self.broken, lambda: self.world.now),
+            self.checker.facts,
+            ROOT,
+            self.broken,
+            lambda: self.world.now,
             opener_of=lambda session: self.world.metadata.openers.get(session, ""),
             was_free=self._was_free,
             slept_s=self._slept_s,
@@ -212,7 +218,12 @@ class _Run(Stage):
             pause_s=RETRY_PAUSE_S - _HEARD_S,
         )
         sums = Sums(
-            *(self.world, self.history, self.checker, case, self.tell, self.broken),
+            self.world,
+            self.history,
+            self.checker,
+            case,
+            self.tell,
+            self.broken,
             doubts_of=self.cluster.doubts_of,
         )
         self._work = Work(sums, self.judge, self.resolve, self.may_lose, self._stop_for_good)
@@ -643,8 +654,11 @@ _MOMENT_S: Final = 0.001
 _ASLEEP_S: Final = 2.6  # Longer than a session lasts.
 _LINGERING_S: Final = 3.0  # A bookie that lost its disk is formatted when its session is over.
 _WHEN_COPIED: Final = (
-    *(words.WIPE_TARGET, words.KILL_TARGET, words.WORKER_SLEEPS),
-    *(words.WRITER_CLOSES, words.CALLED_OFF),
+    words.WIPE_TARGET,
+    words.KILL_TARGET,
+    words.WORKER_SLEEPS,
+    words.WRITER_CLOSES,
+    words.CALLED_OFF,
 )
 _STANDING_MIN: Final = 3
 _LASTING: Final = (Kind.FAR_APART, Kind.JITTER, Kind.SLOW_DISK, Kind.METADATA_LAG)

@@ -203,7 +203,11 @@ class Staff(Users):
     async def recover_all(self, node: Node) -> None:
         async with self._connection(node) as (ledgers, store):
             server = RecoveryServer(
-                *(ledgers, store, node.clock, node.randomness, CONFIG),
+                ledgers,
+                store,
+                node.clock,
+                node.randomness,
+                CONFIG,
                 name=BookieId(node.name),
                 doubts_of=self._sums.doubts_of if self.work.is_healing else None,
             )
@@ -319,7 +323,7 @@ class Staff(Users):
             self.work.judge.on_spoiled(bookie, ledger_id, FIRST_ENTRY)
             wrong = LedgerDigest(DigestType.CRC32, PASSWORD, ledger_id)
             restorer = Restorer(
-                *(bookie, wrong, ledger_key(PASSWORD), desk.ledgers.bookies, desk.ledgers.config)
+                bookie, wrong, ledger_key(PASSWORD), desk.ledgers.bookies, desk.ledgers.config
             )
             try:
                 entry = Entry(ledger_id, FIRST_ENTRY, NO_ENTRY, 100, b"x" * 100)
@@ -415,6 +419,12 @@ class Desk:
                 await asyncio.sleep(_PAUSE_S)
         departures = Departures(store, cluster, node.clock, node.randomness)
         return cls(
-            *(departures, LifecycleNodes(store, cluster), Marks(store, ROOT), store, node.clock),
-            *(WholeNodes(store, cluster), AuditOrders(store, cluster), ledgers),
+            departures,
+            LifecycleNodes(store, cluster),
+            Marks(store, ROOT),
+            store,
+            node.clock,
+            WholeNodes(store, cluster),
+            AuditOrders(store, cluster),
+            ledgers,
         )

@@ -213,7 +213,7 @@ class Cluster:
         try:
             cluster = await open_cluster(store, ROOT)
             erased = Identity(
-                *(node.disk, STORAGE, node.randomness, store, cluster, BookieId(node.name))
+                node.disk, STORAGE, node.randomness, store, cluster, BookieId(node.name)
             )
             formatted = await erased.format(patience_s=2 * SESSION_S)
         except NodeExists:

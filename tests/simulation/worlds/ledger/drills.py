@@ -258,18 +258,20 @@ def late_return(rng: random.Random, at_us: int) -> Happening:
 DRILLS: Final[dict[str, Drill]] = {
     drill.__name__: drill
     for drill in (
-        *(lonely_tail, erased_tail, unheard_fence, long_tail, revolving_door),
-        *(
-            thin_copies,
-            broken_recovery,
-            duel,
-            lost_words,
-            sleeper,
-            deletion,
-            erasure,
-            rest,
-            late_return,
-        ),
+        lonely_tail,
+        erased_tail,
+        unheard_fence,
+        long_tail,
+        revolving_door,
+        thin_copies,
+        broken_recovery,
+        duel,
+        lost_words,
+        sleeper,
+        deletion,
+        erasure,
+        rest,
+        late_return,
     )
 }
 QUORUMS: Final[dict[str, tuple[tuple[int, int, int], ...]]] = {

@@ -75,7 +75,13 @@ class Mood(Enum):
 # Ensemble, write and ack quorum.
 _QUORUMS: Final = (
     *((3, 3, 2),) * 4,
-    *((3, 2, 2), (4, 3, 2), (4, 2, 2), (2, 2, 2), (3, 3, 3), (4, 4, 2), (4, 4, 3)),
+    (3, 2, 2),
+    (4, 3, 2),
+    (4, 2, 2),
+    (2, 2, 2),
+    (3, 3, 3),
+    (4, 4, 2),
+    (4, 4, 3),
 )
 _FRAIL_QUORUMS: Final = ((2, 2, 1), (3, 2, 1), (3, 3, 1), (1, 1, 1))
 
@@ -126,7 +132,9 @@ def _draw_drill(rng: random.Random, seed: int, drill: str, *, goes_on: bool) -> 
     )
     faults += draw(rng, mild, (PEACE_US, PEACE_US), ())
     return Case(
-        *(WORLD, seed, tuple(sorted(steps, key=lambda step: step.at_us))),
+        WORLD,
+        seed,
+        tuple(sorted(steps, key=lambda step: step.at_us)),
         tuple(sorted(faults, key=lambda fault: fault.at_us)),
     )
 

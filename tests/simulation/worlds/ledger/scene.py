@@ -126,14 +126,22 @@ class _Run(Stage):
         self._case = case
         self._asked: dict[str, list[tuple[str, bytes | None, int | None]]] = {}
         self.cluster = Cluster(
-            *(self.world, self.history, self.checker, plan.bookies_of(case)),
+            self.world,
+            self.history,
+            self.checker,
+            plan.bookies_of(case),
             disks_fill_up=any(fault.kind is Kind.DISK_FULL for fault in case.faults),
             tell=self.tell,
             on_broken=self.broken,
             live=self.live,
         )
         self._sums = Sums(
-            *(self.world, self.history, self.checker, case, self.tell, self.broken),
+            self.world,
+            self.history,
+            self.checker,
+            case,
+            self.tell,
+            self.broken,
             doubts_of=self.cluster.doubts_of,
         )
         self._users = Users(self._sums)

@@ -154,7 +154,7 @@ class Users:
             try:
                 cluster = await open_cluster(store, ROOT)
                 ledgers = Ledgers(
-                    *(node.transport, store, cluster, node.clock, node.randomness, config)
+                    node.transport, store, cluster, node.clock, node.randomness, config
                 )
                 await ledgers.start()
                 return ledgers

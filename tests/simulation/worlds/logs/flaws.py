@@ -228,7 +228,10 @@ def _successor_of_the_unclosed(
     self: LedgerList, ledger_id: Any, reason: str, first_timestamp_us: int
 ) -> LedgerList:
     segment = Segment(
-        *(self.next_segment_id, ledger_id, self.owner_epoch, reason),
+        self.next_segment_id,
+        ledger_id,
+        self.owner_epoch,
+        reason,
         first_timestamp_us=max(first_timestamp_us, self.segments[-1].first_timestamp_us),
         base_offset=self.tail,
     )
@@ -272,7 +275,9 @@ async def _truncate_at_once(self: owner.Owner, before: Any, **options: Any) -> A
 
     async def attempt(stored: Any) -> Any:
         return await _truncate(
-            *(self._context.nodes, stored, before),
+            self._context.nodes,
+            stored,
+            before,
             confirmed=self.tail,
             is_begun=True,
             event=LogEvent("log_truncated", self._context.clock.wall_us()),

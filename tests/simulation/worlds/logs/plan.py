@@ -343,8 +343,10 @@ def two_owners(rng: random.Random, at_us: int, log: str) -> Happening:
                 Step(at_us + rng.randint(MS, lasts), writer, what)
                 for writer in WRITERS
                 for what in (
-                    *(f"{words.BARRIER} {log}", f"{words.BARRIER} {log}"),
-                    *(f"{words.EXPECT} {log} 2", f"{words.APPEND} {log} 2"),
+                    f"{words.BARRIER} {log}",
+                    f"{words.BARRIER} {log}",
+                    f"{words.EXPECT} {log} 2",
+                    f"{words.APPEND} {log} 2",
                 )
             ),
         ],
@@ -733,10 +735,30 @@ def _burst(rng: random.Random, at_us: int, log: str) -> list[Step]:
 DRILLS: Final = {
     each.__name__: each
     for each in (
-        *(death_in_a_roll, stuck_roll, two_owners, frozen_owner, rivals, truncation, clocks),
-        *(two_rolls, late_memory, late_listing, wrong_address, wrong_clock, expiry, deletion),
-        *(fast_clock, forgotten, full_disks, interrupted, sealing, few_bookies, replacement),
-        *(elsewhere, orphaned_followers, undeletion),
+        death_in_a_roll,
+        stuck_roll,
+        two_owners,
+        frozen_owner,
+        rivals,
+        truncation,
+        clocks,
+        two_rolls,
+        late_memory,
+        late_listing,
+        wrong_address,
+        wrong_clock,
+        expiry,
+        deletion,
+        fast_clock,
+        forgotten,
+        full_disks,
+        interrupted,
+        sealing,
+        few_bookies,
+        replacement,
+        elsewhere,
+        orphaned_followers,
+        undeletion,
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

@@ -147,7 +147,9 @@ class _Run(Stage):
         self.records = Records(self.history, self.broken)
         self._bookies = Bookies(self.world, self.live, plan.bookies_of(case))
         self.lists = ListRules(
-            *(ROOT, self.broken, self.tell),
+            ROOT,
+            self.broken,
+            self.tell,
             on_head=self.records.on_head,
             copies=self._bookies.copies,
             epoch_us=EPOCH_US,
@@ -156,13 +158,19 @@ class _Run(Stage):
         self._logs = plan.logs_of(case)
         mail = Mail()
         self._servers = Servers(
-            *(self.world, plan.addresses_of(case)),
+            self.world,
+            plan.addresses_of(case),
             mail=mail,
             tell=self.tell,
             live=self.live,
         )
         self._sums = Sums(
-            *(self.world, self.history, self.records, case, mail, self._servers.names),
+            self.world,
+            self.history,
+            self.records,
+            case,
+            mail,
+            self._servers.names,
             tell=self.tell,
             on_broken=self.broken,
             is_deleted=lambda log: self.lists.log(log).is_deleted,

@@ -243,7 +243,8 @@ class Servers:
         nodes = LogMetadataStore(store, cluster, node.clock, node.randomness)
         await nodes.start()
         server = LogServer(
-            *(node.name, "test"),
+            node.name,
+            "test",
             ledgers=ledgers,
             nodes=nodes,
             lease=lease,

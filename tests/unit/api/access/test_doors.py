@@ -711,7 +711,9 @@ async def test_metrics_and_settings_are_for_monitors(there: Site) -> None:
         looked.append("at cursors")
 
     rest = await RestServer.start(
-        *(there.core, HttpConfig(LOOPBACK), lambda _: ""),
+        there.core,
+        HttpConfig(LOOPBACK),
+        lambda _: "",
         doorkeeper=there.doorkeeper,
         shown=MetricsPage(metrics, look, load_log_settings(metadata="zk://zk1/ledgers").shown()),
     )
@@ -820,8 +822,10 @@ async def test_a_certificate_alone_holds_no_call(
     stranger, known = Channels(security("x")), Channels(security("m"))
     try:
         for method in (
-            *("/rollbook.v1.LogAdmin/GetLimits", "/rollbook.v1.LogService/ReadStream"),
-            *("/rollbook.v1.LogService/AppendStream", "/grpc.health.v1.Health/Watch"),
+            "/rollbook.v1.LogAdmin/GetLimits",
+            "/rollbook.v1.LogService/ReadStream",
+            "/rollbook.v1.LogService/AppendStream",
+            "/grpc.health.v1.Health/Watch",
         ):
             silent = stranger.to(address).stream_stream(method)(say_nothing(), timeout=HELD_S)
             assert await silent.code() is codes.PERMISSION_DENIED, method

@@ -127,7 +127,8 @@ FLAWS: Final = (
         "no client has to show a certificate to gRPC",
         doors.test_who_shows_a_certificate,
         (
-            *(grpc, "dynamic_ssl_server_credentials"),
+            grpc,
+            "dynamic_ssl_server_credentials",
             lambda first, again, **_: _GRPC_CREDENTIALS(first, again, False),
         ),
     ),
@@ -145,7 +146,8 @@ FLAWS: Final = (
         "gRPC reads its certificate once",
         doors.test_renewed_certificates_need_no_restart,
         (
-            *(grpc, "dynamic_ssl_server_credentials"),
+            grpc,
+            "dynamic_ssl_server_credentials",
             lambda first, _, **more: _GRPC_CREDENTIALS(first, _AS_BEFORE, **more),
         ),
     ),
@@ -283,7 +285,8 @@ FLAWS: Final = (
         "a package is missing in the bill",
         test_supply_chain.test_the_bill_names_every_locked_package_with_its_hashes,
         (
-            *(test_supply_chain, "BILL"),
+            test_supply_chain,
+            "BILL",
             {**test_supply_chain.BILL, "components": test_supply_chain.BILL["components"][1:]},
         ),
     ),

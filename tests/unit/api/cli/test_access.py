@@ -26,8 +26,21 @@ def run(*words: str) -> Result:
 def test_added_token_and_certificate_are_accepted(tmp_path: Path) -> None:
     path = str(tmp_path / "access.toml")
     added = run(
-        *("access", "add", "ingest", "--file", path, "--append", "team/*", "--read", "team/a"),
-        *("--deny", "team/secret", "--days", "30", "--streams", "7"),
+        "access",
+        "add",
+        "ingest",
+        "--file",
+        path,
+        "--append",
+        "team/*",
+        "--read",
+        "team/a",
+        "--deny",
+        "team/secret",
+        "--days",
+        "30",
+        "--streams",
+        "7",
     )
     assert added.exit_code == 0, added.output
     token = added.stdout.strip()

@@ -100,7 +100,8 @@ def test_what_is_not_said_of_copies_follows() -> None:
         ("[logs.a]\nroll_bytes = '1'", "roll_bytes 1 is outside", "rollbook apply --help"),
         (
             "[logs.a]\nrecord_bytes_max = 2000000\nbatch_bytes_max = 1000000",
-            *("record_bytes_max is above batch_bytes_max", "rollbook apply --help"),
+            "record_bytes_max is above batch_bytes_max",
+            "rollbook apply --help",
         ),
         ("[logs.a]\nroll_entries = true", "a number from 1", "write roll_entries = 3"),
         ("[logs.a]\nacks = 0", "a number from 1", "write acks = 3"),

@@ -75,7 +75,11 @@ def shown(*arguments: str, **environ: str) -> Any:
 
 async def run_process(*arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollbook.api.cli.main", "bookie", *arguments),
+        sys.executable,
+        "-m",
+        "rollbook.api.cli.main",
+        "bookie",
+        *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "NO_COLOR": "1"},

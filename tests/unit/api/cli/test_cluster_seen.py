@@ -52,8 +52,16 @@ def test_a_cluster_without_bookies_is_unavailable_to_its_log_server(tmp_path: Pa
     with processes.family() as children:
         server = children.start_module(
             "rollbook.api.cli.main",
-            *("server", "log", "--metadata", url, "--server-name", "a"),
-            *("--listen", "127.0.0.1:0", "--log-level", "error"),
+            "server",
+            "log",
+            "--metadata",
+            url,
+            "--server-name",
+            "a",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
         )
         where = f"log://{bookies.address_in(server.line())}"
         done = commands.run("cluster", "health", "--server", where, "-o", "json")

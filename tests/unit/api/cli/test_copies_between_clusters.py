@@ -36,7 +36,13 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, S
 
 
 def content(record: Record) -> tuple[object, ...]:
-    return (*(record.offset, record.value, record.key, dict(record.headers), record.event_time_us),)
+    return (
+        record.offset,
+        record.value,
+        record.key,
+        dict(record.headers),
+        record.event_time_us,
+    )
 
 
 def run_and_kill(command: list[str], progress: Callable[[], float]) -> None:

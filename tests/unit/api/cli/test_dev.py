@@ -194,7 +194,8 @@ def test_a_server_on_every_address_is_found_by_the_name_of_its_host(
     monkeypatch.setattr(log_server, "name_of_this_host", lambda: "this-host")
     config = LogServerConfig("zk://a", listen=":7400")
     assert addresses_of(config) == (
-        *(Address("0.0.0.0", 7400), Address("this-host", 7400)),
+        Address("0.0.0.0", 7400),
+        Address("this-host", 7400),
         "this-host:7400",
     )
 

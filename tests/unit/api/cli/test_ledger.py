@@ -76,8 +76,21 @@ def test_lines_go_in_and_come_out(shell: Shell) -> None:
 
 def test_a_ledger_that_was_made_is_written_once(shell: Shell) -> None:
     made = shell.run(
-        *("create", "--ensemble", 3, "--write", 2, "--ack", 2, "--digest", "hmac"),
-        *("--password", "hush", "--custom", "owner=me", "-o", "raw"),
+        "create",
+        "--ensemble",
+        3,
+        "--write",
+        2,
+        "--ack",
+        2,
+        "--digest",
+        "hmac",
+        "--password",
+        "hush",
+        "--custom",
+        "owner=me",
+        "-o",
+        "raw",
     )
     ledger_id = int(made)
     shown = shell.json("show", ledger_id)

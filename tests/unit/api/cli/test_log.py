@@ -44,7 +44,11 @@ def test_frames_keep_bytes(shell: Shell, server: str, frame: str) -> None:
     }[frame]
     for words, given in (["append", "--create"], data), (["read", "-o", "raw"], b""):
         done = commands.run(
-            *("log", *words, f"frame-{frame}", "--frame", frame),
+            "log",
+            *words,
+            f"frame-{frame}",
+            "--frame",
+            frame,
             stdin=given,
             environment={"ROLLBOOK_SERVER": server},
         )

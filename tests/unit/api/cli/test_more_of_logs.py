@@ -35,7 +35,8 @@ def test_cursors_are_moved_and_hold_truncation_back(shell: Shell, server: str) -
     shell.run("cursor", "set", "read-by-name", "audit", "-10", "--protect")
     rows = shell.json("cursor", "ls", "read-by-name")
     assert [(each["name"], each["lag"], each["is_protected"]) for each in rows] == [
-        *(("audit", 10, True), ("billing", 60, False)),
+        ("audit", 10, True),
+        ("billing", 60, False),
     ]
     version = rows[1]["version"]
     shell.run("cursor", "set", "read-by-name", "billing", 50, "--version", version + 7, code=4)
@@ -148,7 +149,8 @@ def test_logs_become_what_a_file_says(shell: Shell, tmp_path: Path) -> None:
     shell.run("log", "create", "as-it-is", "--roll-bytes", "32M")
     plan = shell.json("apply", str(spec), "--dry-run")
     assert [(each["act"], each["log"]) for each in plan] == [
-        *(("+", "shop/applied"), ("=", "default/as-it-is")),
+        ("+", "shop/applied"),
+        ("=", "default/as-it-is"),
     ]
     shell.run("log", "show", "shop/applied", code=3)
     assert shell.json("apply", str(spec)) == plan
@@ -482,7 +484,12 @@ def test_names_are_completed(
     shell.run("cluster", "init", "--metadata", metadata)
     folders = ("--journal-dir", tmp_path / "journal", "--ledger-dir", tmp_path / "ledgers")
     shell.run(
-        *("bookie", "init", "--metadata", metadata, "--bookie-id", "bk-completed"),
+        "bookie",
+        "init",
+        "--metadata",
+        metadata,
+        "--bookie-id",
+        "bk-completed",
         *map(str, folders),
     )
     assert complete(f"rollbook recovery heal --metadata {metadata} bk") == ["bk-completed"]

@@ -32,8 +32,18 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("macos")
     with family() as children:
         child = children.start(
-            *(*PROGRAM, "macos", "server", "all", "--data", str(folder / "data")),
-            *("--bookies", "1", "--listen", "127.0.0.1:0", "--log-level", "error"),
+            *PROGRAM,
+            "macos",
+            "server",
+            "all",
+            "--data",
+            str(folder / "data"),
+            "--bookies",
+            "1",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "error",
         )
         while not (line := child.line(bookies.PATIENCE_S)).startswith("ready:"):
             pass

@@ -38,8 +38,15 @@ class Cluster:
 
     def start(self, name: str) -> bookies.RunningBookie:
         bookie = bookies.start(
-            *(self._children, self.folder / name, self.url, "--log-level", "error"),
-            *("--http", "127.0.0.1:0", "--http-token-file", str(self.token_file)),
+            self._children,
+            self.folder / name,
+            self.url,
+            "--log-level",
+            "error",
+            "--http",
+            "127.0.0.1:0",
+            "--http-token-file",
+            str(self.token_file),
             bookie_id=name,
             environment={"ROLLBOOK_STORAGE_JOURNAL_FILE_BYTES": str(8 << 20)},
         )

@@ -80,8 +80,15 @@ def test_a_killed_bookies_copies_are_made_elsewhere(tmp_path: Path) -> None:
         command = (sys.executable, "-m", "rollbook.api.cli.main", "server", "recovery")
         servers = [
             children.start(
-                *(*command, "--metadata", cluster.url, "--name", name, "--log-level", "error"),
-                *("--http", "127.0.0.1:0"),
+                *command,
+                "--metadata",
+                cluster.url,
+                "--name",
+                name,
+                "--log-level",
+                "error",
+                "--http",
+                "127.0.0.1:0",
                 environment=QUICK,
             )
             for name in ("recovery-1", "recovery-2")

@@ -263,8 +263,14 @@ async def test_behind_mutual_tls_only_those_it_knows_get_an_answer(
     ours, theirs = Authority.make(tmp_path / "ours"), Authority.make(tmp_path / "theirs")
     own = ours.issue("bookie", "IP:127.0.0.1")
     tls = (
-        *("--tls-listen", "127.0.0.1:0", "--tls-authorities", ours.certificate),
-        *("--tls-certificate", own.certificate, "--tls-key", own.key),
+        "--tls-listen",
+        "127.0.0.1:0",
+        "--tls-authorities",
+        ours.certificate,
+        "--tls-certificate",
+        own.certificate,
+        "--tls-key",
+        own.key,
     )
     bookies.start(children, tmp_path / "b", local_url, *tls).wait_ready()
     async with looking(local_url) as (store, root):

@@ -151,7 +151,10 @@ def on_a_terminal(shell: str, folder: Path, **environment: str) -> Iterator[Term
 def test_commands_options_and_choices_are_completed(shell: str, tmp_path: Path) -> None:
     with on_a_terminal(shell, tmp_path) as terminal:
         assert terminal.completed("rollbook led", "app", "--fra", "nu") == [
-            *("ledger", "append", "--frame", "nul"),
+            "ledger",
+            "append",
+            "--frame",
+            "nul",
         ]
 
 
@@ -175,7 +178,9 @@ def test_what_stands_behind_the_equals_sign_of_an_option_is_completed(
     (tmp_path / "journal-1").mkdir()
     with on_a_terminal(shell, tmp_path) as terminal:
         assert terminal.completed("rollbook ledger append --frame=nu") == [
-            *("ledger", "append", "--frame=nul"),
+            "ledger",
+            "append",
+            "--frame=nul",
         ]
         typed = "rollbook server bookie --config=boo", "--journal-dir=jou"
         *_, file, folder = terminal.completed(*typed)
@@ -213,5 +218,7 @@ def test_it_is_the_command_in_front_of_the_cursor_that_is_completed(
     with on_a_terminal(shell, tmp_path) as terminal:
         assert terminal.completed("echo a: | rollbook led", "app") == ["ledger", "append"]
         assert terminal.completed("X=1 rollbook bookie doc", "--list") == [
-            *("bookie", "doctor", "--listen"),
+            "bookie",
+            "doctor",
+            "--listen",
         ]

@@ -77,7 +77,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_waits_while_store_or_cluster_is_missing() -> None:
     """SU1."""
     attempts = Attempts(
-        *(MetadataUnavailable(), NoSuchCluster(), SessionExpired(), ConnectionLost()),
+        MetadataUnavailable(),
+        NoSuchCluster(),
+        SessionExpired(),
+        ConnectionLost(),
     )
     assert await retry_while_missing(attempts, 60) == "opened"
     assert attempts.made == 5
@@ -110,8 +113,14 @@ def test_servers_start_before_their_cluster(tmp_path: Path, managers: Managers) 
     heard = {name: managers(name) for name in names}
     flags = {
         "bookie": (
-            *("--bookie-id", "bk-1", "--listen", "127.0.0.1:0"),
-            *("--journal-dir", str(tmp_path / "j"), "--ledger-dir", str(tmp_path / "l")),
+            "--bookie-id",
+            "bk-1",
+            "--listen",
+            "127.0.0.1:0",
+            "--journal-dir",
+            str(tmp_path / "j"),
+            "--ledger-dir",
+            str(tmp_path / "l"),
         ),
         "log": ("--listen", "127.0.0.1:0", "--server-name", "log-1"),
         "recovery": ("--name", "recovery-1"),
@@ -119,7 +128,13 @@ def test_servers_start_before_their_cluster(tmp_path: Path, managers: Managers) 
     with processes.family() as children:
         servers = {
             name: children.start_module(
-                *(ROLLBOOK, "server", name, "--metadata", url, "--log-level", "error"),
+                ROLLBOOK,
+                "server",
+                name,
+                "--metadata",
+                url,
+                "--log-level",
+                "error",
                 *flags[name],
                 environment={"NOTIFY_SOCKET": heard[name].path},
             )
@@ -143,7 +158,11 @@ def test_a_server_without_its_cluster_stops_when_told(tmp_path: Path, managers: 
     with processes.family() as children:
         manager = managers("manager")
         server = children.start_module(
-            *(ROLLBOOK, "server", "log", "--metadata", f"sqlite://{tmp_path}/none.db"),
+            ROLLBOOK,
+            "server",
+            "log",
+            "--metadata",
+            f"sqlite://{tmp_path}/none.db",
             environment={"NOTIFY_SOCKET": manager.path, "ROLLBOOK_STARTUP_S": "600"},
         )
         while not _handles_sigterm(server.pid):

@@ -43,9 +43,18 @@ def cluster(folder: Path) -> Iterator[tuple[str, Authority]]:
     with family() as children:
         found = [
             bookies.start(
-                *(children, folder / f"bk-{number}", url, *QUIET, "--tls-listen", "127.0.0.1:0"),
-                *("--tls-certificate", bookie_tls.certificate, "--tls-key", bookie_tls.key),
-                *("--tls-authorities", authority.certificate),
+                children,
+                folder / f"bk-{number}",
+                url,
+                *QUIET,
+                "--tls-listen",
+                "127.0.0.1:0",
+                "--tls-certificate",
+                bookie_tls.certificate,
+                "--tls-key",
+                bookie_tls.key,
+                "--tls-authorities",
+                authority.certificate,
                 bookie_id=f"bk-{number}",
             )
             for number in (1, 2, 3)
@@ -53,18 +62,34 @@ def cluster(folder: Path) -> Iterator[tuple[str, Authority]]:
         for each in found:
             each.wait_ready()
         words = (
-            *("--metadata", url, "--listen", "127.0.0.1:0", *QUIET),
-            *("--tls-certificate", log_tls.certificate, "--tls-key", log_tls.key),
-            *("--tls-authorities", authority.certificate, "--tls-name", NAME),
-            *("--token-file", str(folder / "token"), "--bookie-authorities", authority.certificate),
-            *("--bookie-certificate", log_tls.certificate, "--bookie-key", log_tls.key),
+            "--metadata",
+            url,
+            "--listen",
+            "127.0.0.1:0",
+            *QUIET,
+            "--tls-certificate",
+            log_tls.certificate,
+            "--tls-key",
+            log_tls.key,
+            "--tls-authorities",
+            authority.certificate,
+            "--tls-name",
+            NAME,
+            "--token-file",
+            str(folder / "token"),
+            "--bookie-authorities",
+            authority.certificate,
+            "--bookie-certificate",
+            log_tls.certificate,
+            "--bookie-key",
+            log_tls.key,
         )
         servers = [_start(children, name, *words) for name in ("log-1", "log-2")]
         yield "log+tls://" + ",".join(servers), authority
 
 
 def _start(children: Family, name: str, *words: str) -> str:
-    command = (*("server", "log", "--server-name", name), *words)
+    command = ("server", "log", "--server-name", name, *words)
     child = children.start(sys.executable, "-m", "rollbook.api.cli.main", *command)
     return str(bookies.address_in(child.line(bookies.PATIENCE_S)))
 
@@ -98,16 +123,33 @@ def test_no_record_and_no_token_is_readable_on_the_network(tmp_path: Path) -> No
             with pytest.raises(ServerUnreachable):
                 rollbook.connect(url, **shown).close()  # 127.0.0.1 is not in their certificates.
             words = (
-                *("--server", url, "--token-file", str(tmp_path / "token"), "--tls-name", NAME),
-                *("--tls-authorities", authority.certificate),
-                *("--tls-certificate", tls.certificate, "--tls-key", tls.key),
+                "--server",
+                url,
+                "--token-file",
+                str(tmp_path / "token"),
+                "--tls-name",
+                NAME,
+                "--tls-authorities",
+                authority.certificate,
+                "--tls-certificate",
+                tls.certificate,
+                "--tls-key",
+                tls.key,
             )
             read = commands.run("log", "read", "orders-1", *words, "-o", "raw")
             assert read.returncode == 0, read.stderr
             ledgers = commands.run(
-                *("ledger", "verify", "--metadata", f"sqlite://{tmp_path}/metadata.db", "0"),
-                *("--bookie-authorities", authority.certificate),
-                *("--bookie-certificate", tls.certificate, "--bookie-key", tls.key),
+                "ledger",
+                "verify",
+                "--metadata",
+                f"sqlite://{tmp_path}/metadata.db",
+                "0",
+                "--bookie-authorities",
+                authority.certificate,
+                "--bookie-certificate",
+                tls.certificate,
+                "--bookie-key",
+                tls.key,
             )
             assert ledgers.returncode == 0, ledgers.stderr
         capture.await_control()

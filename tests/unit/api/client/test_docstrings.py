@@ -13,12 +13,22 @@ from rollbook.api.client.log import Log
 from rollbook.api.methods import BY_REQUEST
 
 _SYNC: Final = (
-    *(sync.SyncClient, sync.SyncLog, sync.SyncCursor, sync.SyncTailsWatch),
-    *(sync_writer.SyncWriter, sync_writer.SyncSubmission),
+    sync.SyncClient,
+    sync.SyncLog,
+    sync.SyncCursor,
+    sync.SyncTailsWatch,
+    sync_writer.SyncWriter,
+    sync_writer.SyncSubmission,
 )
 _AIO: Final = (
-    *(aio.Client, aio.Log, aio.Cursor, aio.Writer, aio.Submission),
-    *(aio.EventReader, aio.RecordBatch, aio.TailsWatch),
+    aio.Client,
+    aio.Log,
+    aio.Cursor,
+    aio.Writer,
+    aio.Submission,
+    aio.EventReader,
+    aio.RecordBatch,
+    aio.TailsWatch,
 )
 _WAL: Final = (wal.ExclusiveWriter, wal.StateMachine, wal.Term)
 _WAL_AIO: Final = (wal.aio.ExclusiveWriter, wal.aio.StateMachine, wal.aio.Term)

@@ -124,8 +124,14 @@ def test_a_submission_says_what_became_of_it() -> None:
 
     coming, acked, failed = submission(), submission(), submission()
     ack = AppendAck(
-        *(Offset(40), Offset(50), 0, False, OwnerEpoch(1), WriterEpoch(0)),
-        *(LedgerId(1), EntryId(1)),
+        Offset(40),
+        Offset(50),
+        0,
+        False,
+        OwnerEpoch(1),
+        WriterEpoch(0),
+        LedgerId(1),
+        EntryId(1),
     )
     acked._batch.settle(ack, None)
     failed._batch.settle(None, QuorumTimeout("too late"))

@@ -24,15 +24,31 @@ def segments_of(
         assert base is not None
         found.append(
             SegmentView(
-                *(SegmentId(number), LedgerId(number), state, base, Offset(end)),
-                *(0, 0, 10 * (end - base), end - base, ""),
+                SegmentId(number),
+                LedgerId(number),
+                state,
+                base,
+                Offset(end),
+                0,
+                0,
+                10 * (end - base),
+                end - base,
+                "",
             )
         )
     behind = found[-1].next_offset if found else Offset(first)
     found.append(
         SegmentView(
-            *(SegmentId(len(ends)), LedgerId(len(ends)), SegmentState.OPEN, behind, None),
-            *(0, 0, 0, 0, ""),
+            SegmentId(len(ends)),
+            LedgerId(len(ends)),
+            SegmentState.OPEN,
+            behind,
+            None,
+            0,
+            0,
+            0,
+            0,
+            "",
         )
     )
     return found

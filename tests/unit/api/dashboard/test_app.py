@@ -42,12 +42,27 @@ from tests.unit.api.rest.test_cluster import access_file
 
 HERE = "/dashboard"
 SCREENS = (
-    *("", "/bookies", "/bookie?id=bk-1", "/ledgers", "/ledgers?state=open&short=true&bookie=bk-1"),
-    *("/ledgers/7", "/ledgers/bad", "/recovery", "/logs", "/log?name=default/orders&format=json"),
-    *("/log?name=default/orders&from=0&truncate=1", "/servers", "/server?name=log-1"),
-    *("/process?kind=bookie&name=bk-1", "/process?kind=recovery&name=recovery-1"),
-    *("/metadata", "/metadata?path=/plain", "/operations", "/events"),
-    *("/events?kind=lifecycle&bookie=bk-1&log=default/orders", "/callbacks"),
+    "",
+    "/bookies",
+    "/bookie?id=bk-1",
+    "/ledgers",
+    "/ledgers?state=open&short=true&bookie=bk-1",
+    "/ledgers/7",
+    "/ledgers/bad",
+    "/recovery",
+    "/logs",
+    "/log?name=default/orders&format=json",
+    "/log?name=default/orders&from=0&truncate=1",
+    "/servers",
+    "/server?name=log-1",
+    "/process?kind=bookie&name=bk-1",
+    "/process?kind=recovery&name=recovery-1",
+    "/metadata",
+    "/metadata?path=/plain",
+    "/operations",
+    "/events",
+    "/events?kind=lifecycle&bookie=bk-1&log=default/orders",
+    "/callbacks",
     f"/callback?id={0:032x}",
 )
 _LINK = re.compile(r'href="([^"]+)"')
@@ -113,7 +128,12 @@ class Site:
         managing = Managing(doorkeeper.audit if doorkeeper else Audit(lambda: 0))
         numbers = count()
         dashboard = Dashboard(
-            *(self.cluster, managing, self.operations, self.logs, self.samples, doorkeeper),
+            self.cluster,
+            managing,
+            self.operations,
+            self.logs,
+            self.samples,
+            doorkeeper,
             lambda: f"drawn-{next(numbers)}",
             self.own,
             is_behind_tls=is_behind_tls,
@@ -528,8 +548,17 @@ async def test_every_form_does_what_its_button_says(there: Site, browser: Browse
         if said.startswith(("bk-1 is", "bk-2 is", "Begun", "The ", "Repair")):
             assert [each for each in logs if each["event"] in ("act_done", "act_begun")], fields
     assert [call[0] for call in there.cluster.calls] == [
-        *("lifecycle", "lifecycle", "lifecycle", "remove", "verify", "recover"),
-        *("audit", "switch", "switch", "delay", "rate"),
+        "lifecycle",
+        "lifecycle",
+        "lifecycle",
+        "remove",
+        "verify",
+        "recover",
+        "audit",
+        "switch",
+        "switch",
+        "delay",
+        "rate",
     ]
     again = text_of(await browser.get(f"{HERE}/recovery"))
     assert "unlimited." not in again, "it is said once"

@@ -423,8 +423,15 @@ class FakeCore:
     def _tail_of_log(self, log: FakeLog) -> messages.TailOfLog:
         tail = self._tail(log)
         return messages.TailOfLog(
-            *(log.name, log.head, log.tail, log.is_sealed, tail.timestamp_us, f"uid of {log.name}"),
-            *(True, tail.owner, log.owner_epoch),
+            log.name,
+            log.head,
+            log.tail,
+            log.is_sealed,
+            tail.timestamp_us,
+            f"uid of {log.name}",
+            True,
+            tail.owner,
+            log.owner_epoch,
         )
 
     async def find_offset(self, request: messages.FindOffset, due: float) -> messages.FoundOffset:
@@ -631,8 +638,16 @@ class FakeCore:
         await self._asked("list_segments", request)
         log = self.cluster.log(request.log)
         view = messages.SegmentView(
-            *(SegmentId(0), LedgerId(7), messages.SegmentState.OPEN, Offset(0), None),
-            *(5, 0, 0, 0, f"{log.name} was made"),
+            SegmentId(0),
+            LedgerId(7),
+            messages.SegmentState.OPEN,
+            Offset(0),
+            None,
+            5,
+            0,
+            0,
+            0,
+            f"{log.name} was made",
         )
         return messages.Segments((view,), None)
 
@@ -665,7 +680,11 @@ class FakeCore:
         return messages.Servers(
             tuple(
                 messages.ServerView(
-                    *(ServerId(name), address, messages.ServerState.SERVING, "0.1", 5),
+                    ServerId(name),
+                    address,
+                    messages.ServerState.SERVING,
+                    "0.1",
+                    5,
                     len(self.cluster.logs),
                 )
                 for name, address in sorted(self.cluster.addresses.items())

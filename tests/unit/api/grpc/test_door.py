@@ -68,7 +68,10 @@ async def test_records_without_blocks_are_appended_and_read(door: Door) -> None:
     assert not answer.blocks
     (told,) = answer.records
     assert (told.offset, told.value, told.key, dict(told.headers), told.event_time_us) == (
-        *(1, b"two", b"k", {"h": b"v"}),
+        1,
+        b"two",
+        b"k",
+        {"h": b"v"},
         5,
     )
     assert (answer.first_offset, answer.next_offset, answer.head, answer.tail) == (1, 2, 0, 2)

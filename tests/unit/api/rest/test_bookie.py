@@ -268,8 +268,15 @@ async def test_what_is_triggered_has_an_id_to_ask_after(admin: FakeAdmin, client
         admin.done.clear()
     listed = (await client.get(f"{API}/operations")).json["operations"]
     assert [each["kind"] for each in listed] == [
-        *("verify-7", "scrub", "minor-compaction", "gc"),
-        *("minor-compaction", "major-compaction", "major-compaction", "gc", "gc"),
+        "verify-7",
+        "scrub",
+        "minor-compaction",
+        "gc",
+        "minor-compaction",
+        "major-compaction",
+        "major-compaction",
+        "gc",
+        "gc",
     ]
     unknown = await client.get(f"{API}/operations/gc-77")
     assert (unknown.status, unknown.reason) == (404, "NOT_FOUND")

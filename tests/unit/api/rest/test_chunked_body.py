@@ -56,7 +56,10 @@ def take(chunks: Chunks, sent: bytes, *, at_once: bool) -> None:
 def test_what_of_a_chunk_has_come_is_told_at_once() -> None:
     chunks = Chunks()
     assert [chunks.take(part) for part in (b"64\r\nxx", b"yy", b"z" * 96, b"\r\n")] == [
-        *(b"xx", b"yy", b"z" * 96, b"")
+        b"xx",
+        b"yy",
+        b"z" * 96,
+        b"",
     ]
     assert not chunks.is_over
 
@@ -76,10 +79,25 @@ def test_small_chunks_are_counted_as_they_are_framed(at_once: bool) -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        *(b"\r\n", b"x\r\n", b"-1\r\n", b"+1\r\n", b"0x1\r\n", b" 1\r\n", b"1_0\r\n"),
-        *(b"1\n", b"1\rx\r\n", b"1\r\nxx", b"1\r\nx\n", b"1\r\nx\r\r", b"\n1\r\n"),
-        *(b"1" * 17 + b"\r\n", b"1;" + b"x" * 300, b"1;" + b"x" * 300 + b"\r\n", b"1;\x00\r\n"),
-        *(b"0\r\nno header\r\n\r\n", b"0\r\na: b\r\nc\r\n\r\n"),
+        b"\r\n",
+        b"x\r\n",
+        b"-1\r\n",
+        b"+1\r\n",
+        b"0x1\r\n",
+        b" 1\r\n",
+        b"1_0\r\n",
+        b"1\n",
+        b"1\rx\r\n",
+        b"1\r\nxx",
+        b"1\r\nx\n",
+        b"1\r\nx\r\r",
+        b"\n1\r\n",
+        b"1" * 17 + b"\r\n",
+        b"1;" + b"x" * 300,
+        b"1;" + b"x" * 300 + b"\r\n",
+        b"1;\x00\r\n",
+        b"0\r\nno header\r\n\r\n",
+        b"0\r\na: b\r\nc\r\n\r\n",
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])

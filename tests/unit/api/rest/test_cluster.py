@@ -92,14 +92,29 @@ OVERRIDES: dict[tuple[str, str], tuple[Any, Duty, str]] = {
 }
 LOOKS = (
     "settings",
-    *("cluster", "cluster/health", "bookies", "bookies/bk-1", "bookies/bk-1/lifecycle", "ledgers"),
-    *("ledgers/bad", "ledgers/7", "recovery", "operations", "cookies", "cookies/bk-1", "events"),
-    *("callbacks", f"callbacks/{0:032x}", f"callbacks/{0:032x}/deliveries"),
+    "cluster",
+    "cluster/health",
+    "bookies",
+    "bookies/bk-1",
+    "bookies/bk-1/lifecycle",
+    "ledgers",
+    "ledgers/bad",
+    "ledgers/7",
+    "recovery",
+    "operations",
+    "cookies",
+    "cookies/bk-1",
+    "events",
+    "callbacks",
+    f"callbacks/{0:032x}",
+    f"callbacks/{0:032x}/deliveries",
     "bookies/bk-1/pages/status",
     *(f"bookie/{each}" for each in ("list_bookies", "list_bookie_info", "cluster_info")),
-    *("ledger/list", "ledger/metadata?ledger_id=7"),
+    "ledger/list",
+    "ledger/metadata?ledger_id=7",
     *(f"autorecovery/{each}" for each in ("status", "who_is_auditor")),
-    *("autorecovery/lost_bookie_recovery_delay", "autorecovery/list_under_replicated_ledger"),
+    "autorecovery/lost_bookie_recovery_delay",
+    "autorecovery/list_under_replicated_ledger",
 )
 ROLES = {
     "nobody": Grants(("*",), ("*",)),
@@ -236,12 +251,13 @@ async def test_a_callback_and_its_secret(
     assert gone.json["url"] == wanted["url"]
     assert (await ask(client, "DELETE", f"{API}/callbacks/{made.json['id']}")).status == 404
     for wrong in (
-        *({}, {"url": 5}, {"url": "http://10.0.0.1/"}, {**wanted, "secret": "mine"}),
-        *(
-            {**wanted, "kinds": ["test"]},
-            {**wanted, "kinds": "lifecycle"},
-            {**wanted, "bookie": ""},
-        ),
+        {},
+        {"url": 5},
+        {"url": "http://10.0.0.1/"},
+        {**wanted, "secret": "mine"},
+        {**wanted, "kinds": ["test"]},
+        {**wanted, "kinds": "lifecycle"},
+        {**wanted, "bookie": ""},
     ):
         assert (await ask(client, "POST", f"{API}/callbacks", wrong)).status == 400, wrong
     for path in ("callbacks/x", "callbacks/x/deliveries"):
@@ -407,7 +423,10 @@ async def test_what_only_this_server_has_cannot_be_cancelled(
     await ask(client, "DELETE", f"{API}/bookies/bk-2?give_up=1")
     found = (await client.get(f"{API}/operations")).json["operations"]
     assert [each["id"] for each in reversed(found)][1:] == [
-        *("delete-7-2", "forced-delete-7-3", "remove-bk-2-4", "give-up-1-remove-bk-2-5")
+        "delete-7-2",
+        "forced-delete-7-3",
+        "remove-bk-2-4",
+        "give-up-1-remove-bk-2-5",
     ]
 
 

@@ -50,23 +50,24 @@ async def test_a_log_is_made_once(there: Site) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *(
-            b"{",
-            b"[]",
-            b"7",
-            b'"x"',
-            b'{"retention":1}',
-            b'{"roll_bytes":"1"}',
-            b'{"roll_bytes":1}',
-        ),
-        *(b'{"roll_bytes":null}', b'{"writer_mode":"OPEN"}', b'{"labels":["a"]}', b"\xff"),
-        *(
-            b'{"labels":{"a":1}}',
-            b'{"quorum":{"ensemble":3}}',
-            b'{"quorum":3}',
-            b'{"roll_age_s":1.5}',
-        ),
-        *(b'{"roll_bytes":true}', b'{"roll_bytes":1e30}', b'{"roll_bytes":%d}' % 10**30),
+        b"{",
+        b"[]",
+        b"7",
+        b'"x"',
+        b'{"retention":1}',
+        b'{"roll_bytes":"1"}',
+        b'{"roll_bytes":1}',
+        b'{"roll_bytes":null}',
+        b'{"writer_mode":"OPEN"}',
+        b'{"labels":["a"]}',
+        b"\xff",
+        b'{"labels":{"a":1}}',
+        b'{"quorum":{"ensemble":3}}',
+        b'{"quorum":3}',
+        b'{"roll_age_s":1.5}',
+        b'{"roll_bytes":true}',
+        b'{"roll_bytes":1e30}',
+        b'{"roll_bytes":%d}' % 10**30,
     ],
 )
 async def test_a_configuration_that_makes_no_sense(there: Site, body: bytes) -> None:
@@ -99,8 +100,10 @@ async def test_a_change_is_made_from_the_version_that_was_seen(there: Site) -> N
 async def test_a_limit_is_judged_beside_those_of_the_log(there: Site) -> None:
     """Not beside the defaults of what was not named."""
     for name, value, status in (
-        *(("record_bytes_max", 1000, 200), ("batch_bytes_max", 2000, 200)),
-        *(("record_bytes_max", 2001, 400), ("record_bytes_max", 2000, 200)),
+        ("record_bytes_max", 1000, 200),
+        ("batch_bytes_max", 2000, 200),
+        ("record_bytes_max", 2001, 400),
+        ("record_bytes_max", 2000, 200),
     ):
         answer = await said(there, "PATCH", LOG, {name: value}, **{"if-match": "*"})
         assert answer.status == status, answer.body
@@ -408,16 +411,20 @@ async def test_openapi_tells_all_of_it(there: Site) -> None:
     append = document["paths"]["/v1/namespaces/{namespace}/logs/{log}/records"]["post"]
     headers = {each["name"].lower() for each in append["parameters"] if each["in"] == "header"}
     assert headers == {
-        *(
-            "log-timeout-ms",
-            "log-forward",
-            "log-uid",
-            "log-expected-offset",
-            "log-writer-epoch",
-            "if-match",
-        ),
-        *("if-none-match", "producer-id", "producer-epoch", "producer-seq", "idempotency-key"),
-        *("log-key", "log-event-time-us", "log-meta-*"),
+        "log-timeout-ms",
+        "log-forward",
+        "log-uid",
+        "log-expected-offset",
+        "log-writer-epoch",
+        "if-match",
+        "if-none-match",
+        "producer-id",
+        "producer-epoch",
+        "producer-seq",
+        "idempotency-key",
+        "log-key",
+        "log-event-time-us",
+        "log-meta-*",
     }
     assert {"200", "201", "307", "400", "409", "412", "413", "428", "503"} <= set(
         append["responses"]

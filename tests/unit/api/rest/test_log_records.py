@@ -406,17 +406,21 @@ async def test_blocks_as_they_are(there: Site) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        *(
-            "from=x",
-            "from=ts:2026",
-            "from=cursor:..",
-            "until=-1",
-            "limit=0",
-            "limit=x",
-            "wait_ms=-1",
-        ),
-        *("wait_ms=60001", "max_bytes=0", "encoding=gzip", "on_truncated=maybe", "at_tail=never"),
-        *(f"until={2**63}", f"limit={10**30}", "heartbeat_ms=1"),
+        "from=x",
+        "from=ts:2026",
+        "from=cursor:..",
+        "until=-1",
+        "limit=0",
+        "limit=x",
+        "wait_ms=-1",
+        "wait_ms=60001",
+        "max_bytes=0",
+        "encoding=gzip",
+        "on_truncated=maybe",
+        "at_tail=never",
+        f"until={2**63}",
+        f"limit={10**30}",
+        "heartbeat_ms=1",
     ],
 )
 async def test_a_query_that_makes_no_sense(there: Site, query: str) -> None:
@@ -426,8 +430,15 @@ async def test_a_query_that_makes_no_sense(there: Site, query: str) -> None:
 
 async def test_accept_header_decides_the_media_type(there: Site) -> None:
     for accept in (
-        *("*/*", "application/*", "*/*;q=0.1", "text/html, application/json;q=0.9"),
-        *("", " ", ",", ", ,", ",application/json,"),
+        "*/*",
+        "application/*",
+        "*/*;q=0.1",
+        "text/html, application/json;q=0.9",
+        "",
+        " ",
+        ",",
+        ", ,",
+        ",application/json,",
     ):
         answer = await there.get(RECORDS, accept=accept)
         assert answer.headers["content-type"] == "application/json"
@@ -436,14 +447,22 @@ async def test_accept_header_decides_the_media_type(there: Site) -> None:
         answer = await there.get(f"{RECORDS}?at_tail=stop", accept=accept)
         assert answer.headers["content-type"].startswith("application/x-ndjson")
     for accept in (
-        *("application/json;q=0, */*", "*/*, application/json;q=0"),
-        *("application/*, application/json;q=0", "*/*;q=0.1, application/vnd.rollbook.batch"),
+        "application/json;q=0, */*",
+        "*/*, application/json;q=0",
+        "application/*, application/json;q=0",
+        "*/*;q=0.1, application/vnd.rollbook.batch",
     ):
         answer = await there.get(RECORDS, accept=accept)
         assert answer.headers["content-type"] == "application/vnd.rollbook.batch"
     for accept in (
-        *("text/html", "*/*;q=0", "application/json;q=no", "app", "a/b/c", "*"),
-        *("application/*;q=0, application/json;q=0", "*/*;q=0, text/*;q=0"),
+        "text/html",
+        "*/*;q=0",
+        "application/json;q=no",
+        "app",
+        "a/b/c",
+        "*",
+        "application/*;q=0, application/json;q=0",
+        "*/*;q=0, text/*;q=0",
     ):
         answer = await there.get(RECORDS, accept=accept)
         assert (answer.status, answer.reason) == (406, "INVALID")

@@ -94,10 +94,17 @@ async def test_nobody_without_the_token(tmp_path: Path) -> None:
 
 
 ESCAPED = [
-    *("/v1/namespaces/ns%2Flogs/logs/log", "/v1/namespaces/ns/logs/log%2Frecords"),
-    *("/v1/namespaces/ns/logs/%6cog", "/v1/namespaces/ns/logs/log%00", "/v1%2Fservers"),
-    *("/v1/namespaces/ns/logs/%2e%2e", "/v1/namespaces/%C3%A4/logs/log", "/v1/servers%3f"),
-    *("/v1/namespaces/ns/logs/log%", "/v1/namespaces/ns/logs/log%zz", f"{LOG}%25"),
+    "/v1/namespaces/ns%2Flogs/logs/log",
+    "/v1/namespaces/ns/logs/log%2Frecords",
+    "/v1/namespaces/ns/logs/%6cog",
+    "/v1/namespaces/ns/logs/log%00",
+    "/v1%2Fservers",
+    "/v1/namespaces/ns/logs/%2e%2e",
+    "/v1/namespaces/%C3%A4/logs/log",
+    "/v1/servers%3f",
+    "/v1/namespaces/ns/logs/log%",
+    "/v1/namespaces/ns/logs/log%zz",
+    f"{LOG}%25",
 ]
 
 
@@ -109,8 +116,13 @@ async def test_no_escape_makes_another_path(there: There) -> None:
 
 
 UNTIDY = [
-    *("/v1/namespaces/../logs/log", "/v1/namespaces/./logs", "//v1/servers", "/v1//servers"),
-    *("/v1/../v1/servers", "/v1/namespaces/ns/logs/log/", "/v1/namespaces/ns/logs/"),
+    "/v1/namespaces/../logs/log",
+    "/v1/namespaces/./logs",
+    "//v1/servers",
+    "/v1//servers",
+    "/v1/../v1/servers",
+    "/v1/namespaces/ns/logs/log/",
+    "/v1/namespaces/ns/logs/",
 ]
 
 
@@ -225,9 +237,12 @@ async def test_who_takes_nothing_of_a_large_answer_makes_room(there: There) -> N
 
 
 NO_REQUESTS = [
-    *(b"GET " + b"/" * 20_000 + b" HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n"),
+    b"GET " + b"/" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00",
+    b"GET\r\n\r\n",
     b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(3000)) + b"\r\n",
-    *(b"GET / HTTP/1.1\r\nhost : x\r\n\r\n", b"GET / HTTP/1.1\r\nx: \x00\r\n\r\n"),
+    b"GET / HTTP/1.1\r\nhost : x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nx: \x00\r\n\r\n",
     b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
     b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: -1\r\n\r\n",
     b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
@@ -561,7 +576,10 @@ async def test_header_that_decides_must_not_occur_twice(there: There) -> None:
         return parse(await there.client.say(head.encode()))
 
     for name in (
-        *("Log-Expected-Offset", "Producer-Seq", "Idempotency-Key", "Content-Type"),
+        "Log-Expected-Offset",
+        "Producer-Seq",
+        "Idempotency-Key",
+        "Content-Type",
         "If-None-Match",
     ):
         answer = await say("POST", f"{LOG}/records", f"{name}: 0", f"{name.lower()}: 1")

@@ -57,8 +57,13 @@ class Process:
     async def start_with(self, *flags: str) -> str:
         """Returns its ready line."""
         self._child = self._children.start(
-            *("sh", "-c", 'exec "$@" 2>> "$0"', str(self.log), *_ROLLBOOK),
-            *(*bookies.arguments(self.folder, self._url), *flags),
+            "sh",
+            "-c",
+            'exec "$@" 2>> "$0"',
+            str(self.log),
+            *_ROLLBOOK,
+            *bookies.arguments(self.folder, self._url),
+            *flags,
             environment={"ROLLBOOK_SPACE_RESERVE_BYTES": "0"},
         )
         return await asyncio.to_thread(self._child.line, bookies.PATIENCE_S)
@@ -171,7 +176,9 @@ async def test_a_bookie_at_work_is_asked_and_told(bookie: Process) -> None:
             assert answer.status == 200, (path, answer.body)
     status = await bookie.run("info")
     assert (status["state"], status["entries_added"], status["ledgers"]) == (
-        *("writable", added, LEDGERS),
+        "writable",
+        added,
+        LEDGERS,
     )
     ledgers = await bookie.run("ledgers")
     assert [each["ledger_id"] for each in ledgers] == list(range(1, LEDGERS + 1))

@@ -48,9 +48,24 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     paths = f"{folder}/certificate.pem", f"{folder}/key.pem"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", "/CN=bookie"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-out", paths[0], "-keyout", paths[1]),
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=bookie",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-out",
+            paths[0],
+            "-keyout",
+            paths[1],
         ],
         check=True,
         capture_output=True,
@@ -126,10 +141,15 @@ def test_a_token_is_read_from_a_private_file(token_file: str, tmp_path: Path) ->
 
 async def test_the_token_opens_and_nothing_else_does(client: Client) -> None:
     wrong: tuple[dict[str, str], ...] = (
-        *({}, {"authorization": "Bearer"}, {"authorization": "Bearer "}),
-        *({"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Bearer {TOKEN[:-1]}"}),
-        *({"authorization": f"Basic {TOKEN}"}, {"authorization": TOKEN}),
-        *({"authorization": f"Bearer {TOKEN.upper()}"}, {"cookie": f"token={TOKEN}"}),
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": f"Bearer {TOKEN}x"},
+        {"authorization": f"Bearer {TOKEN[:-1]}"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": TOKEN},
+        {"authorization": f"Bearer {TOKEN.upper()}"},
+        {"cookie": f"token={TOKEN}"},
         {"authorization": "Bearer \xfc"},
     )
     for headers in wrong:

@@ -56,7 +56,9 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
     mark = ReplayStart(known.mark.journal + chance.randint(0, 1), known.mark.first_sequence + 5)
     return b"".join(
         (
-            *(changes.pack_mark(mark), changes.pack_opened(number), changes.pack_lost(number + 1)),
+            changes.pack_mark(mark),
+            changes.pack_opened(number),
+            changes.pack_lost(number + 1),
             changes.pack_scrubbed(number),
         )
     )
@@ -64,8 +66,13 @@ def a_change(chance: random.Random, known: Catalog, number: int) -> bytes:
 
 def state(catalog: Catalog) -> object:
     return (
-        *(catalog.facts, catalog.logs, catalog.mark, catalog.opened, catalog.lost),
-        *(catalog.doubts.everything, sorted(catalog.doubts)),
+        catalog.facts,
+        catalog.logs,
+        catalog.mark,
+        catalog.opened,
+        catalog.lost,
+        catalog.doubts.everything,
+        sorted(catalog.doubts),
         sorted(catalog.doubts.settled_ids),
         catalog.scrubbed,
         {ledger_id: list(catalog.held(ledger_id)) for ledger_id in catalog.ledger_ids},

@@ -135,7 +135,9 @@ class Game:
 
     def _search(self, survey: LacSurvey, lasts: dict[int, Entry | None]) -> int | None:
         search = TailSearch(
-            *(self.quorum, survey.last_add_confirmed, survey.highest_entry),
+            self.quorum,
+            survey.last_add_confirmed,
+            survey.highest_entry,
             batch_slots=self.chance.getrandbits(self.quorum.ensemble),
             batch_entries_max=BATCHES,
         )

@@ -8,13 +8,40 @@ import google_crc32c
 
 _HEADER = struct.Struct("<BBBBIIIIIq")
 _NAMES = (
-    *("flags", "codec", "producer_id_bytes", "zero", "records", "sections"),
-    *("stored_bytes", "unpacked_bytes", "producer_epoch", "producer_seq"),
+    "flags",
+    "codec",
+    "producer_id_bytes",
+    "zero",
+    "records",
+    "sections",
+    "stored_bytes",
+    "unpacked_bytes",
+    "producer_epoch",
+    "producer_seq",
 )
 # Where numbers of each width wrap, change sign, or mean nothing.
 EXTREMES = (
-    *(0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**24),
-    *(2**31 - 1, 2**31, 2**31 + 1, 2**32 - 8, 2**32 - 1),
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    63,
+    64,
+    65,
+    127,
+    128,
+    255,
+    256,
+    2**15,
+    2**16 - 1,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**31 + 1,
+    2**32 - 8,
+    2**32 - 1,
 )
 
 
@@ -62,8 +89,12 @@ def directory_fields(block: bytes) -> Iterator[Field]:
     for index in range(count):
         position = body_of(block) + 16 * index
         for name, offset, code in (
-            *(("section", 0, "H"), ("encoding", 2, "B"), ("flags", 3, "B")),
-            *(("start", 4, "I"), ("length", 8, "I"), ("zero", 12, "I")),
+            ("section", 0, "H"),
+            ("encoding", 2, "B"),
+            ("flags", 3, "B"),
+            ("start", 4, "I"),
+            ("length", 8, "I"),
+            ("zero", 12, "I"),
         ):
             yield Field(f"directory {index} {name}", position + offset, f"<{code}")
 

@@ -228,9 +228,13 @@ def test_sections_that_lack_their_other_half_are_refused() -> None:
 def test_names_of_headers_are_held_to_their_rule(name: bytes) -> None:
     def headers(name: bytes) -> bytes:
         return sectioned(
-            *(OFFSETS, VALUES, (8, 0, 0, struct.pack("<ii", 0, 1))),
-            *((9, 0, 0, struct.pack("<ii", 0, len(name))), (10, 0, 0, name)),
-            *((11, 0, 0, struct.pack("<ii", 0, 0)), (12, 0, 0, b"")),
+            OFFSETS,
+            VALUES,
+            (8, 0, 0, struct.pack("<ii", 0, 1)),
+            (9, 0, 0, struct.pack("<ii", 0, len(name))),
+            (10, 0, 0, name),
+            (11, 0, 0, struct.pack("<ii", 0, 0)),
+            (12, 0, 0, b""),
         )
 
     assert not is_refused(headers(b"name"))

@@ -83,8 +83,16 @@ def test_each_further_attempt_waits_twice_as_long() -> None:
     """LS16: a bookie that responds, and takes no entries, makes no loop of segments."""
     found = attempts(RollToFullEnsemble(), until_s=3000, vacant=lambda _: 1)
     assert [after - before for before, after in pairwise([0, *found])] == [
-        *(15, 15, 30, 60, 120, 240, 480),
-        *(600, 600, 600),
+        15,
+        15,
+        30,
+        60,
+        120,
+        240,
+        480,
+        600,
+        600,
+        600,
     ]
 
 

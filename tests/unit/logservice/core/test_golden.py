@@ -124,7 +124,7 @@ def _memory(attempt: str = "") -> LogMemory:
     memory.tail, memory.timestamp_us = Offset(2**40), 1_767_225_600_000_000
     memory.on_acquired(WriterAcquired(WriterEpoch(5), "Kasse-ü", 30_000, attempt))
     batch = AppendedBatch(
-        *(Offset(2**40), Offset(2**40 + 3), memory.timestamp_us + 1, LedgerId(7), EntryId(41))
+        Offset(2**40), Offset(2**40 + 3), memory.timestamp_us + 1, LedgerId(7), EntryId(41)
     )
     memory.producers.on_batch(ProducerRef(b"till-7", 3, 0), batch, 0)
     memory.tail, memory.timestamp_us = batch.next_offset, batch.timestamp_us

@@ -42,7 +42,9 @@ def ledgers(listed: LedgerList) -> list[int]:
 def test_a_log_grows_segment_by_segment_without_a_gap() -> None:
     listed = rolled(10, 10, 30)
     assert [(s.base_offset, s.next_offset) for s in listed.segments] == [
-        *((0, 10), (10, 10), (10, 30)),
+        (0, 10),
+        (10, 10),
+        (10, 30),
         (30, None),
     ]
     assert [s.segment_id for s in listed.segments] == [0, 1, 2, 3]

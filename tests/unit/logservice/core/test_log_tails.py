@@ -27,7 +27,15 @@ def tail(
     end: int, log: LogName = LOG, *, epoch: int = 1, exact: bool = True, uid: str = "u1"
 ) -> TailOfLog:
     return TailOfLog(
-        *(log, Offset(0), Offset(end), False, end, uid, exact, A, OwnerEpoch(epoch)),
+        log,
+        Offset(0),
+        Offset(end),
+        False,
+        end,
+        uid,
+        exact,
+        A,
+        OwnerEpoch(epoch),
     )
 
 
@@ -62,7 +70,15 @@ def test_the_list_tells_an_exact_end_only_if_the_last_segment_is_closed() -> Non
     """TW1: what it does not tell is said to be unknown."""
     empty = LedgerList(LogUid(b"u" * 16), LogConfig(), 0)
     assert tail_of_list(LOG, empty, "") == TailOfLog(
-        *(LOG, Offset(0), Offset(0), False, 0, (b"u" * 16).hex(), True, "", OwnerEpoch(0)),
+        LOG,
+        Offset(0),
+        Offset(0),
+        False,
+        0,
+        (b"u" * 16).hex(),
+        True,
+        "",
+        OwnerEpoch(0),
     )
     server = ServerInfo(ServerId("a~1"), A)
     opened = empty.with_owner(server).with_successor(LedgerId(1), "opened", 5)

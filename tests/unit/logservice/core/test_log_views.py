@@ -16,8 +16,16 @@ def many(count: int) -> LedgerList:
     """More than a log rolls to: each new owner begins one more."""
     segments = tuple(
         Segment(
-            *(SegmentId(number), LedgerId(number), OwnerEpoch(1), "owner", 0),
-            *(ListedSegmentState.CLOSED, Offset(number), Offset(number + 1), 0, 100),
+            SegmentId(number),
+            LedgerId(number),
+            OwnerEpoch(1),
+            "owner",
+            0,
+            ListedSegmentState.CLOSED,
+            Offset(number),
+            Offset(number + 1),
+            0,
+            100,
         )
         for number in range(count)
     )

@@ -29,8 +29,12 @@ def until(offset: int | None = None, timestamp_us: int | None = None) -> Until:
 @pytest.mark.parametrize(
     ("offset", "blocks", "end", "is_over"),
     [
-        *((None, (A, B, C), 20, False), (21, (A, B, C), 20, False), (20, (A, B, C), 20, True)),
-        *((17, (A, B, C), 17, True), (16, (A, B), 16, True), (11, (A,), 11, True)),
+        (None, (A, B, C), 20, False),
+        (21, (A, B, C), 20, False),
+        (20, (A, B, C), 20, True),
+        (17, (A, B, C), 17, True),
+        (16, (A, B), 16, True),
+        (11, (A,), 11, True),
     ],
 )
 def test_read_ends_at_an_offset(

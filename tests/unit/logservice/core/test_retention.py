@@ -48,7 +48,12 @@ def test_a_log_is_cut_to_its_size_never_below_it() -> None:
         return None if expiry is None else expiry.head
 
     assert [head(size) for size in (6000, 5001, 5000, 3001, 3000, 1)] == [
-        *(None, None, 10, 10, 20, 20)
+        None,
+        None,
+        10,
+        10,
+        20,
+        20,
     ]
     assert head(0) == 30  # All that is closed.
 

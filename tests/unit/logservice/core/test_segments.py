@@ -262,7 +262,11 @@ def test_a_reader_in_a_segment_that_is_discarded_under_him_finds_its_replacement
 
 def segment(number: int, base: int | None, end: int | None, last_us: int | None) -> Segment:
     return Segment(
-        *(SegmentId(number), LedgerId(number), OwnerEpoch(1), "test", 0),
+        SegmentId(number),
+        LedgerId(number),
+        OwnerEpoch(1),
+        "test",
+        0,
         state=ListedSegmentState.OPEN if end is None else ListedSegmentState.CLOSED,
         base_offset=None if base is None else Offset(base),
         next_offset=None if end is None else Offset(end),
@@ -271,8 +275,11 @@ def segment(number: int, base: int | None, end: int | None, last_us: int | None)
 
 
 ROW = (
-    *(segment(0, 0, 5, 100), segment(1, 5, 5, 100), segment(2, 5, 9, 200)),
-    *(segment(3, 9, None, None), segment(4, None, None, None)),
+    segment(0, 0, 5, 100),
+    segment(1, 5, 5, 100),
+    segment(2, 5, 9, 200),
+    segment(3, 9, None, None),
+    segment(4, None, None, None),
 )
 
 

@@ -307,9 +307,20 @@ async def test_all_ledgers_are_listed_in_order(rival: MetadataStore, layout: Lay
     for ledger_id in sorted(ids, key=lambda _: chance.random()):
         await make_node(rival, ledger_path(layout, LedgerId(ledger_id)))
     for stranger in (
-        *("LAYOUT", "INSTANCEID", "available/readonly/b:1", "cookies/b:1", "00/rollbook", "0000"),
-        *("idgen/ID-0000000007", "idgen-long/HOB-0000000001", "underreplication/ledgers/0000"),
-        *("00/0000/lock", "000/0000/x", "L12", "L00000000012", "ID-0000000012"),
+        "LAYOUT",
+        "INSTANCEID",
+        "available/readonly/b:1",
+        "cookies/b:1",
+        "00/rollbook",
+        "0000",
+        "idgen/ID-0000000007",
+        "idgen-long/HOB-0000000001",
+        "underreplication/ledgers/0000",
+        "00/0000/lock",
+        "000/0000/x",
+        "L12",
+        "L00000000012",
+        "ID-0000000012",
     ):
         await make_node(rival, stranger)
     ledgers = LedgerNodes(rival, ROOT, layout)

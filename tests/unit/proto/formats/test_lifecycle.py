@@ -38,9 +38,17 @@ def test_only_an_active_bookie_takes_entries() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("state", "gone"), ("state", 1), ("state", []), ("token", "X"), ("token", 4)),
-        *(("since_ms", -1), ("since_ms", 1.5), ("ledgers", True), ("ledgers", 2**63)),
-        *(("is_forced", 1), ("reason", None)),
+        ("state", "gone"),
+        ("state", 1),
+        ("state", []),
+        ("token", "X"),
+        ("token", 4),
+        ("since_ms", -1),
+        ("since_ms", 1.5),
+        ("ledgers", True),
+        ("ledgers", 2**63),
+        ("is_forced", 1),
+        ("reason", None),
     ],
 )
 def test_damage_is_refused(field: str, value: object) -> None:

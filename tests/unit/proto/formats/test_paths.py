@@ -55,12 +55,29 @@ def test_every_path_leads_back_to_its_id(layout: Layout) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("LAYOUT", "INSTANCEID", "available", "available/b:1", "cookies/b:1", "idgen"),
-        *("idgen/ID-0000000001", "ID-0000000001", "underreplication/ledgers/0000/0000"),
-        *("00", "00/0001", "00/0001/2345", "00/0001/L234", "0/00001/L2345", "L000001/2345"),
+        "LAYOUT",
+        "INSTANCEID",
+        "available",
+        "available/b:1",
+        "cookies/b:1",
+        "idgen",
+        "idgen/ID-0000000001",
+        "ID-0000000001",
+        "underreplication/ledgers/0000/0000",
+        "00",
+        "00/0001",
+        "00/0001/2345",
+        "00/0001/L234",
+        "0/00001/L2345",
+        "L000001/2345",
         "000/0000/0000/0001/L2345",  # A long path for a short id: its ledger is looked up elsewhere.
         "21/4748/L3647",  # The other way round.
-        *("999/9999/9999/9999/L9999", "L0000012345", "\u0660\u0660/0001/L2345", "", "L", "//L"),
+        "999/9999/9999/9999/L9999",
+        "L0000012345",
+        "\u0660\u0660/0001/L2345",
+        "",
+        "L",
+        "//L",
     ],
 )
 def test_what_is_no_ledger_is_not_taken_for_one(path: str) -> None:

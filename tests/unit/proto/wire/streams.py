@@ -126,7 +126,8 @@ def _any_request(chance: random.Random, version: int) -> bytes:
     if chance.random() < 0.4:
         request = chance.choice(
             (
-                *(ReadLac(ids[0]), StartTls()),
+                ReadLac(ids[0]),
+                StartTls(),
                 Read(*ids, previous_lac=NO_ENTRY, piggyback=True, following_bytes_max=1000),
             )
         )

@@ -170,7 +170,7 @@ def test_none_of_many_that_are_too_large_is_packed(version: int) -> None:
 def test_what_is_unknown_in_an_add_is_not_remembered(size: int) -> None:
     """It may be as long as a frame, and a stranger can send another each time."""
     body = LedgerDigest(DigestType.CRC32C, PASSWORD, LEDGER).pack_entry(
-        *(EntryId(0), EntryId(-1), 7, b"payload")
+        EntryId(0), EntryId(-1), 7, b"payload"
     )
     add = b"\x08\x07\x10\x00\x1a\x14" + KEY + b"\x22" + pack_varint(len(body)) + body
     usual = _request_of(add)

@@ -24,13 +24,23 @@ BK1 = Sight(
     Thing.REGISTRATION, "bk-1", "available/bk-1", 0x1F, 0, 1_000, state="a1", bookies=("bk-1",)
 )
 DRAINS = Sight(
-    *(Thing.LIFECYCLE, "bk-1", "lifecycle/bk-1", 0x20, 0, 2_000),
+    Thing.LIFECYCLE,
+    "bk-1",
+    "lifecycle/bk-1",
+    0x20,
+    0,
+    2_000,
     state="draining",
     since_ms=2_000,
     bookies=("bk-1",),
 )
 OPERATION = Sight(
-    *(Thing.OPERATION, "5f", "operations/5f", 0x30, 0, 3_000),
+    Thing.OPERATION,
+    "5f",
+    "operations/5f",
+    0x30,
+    0,
+    3_000,
     state="queued",
     text="drain",
     bookies=("bk-1",),
@@ -129,8 +139,11 @@ def test_what_passed_between_two_senders_is_known_from_what_one_of_them_saw() ->
     known = marks
     events, after = derive(marks, tracks.states, NOW_MS)
     assert [each.id for each in events] == [
-        *("disable@40", "lifecycle/bk-1@20.0", "disable@40.resumed"),
-        *("available/bk-1@1f.lost", "lifecycle/bk-1@20.1"),
+        "disable@40",
+        "lifecycle/bk-1@20.0",
+        "disable@40.resumed",
+        "available/bk-1@1f.lost",
+        "lifecycle/bk-1@20.1",
     ]
     assert derive(after, tracks.states, NOW_MS) == ([], after)
     some: list[str] = []

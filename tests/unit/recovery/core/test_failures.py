@@ -69,10 +69,18 @@ def test_a_failure_of_an_older_version_counts_for_no_drain() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("attempts", None), ("attempts", "1"), ("code", 1), ("failed_ms", None)),
-        *(("next_try_ms", 1.5), ("losses", None), ("losses", [[1]]), ("losses", [[1, "2", []]])),
-        *(("losses", [[1, 2, [""]]]), ("losses", [[1, 2, 3]])),
-        *(("drains", None), ("drains", [1])),
+        ("attempts", None),
+        ("attempts", "1"),
+        ("code", 1),
+        ("failed_ms", None),
+        ("next_try_ms", 1.5),
+        ("losses", None),
+        ("losses", [[1]]),
+        ("losses", [[1, "2", []]]),
+        ("losses", [[1, 2, [""]]]),
+        ("losses", [[1, 2, 3]]),
+        ("drains", None),
+        ("drains", [1]),
     ],
 )
 def test_damage_is_refused(field: str, value: object) -> None:

@@ -42,7 +42,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     )
     last = draw(st.integers(firsts[-1] - 1, LAST_MAX))
     return LedgerMetadata(
-        *(LedgerId(1), quorum, fragments, LedgerState.CLOSED, EntryId(last)), length=0
+        LedgerId(1), quorum, fragments, LedgerState.CLOSED, EntryId(last), length=0
     )
 
 
@@ -156,7 +156,7 @@ def test_of_an_unclosed_ledger_only_the_accepted_tail_is_given_up(
 ) -> None:
     """HL1: entries of earlier fragments were confirmed; they are not given up unlooked-for."""
     metadata = LedgerMetadata(
-        *(closed.ledger_id, closed.quorum, closed.fragments, LedgerState.IN_RECOVERY)
+        closed.ledger_id, closed.quorum, closed.fragments, LedgerState.IN_RECOVERY
     )
     given_up = tail_to_give_up(metadata, doubted, accepted)
     for entry_id in [*range(-1, LAST_MAX + 20), ENTRY_ID_MAX]:

@@ -41,7 +41,10 @@ DOWN = [{"kind": "bookie", "id": f"bk-{number}", "state": "down"} for number in 
         ({"health": "degraded"}, {}, "warning", "New logs", "/bookies"),
         (
             {"health": "degraded", "members": [{**DOWN[0], "state": "draining"}]},
-            *({}, "warning", "Bookie bk-0 is draining.", "/bookies"),
+            {},
+            "warning",
+            "Bookie bk-0 is draining.",
+            "/bookies",
         ),
         ({}, {"bookies_leaving": "bk-2 (draining)"}, "good", "bk-2 (draining)", "/bookies"),
         ({"members": DOWN}, {"ledgers_unrecoverable": 2}, "bad", "2 ledgers", "/ledgers/bad"),
