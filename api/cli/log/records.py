@@ -29,11 +29,20 @@ from rollbook.api.cli.payloads import as_text, bar, print_bytes
 from rollbook.api.client.batches import Submission
 from rollbook.api.client.client import Client
 from rollbook.api.client.log import Log
-from rollbook.api.client.reader import RecordBatch, batches_of
+from rollbook.api.client.reader import EventReader, RecordBatch, batches_of
 from rollbook.api.client.record_accumulator import Tally
 from rollbook.api.client.writer import Writer
 from rollbook.logservice.core.record_block import Record
-from rollbook.logservice.ids import AtTime, ProducerRef, WriterEpoch, parse_position
+from rollbook.logservice.ids import (
+    AtOffset,
+    AtTime,
+    Earliest,
+    Position,
+    ProducerRef,
+    WriterEpoch,
+    parse_offset,
+    parse_position,
+)
 from rollbook.logservice.messages import Gap, LogTail
 from rollbook.proto.errors import (
     DuplicateTooOld,
@@ -41,7 +50,9 @@ from rollbook.proto.errors import (
     InvalidRequest,
     Outcome,
     ProducerFenced,
+    ReaderStalled,
     RollbookError,
+    Truncated,
     WriterHeld,
 )
 
@@ -338,18 +349,59 @@ def print_records(
             reader = opened.events(position, skip_truncated=skip_truncated)
         else:
             reader = opened.bounded_events(position, end)
-        batches = batches_of(reader, _say_skipped)
-        printer = _Printer(output, frame, write)
-        left = sys.maxsize if limit is None else limit
-        async for batch in batches:
-            left -= printer.show(batch, left)
-            if left <= 0:
-                break
+        printer = _Printer(output, frame, write, sys.maxsize if limit is None else limit)
+        try:
+            await _print_all(reader, printer)
+        except ReaderStalled as stalled:
+            if follows or reader.position is not None:
+                raise
+            await _print_closed(opened, position, end, printer, stalled)
         printer.end()
         if output == "table" and write is None and not printer.has_begun:
             _say_none(log, start, await opened.state_of_tail())
 
     access.run(read, log)
+
+
+async def _print_all(reader: EventReader, printer: "_Printer") -> None:
+    async for batch in batches_of(reader, _say_skipped):
+        printer.show(batch)
+        if not printer.left:
+            return
+
+
+async def _print_closed(
+    log: Log, position: Position, end: int | None, printer: "_Printer", stalled: ReaderStalled
+) -> None:
+    """The part of the range that is in closed segments: it needs neither the log's owner nor its end.
+
+    Raises `stalled` if there is more, or if the position depends on the end.
+    """
+    try:
+        segments = await log.segments()
+    except RollbookError:
+        raise stalled from stalled.__cause__
+    ends = [each.next_offset for each in segments if each.next_offset is not None]
+    if isinstance(position, Earliest) and ends and segments[0].base_offset is not None:
+        start = AtOffset(segments[0].base_offset)
+    elif isinstance(position, AtOffset) and ends:
+        start = position
+    else:
+        raise stalled
+    if start.offset >= ends[-1]:
+        raise stalled
+    until = ends[-1] if end is None else min(ends[-1], parse_offset(end))
+    try:
+        await _print_all(log.bounded_events(start, until), printer)
+    except Truncated as error:  # Within the first segment.
+        head = error.ids.get("head")
+        if not isinstance(position, Earliest) or not isinstance(head, int):
+            raise
+        await _print_all(log.bounded_events(head, max(head, until)), printer)
+    if printer.left and (end is None or end > until):
+        printer.end()
+        stalled.message = f"the records from {until} on cannot be read now, since it is not known where the log ends: {stalled.message}"
+        raise stalled
 
 
 def _say_none(log: str, start: str, tail: LogTail) -> None:
@@ -374,26 +426,27 @@ def _say_skipped(gap: Gap) -> None:
 class _Printer:
     """Records as they come, in any output format."""
 
-    def __init__(self, output: str, frame: str, write: Write | None) -> None:
+    def __init__(self, output: str, frame: str, write: Write | None, limit: int) -> None:
+        self.left = limit  # Of the records that are wanted.
         self._output = output
         self._frame = frame
         self._write = write
         self.has_begun = False
 
-    def show(self, batch: RecordBatch, limit: int) -> int:
-        """How many there were, up to `limit`."""
+    def show(self, batch: RecordBatch) -> None:
+        """Those that are wanted."""
+        wanted = min(self.left, len(batch))
+        self.left -= wanted
         if self._output == "raw" and self._write is None:
-            values = batch.values()[:limit]
-            print_bytes(framed(values, self._frame))
-            return len(values)
-        records = batch.records()[:limit]
+            print_bytes(framed(batch.values()[:wanted], self._frame))
+            return
+        records = batch.records()[:wanted]
         if self._write is not None:
             print_bytes(b"".join(map(self._write, records)))
-            return len(records)
+            return
         for record in records:
             self._show(record)
         sys.stdout.flush()
-        return len(records)
 
     def _show(self, record: Record) -> None:
         if self._output == "table":
