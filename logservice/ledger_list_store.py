@@ -122,9 +122,9 @@ class LedgerListStore:
         self,
         make: Callable[[LedgerList, LedgerWriter], LedgerList],
         *,
-        needs_full_ensemble: bool = False,
+        bookies_min: int = 0,
     ) -> tuple[LedgerWriter, Segment]:
-        """A new ledger at the end of the list (LS3).
+        """A new ledger at the end of the list (LS3), on `bookies_min` bookies at least.
 
         Raises as `change`, and as the creation of a ledger does; then none is listed, unless the
         store stopped responding: then it may be listed, and is never written.
@@ -133,9 +133,7 @@ class LedgerListStore:
             races = 0
             while True:
                 made_for = self.stored.version
-                writer = await make_ledger(
-                    self._context, self.stored, needs_full_ensemble=needs_full_ensemble
-                )
+                writer = await make_ledger(self._context, self.stored, bookies_min=bookies_min)
                 try:
                     wanted = make(self.list, writer)
                 except RollbookError:

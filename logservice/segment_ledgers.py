@@ -20,10 +20,10 @@ logger = structlog.get_logger()
 
 
 async def make_ledger(
-    context: OwnerContext, stored: StoredLog, *, needs_full_ensemble: bool = False
+    context: OwnerContext, stored: StoredLog, *, bookies_min: int = 0
 ) -> LedgerWriter:
     """To be listed by the change of this very list, or dropped. It has fewer bookies than the log wants
-    if there are no more and the log allows it (LS13). Raises as `Ledgers.create`.
+    if there are no more and the log allows it (LS13), but at least `bookies_min`. Raises as `Ledgers.create`.
     """
     config = stored.list.config
     try:
@@ -32,7 +32,7 @@ async def make_ledger(
         smaller = degraded_quorum(
             config.quorum, context.ledgers.count_usable(is_urgent=context.uses_reserve)
         )
-        if needs_full_ensemble or smaller is None or not config.degraded_segments:
+        if smaller is None or smaller.ensemble < bookies_min or not config.degraded_segments:
             raise
     writer = await _make_ledger(context, stored, smaller)
     logger.warning(

@@ -19,8 +19,10 @@ import structlog
 from rollbook.ledger.writer import LedgerWriter
 from rollbook.logservice.append_path import AppendPath, SegmentWriter
 from rollbook.logservice.core.degraded_segments import (
-    NEEDS_FULL_ENSEMBLE,
-    RollToFullEnsemble,
+    ALL_COPIES,
+    FULL_ENSEMBLE,
+    RollToMoreBookies,
+    bookies_for_better,
     degraded_to,
 )
 from rollbook.logservice.core.ledger_list import NOT_COUNTED, LedgerList, Size, Sizes
@@ -61,7 +63,7 @@ class SegmentRoll:
         self._loop = asyncio.get_running_loop()
         self._not_before_s = 0.0
         self._age_timer: asyncio.TimerHandle | None = None
-        self._to_full = RollToFullEnsemble()
+        self._to_more = RollToMoreBookies()
         self._widening: asyncio.Task[None] | None = None  # While the segment is degraded.
         self._unclosed: list[SegmentWriter] = []  # As far as is known; two at most.
 
@@ -107,29 +109,44 @@ class SegmentRoll:
             self._widening = self._loop.create_task(self._widen())
 
     async def _widen(self) -> None:
-        """Begins a new segment as soon as a full ensemble can be had (LS16). Many logs are degraded at the same
-        time; chance and a limit keep them from rolling at the same time.
+        """Begins a new segment as soon as enough bookies take new ledgers (LS16). Many logs are degraded at the
+        same time; chance and a limit keep them from rolling at the same time.
         """
         context = self._context
         while True:
             await asyncio.sleep(_LOOK_S * (1 + context.randomness.random()))
             reason = self._reason_to_widen()
-            if self._to_full.is_over or self._takes_no_more:
+            is_over = self._to_more.is_over and not self.degraded_to
+            if is_over or self._takes_no_more:
                 return
-            if reason is not None:
+            if reason is None:
+                continue
+            if await context.ledgers.check_healthy_bookies(self._bookies_wanted(reason)):
                 async with context.may_widen:
-                    wanted = self._list_store.list.config.quorum.ensemble
-                    if await context.ledgers.check_healthy_bookies(wanted):
-                        await self._roll_to_full()
+                    await self._roll_to_more()
 
-    async def _roll_to_full(self) -> None:
+    async def _roll_to_more(self) -> None:
         reason = self._reason_to_widen()
         if reason is not None and self.rolling is None and not self._takes_no_more:
-            await asyncio.gather(asyncio.shield(self.start(reason)), return_exceptions=True)
-            self._to_full.on_attempt(self._loop.time(), reason)
+            bookies_min = self._bookies_wanted(reason)
+            if (
+                reason == FULL_ENSEMBLE
+                and bookies_min < self._list_store.list.config.quorum.ensemble
+            ):
+                reason = ALL_COPIES
+            rolling = self.start(reason, bookies_min=bookies_min)
+            await asyncio.gather(asyncio.shield(rolling), return_exceptions=True)
+            self._to_more.on_attempt(self._loop.time(), reason)
+
+    def _bookies_wanted(self, reason: str) -> int:
+        config, writing = self._list_store.list.config, self._append_path.writing
+        if writing is None or not config.degraded_segments:
+            return config.quorum.ensemble
+        made = writing.writer.metadata.quorum
+        return bookies_for_better(config.quorum, made, reason)
 
     def _reason_to_widen(self) -> str | None:
-        return self._to_full.reason_to_roll(
+        return self._to_more.reason_to_roll(
             self._loop.time(), is_made_short=self.degraded_to > 0, vacant=len(self.vacant_seats)
         )
 
@@ -144,10 +161,10 @@ class SegmentRoll:
         if now_s >= self._not_before_s and (reason := append_path.writing.reason_to_roll(now_s)):
             self.start(reason)
 
-    def start(self, reason: str) -> "asyncio.Task[SegmentId]":
+    def start(self, reason: str, *, bookies_min: int = 0) -> "asyncio.Task[SegmentId]":
         """The result of the roll: the segment that is written then."""
         if self.rolling is None:
-            self.rolling = self._loop.create_task(self._roll(reason))
+            self.rolling = self._loop.create_task(self._roll(reason, bookies_min))
             self.rolling.add_done_callback(self._on_rolled)
         return self.rolling
 
@@ -166,7 +183,7 @@ class SegmentRoll:
             self._not_before_s = self._loop.time() + _ROLL_AGAIN_S
         self.watch()
 
-    async def _roll(self, reason: str) -> SegmentId:
+    async def _roll(self, reason: str, bookies_min: int) -> SegmentId:
         append_path, old = self._append_path, self._append_path.writing
         assert old is not None
         if len(self._list_store.list.segments) >= SEGMENTS_MAX:
@@ -186,7 +203,7 @@ class SegmentRoll:
 
         try:
             writer, segment = await self._list_store.list_ledger(
-                with_successor, needs_full_ensemble=reason in NEEDS_FULL_ENSEMBLE
+                with_successor, bookies_min=bookies_min
             )
         except (Superseded, Missing) as error:
             raise self._on_disowned(error) from error

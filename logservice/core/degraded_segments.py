@@ -8,8 +8,8 @@ The log's ack quorum is what an ack promises, and it never shrinks. Only the cop
 given up: a ledger that is made with too few bookies says so in its metadata, so readers,
 recovery and re-replication treat it as any other ledger.
 
-No ledger gets more seats, so in both cases the log begins a new segment as soon as a full ensemble can be had.
-Repair makes the missing copies of a closed segment.
+No ledger gets more seats, so in both cases the log begins a new segment as soon as enough bookies for a better one
+take new ledgers. Repair makes the missing copies of a closed segment.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ from rollbook.proto.quorum import Quorum
 
 # Why the segment after a degraded one was begun.
 FULL_ENSEMBLE: Final = "full ensemble"  # It was made with too few bookies.
+ALL_COPIES: Final = "all copies"  # The same; a full ensemble cannot be had, all copies can.
 VACANT_SEAT: Final = "vacant seat"  # It had lost one.
-NEEDS_FULL_ENSEMBLE: Final = (FULL_ENSEMBLE, VACANT_SEAT)
 
 # A seat is vacant for longer than a restart of its bookie takes, as for a writer that leaves a seat
 # (WR11). Larger: more records lack a copy. Smaller: a restart rolls all logs.
@@ -42,8 +42,17 @@ def degraded_to(wanted: Quorum, made: Quorum) -> int:
     return made.ensemble if made.ensemble < wanted.ensemble else 0
 
 
-class RollToFullEnsemble:
-    """When the owner of a degraded segment begins a new one, if a full ensemble can be had (LS16).
+def bookies_for_better(wanted: Quorum, made: Quorum, reason: str) -> int:
+    """How many bookies have to take new ledgers for a new segment to be better than the present one.
+
+    As many as an entry has copies, if entries lack copies now; otherwise it is about the rest of the ensemble.
+    """
+    lacks_copies = reason == VACANT_SEAT or made.write < wanted.write
+    return wanted.write if lacks_copies else wanted.ensemble
+
+
+class RollToMoreBookies:
+    """When the owner of a degraded segment begins a new one, if enough bookies take new ledgers (LS16).
 
     It is asked about every second while the segment is degraded. Vacant seats count once they have been vacant for
     `VACANT_S`; a shorter return of the member does not end that. If a new segment loses a seat, too (to a bookie
@@ -57,23 +66,22 @@ class RollToFullEnsemble:
         self._vacant_since_s: float | None = None
         self._whole_since_s: float | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """There is nothing to be asked for."""
-        return self._vacant_since_s is None and self.attempts == 0
-
     def reason_to_roll(self, now_s: float, *, is_made_short: bool, vacant: int) -> str | None:
-        if is_made_short or vacant:
-            self._on_degraded(now_s)
-        else:
+        if vacant:
+            self._on_vacant(now_s)
+        elif not is_made_short:
             self._on_whole(now_s)
         if now_s < self._not_before_s:
             return None
-        if is_made_short:
-            return FULL_ENSEMBLE
         since_s = self._vacant_since_s
-        is_lasting = vacant and since_s is not None and now_s >= since_s + VACANT_S
-        return VACANT_SEAT if is_lasting else None
+        if vacant and since_s is not None and now_s >= since_s + VACANT_S:
+            return VACANT_SEAT
+        return FULL_ENSEMBLE if is_made_short else None
+
+    @property
+    def is_over(self) -> bool:
+        """There is nothing to be asked for before a seat is vacant, unless the segment was made with too few bookies."""
+        return self._vacant_since_s is None and self.attempts == 0
 
     def on_attempt(self, now_s: float, reason: str) -> None:
         """A new segment is begun, or could not be begun."""
@@ -82,7 +90,7 @@ class RollToFullEnsemble:
         self._not_before_s = now_s + self._wait_s
         self.attempts += 1
 
-    def _on_degraded(self, now_s: float) -> None:
+    def _on_vacant(self, now_s: float) -> None:
         self._whole_since_s = None
         if self._vacant_since_s is None:
             self._vacant_since_s = now_s

@@ -164,7 +164,7 @@ async def _grant_at_once(
     return WriterGrant(acquired.epoch, append_path.memory.tail, holder, ttl_ms)
 
 
-# --- Succession and takeover (LS1, LS2, LS3) ------------------------------------------------------
+# --- SegmentRoll and takeover (LS1, LS2, LS3) ------------------------------------------------------
 
 
 def _keep_whatever_has_entries(ended: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -431,11 +431,11 @@ def _first_unclosed(self: SegmentRoll) -> tuple[Any, EntryId] | None:
 _roll = SegmentRoll._roll
 
 
-async def _roll_and_keep(self: SegmentRoll, reason: str) -> SegmentId:
+async def _roll_and_keep(self: SegmentRoll, reason: str, bookies_min: int) -> SegmentId:
     """The segment that was closed still counts as one that may be unclosed."""
     old = self._append_path.writing
     assert old is not None
-    segment_id = await _roll(self, reason)
+    segment_id = await _roll(self, reason, bookies_min)
     self._unclosed.insert(0, old)
     return segment_id
 

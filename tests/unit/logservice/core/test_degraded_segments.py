@@ -1,4 +1,4 @@
-"""Copies beyond the ack quorum may be given up, and no others (LS13), until a full ensemble can be had (LS16)."""
+"""Copies beyond the ack quorum may be given up, and no others (LS13), until there are more bookies (LS16)."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,7 +8,8 @@ import pytest
 from rollbook.logservice.core.degraded_segments import (
     FULL_ENSEMBLE,
     VACANT_SEAT,
-    RollToFullEnsemble,
+    RollToMoreBookies,
+    bookies_for_better,
     degraded_quorum,
     degraded_to,
 )
@@ -47,8 +48,8 @@ def test_a_ledger_as_wanted_is_not_degraded() -> None:
 # --- When a new segment is begun (LS16) -----------------------------------------------------------
 
 
-def attempts(rule: RollToFullEnsemble, *, until_s: int, vacant: Callable[[int], int]) -> list[int]:
-    """The seconds in which a new segment is begun, if a full ensemble can always be had."""
+def attempts(rule: RollToMoreBookies, *, until_s: int, vacant: Callable[[int], int]) -> list[int]:
+    """The seconds in which a new segment is begun, if enough bookies always take new ledgers."""
     found = []
     for now_s in range(until_s):
         reason = rule.reason_to_roll(now_s, is_made_short=False, vacant=vacant(now_s))
@@ -61,27 +62,26 @@ def attempts(rule: RollToFullEnsemble, *, until_s: int, vacant: Callable[[int], 
 
 def test_a_segment_made_with_too_few_bookies_is_left_at_once() -> None:
     """LS13."""
-    rule = RollToFullEnsemble()
+    rule = RollToMoreBookies()
     assert rule.reason_to_roll(0.0, is_made_short=True, vacant=0) == FULL_ENSEMBLE
     assert rule.reason_to_roll(0.0, is_made_short=True, vacant=1) == FULL_ENSEMBLE
-    assert not rule.is_over
 
 
 def test_a_vacant_seat_counts_when_a_restart_would_be_over() -> None:
     """LS16."""
-    assert attempts(RollToFullEnsemble(), until_s=20, vacant=lambda _: 1) == [15]
-    assert attempts(RollToFullEnsemble(), until_s=20, vacant=lambda now_s: now_s < 14) == []
+    assert attempts(RollToMoreBookies(), until_s=20, vacant=lambda _: 1) == [15]
+    assert attempts(RollToMoreBookies(), until_s=20, vacant=lambda now_s: now_s < 14) == []
 
 
 def test_a_member_that_returns_and_fails_again_does_not_defer_it() -> None:
     """LS16."""
-    rule = RollToFullEnsemble()
+    rule = RollToMoreBookies()
     assert attempts(rule, until_s=20, vacant=lambda now_s: now_s % 3 == 0) == [15]
 
 
 def test_each_further_attempt_waits_twice_as_long() -> None:
     """LS16: a bookie that responds, and takes no entries, makes no loop of segments."""
-    found = attempts(RollToFullEnsemble(), until_s=3000, vacant=lambda _: 1)
+    found = attempts(RollToMoreBookies(), until_s=3000, vacant=lambda _: 1)
     assert [after - before for before, after in pairwise([0, *found])] == [
         15,
         15,
@@ -98,7 +98,7 @@ def test_each_further_attempt_waits_twice_as_long() -> None:
 
 def test_an_attempt_that_failed_is_made_again_soon_and_then_less_often() -> None:
     """LS16."""
-    rule = RollToFullEnsemble()
+    rule = RollToMoreBookies()
     found = []
     for now_s in range(40):
         if (reason := rule.reason_to_roll(now_s, is_made_short=True, vacant=0)) is not None:
@@ -109,7 +109,7 @@ def test_an_attempt_that_failed_is_made_again_soon_and_then_less_often() -> None
 
 def test_nothing_is_watched_once_all_seats_were_taken_for_long_enough() -> None:
     """LS16."""
-    rule = RollToFullEnsemble()
+    rule = RollToMoreBookies()
     assert rule.is_over
     assert attempts(rule, until_s=16, vacant=lambda _: 1) == [15]
     for now_s in range(16, 31):
@@ -118,3 +118,19 @@ def test_nothing_is_watched_once_all_seats_were_taken_for_long_enough() -> None:
     rule.reason_to_roll(31, is_made_short=False, vacant=0)
     assert rule.is_over
     assert rule.attempts == 0
+
+
+def test_a_better_segment_has_all_copies_or_the_whole_ensemble() -> None:
+    """LS16: in a cluster of three, a log that wants four bookies and three copies gets its copies."""
+    wanted = Quorum(4, 3, 2)
+    assert bookies_for_better(wanted, Quorum(3, 3, 2), FULL_ENSEMBLE) == 4
+    assert bookies_for_better(wanted, Quorum(3, 3, 2), VACANT_SEAT) == 3
+    assert bookies_for_better(wanted, Quorum(2, 2, 2), FULL_ENSEMBLE) == 3
+    assert bookies_for_better(wanted, wanted, VACANT_SEAT) == 3
+
+
+def test_a_vacant_seat_of_a_segment_made_with_too_few_bookies_is_waited_for_as_well() -> None:
+    """LS16: a restart is no reason for a segment that is no better."""
+    rule = RollToMoreBookies()
+    reasons = [rule.reason_to_roll(now_s, is_made_short=True, vacant=1) for now_s in range(17)]
+    assert reasons == [*([FULL_ENSEMBLE] * 15), VACANT_SEAT, VACANT_SEAT]
