@@ -11,6 +11,7 @@ from typing import Final
 
 from rollbook.proto.errors import (
     BookieReadOnly,
+    EntryStateUnknown,
     LedgerFenced,
     NoSuchEntry,
     NoSuchLedger,
@@ -57,6 +58,7 @@ class MemoryBookie:
         self.is_hung = False  # It says nothing at all.
         self.is_full = False  # It takes recoveries only, and what is urgent.
         self.writers_from = 0  # It refuses writers of older ledgers: it was formatted.
+        self.forgotten: dict[int, _Shelf] = {}  # What it had before.
         self.delay_s = 0.0  # Of every answer.
         self.loses: Callable[[str], bool] = lambda _: False  # What a process says, by its name.
         self.ignored: set[int] = set()  # Ledgers whose writers it seems not to hear.
@@ -66,8 +68,8 @@ class MemoryBookie:
         self.scripted = scripted
 
     def format(self, next_ledger_id: int) -> None:
-        """It forgets everything, and refuses writers that an earlier life may have fenced (B13)."""
-        self.shelves.clear()
+        """It forgets everything, knows that, and refuses writers that an earlier life may have fenced (B13)."""
+        self.forgotten, self.shelves = self.shelves, {}
         self.writers_from = next_ledger_id
 
     def fence(self, ledger_id: int) -> None:
@@ -161,6 +163,8 @@ class MemoryBookie:
                 self.shelves.setdefault(request.ledger_id, _Shelf()).is_fenced = True
         assert isinstance(request, Read | BatchRead | ReadLac), request
         shelf = self.shelves.get(request.ledger_id) or _Shelf()
+        if request.ledger_id < self.writers_from and self._may_have_lost(shelf, request):
+            raise EntryStateUnknown
         if isinstance(request, ReadLac):
             last = shelf.entries.get(max(shelf.entries, default=-1))
             if last is None and shelf.explicit_lac is None:
@@ -177,6 +181,16 @@ class MemoryBookie:
         if entry_id == NO_ENTRY:
             entry_id = EntryId(max(shelf.entries, default=-1))
         return ReadReply(None, request.ledger_id, request.entry_id, self._read(shelf, entry_id))
+
+    def _may_have_lost(self, shelf: _Shelf, request: Read | BatchRead | ReadLac) -> bool:
+        """What is asked for, in a ledger that is older than the format."""
+        if isinstance(request, ReadLac):
+            return True
+        if isinstance(request, BatchRead):
+            return request.first_entry not in shelf.entries
+        if request.previous_lac is not None:
+            return request.previous_lac + 1 not in shelf.entries
+        return request.entry_id not in shelf.entries  # Also the last one, whichever it is.
 
     def _read(self, shelf: _Shelf, entry_id: int) -> bytes:
         if entry_id not in shelf.entries:

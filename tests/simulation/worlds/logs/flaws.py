@@ -106,6 +106,11 @@ def _never_stalls(self: StallDetector) -> int:
     return 0
 
 
+@property  # type: ignore[misc]  # It takes the place of one.
+def _no_seat_is_vacant(_self: SegmentRoll) -> dict[str, str]:
+    return {}
+
+
 async def _stay_as_it_is(self: SegmentRoll) -> None:
     pass
 
@@ -743,6 +748,13 @@ LOG_MUTANTS: Final = (
         _BUDGET,
         ((SegmentRoll, "_widen", _stay_as_it_is),),
         drill="few_bookies",
+    ),
+    LogMutant(
+        "logs-keeps-a-vacant-seat",
+        "A segment whose bookie refuses its writer is written on (LS16).",
+        _BUDGET,
+        ((SegmentRoll, "vacant_seats", _no_seat_is_vacant),),
+        drill="formatted",
     ),
     LogMutant(
         "logs-read-barrier-from-memory",

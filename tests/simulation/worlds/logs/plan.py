@@ -91,6 +91,8 @@ def stands_a_siege(case: Case) -> bool:
     whose write set has lost a bookie waits for it.
     """
     quorums = [config.quorum for config in logs_of(case).values()]
+    if any(step.what.startswith(words.FORMAT) for step in case.steps):
+        return False  # The one that is away may have the only copies that are left.
     return has_few_bookies(case) and all(
         each.write > each.ack or each.ensemble == each.write for each in quorums
     )
@@ -642,6 +644,23 @@ def few_bookies(rng: random.Random, at_us: int, log: str) -> Happening:
     return steps, []
 
 
+def formatted(rng: random.Random, at_us: int, log: str) -> Happening:
+    """Of three bookies one is formatted while a log with a long segment is written or rests: it is whole again, and refuses
+    the segment's writer (LS16).
+    """
+    lasts = log_uniform(rng, (20 * MS, 500 * MS))
+    bookie = rng.choice(BOOKIES[:3])
+    steps = [
+        Step(0, words.STORAGE, words.THREE),
+        _config(log, roll_entries=10_000),
+        *_burst(rng, at_us - 50 * MS, log),
+        Step(at_us, words.STORAGE, f"{words.FORMAT} {bookie} {lasts // MS}"),
+    ]
+    for number in range(rng.randint(0, 4)):
+        steps += _burst(rng, at_us + rng.randint(0, lasts) + 150 * MS * number, log)
+    return steps, []
+
+
 def interrupted(rng: random.Random, at_us: int, log: str) -> Happening:
     """A hand-over, or a change of the list, and the power or the metadata store goes in the middle."""
     owner = words.owner_of(log)
@@ -759,6 +778,7 @@ DRILLS: Final = {
         elsewhere,
         orphaned_followers,
         undeletion,
+        formatted,
     )
 }
 _BESIDE_DRILLS: Final = 0.2  # Of what is drawn besides.

@@ -19,6 +19,7 @@ from rollbook.ledger.ledgers import Ledgers
 from rollbook.logservice import membership, orphan_ledgers, server_clock
 from rollbook.logservice import server as log_server
 from rollbook.logservice.append_path import AppendPath
+from rollbook.logservice.core import degraded_segments
 from rollbook.logservice.core.ledger_list import ListedLogState
 from rollbook.logservice.ledger_list_store import LedgerListStore
 from rollbook.logservice.log_metadata import LogMetadataStore
@@ -52,6 +53,8 @@ LAG_S: Final = LEASE_S + 2 * LEDGERS.add_deadline_s  # A lease, and what an appe
 LIVENESS_S: Final = 20.0  # A pause after a rude take-over, a few attempts.
 LEFTOVERS: Final = "leftovers"
 LAST: Final = "last"
+PROBE: Final = "probe"
+_THIRD_COPY_S: Final = 0.5  # It comes after the ack, and an attempt later if a connection was lost.
 _FEW: Final = 3  # Bookies of a case that has few.
 _NEW_LEDGERS: Final = 32  # More than are made in so short a time.
 DECISIVE: Final = ("open", "roll", "change list")
@@ -88,6 +91,7 @@ _INNER_STEPS: Final[tuple[InnerStep, ...]] = (
 # What takes minutes in production takes moments here.
 _RESTLESS: Final[tuple[Patch, ...]] = (
     (orphan_ledgers, "YOUNG_MS", 0),
+    (degraded_segments, "VACANT_S", 0.4),
     (log_server, "_LOOK_S", 0.3),
     (log_server, "_COMPARE_S", 0.3),
     (server_clock, "_AGAIN_NS", 50_000_000),
@@ -179,6 +183,7 @@ class _Run(Stage):
         )
         self._users = Users(self._sums)
         self._nemesis = _Nemesis(self)
+        self._probes = 0
 
     async def scenario(self) -> None:
         world = self.world
@@ -227,6 +232,7 @@ class _Run(Stage):
         if away is not None:
             self._bookies.come_back(away)
             await self.within(LIVENESS_S, self._all_are_full, "logs stay degraded")
+        await world.node(LAST).start(partial(self.live, self._write_whole)).result
         self._servers.is_over = True
         for name in self._servers.names:
             self._servers.stop(name)
@@ -258,6 +264,29 @@ class _Run(Stage):
             for listed in lists
             if listed is not None and listed.unclosed and listed.state is ListedLogState.OPEN
         )
+
+    async def _write_whole(self, node: Node) -> None:
+        """Every log comes to write as many copies as it wants (LS16): enough bookies take new ledgers."""
+        caller = Caller(self._sums, node)
+        for log in self._logs:
+            due_s = self.world.now + LIVENESS_S
+            try:
+                while not await self._try_to_write_whole(caller, log):
+                    if self.world.now > due_s:
+                        self.broken(LIVENESS, f"new records of {log} lack copies")
+            except (LogSealed, LogDeleted, LogReplaced, NoSuchLog):
+                continue  # It takes no records.
+        await caller.close()
+
+    async def _try_to_write_whole(self, caller: Caller, log: str) -> bool:
+        self._probes += 1
+        ack = await self._use_in_time(
+            self._users.append_surely(PROBE, caller, log, self._probes, LIVENESS_S),
+            f"{log} takes no append",
+        )
+        copies = partial(self._bookies.copies, ack.ledger_id, ack.entry_id)
+        wanted = self._logs[log].quorum.write
+        return await self.holds(_THIRD_COPY_S, lambda: copies() >= wanted)
 
     async def _finish(self, node: Node) -> None:
         """Every log goes on, wherever it is asked for, and can be read at every server."""
@@ -390,8 +419,10 @@ class _Run(Stage):
         verb, *rest = step.what.split()
         self.tell(f"bookies: {step.what}")
         end: Callable[[], None]
-        if verb == words.AWAY:
+        if verb in (words.AWAY, words.FORMAT):
             self._bookies.leave(rest[0])
+            if verb == words.FORMAT:
+                self._bookies.format(rest[0], self.lists.next_ledger_id)
             end = partial(self._bookies.come_back, rest[0])
         elif verb == words.FULL:
             end = self._bookies.be_full()

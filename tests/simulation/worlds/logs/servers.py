@@ -23,7 +23,7 @@ from rollbook.logservice.service import LogService
 from rollbook.proto.cluster.cluster import open_cluster
 from rollbook.proto.errors import NodeExists, NoSuchNode, RollbookError
 from rollbook.proto.formats.paths import AVAILABLE
-from rollbook.proto.formats.service_info import describe_bookie, pack_service_info
+from rollbook.proto.formats.service_info import WRITERS_FROM, describe_bookie, pack_service_info
 from rollbook.proto.ports import Address, MetadataStore
 from tests.simulation.kernel.metadata import Mail
 from tests.simulation.kernel.world import Main, Node, Process, World
@@ -98,8 +98,19 @@ class Bookies:
             memory.is_full = is_full
 
     def copies(self, ledger_id: int, entry_id: int) -> int:
-        shelves = (memory.shelves.get(ledger_id) for memory in self.memories.values())
-        return sum(shelf is not None and entry_id in shelf.entries for shelf in shelves)
+        """With those that a format took."""
+        return sum(
+            any(
+                shelf is not None and entry_id in shelf.entries
+                for shelf in (memory.shelves.get(ledger_id), memory.forgotten.get(ledger_id))
+            )
+            for memory in self.memories.values()
+        )
+
+    def format(self, name: str, next_ledger_id: int) -> None:
+        """Unless another one was: the second copy of what was acked may be there."""
+        if not any(memory.writers_from for memory in self.memories.values()):
+            self.memories[name].format(next_ledger_id)
 
     def start_all_again(self) -> None:
         self._set_full(False)
@@ -124,28 +135,31 @@ class Bookies:
     async def keep_registered(self, node: Node) -> None:
         """Those that are not away. For cases in which some leave."""
         store = await node.metadata()
-        registered = dict.fromkeys(self.names)
+        registered = dict.fromkeys(self.names, 0)  # And the first ledger whose writer each takes.
         while True:
             await self._moved.wait()
             self._moved.clear()
             for name in self.names:
                 try:
-                    if name in self._away and name in registered:
+                    writers_from = self.memories[name].writers_from
+                    is_as_it_was = registered.get(name) == writers_from
+                    if name in registered and (name in self._away or not is_as_it_was):
                         await store.delete(f"{ROOT}/{AVAILABLE}/{name}")
                         del registered[name]
-                    elif name not in self._away and name not in registered:
-                        await _register(store, name)
-                        registered[name] = None
+                    if name not in self._away and name not in registered:
+                        await _register(store, name, writers_from)
+                        registered[name] = writers_from
                 except NodeExists:
-                    registered[name] = None
+                    registered[name] = writers_from
                 except NoSuchNode:
                     del registered[name]
                 except RollbookError:  # The metadata store is away.
                     self._world.at(self._world.now + _RESTART_S, self._moved.set)
 
 
-async def _register(store: MetadataStore, name: str) -> None:
-    info = pack_service_info(describe_bookie(Address(name, BOOKIE_PORT)))
+async def _register(store: MetadataStore, name: str, writers_from: int = 0) -> None:
+    properties = {WRITERS_FROM: str(writers_from)} if writers_from else {}
+    info = pack_service_info(describe_bookie(Address(name, BOOKIE_PORT), properties=properties))
     await store.create(f"{ROOT}/{AVAILABLE}/{name}", info)
 
 

@@ -340,7 +340,7 @@ class Users:
 
     async def append_surely(
         self, client: str, caller: Caller, log: str, index: int, within_s: float
-    ) -> None:
+    ) -> service_words.AppendAck:
         """At the log's owner; in an exclusive log by a new writer, which has fenced all others."""
         name, records = words.LOGS[log], self._records
         epoch: WriterEpoch | None = None
@@ -355,15 +355,17 @@ class Users:
         condition = None if epoch is None else Condition(None, False, epoch)
         request = service_words.Append(name, block, condition)
         try:
-            ack = await caller.settle(log, "append", request, may_repeat=True, within_s=within_s)
+            ack: service_words.AppendAck = await caller.settle(
+                *(log, "append", request), may_repeat=True, within_s=within_s
+            )
         except StaleEpoch as error:  # Some writer has not finished its step yet.
             records.on_refused(log, values, error)
-            await self.append_surely(client, caller, log, index + 1000, within_s)
-            return
+            return await self.append_surely(client, caller, log, index + 1000, within_s)
         except LogSealed as error:
             records.on_refused(log, values, error)
             raise
         records.on_acked(log, values, ack)
+        return ack
 
     async def resume(self, caller: Caller, server: str) -> None:
         """The servers that were drained, as soon as they know it themselves."""

@@ -67,6 +67,7 @@ DEAF_TO_NEW: Final = "deaf-to-new"  # MS: they take nothing for ledgers that are
 FULL: Final = "full"  # MS: they take nothing, but for fences and recoveries.
 THREE: Final = "three"  # There are no more than three, and one of them is away at the end.
 AWAY: Final = "away"  # BOOKIE MS: it is stopped, and not registered for as long.
+FORMAT: Final = "format"  # BOOKIE MS: so is this one, and formatted; the first one of a run only.
 
 
 def owner_of(log: str) -> str:
