@@ -1,1 +1,1 @@
-"""See DESIGN.md."""
+"""What users and operators meet: clients, gRPC, HTTP, command line, dashboard, Spark."""

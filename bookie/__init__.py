@@ -1,1 +1,1 @@
-"""See DESIGN.md."""
+"""One storage server of ledgers' entries."""

@@ -1,0 +1,1 @@
+"""Programs that use Rollbook, to copy from."""

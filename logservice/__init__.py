@@ -1,1 +1,1 @@
-"""See DESIGN.md."""
+"""Named logs made of ledgers: ownership, segments, offsets, readers."""

@@ -1,1 +1,1 @@
-"""See DESIGN.md."""
+"""Repair: healing of bookies, re-replication, drains."""

@@ -1,0 +1,1 @@
+"""Who is calling, and what it may do and take: tokens, certificates, rights, quotas."""

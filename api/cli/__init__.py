@@ -1,0 +1,1 @@
+"""The command `rollbook`: one folder for each group of commands."""

@@ -1,0 +1,1 @@
+"""The pages in which operators look at a cluster and steer it, made on the server."""

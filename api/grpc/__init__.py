@@ -1,4 +1,4 @@
-"""See ../DESIGN.md."""
+"""gRPC: the service of named logs, and relays between servers."""
 
 import os
 

@@ -1,0 +1,1 @@
+"""Jobs of Spark over logs, to copy from."""

@@ -1,0 +1,1 @@
+"""The rules of a ledger's client: writing, reading, recovery, placement."""

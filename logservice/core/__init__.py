@@ -1,0 +1,1 @@
+"""The rules of logs: ownership, sequencing, segments, retention, formats."""

@@ -1,0 +1,1 @@
+"""Generated messages of what log servers store."""

@@ -1,0 +1,1 @@
+"""The ports on a real machine: clock, network, disk, configuration, logs, metrics."""

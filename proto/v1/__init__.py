@@ -1,0 +1,1 @@
+"""Generated messages and services of the public gRPC interface."""

@@ -1,0 +1,1 @@
+"""BookKeeper's two protocols: frames, messages, digests."""

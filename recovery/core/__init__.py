@@ -1,0 +1,1 @@
+"""The rules of repair: what is lost, short, due, planned."""

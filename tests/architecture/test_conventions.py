@@ -107,6 +107,18 @@ def test_every_package_has_its_design_and_is_typed() -> None:
         assert (ROOT / package / "py.typed").exists()
 
 
+@pytest.mark.parametrize(
+    "module",
+    [each for each in modules(*PACKAGES, "examples") if each.path.name == "__init__.py"],
+    ids=lambda m: str(m.path),
+)
+def test_every_folder_says_what_it_is(module: Module) -> None:
+    said = ast.get_docstring(module.tree) or ""
+    first = said.partition("\n\n")[0].replace("\n", " ")
+    assert first.endswith("."), f"{module.path} begins with a sentence: {first!r}"
+    assert not first.startswith("See "), f"{module.path} says what the folder is"
+
+
 def test_every_wait_for_a_ledger_says_what_cancelling_it_leaves() -> None:
     faces = {"ledgers", "writer", "reader", "stream", "follower"}
     waits = [

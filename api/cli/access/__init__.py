@@ -1,0 +1,1 @@
+"""`rollbook access`: the file of principals and their rights."""

@@ -1,4 +1,4 @@
-"""`rollbook access`: who may do what. What the commands do is in `access_work`."""
+"""`rollbook access`: who may do what. What the commands do is in `actions.py`."""
 
 from typing import Any, Final
 

@@ -1,0 +1,1 @@
+"""`rollbook apply`: creates and updates logs from a file."""

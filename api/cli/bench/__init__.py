@@ -1,0 +1,1 @@
+"""`rollbook bench`: puts load on a cluster and measures it."""

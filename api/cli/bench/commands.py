@@ -1,6 +1,6 @@
 """`rollbook bench`: how fast a cluster of log servers is, from here.
 
-What the commands do is in `bench_work` and `bench_load`, which are loaded when one is called.
+What the commands do is in `actions.py` and `bench_load`, which are loaded when one is called.
 """
 
 from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""`rollbook bookie`: makes, inspects, repairs, drains and removes bookies."""

@@ -1,0 +1,1 @@
+"""`rollbook cluster`: creates a cluster and shows its state."""

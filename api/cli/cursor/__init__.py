@@ -1,0 +1,1 @@
+"""`rollbook cursor`: the cursors of readers in logs."""

@@ -1,4 +1,4 @@
-"""`rollbook cursor`: named positions of logs. What the commands do is in `cursor_work`."""
+"""`rollbook cursor`: named positions of logs. What the commands do is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any, Final
 

@@ -1,0 +1,1 @@
+"""`rollbook debug`: collects diagnostics for support."""

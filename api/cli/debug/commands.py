@@ -1,4 +1,4 @@
-"""`rollbook debug`: what somebody who helps needs to see. What it does is in `debug_work`."""
+"""`rollbook debug`: what somebody who helps needs to see. What it does is in `actions.py`."""
 
 from typing import TYPE_CHECKING, Any
 

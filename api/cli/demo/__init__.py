@@ -1,0 +1,1 @@
+"""`rollbook demo`: a cluster on one machine, with load and failures."""

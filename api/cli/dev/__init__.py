@@ -1,0 +1,1 @@
+"""`rollbook dev`: a whole cluster in one process, for developing against."""

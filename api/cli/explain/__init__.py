@@ -1,0 +1,1 @@
+"""`rollbook explain`: what is going on with a log, and why."""

@@ -1,0 +1,1 @@
+"""`rollbook ledger`: creates, reads, verifies and deletes ledgers."""

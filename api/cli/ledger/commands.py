@@ -1,6 +1,6 @@
 """`rollbook ledger`: ledgers of any BookKeeper cluster, looked at, written, read, recovered, verified.
 
-What the commands do is in `ledger_work` and its neighbours, which are loaded when one is called.
+What the commands do is in `actions.py` and its neighbours, which are loaded when one is called.
 """
 
 from collections.abc import Callable

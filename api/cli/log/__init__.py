@@ -1,0 +1,1 @@
+"""`rollbook log`: creates, writes, reads and manages logs."""

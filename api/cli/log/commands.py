@@ -1,6 +1,6 @@
 """`rollbook log`: named logs, made, appended to, read, followed, truncated.
 
-What the commands do is in `log_work` and `log_records`, which are loaded when one is called.
+What the commands do is in `actions.py` and `log_records`, which are loaded when one is called.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """`rollbook recovery`: bring back what bookies have lost, and watch over recovery.
 
-What the commands do is in `recovery_work` and `recovery_status`, which are loaded when one is called.
+What the commands do is in `actions.py` and `recovery_status`, which are loaded when one is called.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,0 +1,1 @@
+"""`rollbook server`: runs bookies, log servers and recovery servers."""

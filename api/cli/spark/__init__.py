@@ -1,0 +1,1 @@
+"""`rollbook spark`: exports, audits, mirrors and restores logs with Spark."""

@@ -1,6 +1,6 @@
 """`rollbook spark`: jobs over whole logs, run by Spark.
 
-What the commands do is in `spark_work`, which is loaded when one is called, and loads pyspark.
+What the commands do is in `actions.py`, which is loaded when one is called, and loads pyspark.
 """
 
 from collections.abc import Callable

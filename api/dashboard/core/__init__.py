@@ -1,0 +1,1 @@
+"""What the dashboard computes and prints, without a server."""

@@ -1,1 +1,1 @@
-"""See ../../DESIGN.md."""
+"""The rules of the Spark connector: options, plans, progress, archives."""

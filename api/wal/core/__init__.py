@@ -1,0 +1,1 @@
+"""The rules of replicated state machines: terms, replicas, snapshots."""

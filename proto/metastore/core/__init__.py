@@ -1,0 +1,1 @@
+"""The rules of a metadata store: tree, sessions, watches, messages."""

@@ -1,0 +1,1 @@
+"""Generated messages of BookKeeper's protocol and metadata."""
