@@ -349,7 +349,7 @@ class Storage:
 
     def _set_facts(self, ledger: Ledger, facts: LedgerFacts) -> None:
         if facts is not ledger.facts:
-            ledger.facts = facts
+            ledger.on_facts(facts)
             self._unsaved[ledger.ledger_id] = None
 
     # --- Ledgers ------------------------------------------------------------------------------

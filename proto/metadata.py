@@ -190,7 +190,9 @@ class LedgerMetadata:
         if new[0].first_entry < last.first_entry:
             raise self._changed("a later fragment exists", new[0].first_entry)
         for before, after in pairwise((last, *new)):
-            assert _replaces_soundly(before.ensemble, after.ensemble), (before, after)
+            assert _replaces_soundly(before.ensemble, after.ensemble), (
+                f"LM1: a bookie has two places: {before}, {after}"
+            )
         kept = self.fragments[:-1] if new[0].first_entry == last.first_entry else self.fragments
         return (*kept, *new)
 

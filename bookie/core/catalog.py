@@ -322,7 +322,7 @@ class Catalog:
                 return _DOUBT.size
             case Change.MARK:
                 _, journal, first_sequence = _MARK.unpack_from(body, at)
-                assert (journal, first_sequence) >= self.mark, "a mark went back"
+                assert (journal, first_sequence) >= self.mark, "B5: a mark went back"
                 self.mark = ReplayStart(journal, first_sequence)
                 self.lost = {number: None for number in self.lost if number >= journal}
                 return _MARK.size

@@ -104,6 +104,11 @@ class Ledger:
         # The highest one received: the LAC is at least that.
         self.told_lac: int = facts.lac_of_packet
 
+    def on_facts(self, facts: LedgerFacts) -> None:
+        """These have become durable."""
+        assert facts.is_fenced or not self.facts.is_fenced, "B4: a fence was lifted"
+        self.facts = facts
+
     @property
     def is_deleted(self) -> bool:
         return self.facts.deleted_ms is not None

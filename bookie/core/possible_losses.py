@@ -50,6 +50,8 @@ class Doubts:
         ranges[start:end] = [
             LossRange(min(r.first_entry for r in merged), max(r.last_entry for r in merged))
         ]
+        assert ranges[start].first_entry <= first_entry, "B1: a possible loss was forgotten"
+        assert ranges[start].last_entry >= last_entry, "B1: a possible loss was forgotten"
         return True
 
     def remove(self, ledger_id: int, first_entry: int, last_entry: int) -> None:

@@ -87,7 +87,7 @@ class AckTracker:
 
     def admit(self, slot: int, first_entry: EntryId) -> None:
         """The slot's new bookie has nothing from `first_entry` on, and gets it all."""
-        assert self._withdrawn >> slot & 1
+        assert self._withdrawn >> slot & 1, "WR2: copies count again before they stopped counting"
         self._withdrawn &= ~(1 << slot)
         self._excused &= ~(1 << slot)
         self._restart(slot, first_entry)
@@ -101,7 +101,7 @@ class AckTracker:
 
         Its mark as it was: the entries from there up to `first_entry` it never gets.
         """
-        assert first_entry <= self.last_add_confirmed + 1
+        assert first_entry <= self.last_add_confirmed + 1, "WR2: entries are left out unconfirmed"
         self._excused &= ~(1 << slot)
         was = self._marks[slot]
         if was < first_entry:

@@ -185,6 +185,7 @@ class OpenEnsemble:
             self._down.pop(slot, None)
             self._lost &= ~(1 << slot)
             self._refusing &= ~(1 << slot)
+        assert tail.first_entry >= self.tail.first_entry, "WR2: the end of the ledger went back"
         self._leaving = 0
         self.tail = tail
         return moved
@@ -193,6 +194,9 @@ class OpenEnsemble:
 
     def plan(self, first_entry: EntryId, picks: dict[int, BookieId]) -> Fragment:
         ensemble = tuple(picks.get(slot, bookie) for slot, bookie in enumerate(self.ensemble))
+        assert all(ensemble.count(each) == 1 for each in picks.values()), (
+            "WR9: a bookie is twice in an ensemble that we make"
+        )
         return Fragment(first_entry, ensemble)
 
     def find_made(self, found: LedgerMetadata, attempts: Sequence[Fragment]) -> Fragment | None:

@@ -242,6 +242,7 @@ class TailSearch:
         """The ledger ends before `next_entry`."""
         if not self.is_absence_proven:
             return False
+        assert self._next not in self._found, "FR2: an entry with a valid copy counts as absent"
         return self._is_end_certain or self._is_everybody_asked
 
     @property

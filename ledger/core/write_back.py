@@ -46,7 +46,9 @@ class WriteBack:
 
     def add(self, entry: Entry) -> list[int]:
         """The slots it has to be sent to."""
-        assert not self._copies or entry.entry_id == next(reversed(self._copies)) + 1
+        assert not self._copies or entry.entry_id == next(reversed(self._copies)) + 1, (
+            "FR5: recovery leaves an entry out"
+        )
         self._copies[entry.entry_id] = _Copies(entry)
         self.entry_bytes += len(entry.payload)
         wanted = self._quorum.write_mask(entry.entry_id) & ~self._abandoned
@@ -81,7 +83,9 @@ class WriteBack:
     def replace(self, slot: int, bookie: BookieId) -> list[Entry]:
         """The bookie at that place has failed; returns the entries for `bookie`, its
         replacement."""
-        assert all(bookie != holder for holders in self._holders for _, holder in holders)
+        assert all(bookie != holder for holders in self._holders for _, holder in holders), (
+            "WR9: a bookie is twice in an ensemble that we make"
+        )
         first_entry = self.unacked(slot)[0].entry_id
         holders = self._holders[slot]
         if holders[-1][0] >= first_entry:

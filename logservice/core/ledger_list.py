@@ -363,6 +363,7 @@ class LedgerList:
             )
         head = max(head, self.head)
         kept = self.first_kept(head, is_begun=is_begun)
+        assert kept < max(len(self.segments), 1), "LL4: the last segment was to be removed"
         if head == self.head and not kept:
             return self
         return replace(

@@ -75,6 +75,7 @@ class LogMemory:
         self.timestamp_us, self.owner_epoch = timestamp_us, owner_epoch
 
     def on_acquired(self, acquired: WriterAcquired) -> None:
+        assert acquired.epoch > self.writer_epoch, "LS8: a writer epoch was granted twice"
         self.writer_epoch, self.holder = acquired.epoch, acquired.holder
         self.ttl_ms, self.attempt = acquired.ttl_ms, acquired.attempt
         self.fence_offset = self.tail

@@ -43,6 +43,7 @@ class PendingCommits(Generic[Item]):
 
     def on_appended(self, entry_id: EntryId, item: Item) -> None:
         """To the newest ledger."""
+        assert entry_id > self._newest[1], "LS4: an entry was appended out of order"
         self._newest = (self._newest[0], entry_id)
         self._waiting.append((self._newest, item))
 
@@ -55,7 +56,7 @@ class PendingCommits(Generic[Item]):
 
     def on_successor(self) -> int:
         """Later appends go to another ledger; returns its number."""
-        assert not self.is_closing, "a third ledger, with two that are not closed"
+        assert not self.is_closing, "LS3: a third ledger, with two that are not closed"
         self._newest = (self._newest[0] + 1, NO_ENTRY)
         self._confirmed_behind = NO_ENTRY
         return self._newest[0]
@@ -71,7 +72,7 @@ class PendingCommits(Generic[Item]):
 
     def on_closed(self) -> Collection[Item]:
         """The first of two ledgers was closed, at the very entry that was appended to it last."""
-        assert self.is_closing
+        assert self.is_closing, "LS1: a ledger was closed before it had a successor"
         self._settled = (self._settled[0] + 1, self._confirmed_behind)
         return self._take()
 

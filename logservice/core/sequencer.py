@@ -97,6 +97,8 @@ class Sequencer:
         self, place: BlockStamp, info: BlockInfo, ledger_id: LedgerId, entry_id: EntryId
     ) -> None:
         memory = self.memory
+        assert place.base_offset == memory.tail, "LS7: an offset was given twice, or left out"
+        assert place.timestamp_us >= memory.timestamp_us, "LS7: the time of a log went back"
         memory.tail = place.next_offset
         memory.timestamp_us = memory.record_us = place.timestamp_us
         if info.producer is not None:

@@ -45,6 +45,7 @@ class Ended:
 def to_end(log: LedgerList) -> Sequence[Segment]:
     """The segments that a new owner has to fence, recover and read."""
     last_two = log.segments[-2:]
+    assert all(each.is_closed for each in log.segments[:-2]), "LS3: three ledgers are unclosed"
     is_settled = len(last_two) == 2 and last_two[0].state is ListedSegmentState.CLOSED
     return last_two[1:] if is_settled else last_two
 

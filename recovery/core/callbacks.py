@@ -144,7 +144,7 @@ class CallbackQueue:
 
     def add(self, pending: Pending) -> None:
         """In the order in which they were queued."""
-        assert pending.name not in self._entries
+        assert pending.name not in self._entries, "CL1: an event is queued twice"
         self._entries[pending.name] = _Entry(pending)
         for lane in pending.lanes:
             self._lanes.setdefault(lane, deque()).append(pending.name)
@@ -206,7 +206,7 @@ class CallbackQueue:
         del self._entries[entry.pending.name]
         for lane in entry.pending.lanes:
             first = self._lanes[lane].popleft()
-            assert first == entry.pending.name
+            assert first == entry.pending.name, "CL2: an event overtook an earlier one"
             if not self._lanes[lane]:
                 del self._lanes[lane]
 

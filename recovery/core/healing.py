@@ -155,6 +155,9 @@ def judge(
         first = entry_id + 1
     if first < window.stop:
         found.settled.append(EntryRange(first, window.stop - 1))
+    assert not any(covers(found.settled, each) for each in (*found.lost, *found.waiting)), (
+        "HL1: doubt ends about an entry that is not here"
+    )
     return found
 
 

@@ -93,6 +93,7 @@ _ALLOWED: Final = {
 def _next(
     found: Lifecycle, state: LifecycleState, token: str, now_ms: int, reason: str = ""
 ) -> Lifecycle:
+    assert token != found.token, "LC2: a token was used twice"
     reason = reason[:REASON_CHARS_MAX]
     return replace(found, state=state, token=token, since_ms=now_ms, reason=reason)
 
