@@ -28,7 +28,8 @@ def _settings() -> list[tuple[Module, ast.ClassDef]]:
 def _text(module: Module, fields: list[ast.stmt], at: int) -> str:
     """The comments above a field and beside it, and the text below it."""
     lines, field = module.text.splitlines(), fields[at]
-    found, line = [], field.lineno - 2
+    found: list[str] = []
+    line = field.lineno - 2
     while lines[line].lstrip().startswith("#") and not lines[line].lstrip().startswith(_RULE):
         found.insert(0, lines[line].strip(" #"))
         line -= 1
