@@ -313,7 +313,9 @@ class Checks:
         if metadata is None:
             return True
         first = await judge(metadata)
-        is_heard = not first.silent and await self._are_marked(ledger_id, first.away, state)
+        is_heard = not first.silent and await self._read_whether_marked(
+            ledger_id, first.away, state
+        )
         if first.to_mark:
             await asyncio.sleep(SECOND_LOOK_S)
             metadata = await self._read(ledger_id, state, fresh=True)
@@ -345,7 +347,7 @@ class Checks:
             logger.error("copies_differ", ledger_id=ledger_id, entry_ids=list(first.differing[:10]))
         return is_heard
 
-    async def _are_marked(
+    async def _read_whether_marked(
         self, ledger_id: LedgerId, bookies: Mapping[BookieId, None], state: CheckState
     ) -> bool:
         """Whether the ledger is marked for all of these, so that its repair looks at their copies."""
